@@ -1,0 +1,84 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Weighted k-means, cold from k-means++ and warm from given centres."""
+
+from __future__ import annotations
+
+import numpy as np
+from sklearn.cluster import KMeans
+from sklearn.metrics import pairwise_distances_argmin
+
+from cfl_flare.errors import ConfigError
+
+
+def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int = 10, seed: int = 0) -> np.ndarray:
+    """Clusters from scratch (scikit-learn's k-means++, the best of several starts).
+
+    Args:
+        features: ``(m, d)``.
+        k: number of clusters, at most m.
+        weights: ``(m,)``, positive.
+        starts: k-means++ starts.
+        seed: of the starts.
+
+    Returns:
+        Labels ``(m,)``, numbered in the order in which the clusters first occur, so that they do not depend on k-means'
+        own numbering.
+
+    Raises:
+        ConfigError: fewer participants than clusters.
+
+    >>> first_kmeans(np.array([[5.0], [5.1], [0.0]]), 2, np.ones(3)).tolist()
+    [0, 0, 1]
+    """
+    if len(features) < k:
+        raise ConfigError(
+            f"k = {k} clusters need at least {k} participants in the first round, {len(features)} answered; "
+            "lower k or let more take part"
+        )
+    labels = KMeans(k, n_init=starts, random_state=seed).fit(features, sample_weight=weights / weights.mean()).labels_
+    order = {label: i for i, label in enumerate(dict.fromkeys(labels.tolist()))}
+    return np.array([order[label] for label in labels.tolist()])
+
+
+def nearest(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """Index of the nearest centre (Euclidean), ``(m,)``; ties to the lowest."""
+    origin = centres.mean(axis=0)  # models differ little beside what they share: take that off before squaring
+    return pairwise_distances_argmin(features - origin, centres - origin)
+
+
+def lloyd(features: np.ndarray, centres: np.ndarray, weights: np.ndarray, max_steps: int = 300) -> np.ndarray:
+    """K-means warm-started at given centres, to convergence.
+
+    Unlike scikit-learn's, it leaves an empty cluster where it is: with sampled participants a cluster may be absent
+    from a round, and must not be moved onto another group's members.
+
+    Args:
+        features: ``(m, d)``.
+        centres: ``(k, d)``, not changed.
+        weights: ``(m,)``, positive.
+        max_steps: bound on the steps; the objective falls in each, so that it ends by itself.
+
+    Returns:
+        Labels ``(m,)``, label j for the cluster that started at ``centres[j]``.
+
+    >>> lloyd(np.array([[0.0], [1.0], [9.0]]), np.array([[8.0], [2.0], [99.0]]), np.ones(3)).tolist()
+    [1, 1, 0]
+    """
+    centres = centres.astype(np.float64)
+    labels = nearest(features, centres)
+    for _ in range(max_steps):
+        for j in np.unique(labels):
+            members = labels == j
+            centres[j] = np.average(features[members], axis=0, weights=weights[members])
+        moved = nearest(features, centres)
+        if (moved == labels).all():
+            break
+        labels = moved
+    return labels
+
+
+def objective(features: np.ndarray, labels: np.ndarray, centres: np.ndarray, weights: np.ndarray) -> float:
+    """The clustering objective C of thesis Eq. 3.3b with squared Euclidean distance: what E- and M-step never raise."""
+    distances = np.square(features.astype(np.float64) - centres[labels]).sum(axis=1)
+    return float(np.average(distances, weights=weights))

@@ -1,0 +1,34 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""How good a clustering is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+
+def agreement(truth: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
+    """Adjusted Rand index and normalised mutual information of a clustering with the true groups.
+
+    >>> agreement([0, 0, 1, 1], [1, 1, 0, 0])
+    {'ari': 1.0, 'nmi': 1.0}
+    """
+    return {
+        "ari": float(adjusted_rand_score(truth, labels)),
+        "nmi": float(normalized_mutual_info_score(truth, labels)),
+    }
+
+
+def size_entropy(sizes: Sequence[int]) -> float:
+    """Entropy of the cluster sizes over its largest value: 1 is balanced, 0 is collapse into one.
+
+    >>> round(size_entropy([3, 3, 3]), 6), size_entropy([9, 0, 0])
+    (1.0, 0.0)
+    """
+    if len(sizes) < 2 or not sum(sizes):
+        return 0.0
+    share = np.array([s for s in sizes if s]) / sum(sizes)
+    return float(abs(-(share * np.log(share)).sum() / np.log(len(sizes))))

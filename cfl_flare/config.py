@@ -1,0 +1,202 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Settings as plain dictionaries, and back: what a job file holds, checked before it is used."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from cfl_flare.errors import ConfigError
+
+T = TypeVar("T")
+
+# FLARE builds every dictionary with a class path that it finds in a component's arguments, at once and on its own.
+# This mark leaves ours alone: they are built later, by `build`, after the site's component policy was asked.
+AS_DICT = {"config_type": "dict"}
+
+
+def _accepts(value: Any, annotation: Any) -> bool:
+    """Whether a value fits a field's annotation; sequences and nested types are left to the class itself."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(_accepts(value, option) for option in typing.get_args(annotation))
+    if origin is typing.Literal:
+        return value in typing.get_args(annotation)
+    if annotation in (None, type(None)):
+        return value is None
+    if annotation is bool:
+        return isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if annotation is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if annotation is str:
+        return isinstance(value, str)
+    return True
+
+
+def check_types(instance: Any, where: str) -> None:
+    """Checks a dataclass's simple fields against their annotations.
+
+    Raises:
+        ConfigError: naming the field, its value and the type that it should have.
+    """
+    hints = typing.get_type_hints(type(instance))
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        if not _accepts(value, hints[field.name]):
+            wanted = str(field.type).removeprefix("<class '").removesuffix("'>")
+            raise ConfigError(f"{where}: {field.name} = {value!r} should be {wanted}, not {type(value).__name__}")
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises a ConfigError with the message unless the condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Builds a settings class from a dictionary, with one clear error for a name it does not know.
+
+    Raises:
+        ConfigError: an unknown or missing name, or a value of the wrong type.
+    """
+    known = {name: p for name, p in inspect.signature(cls).parameters.items()}
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
+    unknown = [name for name in values if name not in known]
+    if unknown and not open_ended:
+        raise ConfigError(f"{where}: unknown setting {unknown[0]!r}; it has: {', '.join(known) or 'no settings'}")
+    missing = [
+        name
+        for name, p in known.items()
+        if p.default is inspect.Parameter.empty
+        and name not in values
+        and p.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    ]
+    if missing:
+        raise ConfigError(f"{where}: setting {missing[0]!r} is missing and has no default")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
+    """Reads the command line's ``name:key=value,key=value``.
+
+    Values are Python literals where they can be (``3``, ``0.1``, ``True``, ``None``, ``[10, 20]``), else text.
+
+    >>> parse_spec("wecfl:k=3,cluster_on=fc")
+    ('wecfl', {'k': 3, 'cluster_on': 'fc'})
+    """
+    name, _, rest = text.partition(":")
+    settings: dict[str, Any] = {}
+    depth, start = 0, 0
+    parts = []
+    for i, char in enumerate(rest):
+        depth += (char in "[(") - (char in "])")
+        if char == "," and depth == 0:
+            parts.append(rest[start:i])
+            start = i + 1
+    if rest:
+        parts.append(rest[start:])
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{text!r}: {part!r} is not key=value; write name:key=value,key=value")
+        try:
+            settings[key.strip()] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            settings[key.strip()] = value
+    return name.strip(), settings
+
+
+def describe(obj: Any, what: str) -> dict[str, Any]:
+    """The ``{"class_path", "args"}`` form of an object, read from its attributes.
+
+    Args:
+        obj: an object whose constructor's parameters are kept as attributes of the same name, or already such a
+            dictionary.
+        what: what it is ("model", "data"), for the error.
+
+    Raises:
+        ConfigError: a required parameter is not kept as an attribute, or cannot be written to a job file.
+    """
+    if isinstance(obj, Mapping):
+        unknown = set(obj) - {"class_path", "args", "config_type"}
+        if "class_path" not in obj or unknown:
+            raise ConfigError(f"{what}: {dict(obj)!r} should be {{'class_path': 'package.Class', 'args': {{...}}}}")
+        return {"class_path": obj["class_path"], "args": dict(obj.get("args") or {}), **AS_DICT}
+    cls = type(obj)
+    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+        raise ConfigError(
+            f"{what}: {cls.__qualname__} is defined in the script itself, where a site cannot import it; "
+            "put it into a module of its own"
+        )
+    args: dict[str, Any] = {}
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            continue
+        if not hasattr(obj, name):
+            if parameter.default is inspect.Parameter.empty:
+                raise ConfigError(
+                    f"{what}: {cls.__qualname__} does not keep its argument {name!r} as an attribute, so it cannot be "
+                    f"written to a job; pass {{'class_path': '{cls.__module__}.{cls.__qualname__}', 'args': {{...}}}}"
+                )
+            continue
+        value = _plain(getattr(obj, name), f"{what}: {cls.__qualname__}.{name}")
+        if value != parameter.default:
+            args[name] = value
+    return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "args": args, **AS_DICT}
+
+
+def _plain(value: Any, where: str) -> Any:
+    """The value as JSON can hold it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(v, where) for v in value]
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v, where) for k, v in value.items()}
+    raise ConfigError(f"{where} = {value!r} cannot be written to a job file; use numbers, text, lists or dictionaries")
+
+
+def build(
+    spec: Mapping[str, Any], base: type[T], what: str, authorize: Callable[[str], None] | None = None, **extra: Any
+) -> T:
+    """The one way in which a class that a job names becomes an object.
+
+    The site's component policy is asked first, then the class is imported, checked to be a ``base``, and called.
+
+    Args:
+        spec: ``{"class_path": "package.Class", "args": {...}}``.
+        base: the class that it must be.
+        what: what it is ("model", "data"), for the errors.
+        authorize: called with the class path before the import; raises to refuse it. None where there is no policy.
+        **extra: further arguments, beside those of the spec.
+
+    Raises:
+        ConfigError: no such module or class, not a ``base``, or arguments that do not fit.
+    """
+    path = spec.get("class_path")
+    if not isinstance(path, str) or "." not in path:
+        raise ConfigError(f"{what}: class_path = {path!r} should be 'package.module.Class'")
+    if authorize is not None:
+        authorize(path)
+    module, _, name = path.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{what}: {path!r} cannot be imported here ({error}); install its package, or let the job carry it"
+        ) from error
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise ConfigError(f"{what}: {path!r} is not a {base.__module__}.{base.__qualname__}")
+    return from_dict(cls, {**dict(spec.get("args") or {}), **extra}, f"{what} {name}")

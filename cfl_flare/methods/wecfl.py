@@ -1,0 +1,108 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""FeSEM and WeCFL: the server clusters the participants' trained models by k-means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest
+from cfl_flare.config import require
+from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update, cluster_slot
+from cfl_flare.params import ROLES, WeightedMean
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeCFL(Method):
+    """Weighted clustered FL: k-means over the trained models, participants weighted by psi in both steps.
+
+    Attributes:
+        k: number of clusters K.
+        cluster_on: the parameters that are clustered: ``fc`` (all fully connected layers), ``head``, ``all``,
+            ``backbone``, or a list of parameter names.
+        clustering_rounds: rounds with an E-step before the assignment freezes (few-shot clustering); None never
+            freezes it.
+        starts: k-means++ starts of the first E-step; the best is kept.
+        seed: of those starts.
+    """
+
+    name: ClassVar[str] = "wecfl"
+    paper: ClassVar[str] = "Ma et al. 2022; thesis Alg. 1, Eq. 3.3"
+
+    k: int
+    cluster_on: str | tuple[str, ...] = "fc"
+    clustering_rounds: int | None = None
+    starts: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where = f"method {self.name}"
+        require(self.k >= 1, f"{where}: k = {self.k} should be >= 1")
+        require(self.starts >= 1, f"{where}: starts = {self.starts} should be >= 1")
+        rounds = self.clustering_rounds
+        require(rounds is None or rounds >= 1, f"{where}: clustering_rounds = {rounds} should be >= 1 or None")
+        if isinstance(self.cluster_on, str):
+            require(self.cluster_on in ROLES, f"{where}: cluster_on = {self.cluster_on!r} should be one of {ROLES}")
+        else:
+            object.__setattr__(self, "cluster_on", tuple(self.cluster_on))
+
+    @property
+    def clusters(self) -> int:
+        """K."""
+        return self.k
+
+    def needs(self, state: ServerState) -> int:
+        """The first E-step needs a participant for each cluster."""
+        return 1 if cluster_slot(0) in state.bank else self.k
+
+    def distribute(self, state: ServerState, participant: str) -> Download:
+        """Its cluster's centre; before it was ever assigned, the common model."""
+        known = state.assignment.get(participant)
+        return Download((GLOBAL if known is None else cluster_slot(known),))
+
+    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+        """E-step (thesis Eq. 3.3b): k-means++ at first, then k-means warm-started at the centres.
+
+        The warm start keeps the clusters' labels. Clusters without a participant in this round keep their place.
+        """
+        features = np.stack([state.trained(u).part(self.cluster_on) for u in updates])
+        weights = np.array([self.weight(u) for u in updates])
+        if cluster_slot(0) not in state.bank:
+            labels = first_kmeans(features, self.k, weights, starts=self.starts, seed=self.seed)
+        else:
+            centres = np.stack([state.bank[cluster_slot(k)].part(self.cluster_on) for k in range(self.k)])
+            if self._frozen(state):
+                labels = nearest(features, centres)
+                return {u.participant: state.assignment.get(u.participant, int(c)) for u, c in zip(updates, labels)}
+            labels = lloyd(features, centres, weights)
+        return {u.participant: int(c) for u, c in zip(updates, labels)}
+
+    def _frozen(self, state: ServerState) -> bool:
+        return self.clustering_rounds is not None and state.round >= self.clustering_rounds
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+        """M-step (thesis Eq. 3.3a): the psi-weighted mean inside each cluster.
+
+        The common model, for participants that were never seen, becomes the mean of the centres weighted by what
+        their clusters weigh in this round (thesis Eq. 5.6).
+        """
+        centres = self.centres(state, updates, assignment)
+        common = WeightedMean(state.bank[GLOBAL].layout)
+        for update in updates:
+            common.add(centres[cluster_slot(assignment[update.participant])], self.weight(update))
+        return state.after({**centres, GLOBAL: common.result(state.bank[GLOBAL])}, assignment)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeSEM(WeCFL):
+    """Federated stochastic EM: as WeCFL, but every participant counts the same in k-means and in the centres."""
+
+    name: ClassVar[str] = "fesem"
+    paper: ClassVar[str] = "Xie et al. 2021; thesis Eq. 3.2"
+
+    weighting: str = "uniform"

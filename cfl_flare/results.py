@@ -1,0 +1,188 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a run leaves on disk, written as it goes, and how it is read again.
+
+A run's folder holds ``rounds.jsonl`` (one line a round), ``assignments.jsonl`` (one line a round and participant),
+``clusters/*.safetensors`` (the models) and ``summary.json`` (written last).
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cfl_flare.config import build
+from cfl_flare.errors import ConfigError
+from cfl_flare.methods import GLOBAL, Method, Participant, ServerState, describe_method
+from cfl_flare.params import Layout, load_arrays, save_arrays
+from cfl_flare.summary import RoundMetrics
+
+if TYPE_CHECKING:
+    import torch
+
+ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
+
+
+class Recorder:
+    """Writes a run's results.
+
+    Args:
+        folder: where to; it is made.
+        run: the run's own facts for the summary: data, partition, training settings.
+        model: the model's ``{"class_path", "args"}``, stored beside the weights.
+    """
+
+    def __init__(self, folder: Path, run: Mapping[str, Any], model: Mapping[str, Any]):
+        self.folder, self._run, self._model = folder, dict(run), dict(model)
+        (folder / MODELS).mkdir(parents=True, exist_ok=True)
+        for name in (ROUNDS, ASSIGNMENTS, SUMMARY):
+            (folder / name).unlink(missing_ok=True)
+        self._last: RoundMetrics | None = None
+        self._totals = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
+
+    def round(self, measured: RoundMetrics, state: ServerState, participants: Mapping[str, Participant]) -> None:
+        """Appends a round."""
+        self._append(ROUNDS, [measured.record])
+        trained = set(measured.record["trained"])
+        number = measured.record["round"]
+        self._append(
+            ASSIGNMENTS,
+            [
+                {"round": number, "participant": n, "cluster": state.assignment.get(n), "trained": n in trained}
+                for n in participants
+            ],
+        )
+        for key in self._totals:
+            self._totals[key] += measured.record[key]
+        if measured.participants:
+            self._last = measured
+
+    def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
+        with (self.folder / name).open("a") as f:
+            f.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def close(
+        self, state: ServerState, participants: Mapping[str, Participant], method: Method, extra: Mapping[str, Any]
+    ) -> None:
+        """Writes the models, then the summary."""
+        for slot, params in state.bank.items():
+            meta = {"slot": slot, "round": state.round, "model": self._model}
+            save_arrays(self.folder / MODELS / f"{slot}.safetensors", params.arrays(), meta)
+        last = self._last
+        summary = {
+            "method": describe_method(method),
+            **self._run,
+            "model": {k: v for k, v in self._model.items() if k != "config_type"},
+            "rounds": state.round,
+            "final": {} if last is None else last.scalars(),
+            "final_round": None if last is None else last.record["round"],
+            **self._totals,
+            **extra,
+            "participants": [
+                {
+                    "name": p.name,
+                    "site": p.site,
+                    "samples": p.samples,
+                    "group": p.group,
+                    "cluster": state.assignment.get(p.name),
+                    **({} if last is None else last.participants.get(p.name, {})),
+                }
+                for p in participants.values()
+            ],
+            "versions": {n: version(n) for n in ("cfl-flare", "nvflare", "torch", "numpy", "scikit-learn")}
+            | {"python": platform.python_version()},
+        }
+        temporary = self.folder / (SUMMARY + ".tmp")
+        temporary.write_text(json.dumps(summary, indent=1))
+        temporary.replace(self.folder / SUMMARY)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, read from its folder.
+
+    Attributes:
+        folder: where it lies.
+        summary: ``summary.json``.
+        rounds: the lines of ``rounds.jsonl``.
+        assignments: the lines of ``assignments.jsonl``.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    assignments: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """What the run is called in tables: its method, with K."""
+        method = self.summary["method"]
+        return method["method"] + (f" (K={method['k']})" if "k" in method else "")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a JSON-lines file that may still be growing; none if it is not there yet."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def load_run(folder: str | Path) -> Run:
+    """Reads a finished run.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    folder = Path(folder)
+    if not (folder / SUMMARY).is_file():
+        raise ConfigError(f"{folder} holds no finished run: there is no {SUMMARY}")
+    summary = json.loads((folder / SUMMARY).read_text())
+    return Run(folder, summary, read_lines(folder / ROUNDS), read_lines(folder / ASSIGNMENTS))
+
+
+def find_runs(folder: str | Path) -> list[Run]:
+    """All finished runs in a folder and below it, in the order of their names.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    found = sorted(path.parent for path in Path(folder).rglob(SUMMARY))
+    if not found:
+        raise ConfigError(f"{folder} holds no finished run: no {SUMMARY} in it or below it")
+    return [load_run(path) for path in found]
+
+
+def load_model(run: str | Path, slot: str = GLOBAL, model: torch.nn.Module | None = None) -> torch.nn.Module:
+    """A trained model of a run, ready to predict.
+
+    Args:
+        run: the run's folder.
+        slot: ``"global"`` or ``"cluster-0"``, ...
+        model: a module to load the weights into; needed where the run's model is not one of cfl_flare's own.
+
+    Raises:
+        ConfigError: no such model in the run, or its class is not cfl_flare's and no module was given.
+    """
+    from torch import nn
+
+    from cfl_flare.training.resident import ResidentModel
+
+    path = Path(run) / MODELS / f"{slot}.safetensors"
+    if not path.is_file():
+        there = ", ".join(sorted(p.stem for p in path.parent.glob("*.safetensors"))) or "none"
+        raise ConfigError(f"{run} has no model {slot!r}; it has: {there}")
+    arrays, meta = load_arrays(path)
+    if model is None:
+        spec = meta["model"]
+        if not spec["class_path"].startswith("cfl_flare."):
+            raise ConfigError(f"{path} holds a {spec['class_path']}; build one and pass it as model=")
+        model = build(spec, nn.Module, "model")
+    resident = ResidentModel(model)
+    resident.load(Layout.of(model).pack(arrays))
+    return resident.module.eval()

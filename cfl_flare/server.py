@@ -1,0 +1,303 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The server at work, without FLARE: it owns the method and its state, gives orders and checks answers."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cfl_flare.config import check_types, require
+from cfl_flare.errors import CFLError, PayloadError
+from cfl_flare.methods import Method, Participant, ServerState, Update
+from cfl_flare.params import Layout, Params
+from cfl_flare.results import Recorder
+from cfl_flare.seeds import stream
+from cfl_flare.site import Answer, Order
+from cfl_flare.summary import RoundMetrics, measure_round
+
+# A round's answers stay in memory up to this size; larger ones wait on disk until they are aggregated.
+SPOOL_BYTES = 512 * 2**20
+MAX_SAMPLES = 10**9
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What the server schedules.
+
+    Attributes:
+        num_rounds: communication rounds.
+        seed: the run's seed: initial models, sampling, batches.
+        sample: participants a round: a share in (0, 1], or a count; 1.0 is all.
+        min_answers: fewest good answers with which a round is aggregated; a share of those asked, or a count.
+        evaluate_every: rounds between measurements of the served models; the last round is always measured.
+        max_failed_rounds: the run ends after so many rounds in a row with too few answers.
+    """
+
+    num_rounds: int
+    seed: int = 0
+    sample: float | int = 1.0
+    min_answers: float | int = 1
+    evaluate_every: int = 1
+    max_failed_rounds: int = 3
+
+    def __post_init__(self) -> None:
+        check_types(self, "run")
+        require(self.num_rounds >= 1, f"run: num_rounds = {self.num_rounds} should be >= 1")
+        require(self.seed >= 0, f"run: seed = {self.seed} should be >= 0")
+        for key in ("sample", "min_answers"):
+            value = getattr(self, key)
+            ok = 0 < value <= 1 if isinstance(value, float) else value >= 1
+            require(ok, f"run: {key} = {value} should be a share in (0.0, 1.0] or a count >= 1")
+        require(self.evaluate_every >= 1, f"run: evaluate_every = {self.evaluate_every} should be >= 1")
+        require(self.max_failed_rounds >= 1, f"run: max_failed_rounds = {self.max_failed_rounds} should be >= 1")
+
+
+def count_of(share: float | int, total: int) -> int:
+    """A share of a total, rounded, at least 1; or a count, at most the total."""
+    return max(1, round(share * total)) if isinstance(share, float) else min(share, total)
+
+
+class TooFewAnswersError(CFLError):
+    """Rounds went by without enough good answers."""
+
+
+class Server:
+    """Runs a method over its participants, a round at a time. FLARE's aggregator and the in-process loop both use it.
+
+    A round is: ``orders``, then ``accept`` or ``fail`` for each participant in any order, then ``finish_round``.
+
+    Args:
+        method: the method.
+        layout: the model's layout.
+        participants: all of them, in the order in which they are averaged.
+        settings: what is scheduled.
+        state: the state to start from.
+        recorder: where results are written; None for none.
+
+    Attributes:
+        state: the server's state.
+        rejected: how often answers were refused, by reason code.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        layout: Layout,
+        participants: Sequence[Participant],
+        settings: ServerSettings,
+        state: ServerState,
+        recorder: Recorder | None = None,
+    ):
+        require(bool(participants), "run: no site has a participant; see the sites' reasons above")
+        self.method, self.layout, self.settings, self.state = method, layout, settings, state
+        self.participants = {p.name: p for p in participants}
+        require(len(self.participants) == len(participants), "run: two participants have the same name")
+        asked = count_of(settings.sample, len(participants))
+        require(
+            asked >= method.needs(state),
+            f"method {method.name}: k = {method.clusters} clusters need as many participants in the first round, but "
+            f"only {asked} of {len(participants)} take part; lower k or raise sample",
+        )
+        self.rejected: Counter[str] = Counter()
+        self._recorder = recorder
+        self._spool: Path | None = None
+        self._failed_rounds = 0
+        self._orders: dict[str, Order] = {}
+        self._answers: dict[str, Answer] = {}
+        self._failures: dict[str, str] = {}
+        self._record: dict[str, Any] | None = None
+        self._started = time.monotonic()
+
+    @property
+    def finished(self) -> bool:
+        """All rounds are done."""
+        return self.state.round >= self.settings.num_rounds
+
+    def sampled(self) -> set[str]:
+        """Who trains in the coming round; depends on the seed and the round alone."""
+        names = list(self.participants)
+        count = count_of(self.settings.sample, len(names))
+        rng = stream(self.settings.seed, "sample", self.state.round)
+        return set(names) if count == len(names) else {names[i] for i in rng.permutation(len(names))[:count]}
+
+    def orders(self) -> dict[str, Order]:
+        """The coming round's orders: who trains, and whose served model is measured.
+
+        The models that are sent in round r are those of the end of round r - 1: measuring them on arrival costs no
+        traffic of its own. After the last round the orders are to measure only.
+        """
+        training = set() if self.finished else self.sampled()
+        done = self.state.round
+        evaluate = done > 0 and (self.finished or done % self.settings.evaluate_every == 0)
+        self._started = time.monotonic()
+        self._answers, self._failures = {}, {}
+        self._orders = {
+            name: Order(self.method.distribute(self.state, name).slots, name in training, evaluate)
+            for name in self.participants
+            if evaluate or name in training
+        }
+        return self._orders
+
+    def accept(self, answer: Answer, site: str) -> None:
+        """Checks an answer wholly, then keeps it.
+
+        Raises:
+            PayloadError: it does not fit what was asked; nothing of it is kept.
+        """
+        name = answer.participant
+        try:
+            self._check(answer, site)
+        except PayloadError as error:
+            self.rejected[error.code] += 1
+            if name in self._orders and name not in self._answers:
+                self._failures[name] = f"{error.code}: {error}"
+            raise
+        self._failures.pop(name, None)
+        self._answers[name] = replace(answer, update=self._spooled(answer.update)) if answer.update else answer
+
+    def fail(self, participants: Sequence[str], reason: str) -> None:
+        """Notes that participants sent nothing that could be used."""
+        self._failures.update({name: reason for name in participants if name in self._orders})
+
+    def _check(self, answer: Answer, site: str) -> None:
+        name, update = answer.participant, answer.update
+        if name not in self.participants or self.participants[name].site != site:
+            raise PayloadError("unknown_participant", f"{site} hosts no participant {name!r}")
+        if name not in self._orders:
+            raise PayloadError("not_asked", f"{name} was not asked in this round")
+        if name in self._answers:
+            raise PayloadError("twice", f"{name} answered twice")
+        if answer.error is not None:
+            raise PayloadError("participant_failed", f"{name} failed: {answer.error}")
+        for key, value in answer.metrics.items():
+            if not isinstance(value, (int, float)) or not np.isfinite(value):
+                raise PayloadError("metric", f"{name}: {key} = {value!r} is not a finite number")
+        order = self._orders[name]
+        if order.train != (update is not None):
+            raise PayloadError("no_update", f"{name} was {'' if order.train else 'not '}asked to train")
+        if update is not None:
+            self._check_update(update, order)
+
+    def _check_update(self, update: Update, order: Order) -> None:
+        name, samples, cluster = update.participant, update.samples, update.cluster
+        if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= MAX_SAMPLES:
+            raise PayloadError("samples", f"{name}: samples = {samples!r} should be a whole number in 1..{MAX_SAMPLES}")
+        if self.method.assigns_on_site:
+            if not isinstance(cluster, int) or isinstance(cluster, bool) or not 0 <= cluster < self.method.clusters:
+                raise PayloadError(
+                    "cluster", f"{name}: cluster = {cluster!r} should be in 0..{self.method.clusters - 1}"
+                )
+        elif cluster is not None:
+            raise PayloadError(
+                "cluster", f"{name}: sent cluster = {cluster!r}, but {self.method.name} assigns on the server"
+            )
+        expected = self.method.moved_slots(order.slots, cluster)
+        if set(update.diffs) != set(expected):
+            raise PayloadError("slots", f"{name}: moved {sorted(update.diffs)}, should be {sorted(expected)}")
+        for slot, diff in update.diffs.items():
+            if diff.vector.shape != (self.layout.size,) or diff.counters.shape != (self.layout.counter_size,):
+                raise PayloadError("shape", f"{name}: {slot} has {diff.vector.shape}, not ({self.layout.size},)")
+            if not np.isfinite(diff.vector).all():
+                raise PayloadError("non_finite", f"{name}: {slot} holds NaN or infinity")
+
+    def _spooled(self, update: Update) -> Update:
+        """The update with its vectors on disk, where a round's updates would take too much memory."""
+        if self.layout.nbytes * len(self._orders) <= SPOOL_BYTES:
+            return update
+        if self._spool is None:
+            self._spool = Path(tempfile.mkdtemp(prefix="cfl-spool-"))
+        diffs: dict[str, Params] = {}
+        for slot, diff in update.diffs.items():
+            path = self._spool / f"{len(self._answers)}-{slot}.npy"
+            np.save(path, diff.vector)
+            diffs[slot] = replace(diff, vector=np.load(path, mmap_mode="r"))
+        return replace(update, diffs=diffs)
+
+    def finish_round(self) -> RoundMetrics | None:
+        """Assigns, averages, and records.
+
+        Returns:
+            What was measured of the round before, if this one measured it.
+
+        Raises:
+            TooFewAnswersError: the last rounds in a row had too few good answers.
+        """
+        for name in self._orders:
+            if name not in self._answers:
+                self._failures.setdefault(name, "no answer in time")
+        measured = self._measure()
+        if not self.finished:
+            self._advance()
+        if self._spool is not None:
+            shutil.rmtree(self._spool)
+            self._spool = None
+        return measured
+
+    def _measure(self) -> RoundMetrics | None:
+        """Completes the last round's record with what the answers say of its models."""
+        if self._record is None:
+            return None
+        metrics = {n: self._answers[n].metrics for n in self.participants if n in self._answers}
+        served = {n: m for n, m in metrics.items() if m}
+        measured = measure_round(self._record, served, self.participants, self.state, self.method.clusters)
+        if self.finished:
+            self._count_bytes(measured.record)
+        self._record = None
+        if self._recorder is not None:
+            self._recorder.round(measured, self.state, self.participants)
+        return measured
+
+    def _advance(self) -> None:
+        """One round of the method on the accepted updates, in the participants' order."""
+        before = self.state
+        answers = [self._answers[n] for n in self.participants if n in self._answers]
+        updates = [a.update for a in answers if a.update is not None]
+        asked = sum(order.train for order in self._orders.values())
+        enough = max(count_of(self.settings.min_answers, asked), self.method.needs(before))
+        if len(updates) >= enough:
+            assignment = self.method.assign(before, updates)
+            self.state = self.method.aggregate(before, updates, assignment)
+            self._failed_rounds = 0
+        else:
+            self.state = replace(before, round=before.round + 1)
+            self._failed_rounds += 1
+        if self._failed_rounds >= self.settings.max_failed_rounds:
+            raise TooFewAnswersError(
+                f"{self._failed_rounds} rounds in a row had fewer than {enough} good answers; the last reasons: "
+                f"{dict(Counter(self._failures.values()))}"
+            )
+        old, new = before.assignment, self.state.assignment
+        self._record = {
+            "round": before.round,
+            "trained": [u.participant for u in updates],
+            "failed": dict(self._failures),
+            "aggregated": len(updates) >= enough,
+            "moved": sum(name in old and old[name] != cluster for name, cluster in new.items()),
+            "bytes_down": 0,
+            "bytes_up": 0,
+            "seconds": 0.0,
+        }
+        self._count_bytes(self._record)
+
+    def _count_bytes(self, record: dict[str, Any]) -> None:
+        """Adds this round's traffic: a model travels once to a site, however many of its participants need it."""
+        sent = {(self.participants[n].site, slot) for n, order in self._orders.items() for slot in order.slots}
+        updates = [a.update for a in self._answers.values() if a.update is not None]
+        record["bytes_down"] += len(sent) * self.layout.nbytes
+        record["bytes_up"] += sum(len(u.diffs) for u in updates) * self.layout.nbytes
+        record["seconds"] = round(record["seconds"] + time.monotonic() - self._started, 3)
+
+    def close(self, extra: Mapping[str, Any]) -> None:
+        """Writes the summary and the models."""
+        if self._recorder is not None:
+            facts = {**extra, "rejected": dict(self.rejected), "seed": self.settings.seed}
+            self._recorder.close(self.state, self.participants, self.method, facts)

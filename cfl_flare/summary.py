@@ -1,0 +1,95 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured of a round: means over participants, and how good the clustering is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cfl_flare.clustering.measures import agreement, size_entropy
+from cfl_flare.methods import Participant, ServerState
+
+
+@dataclass(frozen=True)
+class RoundMetrics:
+    """A round's record, as it is written, with what it was computed from.
+
+    Attributes:
+        record: flat, ready for JSON: ``round``, ``served_accuracy``, ``ari``, ``cluster_sizes``, ...
+        participants: each participant's own metrics.
+    """
+
+    record: dict[str, Any]
+    participants: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def scalars(self) -> dict[str, float]:
+        """The numbers alone, with one series a cluster: ``cluster-0/served_accuracy``."""
+        flat = {k: float(v) for k, v in self.record.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+        for k, size in enumerate(self.record["cluster_sizes"]):
+            flat[f"cluster-{k}/size"] = float(size)
+        for name, per_cluster in self.record["clusters"].items():
+            flat.update({f"{name}/{metric}": float(value) for metric, value in per_cluster.items()})
+        flat.pop("round")
+        return flat
+
+
+def average(metrics: Mapping[str, Mapping[str, float]], weights: Mapping[str, float]) -> dict[str, float]:
+    """Mean of each metric over participants, weighted.
+
+    >>> average({"a": {"acc": 1.0}, "b": {"acc": 0.0}}, {"a": 3.0, "b": 1.0})
+    {'acc': 0.75}
+    """
+    names = sorted({key for own in metrics.values() for key in own})
+    out = {}
+    for name in names:
+        pairs = [(own[name], weights[p]) for p, own in metrics.items() if name in own]
+        out[name] = float(np.average([v for v, _ in pairs], weights=[w for _, w in pairs]))
+    return out
+
+
+def measure_round(
+    record: dict[str, Any],
+    metrics: Mapping[str, Mapping[str, float]],
+    participants: Mapping[str, Participant],
+    state: ServerState,
+    clusters: int,
+) -> RoundMetrics:
+    """Completes a round's record.
+
+    Means are weighted by n_i, as in the thesis's tables; ``..._unweighted`` counts every participant the same.
+
+    Args:
+        record: what the server noted of the round.
+        metrics: each participant's own, of the models served after that round; empty if they were not measured.
+        participants: all of them.
+        state: after the round.
+        clusters: K, or 0.
+    """
+    record = dict(record)
+    weights = {name: float(p.samples) for name, p in participants.items()}
+    record.update(average(metrics, weights))
+    record.update({f"{k}_unweighted": v for k, v in average(metrics, dict.fromkeys(weights, 1.0)).items()})
+    served = [own["served_accuracy"] for own in metrics.values() if "served_accuracy" in own]
+    if served:
+        record["served_worst_accuracy"] = min(served)
+    assignment = state.assignment
+    members: dict[int, list[str]] = {k: [] for k in range(clusters)}
+    for name, cluster in assignment.items():
+        members[cluster].append(name)
+    sizes = [len(names) for names in members.values()]
+    record["cluster_sizes"] = sizes
+    record["clusters"] = {
+        f"cluster-{k}": average({n: metrics[n] for n in names if n in metrics}, weights) for k, names in members.items()
+    }
+    if clusters:
+        record["size_entropy"] = size_entropy(sizes)
+        record["clusters_in_use"] = sum(size > 0 for size in sizes)
+        record["largest_share"] = max(sizes) / max(1, sum(sizes))
+    grouped = [(p.group, assignment[n]) for n, p in participants.items() if p.group is not None and n in assignment]
+    if clusters and grouped:
+        record.update(agreement([g for g, _ in grouped], [c for _, c in grouped]))
+    return RoundMetrics(record, metrics)

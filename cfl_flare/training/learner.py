@@ -1,0 +1,231 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""One participant at work: its data, its random stream and its memory, on the process's resident model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cfl_flare.errors import AbortedError
+from cfl_flare.params import Params
+from cfl_flare.seeds import stream
+from cfl_flare.training.measures import accuracy, macro_f1
+from cfl_flare.training.penalties import Penalty
+from cfl_flare.training.resident import ResidentModel, untrained
+from cfl_flare.training.settings import TrainSettings, batch_bounds
+
+# Larger batches fall out of a CPU's cache, smaller ones pay for more calls.
+EVALUATION_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples and labels as tensors: ``x (n, *input_shape)`` float32, ``y (n,)`` int64."""
+
+    x: Tensor
+    y: Tensor
+
+    @classmethod
+    def of(cls, x: np.ndarray, y: np.ndarray, device: str = "cpu") -> Split:
+        """Converts arrays; images are laid out channels-last, in which a CPU convolves fastest."""
+        tensor = torch.from_numpy(np.ascontiguousarray(x, np.float32)).to(device)
+        if tensor.dim() == 4:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return cls(tensor, torch.from_numpy(np.ascontiguousarray(y, np.int64)).to(device))
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+class Workshop:
+    """What all participants of a process share: the resident model, the optimizer, the settings.
+
+    Args:
+        make_model: builds the untrained module.
+        settings: how a participant trains.
+        seed: the run's seed.
+        device: where to compute.
+        should_stop: asked before each step whether the job was aborted.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], torch.nn.Module],
+        settings: TrainSettings,
+        seed: int,
+        device: str = "cpu",
+        should_stop: Callable[[], bool] = lambda: False,
+    ):
+        self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
+        self.make_model = make_model
+        self.resident = ResidentModel(make_model(), device)
+        self.optimizer = torch.optim.SGD(
+            [self.resident.parameters],
+            lr=settings.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+
+class Learner:
+    """A participant's view in one round.
+
+    Args:
+        workshop: shared by the participants of a process.
+        participant: its name.
+        train: its training split.
+        test: its test split.
+        memory: what it remembers between rounds; changed in place.
+        round_number: counted from 0.
+
+    Attributes:
+        samples: number of training samples, n_i.
+        trained: what the last ``train`` of the round ended with.
+    """
+
+    def __init__(
+        self,
+        workshop: Workshop,
+        participant: str,
+        train: Split,
+        test: Split,
+        memory: dict[str, Params],
+        round_number: int = 0,
+    ):
+        self._workshop, self._train, self._test = workshop, train, test
+        self.participant, self.memory, self.round = participant, memory, round_number
+        self.samples = len(train)
+        self.trained: Params | None = None
+        self._losses: dict[tuple[int, int | None], float] = {}
+
+    def initial(self, index: int) -> Params:
+        """The run's untrained model number ``index``."""
+        return untrained(self._workshop.make_model, self._workshop.seed, index)
+
+    def train(self, start: Params, penalties: Sequence[Penalty] = (), purpose: str = "train") -> Params:
+        """One round of local SGD steps (thesis Alg. 1, line 7).
+
+        Args:
+            start: the model to start from.
+            penalties: added to the cross-entropy in each step.
+            purpose: names the random stream; only ``"train"`` writes the participant's momentum back to its memory.
+
+        Returns:
+            The trained model.
+        """
+        work, settings = self._workshop, self._workshop.settings
+        rng = stream(work.seed, self.participant, self.round, purpose)
+        work.resident.load(start)
+        work.resident.module.train()
+        work.optimizer.param_groups[0]["lr"] = settings.lr_at(self.round)
+        self._start_momentum()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(rng.integers(2**62)))  # for dropout
+            for batch in self._batches(rng, settings.steps(self.samples)):
+                self._step(batch, penalties)
+        if purpose == "train":
+            self._keep_momentum()
+        self.trained = work.resident.read()
+        return self.trained
+
+    def _step(self, batch: Tensor, penalties: Sequence[Penalty]) -> None:
+        work = self._workshop
+        if work.should_stop():
+            raise AbortedError(f"aborted while {self.participant} was training")
+        work.resident.gradient.zero_()
+        self._cross_entropy(self._train.x[batch], self._train.y[batch]).backward()  # type: ignore[no-untyped-call]
+        if penalties:
+            torch.stack([penalty(work.resident.parameters) for penalty in penalties]).sum().backward()
+        work.optimizer.step()
+
+    def _batches(self, rng: np.random.Generator, steps: int) -> list[Tensor]:
+        """Indices of the batches: passes over fresh permutations, cut off after so many steps."""
+        batches: list[Tensor] = []
+        bounds = batch_bounds(self.samples, self._workshop.settings.batch_size)
+        while len(batches) < steps:
+            order = torch.from_numpy(rng.permutation(self.samples)).to(self._workshop.device)
+            batches += [order[i:j] for i, j in bounds]
+        return batches[:steps]
+
+    def _momentum_buffer(self) -> Tensor:
+        state = self._workshop.optimizer.state[self._workshop.resident.parameters]
+        if state.get("momentum_buffer") is None:
+            state["momentum_buffer"] = torch.zeros_like(self._workshop.resident.gradient)
+        return state["momentum_buffer"]
+
+    def _start_momentum(self) -> None:
+        if not self._workshop.settings.momentum:
+            return
+        buffer = self._momentum_buffer()
+        kept = self.memory.get("momentum") if self._workshop.settings.keep_momentum else None
+        if kept is None:
+            buffer.zero_()
+        else:
+            buffer.copy_(torch.from_numpy(kept.vector[: buffer.numel()]))
+
+    def _keep_momentum(self) -> None:
+        if self._workshop.settings.keep_momentum and self._workshop.settings.momentum:
+            layout = self._workshop.resident.layout
+            vector = np.zeros(layout.size, np.float32)
+            vector[: layout.parameter_size] = self._momentum_buffer().cpu().numpy()
+            self.memory["momentum"] = Params(layout, vector, np.zeros(layout.counter_size, np.int64))
+
+    def _cross_entropy(self, x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+        return F.cross_entropy(self._workshop.resident.module(x), y, reduction=reduction)
+
+    @torch.no_grad()
+    def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
+        """Mean cross-entropy of each model on this participant's own training data, ``(len(models),)`` float64.
+
+        Args:
+            models: the models to compare.
+            samples: how many samples to read, drawn anew each round; None reads them all.
+        """
+        split = self._train
+        if samples is not None and samples < self.samples:
+            rng = stream(self._workshop.seed, self.participant, self.round, "assign")
+            chosen = torch.from_numpy(rng.permutation(self.samples)[:samples]).to(self._workshop.device)
+            split = Split(split.x[chosen], split.y[chosen])
+        for model in models:
+            key = (id(model), samples)
+            if key not in self._losses:  # serving and training ask for the same ones in the same round
+                self._losses[key] = self._mean_loss(model, split)
+        return np.array([self._losses[(id(model), samples)] for model in models])
+
+    def _mean_loss(self, model: Params, split: Split) -> float:
+        self._prepare(model)
+        total = 0.0
+        for i in range(0, len(split), EVALUATION_BATCH):
+            batch = slice(i, i + EVALUATION_BATCH)
+            total += float(self._cross_entropy(split.x[batch], split.y[batch], "sum"))
+        return total / len(split)
+
+    def _prepare(self, model: Params) -> None:
+        if self._workshop.should_stop():
+            raise AbortedError(f"aborted while {self.participant} was evaluating")
+        self._workshop.resident.load(model)
+        self._workshop.resident.module.eval()
+
+    @torch.no_grad()
+    def evaluate(self, model: Params) -> dict[str, float]:
+        """Accuracy, macro-F1 and loss of a model on this participant's own test split."""
+        self._prepare(model)
+        loss, predictions = 0.0, []
+        for i in range(0, len(self._test), EVALUATION_BATCH):
+            x, y = self._test.x[i : i + EVALUATION_BATCH], self._test.y[i : i + EVALUATION_BATCH]
+            logits = self._workshop.resident.module(x)
+            loss += float(F.cross_entropy(logits, y, reduction="sum"))
+            predictions.append(logits.argmax(1))
+        labels, predicted = self._test.y.cpu().numpy(), torch.cat(predictions).cpu().numpy()
+        return {
+            "accuracy": accuracy(labels, predicted),
+            "macro_f1": macro_f1(labels, predicted),
+            "loss": loss / len(self._test),
+        }

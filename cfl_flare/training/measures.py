@@ -1,0 +1,29 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured of a participant's predictions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Share of right predictions.
+
+    >>> accuracy(np.array([0, 1, 1, 2]), np.array([0, 1, 2, 2]))
+    0.75
+    """
+    return float((labels == predictions).mean())
+
+
+def macro_f1(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Mean of the F1 scores of the classes that occur among labels or predictions (scikit-learn's default).
+
+    >>> round(macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1])), 3)
+    0.667
+    """
+    size = int(max(labels.max(), predictions.max())) + 1
+    hits = np.bincount(labels[labels == predictions], minlength=size)
+    total = np.bincount(labels, minlength=size) + np.bincount(predictions, minlength=size)
+    present = total > 0
+    return float((2 * hits[present] / total[present]).mean())

@@ -1,0 +1,77 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""One module that stays in memory; models are loaded into it as one copy of one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+
+from cfl_flare.params import Layout, Params
+from cfl_flare.seeds import derive
+
+
+class ResidentModel:
+    """A module whose parameters, gradients and float buffers are views of flat tensors.
+
+    Loading or reading a model is then one copy, and the optimizer has one tensor to update, whatever the module.
+
+    Args:
+        module: any module; it is taken over.
+        device: where it works.
+
+    Attributes:
+        layout: what lies where in the vectors.
+        flat: ``(layout.size,)`` float32, the model that is loaded now.
+        parameters: the leading ``(layout.parameter_size,)`` of it, as one trainable parameter.
+    """
+
+    def __init__(self, module: nn.Module, device: str = "cpu"):
+        self.module = module.to(device=device, dtype=torch.float32)
+        self.layout = Layout.of(module)
+        self.flat = torch.zeros(self.layout.size, device=device)
+        size = self.layout.parameter_size
+        self.parameters = nn.Parameter(self.flat[:size])
+        self.gradient = torch.zeros(size, device=device)
+        self.parameters.grad = self.gradient
+        self._counters: list[torch.Tensor] = []
+        named_parameters, named_buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        for entry in self.layout.entries:
+            if entry.kind == "counter":
+                self._counters.append(named_buffers[entry.name])
+                continue
+            view = entry.view(self.flat)
+            old = named_parameters[entry.name] if entry.kind == "parameter" else named_buffers[entry.name]
+            view.copy_(old.detach())
+            old.data = view
+            if entry.kind == "parameter":
+                old.grad = entry.view(self.gradient)
+
+    def load(self, params: Params) -> None:
+        """Copies a model in."""
+        with torch.no_grad():
+            self.flat.copy_(torch.from_numpy(params.vector))
+            offset = 0
+            for counter in self._counters:
+                values = params.counters[offset : offset + counter.numel()]
+                counter.copy_(torch.from_numpy(values.reshape(tuple(counter.shape))))
+                offset += counter.numel()
+
+    def read(self) -> Params:
+        """A copy of the model that is loaded now."""
+        counters = [c.detach().cpu().numpy().reshape(-1) for c in self._counters]
+        return Params(
+            self.layout,
+            self.flat.detach().cpu().numpy().copy(),
+            np.concatenate(counters).astype(np.int64) if counters else np.zeros(0, np.int64),
+        )
+
+
+def untrained(make_model: Callable[[], nn.Module], seed: int, index: int) -> Params:
+    """A run's untrained model number ``index``: the same wherever it is built."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "initial", index))
+        return ResidentModel(make_model()).read()
