@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -68,7 +69,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     Raises:
         ConfigError: an unknown or missing name, or a value of the wrong type.
     """
-    known = {name: p for name, p in inspect.signature(cls).parameters.items()}
+    known = inspect.signature(cls).parameters
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
     unknown = [name for name in values if name not in known]
     if unknown and not open_ended:
@@ -200,3 +201,15 @@ def build(
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise ConfigError(f"{what}: {path!r} is not a {base.__module__}.{base.__qualname__}")
     return from_dict(cls, {**dict(spec.get("args") or {}), **extra}, f"{what} {name}")
+
+
+def check_run_name(name: str) -> None:
+    """A run's name becomes a folder under the operator's state root, and nothing else.
+
+    Raises:
+        ConfigError: it holds more than letters, digits, ``.``, ``_`` and ``-``.
+    """
+    fits = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name)
+    require(
+        bool(fits), f"run: name = {name!r} should be letters, digits, '.', '_' and '-', beginning with one of the first"
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -42,7 +43,7 @@ class MLP(nn.Module):
         self.input_shape, self.num_classes, self.hidden = tuple(input_shape), num_classes, tuple(hidden)
         widths = [math.prod(self.input_shape), *self.hidden]
         layers: list[nn.Module] = [nn.Flatten()]
-        for i, o in zip(widths, widths[1:]):
+        for i, o in pairwise(widths):
             layers += [nn.Linear(i, o), nn.ReLU()]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(widths[-1], num_classes)

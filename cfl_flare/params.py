@@ -87,7 +87,7 @@ class Layout:
         from torch import nn
 
         linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-        named = [(name, p, "parameter") for name, p in module.named_parameters()]
+        named: list[tuple[str, torch.Tensor, str]] = [(name, p, "parameter") for name, p in module.named_parameters()]
         persistent = set(module.state_dict().keys())
         buffers = [(name, b) for name, b in module.named_buffers() if name in persistent]
         named += [(name, b, "buffer") for name, b in buffers if b.is_floating_point()]
@@ -253,6 +253,9 @@ class WeightedMean:
         weights = self._spread(self._weights)
         known = weights > 0
         mean = np.where(known, self._sum / np.where(known, weights, 1.0), otherwise.vector)
+        for entry in self._layout.entries:
+            if entry.kind == "buffer" and entry.name.endswith("running_var"):  # a privacy filter may add noise to it
+                mean[entry.slice] = np.maximum(mean[entry.slice], 0)
         return Params(self._layout, mean.astype(np.float32), np.maximum(self._counters, otherwise.counters))
 
 

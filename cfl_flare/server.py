@@ -157,12 +157,15 @@ class Server:
         try:
             self._check(answer, site)
         except PayloadError as error:
-            self.rejected[error.code] += 1
-            if name in self._orders and name not in self._answers:
-                self._failures[name] = f"{error.code}: {error}"
-            raise
-        self._failures.pop(name, None)
+            self.refuse(name, error)
         self._answers[name] = replace(answer, update=self._spooled(answer.update)) if answer.update else answer
+
+    def refuse(self, participant: str, error: PayloadError) -> None:
+        """Counts and notes a refused answer, and raises its reason."""
+        self.rejected[error.code] += 1
+        if participant in self._orders and participant not in self._answers:
+            self._failures[participant] = f"{error.code}: {error}"
+        raise error
 
     def fail(self, participants: Sequence[str], reason: str) -> None:
         """Notes that participants sent nothing that could be used."""

@@ -108,8 +108,8 @@ class Site:
         except RuntimeError as error:
             first = str(error).splitlines()[0]
             raise DataError(
-                f"{data.name}: the model {type(module).__name__} does not take samples of shape {shape} ({first}); set the "
-                f"model's input_shape to {list(shape)}"
+                f"{data.name}: the model {type(module).__name__} does not take samples of shape {shape} ({first}); "
+                f"set the model's input_shape to {list(shape)}"
             ) from error
         top = int(max(data.train.y.max(), data.test.y.max()))
         if outputs.dim() != 2 or outputs.shape[1] <= top:

@@ -37,6 +37,7 @@ class Partition(ABC):
         Raises:
             ConfigError: it cannot.
         """
+        require(participants >= 1, f"partition {self.name}: participants = {participants} should be >= 1")
 
     @abstractmethod
     def shares(self, participants: int, classes: int, rng: np.random.Generator) -> np.ndarray | None:
@@ -67,6 +68,7 @@ class Grouped(Partition):
 
     def check(self, participants: int) -> None:
         """A group without a participant is refused."""
+        super().check(participants)
         require(
             self.groups <= participants,
             f"partition {self.name}: groups = {self.groups} need at least as many participants, not {participants}",

@@ -140,7 +140,7 @@ class Learner:
         if work.should_stop():
             raise AbortedError(f"aborted while {self.participant} was training")
         work.resident.gradient.zero_()
-        self._cross_entropy(self._train.x[batch], self._train.y[batch]).backward()  # type: ignore[no-untyped-call]
+        self._cross_entropy(self._train.x[batch], self._train.y[batch]).backward()
         if penalties:
             torch.stack([penalty(work.resident.parameters) for penalty in penalties]).sum().backward()
         work.optimizer.step()

@@ -1,0 +1,142 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""FLARE's aggregator for clustered learning: it owns the method and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
+from nvflare.app_common.app_constant import AppConstants
+
+from cfl_flare.config import build
+from cfl_flare.errors import PayloadError
+from cfl_flare.flare import wire
+from cfl_flare.flare.compat import component_policy
+from cfl_flare.methods import Participant, ServerState, build_method
+from cfl_flare.params import Layout
+from cfl_flare.results import Recorder
+from cfl_flare.server import Server, ServerSettings
+from cfl_flare.site import Order
+from cfl_flare.training.resident import ResidentModel, untrained
+
+
+class ClusteringAggregator(ModelAggregator):
+    """Checks the sites' answers, clusters and averages them.
+
+    Args:
+        method: ``{"method": "wecfl", "k": 3, ...}``.
+        model: ``{"class_path", "args"}`` of the module that is trained.
+
+    Attributes:
+        server: the server at work; None before ``begin``.
+    """
+
+    def __init__(self, method: dict[str, Any], model: dict[str, Any]):
+        super().__init__()
+        self.method = method
+        self.model = model
+        self.server: Server | None = None
+
+    @property
+    def running(self) -> Server:
+        """The server at work."""
+        assert self.server is not None, "begin() comes first"
+        return self.server
+
+    def layout(self, fl_ctx: FLContext) -> Layout:
+        """The layout of the job's model."""
+        torch.set_num_threads(1)
+        return ResidentModel(self._make_model(fl_ctx)).layout
+
+    def _make_model(self, fl_ctx: FLContext) -> torch.nn.Module:
+        return build(self.model, torch.nn.Module, "model", component_policy(fl_ctx))
+
+    def begin(
+        self,
+        participants: Sequence[Participant],
+        settings: ServerSettings,
+        recorder: Recorder,
+        fl_ctx: FLContext,
+        resumed: ServerState | None = None,
+    ) -> None:
+        """Starts the method with these participants, from the beginning or from a resumed state.
+
+        Raises:
+            ConfigError: the method cannot be run with them.
+        """
+        method = build_method(self.method)
+        make_model = partial(self._make_model, fl_ctx)
+        state = resumed or method.start(partial(untrained, make_model, settings.seed))
+        self.server = Server(method, self.layout(fl_ctx), participants, settings, state, recorder)
+
+    def plan(self) -> dict[str, FLModel]:
+        """The coming round's task for each site that has one: its participants' orders, and each model once."""
+        server = self.running
+        by_site: dict[str, dict[str, Order]] = {}
+        for name, order in server.orders().items():
+            by_site.setdefault(server.participants[name].site, {})[name] = order
+        number, total = server.state.round, server.settings.num_rounds
+        tasks = {}
+        for site, orders in by_site.items():
+            slots = dict.fromkeys(slot for order in orders.values() for slot in order.slots)
+            models = wire.encode_models(slots, server.state.bank)
+            tasks[site] = wire.message(models, {"orders": wire.encode_orders(orders), "round": number}, number, total)
+        return tasks
+
+    def accept_model(self, model: FLModel) -> bool:
+        """Checks a site's answer participant by participant; what does not fit is left out, with its reason.
+
+        Returns:
+            Whether anything of it was accepted.
+        """
+        server, site = self.running, model.meta.get("client_name", "?")
+        accepted = 0
+        try:
+            for answer in wire.decode_answers(model, server.layout, server.state.round):
+                try:
+                    if isinstance(answer, tuple):
+                        server.refuse(*answer)
+                    else:
+                        server.accept(answer, site)
+                        accepted += 1
+                except PayloadError as error:
+                    self.warning(f"round {server.state.round}: {site}: answer refused ({error.code}): {error}")
+        except PayloadError as error:
+            server.rejected[error.code] += 1
+            server.fail([n for n, p in server.participants.items() if p.site == site], f"{error.code}: {error}")
+            self.warning(f"round {server.state.round}: {site}: whole answer refused ({error.code}): {error}")
+        return accepted > 0
+
+    def aggregate_model(self) -> FLModel:
+        """Ends the round: E-step, M-step.
+
+        Returns:
+            The metrics of the round before, measured on the models that this round started from; without parameters.
+
+        Raises:
+            TooFewAnswersError: the last rounds in a row had too few good answers.
+        """
+        measured = self.running.finish_round()
+        if measured is None:
+            return FLModel(params={})
+        scalars = measured.scalars()
+        has_accuracy = "served_accuracy" in scalars
+        info = {"metric_source": "cfl_flare", "metric_split": "test", "use_contribution_sites": False}
+        if has_accuracy:
+            info["key_metric"] = {"name": "served_accuracy", "mode": "max"}
+        return FLModel(
+            params={},
+            metrics=scalars,
+            current_round=measured.record["round"],
+            total_rounds=self.running.settings.num_rounds,
+            meta={AppConstants.METRICS_AGGREGATION_INFO: info},
+        )
+
+    def reset_stats(self) -> None:
+        """Nothing to reset: a round's answers are forgotten when the next one is planned."""

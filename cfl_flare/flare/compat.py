@@ -1,0 +1,114 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The private FLARE 2.9 hooks that cfl_flare leans on, all in one place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.private.fed.utils.fed_utils import authorize_build_component
+
+from cfl_flare.errors import ConfigError
+
+SIMULATED_JOB = "simulate_job"
+
+
+class PerSiteController(ModelController):
+    """A ModelController that sends each site its own data.
+
+    One broadcast cannot carry different data for different sites: FLARE copies a task's data once, after the first
+    site has asked for it. So each site gets a task of its own, and the round waits for all of them together.
+
+    Attributes:
+        site_errors: return code of each site whose last answer was an error.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.site_errors: dict[str, str] = {}
+
+    def _build_shareable(self, data: FLModel | None = None) -> Shareable:
+        """A COLLECTION of one DXO a model: the shape under which FLARE's filters act on each model by itself."""
+        assert data is not None
+        shareable = DXO(DataKind.COLLECTION, data=data.params, meta=data.meta).to_shareable()
+        shareable.set_header(AppConstants.CURRENT_ROUND, data.current_round)
+        shareable.set_header(AppConstants.NUM_ROUNDS, data.total_rounds)
+        shareable.add_cookie(AppConstants.CONTRIBUTION_ROUND, data.current_round)
+        return shareable
+
+    def _accept_train_result(
+        self, client_name: str, result: Shareable, fl_ctx: FLContext, is_unknown_task: bool = False
+    ) -> bool:
+        code = result.get_return_code()
+        if code and code != ReturnCode.OK:
+            self.site_errors[client_name] = str(code)
+        return bool(super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task))
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """An answer that came after its round had ended is dropped."""
+        self.warning(f"{client.name}: late answer to task {task_name!r} dropped; raise task_timeout if this goes on")
+
+    def exchange(
+        self, task_name: str, data: Mapping[str, FLModel], timeout: int, on_answer: Callable[[FLModel], bool]
+    ) -> bool:
+        """Sends each site its data and waits until all have answered, or the time is over.
+
+        Args:
+            task_name: the task.
+            data: what each site gets.
+            timeout: seconds.
+            on_answer: called with each good answer; False refuses it.
+
+        Returns:
+            False if the job was aborted meanwhile.
+        """
+        self.site_errors.clear()
+        for site, model in data.items():
+            self.set_fl_context(model)
+            task = self._prepare_task(data=model, task_name=task_name, timeout=timeout, callback=on_answer)
+            self.send(task, fl_ctx=self.fl_ctx, targets=[site])
+        while self.get_num_standing_tasks():
+            if self.abort_signal.triggered:
+                return False
+            time.sleep(self._task_check_period / 2)
+        return not self.abort_signal.triggered
+
+
+def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
+    """The site's component policy, for classes that FLARE itself does not see in a job.
+
+    Returns:
+        A function of a class path that raises a ConfigError where the policy refuses it.
+    """
+
+    def authorize(class_path: str) -> None:
+        ctx = FLContext()  # a context of its own: FLARE's check writes into it what the running one holds otherwise
+        ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, fl_ctx.get_engine().get_workspace())
+        ctx.set_prop(FLContextKey.CURRENT_JOB_ID, fl_ctx.get_job_id())
+        refusal = authorize_build_component({"path": class_path}, None, None, ctx, [])
+        if refusal:
+            raise ConfigError(
+                f"this site's policy does not allow {class_path!r}: {refusal}; add its package to class_allow_list in "
+                "local/resources.json, or submit the job with byoc=True"
+            )
+
+    return authorize
+
+
+def allow_list_key() -> str:
+    """The name of the allow-list in a site's resources file."""
+    from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIST
+
+    return str(CLASS_ALLOW_LIST)

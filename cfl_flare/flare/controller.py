@@ -1,0 +1,167 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""FLARE's controller for clustered learning: it schedules rounds, waits, writes checkpoints and fires events."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.abstract.model import make_model_learnable
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+
+from cfl_flare import __version__
+from cfl_flare.errors import CFLError, PayloadError
+from cfl_flare.flare import wire
+from cfl_flare.flare.aggregator import ClusteringAggregator
+from cfl_flare.flare.compat import PerSiteController
+from cfl_flare.flare.persistor import ClusterModelPersistor
+from cfl_flare.methods import Participant
+from cfl_flare.results import Recorder
+from cfl_flare.server import ServerSettings
+
+RESULTS = "cfl"
+
+
+class ClusteredController(PerSiteController):
+    """Runs a clustered method over the sites of a job.
+
+    Args:
+        num_rounds: communication rounds.
+        seed: the run's seed.
+        sample: participants a round: a share in (0, 1], or a count.
+        min_answers: fewest good answers with which a round is aggregated, share or count.
+        evaluate_every: rounds between measurements of the served models.
+        max_failed_rounds: the job ends after so many rounds in a row with too few answers.
+        task_timeout: seconds that a round may take; who has not answered by then is left out of it.
+        facts: about the run, for its summary.
+        aggregator_id: the ClusteringAggregator's id in the job.
+        persistor_id: the ClusterModelPersistor's id in the job.
+    """
+
+    def __init__(
+        self,
+        num_rounds: int,
+        seed: int = 0,
+        sample: float | int = 1.0,
+        min_answers: float | int = 1,
+        evaluate_every: int = 1,
+        max_failed_rounds: int = 3,
+        task_timeout: int = 3600,
+        facts: dict[str, Any] | None = None,
+        aggregator_id: str = "aggregator",
+        persistor_id: str = "persistor",
+    ):
+        super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.1)
+        self.num_rounds, self.seed, self.sample = num_rounds, seed, sample
+        self.min_answers, self.evaluate_every = min_answers, evaluate_every
+        self.max_failed_rounds, self.task_timeout = max_failed_rounds, task_timeout
+        self.facts = facts
+        self.aggregator_id = aggregator_id
+        self.left_out: dict[str, str] = {}
+
+    def run(self) -> None:
+        """The whole job: check in, rounds, results."""
+        self.aggregator: ClusteringAggregator = self.get_component(self.aggregator_id)
+        try:
+            self._begin()
+            while self._round():
+                pass
+        except CFLError as error:
+            self.panic(str(error))
+
+    def _begin(self) -> None:
+        settings = ServerSettings(
+            self.num_rounds, self.seed, self.sample, self.min_answers, self.evaluate_every, self.max_failed_rounds
+        )
+        persistor: ClusterModelPersistor = self.persistor
+        resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)
+        participants = self._check_in()
+        if self.abort_signal.triggered:
+            return
+        facts = {
+            **(self.facts or {}),
+            "resumed_at": resumed.round if resumed else None,
+            "sites_left_out": self.left_out,
+        }
+        recorder = Recorder(Path(self.get_run_dir()) / RESULTS, facts, self.aggregator.model)
+        self.aggregator.begin(participants, settings, recorder, self.fl_ctx, resumed)
+        self.info(f"{len(participants)} participants on {len({p.site for p in participants})} sites")
+
+    def _check_in(self) -> list[Participant]:
+        """Asks every site whom it hosts. A site that cannot take part is left out, with its reason."""
+        sites = sorted((client.name for client in self.engine.get_clients()), key=natural)
+        common = {"sites": len(sites), "version": __version__, "memory_of": self.persistor.resume_from}
+        self._hosting = {site: {"index": i, **common} for i, site in enumerate(sites)}
+        hosted: dict[str, list[Participant]] = {}
+
+        def on_answer(answer: FLModel) -> bool:
+            site = answer.meta["client_name"]
+            try:
+                content = wire.content_of(answer.meta)
+                if "error" in content:
+                    raise PayloadError("site_failed", str(content["error"]))
+                hosted[site] = [
+                    Participant(p["name"], site, int(p["samples"]), p["group"]) for p in content["participants"]
+                ]
+            except (PayloadError, KeyError, TypeError, ValueError) as error:
+                self.left_out[site] = str(error)
+            return site in hosted
+
+        data = {site: wire.message({}, content, 0, self.num_rounds) for site, content in self._hosting.items()}
+        self.exchange(wire.CHECK_TASK, data, self.task_timeout, on_answer)
+        for site in sites:
+            if site not in hosted:
+                reason = self.left_out.setdefault(site, self.site_errors.get(site, "no answer in time"))
+                self.error(f"{site} is left out: {reason}")
+        return [p for site in sites for p in hosted.get(site, [])]
+
+    def _round(self) -> bool:
+        """One round; after the last one, one more exchange that only measures. False when all is done."""
+        if self.abort_signal.triggered:
+            return False
+        server, last = self.aggregator.running, self.aggregator.running.finished
+        number = server.state.round
+        tasks = self.aggregator.plan()
+        for site, data in tasks.items():
+            data.meta[wire.META].update(self._hosting[site])
+        self.event(AppEventType.ROUND_STARTED)
+        if not self.exchange(wire.TRAIN_TASK, tasks, self.task_timeout, self.aggregator.accept_model):
+            return False
+        for site, code in self.site_errors.items():
+            server.fail([n for n, p in server.participants.items() if p.site == site], code)
+        self.event(AppEventType.BEFORE_AGGREGATION)
+        metrics = self.aggregator.aggregate_model()
+        if metrics.metrics:
+            self.set_fl_context(metrics)
+            self.fire_event_with_data(
+                AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, metrics
+            )
+            accuracy = metrics.metrics.get("served_accuracy")
+            self.info(f"round {metrics.current_round} of {self.num_rounds} is measured: served_accuracy = {accuracy}")
+        if last:
+            server.close({})
+            return False
+        self.save_state()
+        self.info(f"round {number} of {self.num_rounds} is done")
+        self.event(AppEventType.ROUND_DONE)
+        return True
+
+    def save_state(self) -> None:
+        """Hands the server's state to the persistor."""
+        self.event(AppEventType.BEFORE_LEARNABLE_PERSIST)
+        learnable = make_model_learnable(weights={}, meta_props={"state": self.aggregator.running.state})
+        self.persistor.save(learnable, self.fl_ctx)
+        self.event(AppEventType.AFTER_LEARNABLE_PERSIST)
+
+
+def natural(name: str) -> list[str | int]:
+    """Sorts site-10 after site-9.
+
+    >>> sorted(["site-10", "site-9"], key=natural)
+    ['site-9', 'site-10']
+    """
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,172 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""FLARE's executor for clustered learning: a site that hosts one or many participants."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from cfl_flare import __version__
+from cfl_flare.config import build, from_dict
+from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.errors import AbortedError, CFLError, ConfigError, PayloadError
+from cfl_flare.flare import wire
+from cfl_flare.flare.compat import component_policy
+from cfl_flare.flare.places import store_for
+from cfl_flare.methods import build_method
+from cfl_flare.site import Site
+from cfl_flare.store import Store
+from cfl_flare.training.settings import TrainSettings
+
+
+class ClusteredExecutor(Executor):
+    """Trains and measures a site's participants as the server orders.
+
+    It reads no data and builds no model before its first task, so that whatever is wrong with them becomes an answer
+    with a reason, and not a dead process, which would end the whole job.
+
+    Args:
+        method: as the server's: ``{"method": "wecfl", "k": 3, ...}``.
+        model: ``{"class_path", "args"}`` of the module that is trained.
+        source: ``{"class_path", "args"}`` of the site's data source.
+        data: how a simulation deals the source out; see `cfl_flare.data.DataConfig`.
+        training: see `cfl_flare.training.settings.TrainSettings`.
+        seed: the run's seed.
+        run_name: names the folder where participants' memories outlive the job.
+        evaluate_trained: measure locally trained models as well.
+        device: where to compute, e.g. ``"cpu"`` or ``"cuda:0"``.
+        torch_threads: threads that torch may use; sites that share a machine slow each other down with more.
+    """
+
+    def __init__(
+        self,
+        method: dict[str, Any],
+        model: dict[str, Any],
+        source: dict[str, Any],
+        data: dict[str, Any],
+        training: dict[str, Any],
+        run_name: str,
+        seed: int = 0,
+        evaluate_trained: bool = False,
+        device: str = "cpu",
+        torch_threads: int = 1,
+    ):
+        super().__init__()
+        self.method, self.model, self.source = method, model, source
+        self.data, self.training = data, training
+        self.run_name, self.seed = run_name, seed
+        self.evaluate_trained = evaluate_trained
+        self.device, self.torch_threads = device, torch_threads
+        self._site: Site | None = None
+        self._store: Store | None = None
+        self._memory_round = 0
+        self._abort_signal = Signal()
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Carries out a task; what goes wrong is logged here and answered as a reason without this site's paths."""
+        self._abort_signal = abort_signal
+        try:
+            if task_name == wire.CHECK_TASK:
+                return self._check(shareable, fl_ctx)
+            if task_name == wire.TRAIN_TASK:
+                return self._train(shareable, fl_ctx)
+            return make_reply(ReturnCode.TASK_UNKNOWN)
+        except AbortedError as error:
+            self.log_info(fl_ctx, str(error))
+            return make_reply(ReturnCode.TASK_ABORTED)
+        except Exception as error:
+            self.log_exception(fl_ctx, f"task {task_name!r} failed: {error}")
+            reason = str(error) if isinstance(error, CFLError) else f"{type(error).__name__}: {error}"
+            return wire.to_shareable(
+                {}, {"round": shareable.get_header("current_round"), "error": wire.without_paths(reason)}
+            )
+
+    def _check(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Reads the data, builds the model, and says whom this site hosts."""
+        content = wire.content_of(wire.from_shareable(shareable).meta)
+        if content["version"] != __version__:
+            raise ConfigError(
+                f"the server runs cfl_flare {content['version']}, this site {__version__}: install the same"
+            )
+        site = self._prepared(content, fl_ctx)
+        hosted = [{"name": d.name, "samples": len(d.train), "group": d.group} for d in site.hosted.values()]
+        return wire.to_shareable({}, {"participants": hosted})
+
+    def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """One round for all participants that were given orders."""
+        content = wire.content_of(wire.from_shareable(shareable).meta)
+        site = self._prepared(content, fl_ctx)
+        layout = site.workshop.resident.layout
+        orders, models, content = wire.decode_task(shareable, layout)
+        number = content["round"]
+        self._recall(number, site, content["memory_of"] or self.run_name, fl_ctx)
+        started = time.monotonic()
+        answers = [site.answer(name, order, models, number) for name, order in orders.items()]
+        for answer in answers:
+            if answer.error:
+                self.log_error(fl_ctx, f"round {number}: {answer.participant} failed: {answer.error}")
+        self._remember(number + 1, site)
+        self.log_info(fl_ctx, f"round {number}: {len(answers)} participants in {time.monotonic() - started:.2f} s")
+        return wire.encode_answers(answers, {"round": number})
+
+    def _prepared(self, content: dict[str, Any], fl_ctx: FLContext) -> Site:
+        """The site, built at the first task that this process gets."""
+        if self._site is None:
+            torch.set_num_threads(self.torch_threads)
+            policy = component_policy(fl_ctx)
+            source = build(self.source, DataSource, "data", policy)  # type: ignore[type-abstract]
+            config = from_dict(DataConfig, self.data, "data")
+            site = Site(
+                build_method(self.method),
+                partial(build, self.model, torch.nn.Module, "model", policy),
+                from_dict(TrainSettings, self.training, "training"),
+                self.seed,
+                self.evaluate_trained,
+                self.device,
+                should_stop=lambda: bool(self._abort_signal.triggered),
+            )
+            site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
+            self._site = site
+        return self._site
+
+    def _recall(self, number: int, site: Site, run_name: str, fl_ctx: FLContext) -> None:
+        """Makes sure that the participants' memories are those of the round before this one.
+
+        They are not in a process that FLARE started in the middle of a run, nor in a resumed one.
+        """
+        if self._store is not None and number == self._memory_round:
+            return
+        self._store = store_for(self.run_name, fl_ctx)
+        site.memory = {name: {} for name in site.hosted}
+        if number == 0:
+            self._store.set_aside()
+            return
+        source = store_for(run_name, fl_ctx)
+        if not source.versions():
+            return  # the method remembers nothing
+        try:
+            models, _ = source.load(number, site.workshop.resident.layout)
+        except PayloadError as error:
+            self.log_warning(fl_ctx, f"no memory of round {number} ({error}); participants start from their centre")
+            return
+        for key, params in models.items():
+            name, _, what = key.rpartition("#")
+            if name in site.memory:
+                site.memory[name][what] = params
+
+    def _remember(self, number: int, site: Site) -> None:
+        """Writes the participants' memories, where the method has any."""
+        assert self._store is not None
+        models = {f"{name}#{what}": p for name, own in site.memory.items() for what, p in own.items()}
+        if models:
+            self._store.save(number, models, {})
+        self._memory_round = number

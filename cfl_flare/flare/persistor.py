@@ -1,0 +1,70 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""FLARE's persistor for a bank of cluster models: the only writer of the server's checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.abstract.learnable import Learnable
+from nvflare.app_common.abstract.learnable_persistor import LearnablePersistor
+from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey, make_model_learnable
+
+from cfl_flare.config import check_run_name
+from cfl_flare.flare.places import store_for
+from cfl_flare.methods import ServerState
+from cfl_flare.params import Layout
+from cfl_flare.store import Store, state_facts, state_of
+
+
+class ClusterModelPersistor(LearnablePersistor):
+    """Writes the server's state after each round, outside the job's workspace, and reads it to resume.
+
+    Args:
+        run_name: names the run's folder under the state root.
+        resume_from: name of the run to go on from; None starts afresh.
+    """
+
+    def __init__(self, run_name: str, resume_from: str | None = None):
+        super().__init__()
+        self.run_name = run_name
+        self.resume_from = resume_from
+        self._store: Store | None = None
+
+    def open(self, layout: Layout, fl_ctx: FLContext) -> ServerState | None:
+        """Takes the run's folder for this job.
+
+        Returns:
+            The state to resume from, or None to start afresh.
+
+        Raises:
+            StoreError: the folder is in use, or there is nothing good to resume from.
+        """
+        for name in filter(None, (self.run_name, self.resume_from)):
+            check_run_name(name)
+        self._store = store_for(self.run_name, fl_ctx)
+        self._store.lock()
+        if self.resume_from is None:
+            self._store.set_aside()
+            return None
+        source = self._store if self.resume_from == self.run_name else store_for(self.resume_from, fl_ctx)
+        number, models, facts = source.latest(layout)
+        self.log_info(fl_ctx, f"resuming run {self.resume_from!r} after {number} rounds")
+        if source is not self._store:
+            self._store.set_aside()
+        return state_of(models, facts)
+
+    def save_state(self, state: ServerState) -> None:
+        """Writes a checkpoint."""
+        assert self._store is not None, "open() comes first"
+        self._store.save(state.round, state.bank, state_facts(state))
+
+    def load(self, fl_ctx: FLContext) -> ModelLearnable:
+        """FLARE's own loading, for components that ask for it: empty, the models are the method's to make."""
+        return make_model_learnable(weights={}, meta_props={})
+
+    def save(self, learnable: Learnable, fl_ctx: FLContext) -> None:
+        """FLARE's own saving: ``{"state": ServerState}`` in the learnable's meta."""
+        meta: dict[str, Any] = learnable[ModelLearnableKey.META]
+        self.save_state(meta["state"])

@@ -1,0 +1,226 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe: one Python object that becomes a FLARE job for the simulator, a POC or provisioned sites."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.job_config.base_fed_job import BaseFedJob
+from nvflare.recipe.poc_env import PocEnv
+from nvflare.recipe.sim_env import SimEnv
+from nvflare.recipe.spec import ExecEnv, Recipe
+
+import cfl_flare
+from cfl_flare.config import build, check_run_name, describe, from_dict, parse_spec, require
+from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.flare.aggregator import ClusteringAggregator
+from cfl_flare.flare.compat import allow_list_key
+from cfl_flare.flare.controller import ClusteredController
+from cfl_flare.flare.executor import ClusteredExecutor
+from cfl_flare.flare.persistor import ClusterModelPersistor
+from cfl_flare.methods import Method, build_method, describe_method
+from cfl_flare.server import ServerSettings
+from cfl_flare.training.settings import TrainSettings
+
+OWN_PACKAGES = ("cfl_flare", "torch", "torchvision", "nvflare")
+
+
+class ClusteredRecipe(Recipe):
+    """A federated job that finds groups of participants and trains a model for each.
+
+    Everything is checked here, before anything starts. What only a site can know (its data) is checked by the job's
+    first task, and a site that fails it is left out with its reason.
+
+    Sites need: cfl_flare installed and ``"cfl_flare."`` in the site's ``class_allow_list``, or a job with
+    ``byoc=True`` and the permission for it. In SimEnv and PocEnv the recipe takes care of both.
+
+    Args:
+        name: the job's name, and the name of the run's folder under each site's state root.
+        method: a method, its dictionary ``{"method": "wecfl", "k": 3}``, or ``"wecfl:k=3"``.
+        model: the untrained module, or ``{"class_path": "package.Class", "args": {...}}``.
+        data: what a site reads: a DataSource, or its ``{"class_path", "args"}``.
+        participants: to simulate: how many participants share the data; None where each site is one participant.
+        partition: to simulate: ``{"partition": "dirichlet", "alpha": 0.1}`` or ``"dirichlet:alpha=0.1"``.
+        min_samples: fewest training samples of a participant.
+        num_rounds: communication rounds.
+        training: TrainSettings or a dictionary of them.
+        seed: of initial models, partition, sampling and batches.
+        sample: participants a round: a share in (0.0, 1.0], or a count.
+        min_answers: fewest good answers with which a round is aggregated: share or count.
+        evaluate_every: rounds between measurements of the served models.
+        evaluate_trained: measure locally trained models as well.
+        task_timeout: seconds that a round may take.
+        max_failed_rounds: the job ends after so many rounds in a row with too few answers.
+        min_clients: fewest sites with which FLARE starts the job.
+        device: where the sites compute.
+        torch_threads: threads of torch a process.
+        resume_from: name of the run to go on from.
+        byoc: let the job carry cfl_flare's code, instead of using the installed package.
+
+    Raises:
+        ConfigError: naming the setting, its value and what it should be.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "clustered",
+        method: Method | Mapping[str, Any] | str,
+        model: torch.nn.Module | Mapping[str, Any],
+        data: DataSource | Mapping[str, Any],
+        participants: int | None = None,
+        partition: Mapping[str, Any] | str | None = None,
+        min_samples: int = 8,
+        num_rounds: int,
+        training: TrainSettings | Mapping[str, Any] | None = None,
+        seed: int = 0,
+        sample: float | int = 1.0,
+        min_answers: float | int = 1,
+        evaluate_every: int = 1,
+        evaluate_trained: bool = False,
+        task_timeout: int = 3600,
+        max_failed_rounds: int = 3,
+        min_clients: int = 1,
+        device: str = "cpu",
+        torch_threads: int = 1,
+        resume_from: str | None = None,
+        byoc: bool = False,
+    ):
+        for run_name in filter(None, (name, resume_from)):
+            check_run_name(run_name)
+        for key, value in {
+            "task_timeout": task_timeout,
+            "min_clients": min_clients,
+            "torch_threads": torch_threads,
+        }.items():
+            require(isinstance(value, int) and value >= 1, f"run: {key} = {value!r} should be a whole number >= 1")
+        self.method = _method(method)
+        settings = ServerSettings(num_rounds, seed, sample, min_answers, evaluate_every, max_failed_rounds)
+        self.training = (
+            training if isinstance(training, TrainSettings) else from_dict(TrainSettings, training or {}, "training")
+        )
+        self.model = describe(model, "model")
+        build(self.model, torch.nn.Module, "model")
+        self.source = describe(data, "data")
+        build(self.source, DataSource, "data")  # type: ignore[type-abstract]
+        rule = _named(partition, "partition")
+        self.data = DataConfig(participants, rule, seed, min_samples)
+        enough = participants is None or self.method.clusters <= participants
+        require(
+            enough, f"method {self.method.name}: k = {self.method.clusters} is more than participants = {participants}"
+        )
+        self.byoc = byoc
+        self._staged: Any = None
+
+        job = BaseFedJob(name=name, min_clients=min_clients, key_metric="")
+        job.set_app_packages(["cfl_flare"])
+        spec = describe_method(self.method)
+        values = {"data": dataclasses.asdict(self.data), "training": _plain(self.training)}
+        job.to_server(ClusteringAggregator(spec, self.model), id="aggregator")
+        job.to_server(ClusterModelPersistor(run_name=name, resume_from=resume_from), id="persistor")
+        facts = {"name": name, "source": {k: v for k, v in self.source.items() if k != "config_type"}, **values}
+        controller = ClusteredController(**dataclasses.asdict(settings), task_timeout=task_timeout, facts=facts)
+        job.to_server(controller)
+        executor = ClusteredExecutor(
+            spec,
+            self.model,
+            self.source,
+            **values,
+            run_name=name,
+            seed=seed,
+            evaluate_trained=evaluate_trained,
+            device=device,
+            torch_threads=torch_threads,
+        )
+        job.to_clients(executor, tasks=["check", "train"])
+        # A round's fixed cost is the sites' polling; FLARE's own 2 s would be most of a small round.
+        job.to_server({"server": {"task_request_interval": 0.2}})
+        super().__init__(job)
+        if byoc:
+            self._carry()
+
+    def process_env(self, env: ExecEnv) -> None:
+        """Sees to it that the environment may run cfl_flare's components.
+
+        The simulator's workspace gets an allow-list; a POC is provisioned afresh at each run, so that there the job
+        carries its code.
+        """
+        if isinstance(env, SimEnv) and not self.byoc:
+            classes = ["cfl_flare.", self.model["class_path"], self.source["class_path"]]
+            allow(Path(env.workspace_root) / self._job.name / "local" / "resources.json", classes)
+        elif isinstance(env, PocEnv):
+            self._carry()
+
+    def _carry(self) -> None:
+        """Makes the job carry cfl_flare, and the user's own modules that it names, in its custom folder."""
+        if self._staged is not None:
+            return
+        self._staged = tempfile.TemporaryDirectory(prefix="cfl-byoc-")
+        names = [spec["class_path"].partition(".")[0] for spec in (self.model, self.source)]
+        for package in dict.fromkeys(["cfl_flare", *(n for n in names if n not in OWN_PACKAGES)]):
+            path = _source_of(package)
+            if path is None:
+                continue
+            staged = Path(self._staged.name) / path.name
+            if path.is_dir():
+                shutil.copytree(path, staged, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(path, staged)
+            inside = path.name if path.is_dir() else None
+            self._job.add_file_to_server(str(staged), dest_dir=inside)
+            self._job.add_file_to_clients(str(staged), dest_dir=inside)
+
+
+def _source_of(package: str) -> Path | None:
+    """Folder or file of a top-level package; None where it is installed like any other library (cfl_flare excepted)."""
+    if package == "cfl_flare":
+        return Path(cfl_flare.__file__).parent
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin)
+    if Path(sysconfig.get_paths()["purelib"]) in path.parents:
+        return None
+    return path.parent if path.name == "__init__.py" else path
+
+
+def _method(method: Method | Mapping[str, Any] | str) -> Method:
+    return method if isinstance(method, Method) else build_method(_named(method, "method") or {})
+
+
+def _named(value: Mapping[str, Any] | str | None, key: str) -> dict[str, Any] | None:
+    """``"dirichlet:alpha=0.1"`` or its dictionary, as the dictionary."""
+    if isinstance(value, str):
+        name, settings = parse_spec(value)
+        return {key: name, **settings}
+    return None if value is None else dict(value)
+
+
+def _plain(settings: TrainSettings) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(settings).items()}
+
+
+def allow(resources: Path, classes: list[str]) -> None:
+    """Adds class path prefixes to a site's component policy, keeping what is there.
+
+    Args:
+        resources: ``local/resources.json``; made if it is not there, with FLARE's own default list.
+        classes: prefixes; ``"package."`` is all of a package.
+    """
+    key = allow_list_key()
+    content = json.loads(resources.read_text()) if resources.is_file() else {"format_version": 2}
+    listed = list(content.get(key, DEFAULT_CLASS_ALLOW_LIST))
+    content[key] = listed + [c for c in classes if c not in listed]
+    resources.parent.mkdir(parents=True, exist_ok=True)
+    resources.write_text(json.dumps(content, indent=2))

@@ -1,0 +1,153 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What goes over the wire: a COLLECTION of one DXO a model both ways, everything else in its meta.
+
+Down: ``{slot: WEIGHTS}`` and the orders. Up: ``{"participant/slot": WEIGHT_DIFF}`` and the answers. Values are numpy
+arrays by parameter name, float32 (integer buffers int64).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+
+from cfl_flare.errors import PayloadError
+from cfl_flare.methods import Update
+from cfl_flare.params import Layout, Params
+from cfl_flare.site import Answer, Order
+
+SCHEMA = 1
+META = "cfl"
+CHECK_TASK = "check"
+TRAIN_TASK = "train"
+
+
+def message(collection: Mapping[str, DXO], content: Mapping[str, Any], number: int, total: int) -> FLModel:
+    """A message as FLARE's controllers and aggregators hold it."""
+    return FLModel(
+        params_type=ParamsType.FULL,
+        params=dict(collection),
+        meta={META: {"schema": SCHEMA, **content}},
+        current_round=number,
+        total_rounds=total,
+    )
+
+
+def to_shareable(collection: Mapping[str, DXO], content: Mapping[str, Any]) -> Shareable:
+    """A message as a site sends it."""
+    return DXO(DataKind.COLLECTION, data=dict(collection), meta={META: {"schema": SCHEMA, **content}}).to_shareable()
+
+
+def content_of(meta: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The checked meta of a message.
+
+    Raises:
+        PayloadError: there is none, or of another schema.
+    """
+    content = (meta or {}).get(META)
+    if not isinstance(content, dict):
+        raise PayloadError("schema", "the answer carries no cfl_flare content; was it made by another executor?")
+    if content.get("schema") != SCHEMA:
+        raise PayloadError(
+            "schema", f"schema {content.get('schema')!r}, expected {SCHEMA}: install the same cfl_flare everywhere"
+        )
+    return content
+
+
+def encode_models(slots: Iterable[str], bank: Mapping[str, Params]) -> dict[str, DXO]:
+    """The models that a site needs, each once."""
+    return {slot: DXO(DataKind.WEIGHTS, data=bank[slot].arrays()) for slot in slots}
+
+
+def encode_orders(orders: Mapping[str, Order]) -> dict[str, Any]:
+    """The orders as plain values."""
+    return {n: {"slots": list(o.slots), "train": o.train, "evaluate": o.evaluate} for n, o in orders.items()}
+
+
+def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Order], dict[str, Params], dict[str, Any]]:
+    """A training task on the site: its orders, its models, and its other content.
+
+    Raises:
+        PayloadError: the models do not fit this site's.
+    """
+    dxo = from_shareable(shareable)
+    content = content_of(dxo.meta)
+    models = {slot: layout.pack(part.data) for slot, part in dxo.data.items()}
+    orders = {
+        name: Order(tuple(o["slots"]), bool(o["train"]), bool(o["evaluate"])) for name, o in content["orders"].items()
+    }
+    return orders, models, content
+
+
+def encode_answers(answers: Sequence[Answer], content: Mapping[str, Any]) -> Shareable:
+    """A site's answers. Failing participants are left out of the collection, with their reason in the meta."""
+    collection: dict[str, DXO] = {}
+    described: dict[str, dict[str, Any]] = {}
+    for a in answers:
+        described[a.participant] = {"metrics": dict(a.metrics), "error": a.error and without_paths(a.error)}
+        if a.update is None:
+            continue
+        described[a.participant] |= {"samples": a.update.samples, "cluster": a.update.cluster}
+        for slot, diff in a.update.diffs.items():
+            meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: a.update.samples}
+            collection[f"{a.participant}/{slot}"] = DXO(DataKind.WEIGHT_DIFF, data=diff.arrays(), meta=meta)
+    return to_shareable(collection, {**content, "answers": described})
+
+
+def decode_answers(answer: FLModel, layout: Layout, number: int) -> Iterator[Answer | tuple[str, PayloadError]]:
+    """A site's answers, one at a time: an answer, or the participant's name and why its arrays do not fit.
+
+    Raises:
+        PayloadError: the message as a whole is of another round or schema, or is no such message.
+    """
+    content = content_of(answer.meta)
+    if "error" in content:
+        raise PayloadError("site_failed", str(content["error"]))
+    if content.get("round") != number:
+        raise PayloadError("round", f"answers round {content.get('round')!r}, the current one is {number}")
+    described = content.get("answers")
+    collection = answer.params if answer.params is not None else {}
+    if not isinstance(described, dict) or not isinstance(collection, dict):
+        raise PayloadError("schema", "the answer has no 'answers' or no collection of models")
+    strangers = sorted(key for key in collection if key.rpartition("/")[0] not in described)
+    if strangers:
+        raise PayloadError("unknown_participant", f"model {strangers[0]!r} belongs to no answering participant")
+    for name, said in described.items():
+        own = {key.rpartition("/")[2]: dxo for key, dxo in collection.items() if key.rpartition("/")[0] == name}
+        try:
+            yield _answer(name, said, own, layout)
+        except PayloadError as error:
+            yield name, error
+
+
+def _answer(name: str, said: Any, models: Mapping[str, Any], layout: Layout) -> Answer:
+    if not isinstance(said, dict) or not isinstance(said.get("metrics", {}), dict):
+        raise PayloadError("schema", f"{name}: its answer is not a dictionary with metrics")
+    update = None
+    if "samples" in said:
+        diffs = {slot: _diff(name, slot, dxo, layout) for slot, dxo in models.items()}
+        update = Update(name, said["samples"], diffs, said.get("cluster"))
+    error = said.get("error")
+    return Answer(name, update, said.get("metrics", {}), None if error is None else str(error))
+
+
+def _diff(name: str, slot: str, dxo: Any, layout: Layout) -> Params:
+    """One difference. A name that a site's filter removed counts as unchanged."""
+    if not isinstance(dxo, DXO) or not isinstance(dxo.data, dict):
+        raise PayloadError("kind", f"{name}/{slot}: not a DXO of named arrays but {type(dxo).__name__}")
+    if dxo.data_kind != DataKind.WEIGHT_DIFF:
+        raise PayloadError("kind", f"{name}/{slot}: kind {dxo.data_kind}, expected {DataKind.WEIGHT_DIFF}")
+    try:
+        return layout.pack(dxo.data, allow_missing=bool(dxo.get_filter_history()))
+    except PayloadError as error:
+        raise PayloadError(error.code, f"{name}/{slot}: {error}") from error
+
+
+def without_paths(text: str) -> str:
+    """A reason fit to be sent: a site's file paths are its own business."""
+    return re.sub(r"(?<![\w.])(?:~|\$\w+)?(?:/[\w.\-+@]+)+/?", "<path>", text)[:500]
