@@ -30,3 +30,7 @@ class PayloadError(CFLError, ValueError):
 
 class AbortedError(CFLError):
     """The job was aborted while a participant was working."""
+
+
+class RunFailedError(CFLError):
+    """FLARE ended a run before its time."""

@@ -20,7 +20,7 @@ from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.compat import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.methods import Participant
-from cfl_flare.results import Recorder
+from cfl_flare.results import Recorder, load_run
 from cfl_flare.server import ServerSettings
 
 RESULTS = "cfl"
@@ -144,11 +144,21 @@ class ClusteredController(PerSiteController):
             self.info(f"round {metrics.current_round} of {self.num_rounds} is measured: served_accuracy = {accuracy}")
         if last:
             server.close({})
+            self._draw()
             return False
         self.save_state()
         self.info(f"round {number} of {self.num_rounds} is done")
         self.event(AppEventType.ROUND_DONE)
         return True
+
+    def _draw(self) -> None:
+        """The run's figures; a server without matplotlib still has everything that they show."""
+        try:
+            from cfl_flare.report.figures import draw
+
+            draw(load_run(Path(self.get_run_dir()) / RESULTS))
+        except ImportError as error:
+            self.warning(f"no figures: {error}; 'cfl-flare show' draws them from the results")
 
     def save_state(self) -> None:
         """Hands the server's state to the persistor."""

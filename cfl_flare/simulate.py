@@ -1,0 +1,215 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs methods one after the other on simulated participants, with a live display: what ``cfl-flare run`` does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cfl_flare.config import require
+from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.errors import RunFailedError
+from cfl_flare.loop import run_loop
+from cfl_flare.methods import Method
+from cfl_flare.report.figures import draw
+from cfl_flare.results import ROUNDS, Run, load_run, read_lines
+from cfl_flare.server import ServerSettings
+from cfl_flare.training.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What the methods of one comparison share; the fields are those of ``cfl-flare run``."""
+
+    source: DataSource
+    model: Mapping[str, Any]
+    partition: Mapping[str, Any]
+    participants: int
+    sites: int
+    rounds: int
+    min_samples: int = 8
+    sample: float | int = 1.0
+    min_answers: float | int = 1
+    evaluate_every: int = 1
+    evaluate_trained: bool = False
+    task_timeout: int = 3600
+    seed: int = 0
+    training: TrainSettings = field(default_factory=TrainSettings)
+    loop: bool = False
+
+
+def simulate(methods: Mapping[str, Method], settings: RunSettings, out: Path) -> list[Run]:
+    """Runs each method and leaves its results in ``out/<name>``.
+
+    Everything is checked for all methods before the first one starts.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        RunFailedError: FLARE ended a run before its time; the message names the reason and the log.
+    """
+    require(settings.sites >= 1, f"--sites = {settings.sites} should be >= 1")
+    require(
+        settings.sites <= settings.participants,
+        f"--sites = {settings.sites} is more than --participants = {settings.participants}; each hosts at least one",
+    )
+    jobs = {name: _job(name, method, settings) for name, method in methods.items()}
+    runs = []
+    with open(os.dup(sys.stdout.fileno()), "w") as terminal:
+        console = Console(file=terminal)
+        for name, job in jobs.items():
+            folder = out / name
+            folder.mkdir(parents=True)
+            with Display(console, name, settings.rounds) as display:
+                job(folder, display)
+            runs.append(load_run(folder))
+    return runs
+
+
+def _job(name: str, method: Method, settings: RunSettings) -> Any:
+    """A checked job: a function of its results' folder and the display."""
+    data = DataConfig(settings.participants, dict(settings.partition), settings.seed, settings.min_samples)
+    scheduled = ServerSettings(
+        settings.rounds, settings.seed, settings.sample, settings.min_answers, settings.evaluate_every
+    )
+    if settings.loop:
+
+        def in_process(folder: Path, display: Display) -> None:
+            run_loop(
+                method=method,
+                model=settings.model,
+                source=settings.source,
+                data=data,
+                settings=scheduled,
+                training=settings.training,
+                folder=folder,
+                evaluate_trained=settings.evaluate_trained,
+                on_round=lambda measured: display.update([measured.record]),
+            )
+            draw(load_run(folder))
+
+        return in_process
+    from nvflare.recipe.sim_env import SimEnv
+
+    from cfl_flare.flare import ClusteredRecipe
+
+    recipe = ClusteredRecipe(
+        name=name,
+        method=method,
+        model=settings.model,
+        data=settings.source,
+        participants=settings.participants,
+        partition=settings.partition,
+        min_samples=settings.min_samples,
+        num_rounds=settings.rounds,
+        training=settings.training,
+        seed=settings.seed,
+        sample=settings.sample,
+        min_answers=settings.min_answers,
+        evaluate_every=settings.evaluate_every,
+        evaluate_trained=settings.evaluate_trained,
+        task_timeout=settings.task_timeout,
+    )
+
+    def through_flare(folder: Path, display: Display) -> None:
+        workspace = folder.parent / "flare"
+        require(
+            " " not in str(workspace), f"--out: FLARE's simulator cannot work in {str(workspace)!r}: it has a space"
+        )
+        env = SimEnv(num_clients=settings.sites, workspace_root=str(workspace))
+        results = Path(env.workspace_root) / name / "server" / "simulate_job"
+        log = folder / "flare.log"
+        try:
+            with display.watching(results / "cfl" / ROUNDS), output_to(log):
+                recipe.execute(env)
+        except RuntimeError as error:
+            raise RunFailedError(f"{name}: {reason_in(log) or error}; FLARE's log is {log}") from error
+        require(
+            (results / "cfl" / "summary.json").is_file(), f"{name}: no results; {reason_in(log)}; FLARE's log is {log}"
+        )
+        for part in (results / "cfl", results / "metrics"):
+            shutil.copytree(part, folder if part.name == "cfl" else folder / part.name, dirs_exist_ok=True)
+
+    return through_flare
+
+
+def reason_in(log: Path) -> str:
+    """Why FLARE ended a run, from its log; empty if it does not say."""
+    found = re.findall(r"(?:FATAL_SYSTEM_ERROR received: |is left out: |ERROR - )(.+)", log.read_text(errors="replace"))
+    return found[-1] if found else ""
+
+
+@contextlib.contextmanager
+def output_to(path: Path) -> Iterator[None]:
+    """Sends what this process and its children print to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(fd) for fd in (1, 2)]
+    try:
+        with path.open("w") as log:
+            for fd in (1, 2):
+                os.dup2(log.fileno(), fd)
+            yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for fd, old in zip((1, 2), saved):
+            os.dup2(old, fd)
+            os.close(old)
+
+
+class Display:
+    """A bar with rounds, and the last measured accuracy."""
+
+    def __init__(self, console: Console, name: str, rounds: int):
+        columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
+        self._task = self._progress.add_task(name, total=rounds, note="starting FLARE")
+        self._seen = 0
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def update(self, records: list[dict[str, Any]]) -> None:
+        """Shows rounds that have been measured."""
+        for record in records:
+            note = ""
+            if "served_accuracy" in record:
+                note = f"accuracy {record['served_accuracy']:.3f}, worst {record['served_worst_accuracy']:.3f}"
+            if record.get("ari") is not None:
+                note += f", ARI {record['ari']:.2f}"
+            self._progress.update(self._task, completed=record["round"] + 1, note=note)
+
+    @contextlib.contextmanager
+    def watching(self, path: Path) -> Iterator[None]:
+        """Shows the rounds that another process appends to a file."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(0.3):
+                self.update(read_lines(path)[self._seen :])
+                self._seen = len(read_lines(path))
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            self.update(read_lines(path)[self._seen :])
