@@ -18,9 +18,23 @@ from cfl_flare.errors import ConfigError
 
 T = TypeVar("T")
 
-# FLARE builds every dictionary with a class path that it finds in a component's arguments, at once and on its own.
-# This mark leaves ours alone: they are built later, by `build`, after the site's component policy was asked.
-AS_DICT = {"config_type": "dict"}
+# FLARE takes every dictionary in a component's arguments that has a "path", "class_path" or "name" for a component, and
+# builds it at once. This mark leaves ours alone: they are built later, by `build`, after the site's policy was asked.
+MARK = {"config_type": "dict"}
+
+
+def marked(value: Any) -> Any:
+    """The value, with FLARE's mark for plain data on every dictionary in it."""
+    if isinstance(value, Mapping):
+        return {**{str(k): marked(v) for k, v in value.items()}, **MARK}
+    return [marked(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def unmarked(value: Any) -> Any:
+    """The value without those marks."""
+    if isinstance(value, Mapping):
+        return {k: unmarked(v) for k, v in value.items() if k not in MARK}
+    return [unmarked(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def _accepts(value: Any, annotation: Any) -> bool:
@@ -131,10 +145,11 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
         ConfigError: a required parameter is not kept as an attribute, or cannot be written to a job file.
     """
     if isinstance(obj, Mapping):
-        unknown = set(obj) - {"class_path", "args", "config_type"}
+        obj = unmarked(obj)
+        unknown = set(obj) - {"class_path", "args"}
         if "class_path" not in obj or unknown:
             raise ConfigError(f"{what}: {dict(obj)!r} should be {{'class_path': 'package.Class', 'args': {{...}}}}")
-        return {"class_path": obj["class_path"], "args": dict(obj.get("args") or {}), **AS_DICT}
+        return {"class_path": obj["class_path"], "args": dict(obj.get("args") or {})}
     cls = type(obj)
     if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
         raise ConfigError(
@@ -155,7 +170,7 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
         value = _plain(getattr(obj, name), f"{what}: {cls.__qualname__}.{name}")
         if value != parameter.default:
             args[name] = value
-    return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "args": args, **AS_DICT}
+    return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "args": args}
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -186,6 +201,7 @@ def build(
     Raises:
         ConfigError: no such module or class, not a ``base``, or arguments that do not fit.
     """
+    spec = unmarked(spec)
     path = spec.get("class_path")
     if not isinstance(path, str) or "." not in path:
         raise ConfigError(f"{what}: class_path = {path!r} should be 'package.module.Class'")

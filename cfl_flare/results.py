@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cfl_flare.config import build
+from cfl_flare.config import build, unmarked
 from cfl_flare.errors import ConfigError
 from cfl_flare.methods import GLOBAL, Method, Participant, ServerState, describe_method
 from cfl_flare.params import Layout, load_arrays, save_arrays
@@ -38,7 +38,7 @@ class Recorder:
     """
 
     def __init__(self, folder: Path, run: Mapping[str, Any], model: Mapping[str, Any]):
-        self.folder, self._run, self._model = folder, dict(run), dict(model)
+        self.folder, self._run, self._model = folder, unmarked(run), unmarked(model)
         (folder / MODELS).mkdir(parents=True, exist_ok=True)
         for name in (ROUNDS, ASSIGNMENTS, SUMMARY):
             (folder / name).unlink(missing_ok=True)
@@ -77,7 +77,7 @@ class Recorder:
         summary = {
             "method": describe_method(method),
             **self._run,
-            "model": {k: v for k, v in self._model.items() if k != "config_type"},
+            "model": self._model,
             "rounds": state.round,
             "final": {} if last is None else last.scalars(),
             "final_round": None if last is None else last.record["round"],

@@ -14,7 +14,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
 
-from cfl_flare.config import build
+from cfl_flare.config import build, unmarked
 from cfl_flare.errors import PayloadError
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy
@@ -70,7 +70,7 @@ class ClusteringAggregator(ModelAggregator):
         Raises:
             ConfigError: the method cannot be run with them.
         """
-        method = build_method(self.method)
+        method = build_method(unmarked(self.method))
         make_model = partial(self._make_model, fl_ctx)
         state = resumed or method.start(partial(untrained, make_model, settings.seed))
         self.server = Server(method, self.layout(fl_ctx), participants, settings, state, recorder)

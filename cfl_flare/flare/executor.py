@@ -16,7 +16,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from cfl_flare import __version__
-from cfl_flare.config import build, from_dict
+from cfl_flare.config import build, from_dict, unmarked
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.errors import AbortedError, CFLError, ConfigError, PayloadError
 from cfl_flare.flare import wire
@@ -124,11 +124,11 @@ class ClusteredExecutor(Executor):
             torch.set_num_threads(self.torch_threads)
             policy = component_policy(fl_ctx)
             source = build(self.source, DataSource, "data", policy)  # type: ignore[type-abstract]
-            config = from_dict(DataConfig, self.data, "data")
+            config = from_dict(DataConfig, unmarked(self.data), "data")
             site = Site(
-                build_method(self.method),
+                build_method(unmarked(self.method)),
                 partial(build, self.model, torch.nn.Module, "model", policy),
-                from_dict(TrainSettings, self.training, "training"),
+                from_dict(TrainSettings, unmarked(self.training), "training"),
                 self.seed,
                 self.evaluate_trained,
                 self.device,

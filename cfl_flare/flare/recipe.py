@@ -22,7 +22,7 @@ from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
 import cfl_flare
-from cfl_flare.config import build, check_run_name, describe, from_dict, parse_spec, require
+from cfl_flare.config import build, check_run_name, describe, from_dict, marked, parse_spec, require
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.compat import allow_list_key
@@ -125,18 +125,18 @@ class ClusteredRecipe(Recipe):
 
         job = BaseFedJob(name=name, min_clients=min_clients, key_metric="")
         job.set_app_packages(["cfl_flare"])
-        spec = describe_method(self.method)
+        spec = marked(describe_method(self.method))
         values = {"data": dataclasses.asdict(self.data), "training": _plain(self.training)}
-        job.to_server(ClusteringAggregator(spec, self.model), id="aggregator")
+        job.to_server(ClusteringAggregator(spec, marked(self.model)), id="aggregator")
         job.to_server(ClusterModelPersistor(run_name=name, resume_from=resume_from), id="persistor")
-        facts = {"name": name, "source": {k: v for k, v in self.source.items() if k != "config_type"}, **values}
-        controller = ClusteredController(**dataclasses.asdict(settings), task_timeout=task_timeout, facts=facts)
+        facts = {"name": name, "source": self.source, **values}
+        controller = ClusteredController(**dataclasses.asdict(settings), task_timeout=task_timeout, facts=marked(facts))
         job.to_server(controller)
         executor = ClusteredExecutor(
             spec,
-            self.model,
-            self.source,
-            **values,
+            marked(self.model),
+            marked(self.source),
+            **{key: marked(value) for key, value in values.items()},
             run_name=name,
             seed=seed,
             evaluate_trained=evaluate_trained,
