@@ -97,7 +97,7 @@ class Server:
         state: ServerState,
         recorder: Recorder | None = None,
     ):
-        require(bool(participants), "run: no site has a participant; see the sites' reasons above")
+        require(bool(participants), "run: there are no participants")
         self.method, self.layout, self.settings, self.state = method, layout, settings, state
         self.participants = {p.name: p for p in participants}
         require(len(self.participants) == len(participants), "run: two participants have the same name")

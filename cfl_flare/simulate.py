@@ -113,6 +113,7 @@ def _job(name: str, method: Method, settings: RunSettings) -> Any:
         partition=settings.partition,
         min_samples=settings.min_samples,
         num_rounds=settings.rounds,
+        min_clients=settings.sites,
         training=settings.training,
         seed=settings.seed,
         sample=settings.sample,

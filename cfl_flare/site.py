@@ -110,7 +110,7 @@ class Site:
             raise DataError(
                 f"{data.name}: the model {type(module).__name__} does not take samples of shape {shape} ({first}); "
                 f"set the model's input_shape to {list(shape)}"
-            ) from error
+            ) from None
         top = int(max(data.train.y.max(), data.test.y.max()))
         if outputs.dim() != 2 or outputs.shape[1] <= top:
             raise DataError(

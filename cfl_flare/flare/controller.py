@@ -14,6 +14,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 
 from cfl_flare import __version__
+from cfl_flare.config import require
 from cfl_flare.errors import CFLError, PayloadError
 from cfl_flare.flare import wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
@@ -80,8 +81,7 @@ class ClusteredController(PerSiteController):
         persistor: ClusterModelPersistor = self.persistor
         resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)
         participants = self._check_in()
-        if self.abort_signal.triggered:
-            return
+        require(bool(participants), f"run: no site can take part: {self.left_out}")
         facts = {
             **(self.facts or {}),
             "resumed_at": resumed.round if resumed else None,
@@ -113,10 +113,11 @@ class ClusteredController(PerSiteController):
 
         data = {site: wire.message({}, content, 0, self.num_rounds) for site, content in self._hosting.items()}
         self.exchange(wire.CHECK_TASK, data, self.task_timeout, on_answer)
-        for site in sites:
-            if site not in hosted:
-                reason = self.left_out.setdefault(site, self.site_errors.get(site, "no answer in time"))
-                self.error(f"{site} is left out: {reason}")
+        said = dict(self.left_out)
+        silent = {site: self.site_errors.get(site, "no answer in time") for site in sites}
+        self.left_out = {site: said.get(site, silent[site]) for site in sites if site not in hosted}
+        for site, reason in self.left_out.items():
+            self.error(f"{site} is left out: {reason}")
         return [p for site in sites for p in hosted.get(site, [])]
 
     def _round(self) -> bool:

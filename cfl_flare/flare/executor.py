@@ -83,12 +83,13 @@ class ClusteredExecutor(Executor):
         except AbortedError as error:
             self.log_info(fl_ctx, str(error))
             return make_reply(ReturnCode.TASK_ABORTED)
+        except CFLError as error:
+            self.log_error(fl_ctx, str(error))
+            reason = str(error)
         except Exception as error:
             self.log_exception(fl_ctx, f"task {task_name!r} failed: {error}")
-            reason = str(error) if isinstance(error, CFLError) else f"{type(error).__name__}: {error}"
-            return wire.to_shareable(
-                {}, {"round": shareable.get_header("current_round"), "error": wire.without_paths(reason)}
-            )
+            reason = f"{type(error).__name__}: {error}"
+        return wire.to_shareable({}, {"error": wire.without_paths(reason)})
 
     def _check(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Reads the data, builds the model, and says whom this site hosts."""

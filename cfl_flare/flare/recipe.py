@@ -54,6 +54,7 @@ class ClusteredRecipe(Recipe):
         partition: to simulate: ``{"partition": "dirichlet", "alpha": 0.1}`` or ``"dirichlet:alpha=0.1"``.
         min_samples: fewest training samples of a participant.
         num_rounds: communication rounds.
+        min_clients: fewest sites with which FLARE starts the job; a site that comes up later misses it.
         training: TrainSettings or a dictionary of them.
         seed: of initial models, partition, sampling and batches.
         sample: participants a round: a share in (0.0, 1.0], or a count.
@@ -62,7 +63,6 @@ class ClusteredRecipe(Recipe):
         evaluate_trained: measure locally trained models as well.
         task_timeout: seconds that a round may take.
         max_failed_rounds: the job ends after so many rounds in a row with too few answers.
-        min_clients: fewest sites with which FLARE starts the job.
         device: where the sites compute.
         torch_threads: threads of torch a process.
         resume_from: name of the run to go on from.
@@ -83,6 +83,7 @@ class ClusteredRecipe(Recipe):
         partition: Mapping[str, Any] | str | None = None,
         min_samples: int = 8,
         num_rounds: int,
+        min_clients: int,
         training: TrainSettings | Mapping[str, Any] | None = None,
         seed: int = 0,
         sample: float | int = 1.0,
@@ -91,7 +92,6 @@ class ClusteredRecipe(Recipe):
         evaluate_trained: bool = False,
         task_timeout: int = 3600,
         max_failed_rounds: int = 3,
-        min_clients: int = 1,
         device: str = "cpu",
         torch_threads: int = 1,
         resume_from: str | None = None,

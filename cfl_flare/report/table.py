@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def results_table(runs: Sequence[Run]) -> Table:
     those of the rounds, without the start of the processes.
     """
     title = "served models, on the participants' own test splits"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)
     for name in ("rounds", "accuracy", "macro-F1", "worst", "clusters", "ARI", "bytes", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)

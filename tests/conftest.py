@@ -1,0 +1,18 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def data_root() -> Path:
+    """The real image sets; tests that need them are skipped where they are not."""
+    root = os.environ.get("CFL_DATA_ROOT")
+    if not root or not Path(root).is_dir():
+        pytest.skip("CFL_DATA_ROOT names no folder with the real image sets")
+    return Path(root)

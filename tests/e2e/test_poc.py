@@ -1,0 +1,67 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Real jobs in a proof-of-concept deployment: provisioned server and sites as processes of their own."""
+
+import re
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from nvflare.recipe.poc_env import PocEnv
+
+from cfl_flare.data import Digits
+from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.models import MLP
+from cfl_flare.results import load_run
+from tests.e2e.plugin import SlowMLP
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def poc(tmp_path, monkeypatch):
+    monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(tmp_path / "poc"))
+    monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
+    env = PocEnv(num_clients=2)
+    yield env
+    env.stop(clean_up=True)
+
+
+def recipe(**settings) -> ClusteredRecipe:
+    values = {"name": "poc", "method": "wecfl:k=3", "model": MLP((1, 8, 8), 10), "data": Digits(), "participants": 6}
+    values |= {"partition": "label_permutation:groups=3", "num_rounds": 3, "min_clients": 2}
+    values |= {"training": {"lr": 0.05}}
+    return ClusteredRecipe(**{**values, **settings})
+
+
+def test_the_recipe_of_the_simulator_runs_in_a_poc(poc):
+    run = recipe().execute(poc)
+    result = Path(run.get_result(timeout=300, clean_up=False))
+    found = load_run(next(result.rglob("summary.json")).parent)
+    assert found.summary["rounds"] == 3
+    assert found.summary["final"]["ari"] == 1.0
+    assert {p["site"] for p in found.summary["participants"]} == {"site-1", "site-2"}
+    assert next(result.rglob("metrics_summary.json")).is_file()
+
+
+def test_an_abort_stops_a_site_within_five_seconds(poc, tmp_path):
+    """A round of this model takes 3 participants x 100 steps x 0.2 s = a minute a site."""
+    run = recipe(model=SlowMLP((1, 8, 8), 10), training={"local_steps": 100}, num_rounds=2).execute(poc)
+    logs = {}
+    deadline = time.monotonic() + 120
+    while len(logs) < 2 and time.monotonic() < deadline:
+        logs = {
+            p.parents[1].name: p for p in (tmp_path / "poc").rglob("site-*/*/log.txt") if "got task" in p.read_text()
+        }
+        time.sleep(0.5)
+    time.sleep(8)  # into the round
+    aborted = datetime.now()
+    poc.abort_job(run.job_id)
+    ends = []
+    while len(ends) < 2 and time.monotonic() < deadline + 60:
+        ends = [m for p in logs.values() if (m := re.search(r"(\S+ \S+),\d+ .*aborted while p", p.read_text()))]
+        time.sleep(0.5)
+    waits = [(datetime.fromisoformat(m[1]) - aborted).total_seconds() for m in ends]
+    assert len(waits) == 2
+    assert max(waits) < 5

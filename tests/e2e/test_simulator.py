@@ -1,0 +1,154 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Real jobs in FLARE's simulator."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from nvflare.recipe.sim_env import SimEnv
+
+from cfl_flare.config import describe
+from cfl_flare.data import DataConfig, Digits
+from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.loop import run_loop
+from cfl_flare.methods import build_method
+from cfl_flare.models import MLP
+from cfl_flare.params import load_arrays
+from cfl_flare.results import load_model, load_run
+from cfl_flare.server import ServerSettings
+from cfl_flare.training.settings import TrainSettings
+from tests.e2e.plugin import AbsentAtSite2, HalfTheDigits, Touchy
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+PARTITION = {"partition": "label_permutation", "groups": 3}
+
+
+def in_simulator(folder: Path, sites: int, **settings) -> Path:
+    """Runs a job and returns the server's run directory."""
+    values = {
+        "data": Digits(),
+        "model": MLP((1, 8, 8), 10),
+        "participants": 8,
+        "partition": PARTITION,
+        "num_rounds": 3,
+        "min_clients": sites,
+    }
+    recipe = ClusteredRecipe(**{"name": "job", "training": {"lr": 0.05}, **values, **settings})
+    run = recipe.execute(SimEnv(num_clients=sites, workspace_root=str(folder)))
+    return Path(run.get_result()) / "server" / "simulate_job"
+
+
+def bank(run_dir: Path) -> dict[str, dict[str, np.ndarray]]:
+    return {p.stem: load_arrays(p)[0] for p in sorted((run_dir / "cfl" / "clusters").glob("*.safetensors"))}
+
+
+@pytest.mark.parametrize("method", ["wecfl:k=3", "ifca:k=3"])
+@pytest.mark.parametrize("sites", [1, 2, 4])
+def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, sites):
+    run_dir = in_simulator(tmp_path / "flare", sites, method=method, sample=6)
+    name = method.partition(":")[0]
+    run_loop(
+        method=build_method({"method": name, "k": 3}),
+        model=describe(MLP((1, 8, 8), 10), "model"),
+        source=Digits(),
+        data=DataConfig(8, PARTITION),
+        settings=ServerSettings(3, sample=6),
+        training=TrainSettings(lr=0.05),
+        folder=tmp_path / "loop" / "cfl",
+    )
+    through_flare, in_process = bank(run_dir), bank(tmp_path / "loop")
+    assert through_flare.keys() == in_process.keys() >= {"cluster-0", "cluster-1", "cluster-2"}
+    for slot, arrays in in_process.items():
+        for key, array in arrays.items():
+            np.testing.assert_allclose(through_flare[slot][key], array, atol=1e-6, err_msg=f"{slot} {key}")
+    runs = load_run(run_dir / "cfl"), load_run(tmp_path / "loop" / "cfl")
+    assert runs[0].assignments == runs[1].assignments
+
+
+def test_a_run_leaves_its_results_and_flare_s_artifacts(tmp_path):
+    run_dir = in_simulator(tmp_path, 2, method="wecfl:k=3", evaluate_trained=True)
+    run = load_run(run_dir / "cfl")
+    assert [r["round"] for r in run.rounds] == [0, 1, 2]
+    assert len(run.assignments) == 3 * 8
+    assert run.summary["final"]["ari"] == 1.0
+    assert run.rounds[0]["trained_accuracy"] >= 0  # asked for
+    assert {p["site"] for p in run.summary["participants"]} == {"site-1", "site-2"}
+    assert (run_dir / "cfl" / "accuracy.png").stat().st_size > 1000
+    assert (run_dir / "cfl" / "cluster_sizes.png").stat().st_size > 1000
+    lines = [json.loads(line) for line in (run_dir / "metrics" / "round_metrics.jsonl").read_text().splitlines()]
+    names = {m["name"] for m in lines[-1]["aggregated_metrics"]}
+    assert {"served_accuracy", "ari", "cluster-0/served_accuracy", "cluster-2/size"} <= names
+    model = load_model(run_dir / "cfl", "cluster-1")
+    assert model.head.weight.shape == (10, 64)
+
+
+def test_failing_and_diverging_participants_do_not_end_a_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    run_dir = in_simulator(
+        tmp_path, 2, method="fedavg", model=Touchy((1, 8, 8), 10), data=HalfTheDigits(1), num_rounds=4
+    )
+    run = load_run(run_dir / "cfl")
+    reasons = {why.split(":")[0] for r in run.rounds for why in r["failed"].values()}
+    assert reasons == {"participant_failed", "non_finite"}
+    assert all(len(r["trained"]) + len(r["failed"]) == 8 and r["trained"] for r in run.rounds)
+    assert run.summary["rejected"]["participant_failed"] > 0
+    assert np.isfinite(np.concatenate([a.ravel() for a in bank(run_dir)["global"].values()])).all()
+
+
+def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path, monkeypatch):
+    """Local keeps its models on the sites, WeCFL its centres on the server."""
+    for method in ("local", "wecfl:k=3"):
+        name = method.partition(":")[0]
+        monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state" / name))
+        training = {"lr": 0.05, "keep_momentum": True}
+        whole = in_simulator(tmp_path / name / "whole", 2, name="whole", method=method, num_rounds=4, training=training)
+        in_simulator(tmp_path / name / "half", 2, name="half", method=method, num_rounds=2, training=training)
+        rest = in_simulator(
+            tmp_path / name / "rest", 2, name="rest", method=method, num_rounds=4, training=training, resume_from="half"
+        )
+        one, two = load_run(whole / "cfl"), load_run(rest / "cfl")
+        assert two.summary["resumed_at"] == 2
+        assert one.rounds[-1]["served_accuracy"] == pytest.approx(two.rounds[-1]["served_accuracy"], abs=1e-6)
+        assert one.rounds[-1]["served_loss"] == pytest.approx(two.rounds[-1]["served_loss"], abs=1e-6)
+        for slot, arrays in bank(whole).items():
+            for key, array in arrays.items():
+                np.testing.assert_allclose(bank(rest)[slot][key], array, atol=1e-6)
+
+
+def test_a_site_that_cannot_take_part_is_left_out_with_its_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    run = load_run(in_simulator(tmp_path, 2, method="fedavg", data=AbsentAtSite2()) / "cfl")
+    assert {p["site"] for p in run.summary["participants"]} == {"site-1"}
+    assert run.summary["sites_left_out"] == {"site-2": "the archive at <path> is not mounted"}
+    assert run.rounds[-1]["served_accuracy"] > 0.3
+
+
+def test_a_job_in_which_no_site_can_take_part_ends_with_the_reason(tmp_path):
+    with pytest.raises(RuntimeError, match="Simulation failed"):
+        in_simulator(tmp_path, 2, method="fedavg", model=MLP((1, 9, 9), 10))
+    log = "".join(p.read_text() for p in (tmp_path / "job").rglob("log.txt"))
+    assert "no site can take part: {'site-1': 'p0: the model MLP does not take samples of shape (1, 8, 8)" in log
+    assert "set the model's input_shape to [1, 8, 8]" in log
+    assert "Traceback" not in log
+
+
+def test_the_main_job_by_command(tmp_path):
+    command = [sys.executable, "-m", "cfl_flare.cli", "run", "--out", str(tmp_path / "out"), "--rounds", "12"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "100"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = {r.summary["method"]["method"]: r for r in (load_run(tmp_path / "out" / n) for n in ("fedavg", "wecfl-k3"))}
+    assert runs["fedavg"].summary["final"]["served_accuracy"] < 0.6
+    assert runs["wecfl"].summary["final"]["served_accuracy"] > 0.85
+    assert runs["wecfl"].summary["final"]["ari"] == 1.0
+    assert "INFO" not in done.stdout  # FLARE's log went to its file
+    assert "accuracy" in done.stdout and str(tmp_path / "out") in done.stdout
+    assert (tmp_path / "out" / "accuracy.png").is_file()
+    shown = subprocess.run([*command[:3], "show", str(tmp_path / "out")], capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0
+    assert "wecfl (K=3)" in shown.stdout

@@ -1,0 +1,174 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What arrives at FLARE's aggregator: built by the site's own encoder, then damaged."""
+
+import numpy as np
+import pytest
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from cfl_flare.errors import PayloadError
+from cfl_flare.flare import ClusteringAggregator, wire
+from cfl_flare.methods import FedAvg, Participant, Update
+from cfl_flare.server import Server, ServerSettings
+from cfl_flare.site import Answer, Order
+from tests.tiny import LAYOUT, coin, initial, update
+
+
+def aggregator() -> ClusteringAggregator:
+    """An aggregator in the middle of round 0, with participants a and b on site-1."""
+    component = ClusteringAggregator({"method": "fedavg"}, {})
+    people = [Participant("a", "site-1", 1), Participant("b", "site-1", 3)]
+    component.server = Server(FedAvg(), LAYOUT, people, ServerSettings(2), FedAvg().start(initial))
+    component.warning = lambda message: None  # it needs FLARE's context only to log
+    component.plan()
+    return component
+
+
+def arriving(answers: list[Answer], number: int = 0, site: str = "site-1") -> FLModel:
+    """What FLARE hands to the aggregator when a site sends these answers."""
+    model = FLModelUtils.from_shareable(wire.encode_answers(answers, {"round": number}))
+    model.meta["client_name"] = site
+    return model
+
+
+def two() -> list[Answer]:
+    return [Answer("a", update("a", 1, "global", 1, 1)), Answer("b", update("b", 3, "global", 5, 5))]
+
+
+def mean_after(component: ClusteringAggregator) -> list[float]:
+    component.aggregate_model()
+    return component.running.state.bank["global"].vector.tolist()
+
+
+def test_answers_arrive_as_they_were_sent():
+    component = aggregator()
+    assert component.accept_model(arriving(two()))
+    assert mean_after(component) == [4, 4]  # (1*1 + 3*5) / 4
+
+
+def test_orders_and_models_arrive_as_they_were_sent():
+    data = aggregator().plan()["site-1"]
+    shareable = DXO(DataKind.COLLECTION, data=data.params, meta=data.meta).to_shareable()
+    orders, models, content = wire.decode_task(shareable, LAYOUT)
+    assert orders == {n: Order(("global",), True, False) for n in "ab"}
+    np.testing.assert_array_equal(models["global"].vector, [0, 0])
+    assert content["round"] == 0
+
+
+def damage(what: str, model: FLModel) -> None:
+    """Damages participant a's part, or the whole message."""
+    own: DXO = model.params["a/global"]
+    weights = own.data
+    content = model.meta[wire.META]
+    match what:
+        case "missing parameter":
+            weights.clear()
+        case "extra parameter":
+            weights["intruder"] = np.ones(1)
+        case "renamed parameter":
+            weights["head.wait"] = weights.pop("head.weight")
+        case "ill-shaped":
+            weights["head.weight"] = np.ones((1, 2), np.float32)
+        case "not finite":
+            weights["head.weight"] = np.full((2, 1), np.nan, np.float32)
+        case "overflows float32":
+            weights["head.weight"] = np.full((2, 1), 1e300)
+        case "text":
+            weights["head.weight"] = np.array([["x"], ["y"]])
+        case "full weights":
+            own.data_kind = DataKind.WEIGHTS
+        case "no DXO":
+            model.params["a/global"] = weights
+        case "absurd samples":
+            content["answers"]["a"]["samples"] = 10**15
+        case "cluster out of range":
+            content["answers"]["a"]["cluster"] = 7
+        case "unknown participant":
+            content["answers"]["z"] = content["answers"].pop("a")
+            model.params["z/global"] = model.params.pop("a/global")
+        case "no answer":
+            content["answers"]["a"] = None
+
+
+PARTLY = [
+    "missing parameter",
+    "extra parameter",
+    "renamed parameter",
+    "ill-shaped",
+    "not finite",
+    "overflows float32",
+    "text",
+    "full weights",
+    "no DXO",
+    "absurd samples",
+    "cluster out of range",
+    "unknown participant",
+    "no answer",
+]
+
+
+@pytest.mark.parametrize("what", PARTLY)
+def test_a_damaged_part_is_left_out_and_its_site_s_others_count(what):
+    component, model = aggregator(), arriving(two())
+    damage(what, model)
+    assert component.accept_model(model)
+    assert sum(component.running.rejected.values()) == 1
+    assert mean_after(component) == [5, 5]  # b alone
+
+
+@pytest.mark.parametrize("what", ["wrong round", "no content", "other schema", "stranger's model", "failed site"])
+def test_a_damaged_message_is_refused_as_a_whole(what):
+    component, model = aggregator(), arriving(two(), number=1 if what == "wrong round" else 0)
+    match what:
+        case "no content":
+            del model.meta[wire.META]
+        case "other schema":
+            model.meta[wire.META]["schema"] = 99
+        case "stranger's model":
+            model.params["z/global"] = model.params["a/global"]
+        case "failed site":
+            model.meta[wire.META]["error"] = "DataError: gone"
+    assert not component.accept_model(model)
+    assert sum(component.running.rejected.values()) == 1
+    assert mean_after(component) == [0, 0]
+
+
+def test_another_site_cannot_answer_for_a_participant():
+    component = aggregator()
+    assert not component.accept_model(arriving(two(), site="site-2"))
+    assert component.running.rejected["unknown_participant"] == 2
+
+
+def test_other_real_dtypes_are_cast():
+    component, model = aggregator(), arriving(two())
+    weights = model.params["a/global"].data
+    weights["head.weight"] = weights["head.weight"].astype(np.float16)
+    assert component.accept_model(model)
+    assert mean_after(component) == [4, 4]
+
+
+def test_a_key_that_a_site_s_filter_removed_counts_as_unchanged():
+    component, model = aggregator(), arriving(two())
+    own = model.params["a/global"]
+    own.data.clear()
+    own.add_filter_history("ExcludeVars")
+    assert component.accept_model(model)
+    assert mean_after(component) == [5, 5]  # a's weight does not count for that key
+
+
+def test_steps_stand_in_each_model_s_own_meta_for_flare_s_filters():
+    shareable = wire.encode_answers([Answer("a", Update("a", 42, {"global": coin(1, 1)}))], {"round": 0})
+    model = FLModelUtils.from_shareable(shareable)
+    assert model.params["a/global"].meta["NUM_STEPS_CURRENT_ROUND"] == 42
+
+
+def test_reasons_leave_without_the_site_s_paths():
+    assert wire.without_paths("cannot read /data/ward 3/x.npz or ~/a.csv") == "cannot read <path> 3/x.npz or <path>"
+    assert wire.without_paths("shape (3, 4) not (4,); 1/2") == "shape (3, 4) not (4,); 1/2"
+
+
+def test_a_foreign_message_on_the_site_is_refused():
+    with pytest.raises(PayloadError, match="no cfl_flare content"):
+        wire.decode_task(DXO(DataKind.WEIGHTS, data={"w": np.ones(1)}).to_shareable(), LAYOUT)
