@@ -81,7 +81,8 @@ class ClusteredController(PerSiteController):
         persistor: ClusterModelPersistor = self.persistor
         resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)
         participants = self._check_in()
-        require(bool(participants), f"run: no site can take part: {self.left_out}")
+        reasons = "; ".join(f"{site}: {reason}" for site, reason in self.left_out.items())
+        require(bool(participants), f"run: no site can take part: {reasons}")
         facts = {
             **(self.facts or {}),
             "resumed_at": resumed.round if resumed else None,

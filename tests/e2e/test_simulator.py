@@ -133,7 +133,7 @@ def test_a_job_in_which_no_site_can_take_part_ends_with_the_reason(tmp_path):
     with pytest.raises(RuntimeError, match="Simulation failed"):
         in_simulator(tmp_path, 2, method="fedavg", model=MLP((1, 9, 9), 10))
     log = "".join(p.read_text() for p in (tmp_path / "job").rglob("log.txt"))
-    assert "no site can take part: {'site-1': 'p0: the model MLP does not take samples of shape (1, 8, 8)" in log
+    assert "no site can take part: site-1: p0: the model MLP does not take samples of shape (1, 8, 8)" in log
     assert "set the model's input_shape to [1, 8, 8]" in log
     assert "Traceback" not in log
 

@@ -1,0 +1,72 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Who may import whom: arrows point one way, and nvflare is imported in one place."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "cfl_flare"
+
+# What each part may import of the package, beside itself.
+BASICS = {"config", "errors", "seeds"}
+MAY = {
+    "errors": set(),
+    "seeds": set(),
+    "config": {"errors"},
+    "params": BASICS,
+    "models": BASICS,
+    "data": BASICS,
+    "clustering": BASICS,
+    "training": BASICS | {"params"},
+    "methods": BASICS | {"params", "training", "clustering"},
+    "site": BASICS | {"params", "training", "methods", "data"},
+    "summary": BASICS | {"clustering", "methods"},
+    "results": BASICS | {"params", "methods", "summary", "training"},
+    "store": BASICS | {"params", "methods"},
+    "server": BASICS | {"params", "methods", "site", "results", "summary"},
+    "report": {"errors", "results"},
+    "loop": BASICS | {"params", "methods", "training", "data", "site", "server", "results", "summary"},
+}
+TOP = {"cli", "simulate", "flare"}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """The first name under the package: ``methods`` for methods/ifca.py."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "cfl_flare"}
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_boundaries(path):
+    part, names = part_of(path), imported(path)
+    if part not in TOP:
+        assert not {n for n in names if n.split(".")[0] == "nvflare"}
+        own = {n.split(".")[1] for n in names if n.startswith("cfl_flare.")} - {part, "__version__"}
+        assert own <= MAY.get(part, set()), f"{part} must not import {own - MAY.get(part, set())}"
+    if part == "report":
+        assert not {n for n in names if n.split(".")[0] == "torch"}
+    if part in ("data", "clustering"):
+        assert not {n for n in names if n.split(".")[0] in ("torch", "pickle", "joblib")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_every_file_has_its_licence_and_fits_a_head(path):
+    text = path.read_text()
+    assert text.startswith(
+        "# SPDX-FileCopyrightText: 2026 The cfl_flare authors\n# SPDX-License-Identifier: Apache-2.0\n"
+    )
+    assert len(text.splitlines()) <= 400

@@ -1,0 +1,60 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command line, as a process of its own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cfl_flare.results import load_run
+
+
+def cfl(*arguments: str, **env: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "cfl_flare.cli", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "120", **env}
+    )
+
+
+def test_run_in_process_and_show(tmp_path):
+    out = tmp_path / "out"
+    done = cfl("run", "--loop", "--rounds", "3", "--method", "fesem:k=3", "--method", "local", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "fesem (K=3)" in done.stdout
+    run = load_run(out / "fesem-k3")
+    assert run.summary["rounds"] == 3
+    assert (out / "fesem-k3" / "cluster_sizes.png").is_file()
+    shown = cfl("show", str(out))
+    assert shown.returncode == 0
+    assert "local" in shown.stdout
+
+
+def test_methods_lists_everything():
+    done = cfl("methods")
+    assert done.returncode == 0
+    for word in (
+        "wecfl",
+        "clustering_rounds (None)",
+        "k (needed)",
+        "label_permutation",
+        "digits",
+        "fashion-cnn",
+        "Ghosh",
+    ):
+        assert word in done.stdout
+
+
+def test_help_shows_how_to_choose():
+    done = cfl("run", "--help")
+    for option in ("--method", "--data", "--partition", "--participants", "--sites", "--rounds", "--out"):
+        assert option in done.stdout
+
+
+@pytest.mark.parametrize("command", [("show", "nowhere"), ("run", "--method", "nope", "--out", "x")])
+def test_bad_input_is_one_line_and_status_2(command):
+    done = cfl(*command)
+    assert done.returncode == 2
+    assert done.stderr.startswith("cfl-flare: ")
+    assert done.stderr.count("\n") == 1
