@@ -4,13 +4,10 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,14 +15,13 @@ import numpy as np
 from cfl_flare.config import check_types, require
 from cfl_flare.errors import CFLError, PayloadError
 from cfl_flare.methods import Method, Participant, ServerState, Update
-from cfl_flare.params import Layout, Params
+from cfl_flare.params import Layout
 from cfl_flare.results import Recorder
 from cfl_flare.seeds import stream
 from cfl_flare.site import Answer, Order
+from cfl_flare.spool import Spool
 from cfl_flare.summary import RoundMetrics, measure_round
 
-# A round's answers stay in memory up to this size; larger ones wait on disk until they are aggregated.
-SPOOL_BYTES = 512 * 2**20
 MAX_SAMPLES = 10**9
 
 
@@ -109,7 +105,8 @@ class Server:
         )
         self.rejected: Counter[str] = Counter()
         self._recorder = recorder
-        self._spool: Path | None = None
+        self._spool = Spool(0)
+        self._uploaded: dict[str, int] = {}
         self._failed_rounds = 0
         self._orders: dict[str, Order] = {}
         self._answers: dict[str, Answer] = {}
@@ -139,12 +136,14 @@ class Server:
         done = self.state.round
         evaluate = done > 0 and (self.finished or done % self.settings.evaluate_every == 0)
         self._started = time.monotonic()
-        self._answers, self._failures = {}, {}
+        self._answers, self._failures, self._uploaded = {}, {}, {}
         self._orders = {
             name: Order(self.method.distribute(self.state, name).slots, name in training, evaluate)
             for name in self.participants
             if evaluate or name in training
         }
+        self._spool.close()
+        self._spool = Spool(self.layout.nbytes * sum(order.train for order in self._orders.values()))
         return self._orders
 
     def accept(self, answer: Answer, site: str) -> None:
@@ -158,7 +157,10 @@ class Server:
             self._check(answer, site)
         except PayloadError as error:
             self.refuse(name, error)
-        self._answers[name] = replace(answer, update=self._spooled(answer.update)) if answer.update else answer
+        self._answers[name] = replace(answer, update=None)
+        if answer.update is not None:
+            self._uploaded[name] = len(answer.update.diffs)
+            self._spool.put(answer.update)
 
     def refuse(self, participant: str, error: PayloadError) -> None:
         """Counts and notes a refused answer, and raises its reason."""
@@ -212,19 +214,6 @@ class Server:
             if not np.isfinite(diff.vector).all():
                 raise PayloadError("non_finite", f"{name}: {slot} holds NaN or infinity")
 
-    def _spooled(self, update: Update) -> Update:
-        """The update with its vectors on disk, where a round's updates would take too much memory."""
-        if self.layout.nbytes * len(self._orders) <= SPOOL_BYTES:
-            return update
-        if self._spool is None:
-            self._spool = Path(tempfile.mkdtemp(prefix="cfl-spool-"))
-        diffs: dict[str, Params] = {}
-        for slot, diff in update.diffs.items():
-            path = self._spool / f"{len(self._answers)}-{slot}.npy"
-            np.save(path, diff.vector)
-            diffs[slot] = replace(diff, vector=np.load(path, mmap_mode="r"))
-        return replace(update, diffs=diffs)
-
     def finish_round(self) -> RoundMetrics | None:
         """Assigns, averages, and records.
 
@@ -240,9 +229,7 @@ class Server:
         measured = self._measure()
         if not self.finished:
             self._advance()
-        if self._spool is not None:
-            shutil.rmtree(self._spool)
-            self._spool = None
+        self._spool.close()
         return measured
 
     def _measure(self) -> RoundMetrics | None:
@@ -262,8 +249,7 @@ class Server:
     def _advance(self) -> None:
         """One round of the method on the accepted updates, in the participants' order."""
         before = self.state
-        answers = [self._answers[n] for n in self.participants if n in self._answers]
-        updates = [a.update for a in answers if a.update is not None]
+        updates = self._spool.ordered(list(self.participants))
         asked = sum(order.train for order in self._orders.values())
         enough = max(count_of(self.settings.min_answers, asked), self.method.needs(before))
         if len(updates) >= enough:
@@ -281,7 +267,7 @@ class Server:
         old, new = before.assignment, self.state.assignment
         self._record = {
             "round": before.round,
-            "trained": [u.participant for u in updates],
+            "trained": list(updates.names),
             "failed": dict(self._failures),
             "aggregated": len(updates) >= enough,
             "moved": sum(name in old and old[name] != cluster for name, cluster in new.items()),
@@ -294,9 +280,8 @@ class Server:
     def _count_bytes(self, record: dict[str, Any]) -> None:
         """Adds this round's traffic: a model travels once to a site, however many of its participants need it."""
         sent = {(self.participants[n].site, slot) for n, order in self._orders.items() for slot in order.slots}
-        updates = [a.update for a in self._answers.values() if a.update is not None]
         record["bytes_down"] += len(sent) * self.layout.nbytes
-        record["bytes_up"] += sum(len(u.diffs) for u in updates) * self.layout.nbytes
+        record["bytes_up"] += sum(self._uploaded.values()) * self.layout.nbytes
         record["seconds"] = round(record["seconds"] + time.monotonic() - self._started, 3)
 
     def close(self, extra: Mapping[str, Any]) -> None:

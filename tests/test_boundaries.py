@@ -25,7 +25,8 @@ MAY = {
     "summary": BASICS | {"clustering", "methods"},
     "results": BASICS | {"params", "methods", "summary", "training"},
     "store": BASICS | {"params", "methods"},
-    "server": BASICS | {"params", "methods", "site", "results", "summary"},
+    "spool": {"methods"},
+    "server": BASICS | {"params", "methods", "site", "results", "summary", "spool"},
     "report": {"errors", "results"},
     "loop": BASICS | {"params", "methods", "training", "data", "site", "server", "results", "summary"},
 }

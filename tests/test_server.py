@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import cfl_flare.server
+import cfl_flare.spool
 from cfl_flare.errors import ConfigError, PayloadError
 from cfl_flare.methods import IFCA, FedAvg, Participant, Update, WeCFL
 from cfl_flare.params import Params
@@ -167,7 +167,7 @@ def test_too_few_answers_leave_the_models_alone_and_end_the_run_in_the_end():
 def test_large_updates_wait_on_disk_and_give_equal_bits(monkeypatch, tmp_path):
     results = []
     for limit in (2**30, 0):
-        monkeypatch.setattr(cfl_flare.server, "SPOOL_BYTES", limit)
+        monkeypatch.setattr(cfl_flare.spool, "SPOOL_BYTES", limit)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         s = server()
         s.orders()

@@ -1,0 +1,84 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""A round's updates, waiting to be aggregated: in memory while they are small, on disk when they are not."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+
+from cfl_flare.methods import Update
+
+# A round whose updates are larger than this waits on disk.
+SPOOL_BYTES = 512 * 2**20
+
+
+class Spool:
+    """Keeps the updates of one round by participant.
+
+    Args:
+        nbytes: what all of the round's updates may take together; it decides between memory and disk.
+    """
+
+    def __init__(self, nbytes: int):
+        self._folder = Path(tempfile.mkdtemp(prefix="cfl-spool-")) if nbytes > SPOOL_BYTES else None
+        self._updates: dict[str, Update] = {}
+
+    def put(self, update: Update) -> None:
+        """Keeps an update."""
+        if self._folder is not None:
+            number = len(self._updates)
+            for slot, diff in update.diffs.items():
+                np.save(self._folder / f"{number}-{slot}.npy", diff.vector)
+            nothing = np.zeros(0, np.float32)
+            update = replace(update, diffs={s: replace(d, vector=nothing) for s, d in update.diffs.items()})
+        self._updates[update.participant] = update
+
+    def get(self, participant: str) -> Update:
+        """An update, read back whole."""
+        update = self._updates[participant]
+        if self._folder is None:
+            return update
+        number = list(self._updates).index(participant)
+        vectors = {s: np.load(self._folder / f"{number}-{s}.npy", allow_pickle=False) for s in update.diffs}
+        return replace(update, diffs={s: replace(d, vector=vectors[s]) for s, d in update.diffs.items()})
+
+    def ordered(self, names: Sequence[str]) -> Updates:
+        """The updates of these participants, in this order, each read when it is asked for."""
+        return Updates(self, [name for name in names if name in self._updates])
+
+    def close(self) -> None:
+        """Forgets everything."""
+        self._updates = {}
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Updates(Sequence[Update]):
+    """A sequence of updates that holds none of them."""
+
+    def __init__(self, spool: Spool, names: Sequence[str]):
+        self._spool, self.names = spool, names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> Update: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Updates: ...
+
+    def __getitem__(self, index: int | slice) -> Update | Updates:
+        if isinstance(index, slice):
+            return Updates(self._spool, self.names[index])
+        return self._spool.get(self.names[index])
+
+    def __iter__(self) -> Iterator[Update]:
+        return (self._spool.get(name) for name in self.names)
