@@ -1,0 +1,200 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""CPU seconds a round beside the bare work, and peak memory. Writes a table and JSON.
+
+The work is the thesis's setting: 200 participants of Fashion-MNIST (cluster-wise Dirichlet), its CNN, 10 steps of batch
+32, all participants every round, evaluation every round. ``ideal`` is the same number of training steps in a bare torch
+loop, and ``evaluation`` the same test samples through a bare forward pass, on the same data and the same network.
+
+    CFL_DATA_ROOT=... python benchmarks/speed.py --out benchmarks/results/speed.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from cfl_flare.data import DataConfig, Npz, ParticipantData
+from cfl_flare.loop import model_factory, run_loop
+from cfl_flare.methods import Participant, Update, build_method
+from cfl_flare.models import FashionCNN
+from cfl_flare.params import Params
+from cfl_flare.server import Server, ServerSettings
+from cfl_flare.site import Answer, Order, Site
+from cfl_flare.training.resident import ResidentModel, untrained
+from cfl_flare.training.settings import TrainSettings
+
+MODEL = {"class_path": "cfl_flare.models.FashionCNN", "args": {"input_shape": [1, 28, 28], "num_classes": 10}}
+WIDE = {
+    "class_path": "cfl_flare.models.MLP",
+    "args": {"input_shape": [1, 28, 28], "num_classes": 10, "hidden": [2048, 1500, 200]},
+}
+TRAINING = TrainSettings()
+METHODS = ({"method": "fedavg"}, {"method": "wecfl", "k": 10}, {"method": "ifca", "k": 10, "assignment_samples": 320})
+
+
+def data_config(participants: int) -> DataConfig:
+    return DataConfig(participants, {"partition": "cluster_dirichlet"}, 0)
+
+
+def bare(participants: list[ParticipantData], repeats: int) -> dict[str, float]:
+    """CPU seconds of a round's training steps, its evaluation, and one model's pass over 320 samples a participant."""
+    model = FashionCNN((1, 28, 28), 10).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, fused=True)
+    sets = []
+    for p in participants:
+        xs = [torch.from_numpy(s.x).contiguous(memory_format=torch.channels_last) for s in (p.train, p.test)]
+        sets.append((xs[0], torch.from_numpy(p.train.y), xs[1]))
+    seconds: dict[str, list[float]] = {"ideal": [], "evaluation": [], "pass_320": []}
+    for _ in range(repeats):
+        start = time.process_time()
+        model.train()
+        for x, y, _ in sets:
+            order = torch.randperm(len(y)).repeat(1 + 320 // len(y))
+            for i in range(10):
+                batch = order[32 * i : 32 * i + 32]
+                optimizer.zero_grad()
+                F.cross_entropy(model(x[batch]), y[batch]).backward()
+                optimizer.step()
+        seconds["ideal"].append(time.process_time() - start)
+        model.eval()
+        with torch.no_grad():
+            for name, split, most in (("evaluation", 2, 10**9), ("pass_320", 0, 320)):
+                start = time.process_time()
+                for own in sets:
+                    for i in range(0, min(len(own[split]), most), 64):
+                        model(own[split][i : i + 64])
+                seconds[name].append(time.process_time() - start)
+    return {name: float(np.median(values)) for name, values in seconds.items()}
+
+
+def method_seconds(spec: dict[str, Any], participants: int, rounds: int) -> float:
+    """Median CPU seconds of a full round (training and evaluation), in the in-process loop."""
+    marks: list[float] = []
+    run_loop(
+        method=build_method(spec),
+        model=MODEL,
+        source=Npz("fashionmnist.npz"),
+        data=data_config(participants),
+        settings=ServerSettings(rounds + 1),
+        training=TRAINING,
+        on_round=lambda measured: marks.append(time.process_time()),
+    )
+    return float(np.median(np.diff(marks)[: rounds - 1] if rounds > 1 else np.diff(marks)))
+
+
+def peak_megabytes() -> float:
+    """Peak resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def server_memory(name: str, participants: int) -> dict[str, float]:
+    """Growth of the server's peak over one round of a model of five million parameters."""
+    method = build_method({"method": name, **({} if name == "fedavg" else {"k": 10})})
+    make_model = model_factory(WIDE)
+    layout = ResidentModel(make_model()).layout
+    people = [Participant(f"p{i}", "site-1", 1) for i in range(participants)]
+    server = Server(method, layout, people, ServerSettings(1), method.start(lambda i: untrained(make_model, 0, i)))
+    before = peak_megabytes()
+    rng = np.random.default_rng(0)
+    for number, (participant, order) in enumerate(server.orders().items()):
+        cluster = number % 10 if name == "ifca" else None
+        slot = order.slots[cluster or 0]
+        vector = rng.standard_normal(layout.size, np.float32)
+        vector += 5 * (number % 10)  # ten groups
+        server.accept(Answer(participant, Update(participant, 1, {slot: Params(layout, vector)}, cluster)), "site-1")
+    server.finish_round()
+    model = layout.nbytes / 2**20
+    grown = peak_megabytes() - before
+    return {"parameters": layout.parameter_size, "model_MB": model, "grown_MB": grown, "models": grown / model}
+
+
+def site_memory(participants: int) -> dict[str, float]:
+    """Growth of a site's peak over one round with many participants, data included."""
+    before = peak_megabytes()
+    site = Site(build_method({"method": "fedavg"}), model_factory(MODEL), TRAINING, 0)
+    site.add(data_config(2 * participants).host(Npz("fashionmnist.npz"), "site-1", 0, 2))
+    loaded = peak_megabytes()
+    models = {"global": site.workshop.resident.read()}
+    answers = [site.answer(name, Order(("global",), True, True), models, 0) for name in site.hosted]
+    data = sum(s.x.nbytes for d in site.hosted.values() for s in (d.train, d.test)) / 2**20
+    grown = peak_megabytes()
+    return {
+        "own_data_MB": data,
+        "after_loading_MB": loaded - before,
+        "after_round_MB": grown - before,
+        "answers": len(answers),
+    }
+
+
+def in_own_process(*arguments: str) -> dict[str, float]:
+    """A memory measurement needs a process of its own: a peak never falls."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--measure", *arguments], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--participants", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds; the median counts")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.measure:
+        what, count = arguments.measure[0], int(arguments.measure[1])
+        print(json.dumps(site_memory(count) if what == "site" else server_memory(what, count)))
+        return
+    if not os.environ.get("CFL_DATA_ROOT"):
+        sys.exit("CFL_DATA_ROOT should name the folder of fashionmnist.npz")
+    people = data_config(arguments.participants).host(Npz("fashionmnist.npz"), "local", 0, 1)
+    result: dict[str, Any] = {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+        "participants": arguments.participants,
+        "rounds": arguments.rounds,
+        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
+    }
+    result["bare"] = bare(people, arguments.rounds)
+    print(f"{'bare training steps':34} {result['bare']['ideal']:7.1f} CPU s a round")
+    print(f"{'bare evaluation':34} {result['bare']['evaluation']:7.1f}")
+    result["methods"] = {}
+    for spec in METHODS:
+        used = method_seconds(spec, arguments.participants, arguments.rounds)
+        again = bare(people, 1)  # the machine's speed drifts: compare with the bare work just before and after
+        least = (result["bare"]["ideal"] + again["ideal"]) / 2 + (
+            result["bare"]["evaluation"] + again["evaluation"]
+        ) / 2
+        entry = {"cpu_seconds": used, "bare_seconds": least, "ratio": used / least}
+        if spec["method"] == "ifca":
+            entry["assignment_seconds_a_participant"] = (used - least) / arguments.participants
+        result["methods"][spec["method"]] = entry
+        print(f"{spec['method']:34} {used:7.1f}   {used / least:.2f} x the bare steps and evaluation ({least:.1f})")
+    result["server_memory"] = {name: in_own_process(name, "200") for name in ("fedavg", "ifca", "fesem")}
+    result["site_memory"] = in_own_process("site", "100")
+    for name, m in result["server_memory"].items():
+        print(
+            f"server, 200 participants of {m['parameters'] / 1e6:.1f} M, {name:7} peak grows by {m['grown_MB']:7.0f} MB = {m['models']:.1f} models"
+        )
+    m = result["site_memory"]
+    print(f"site, 100 participants: own data {m['own_data_MB']:.0f} MB, peak grows by {m['after_round_MB']:.0f} MB")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
