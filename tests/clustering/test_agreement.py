@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
@@ -14,6 +14,7 @@ from cfl_flare.clustering.measures import agreement, size_entropy
 PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=20)
 
 
+@settings(deadline=None, max_examples=25)
 @given(PAIRS, st.permutations(range(4)))
 def test_agreement_is_scikit_learns_whatever_the_clusters_are_called(
     pairs: list[tuple[int, int]], names: list[int]
@@ -44,6 +45,7 @@ def test_size_entropy_where_there_is_nothing_to_spread(sizes: list[int]) -> None
     assert size_entropy(sizes) == 0
 
 
+@settings(deadline=None, max_examples=25)
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=8))
 def test_size_entropy_lies_between_collapse_and_balance(sizes: list[int]) -> None:
     value = size_entropy(sizes)
