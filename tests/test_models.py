@@ -114,18 +114,27 @@ def test_the_flatten_size_follows_from_the_image() -> None:
     assert FashionCNN((1, 28, 28), 10).head.in_features == 7 * 7 * 32
 
 
-@pytest.mark.parametrize("cls", [FashionCNN, CifarCNN, LeafCNN])
+@pytest.mark.parametrize(
+    ("cls", "block"),
+    [
+        (FashionCNN, [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d]),
+        (CifarCNN, [nn.Conv2d, nn.ReLU, nn.MaxPool2d]),
+        (LeafCNN, [nn.Conv2d, nn.ReLU, nn.MaxPool2d]),
+    ],
+)
 @pytest.mark.parametrize("training", [True, False])
-def test_pooling_before_relu_gives_the_printed_networks_numbers(cls: type[nn.Module], training: bool) -> None:
+def test_pooling_before_relu_gives_the_printed_networks_numbers(
+    cls: type[nn.Module], block: list[type[nn.Module]], training: bool
+) -> None:
     torch.manual_seed(0)
     module = cls((2, 17, 18), 3).train(training)
-    layers = list(module.body)
+    printed = list(module.body)
     for i, (first, second) in enumerate(pairwise(list(module.body))):
         if isinstance(first, nn.MaxPool2d):
-            assert isinstance(second, nn.ReLU)
-            layers[i], layers[i + 1] = second, first
+            printed[i], printed[i + 1] = second, first
+    assert [type(layer) for layer in printed[: 2 * len(block)]] == block * 2
     x = torch.randn(4, 2, 17, 18)
-    assert torch.equal(nn.Sequential(*layers)(x), module.body(x))
+    assert torch.equal(nn.Sequential(*printed)(x), module.body(x))
 
 
 @pytest.mark.parametrize("name", list(MODELS))

@@ -206,7 +206,7 @@ def test_pack_refuses(name: str, array: Any, code: str) -> None:
 
 
 @pytest.mark.xfail(strict=True, reason="pack casts any finite number to an int64 counter")
-@pytest.mark.parametrize("value", [1e30, -1e30, 1.5, np.uint64(2**63)])
+@pytest.mark.parametrize("value", [1e30, -1e30, np.uint64(2**63)])
 def test_pack_refuses_counters_that_no_int64_holds(value: Any) -> None:
     with pytest.raises(PayloadError):
         LAYOUT.pack({**normed(range(6)).arrays(), "norm.num_batches_tracked": np.array(value)})
