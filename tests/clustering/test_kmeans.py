@@ -56,7 +56,7 @@ def test_first_weights_matter() -> None:
     assert first_kmeans(points, 2, np.array([1.0, 100, 100]) * 1e-5).tolist() == [0, 0, 1]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2**32))
 def test_nearest_is_the_smallest_distance(seed: int) -> None:
     features, centres, _ = draw(seed)
@@ -114,7 +114,7 @@ def test_an_empty_cluster_stays_where_it_is() -> None:
     assert lloyd(column(0, 6), column(5, 8), np.array([9.0, 1])).tolist() == [0, 1]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2**32))
 def test_neither_step_raises_the_objective(seed: int) -> None:
     features, centres, weights = draw(seed)
@@ -128,7 +128,7 @@ def test_neither_step_raises_the_objective(seed: int) -> None:
         assert objective(features, labels, centres, weights) <= after_m + 1e-9
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2**32))
 def test_lloyd_ends_where_nothing_moves(seed: int) -> None:
     features, centres, weights = draw(seed)
@@ -136,7 +136,7 @@ def test_lloyd_ends_where_nothing_moves(seed: int) -> None:
     np.testing.assert_array_equal(lloyd(features, means(features, labels, weights, centres), weights), labels)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2**32))
 def test_lloyd_follows_the_order_of_participants_and_of_centres(seed: int) -> None:
     features, centres, weights = draw(seed)
@@ -147,7 +147,7 @@ def test_lloyd_follows_the_order_of_participants_and_of_centres(seed: int) -> No
     np.testing.assert_array_equal(numbers[lloyd(features, centres[numbers], weights)], labels)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2**32))
 def test_a_whole_weight_is_so_many_participants(seed: int) -> None:
     features, centres, _ = draw(seed)

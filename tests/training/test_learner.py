@@ -22,6 +22,8 @@ from cfl_flare.training.penalties import Proximal
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
 
+torch.set_num_threads(1)  # as in a run: such small work only waits for a second thread
+
 
 class Scalar(nn.Module):
     """Two classes and one weight: logits ``(w x, 0)``."""

@@ -11,6 +11,8 @@ from cfl_flare.models import MLP, FashionCNN
 from cfl_flare.params import Params
 from cfl_flare.training.resident import ResidentModel, untrained
 
+torch.set_num_threads(1)  # as in a run: such small work only waits for a second thread
+
 
 def make() -> nn.Module:
     return FashionCNN((1, 8, 8), 3)
