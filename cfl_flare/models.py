@@ -1,10 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The papers' networks, for any number of channels and any image size, and a registry of their names."""
+"""The papers' networks, for any number of channels and any image size, and a registry of their names.
+
+Each is a body and, last, its ``head``: the fully connected layer whose outputs are the logits.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -16,6 +20,7 @@ from cfl_flare.config import require
 def _image_shape(input_shape: Sequence[int], smallest: int, name: str) -> tuple[int, int, int]:
     shape = tuple(int(n) for n in input_shape)
     require(len(shape) == 3, f"{name}: input_shape = {shape} should be (channels, height, width)")
+    require(shape[0] >= 1, f"{name}: input_shape = {shape} should have at least one channel")
     require(
         min(shape[1:]) >= smallest,
         f"{name}: images of {shape[1]}x{shape[2]} are too small, it needs {smallest}x{smallest}; use the mlp",
@@ -27,7 +32,23 @@ def _check_classes(num_classes: int, name: str) -> None:
     require(isinstance(num_classes, int) and num_classes >= 2, f"{name}: num_classes = {num_classes!r} should be >= 2")
 
 
-class MLP(nn.Module):
+class Network(nn.Module):
+    """A body that makes features, and a head that makes logits of them.
+
+    Attributes:
+        body: all layers but the last.
+        head: the last fully connected layer.
+    """
+
+    body: nn.Module
+    head: nn.Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(n, num_classes)`` of samples ``(n, *input_shape)``."""
+        return self.head(self.body(x))
+
+
+class MLP(Network):
     """Fully connected layers with ReLU between them; without hidden layers, multinomial logistic regression.
 
     Args:
@@ -48,15 +69,25 @@ class MLP(nn.Module):
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(widths[-1], num_classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(n, num_classes)`` of samples ``(n, *input_shape)``."""
-        return self.head(self.body(x))
+
+class Logistic(MLP):
+    """Multinomial logistic regression, FedDSMIC's model for MNIST (its Table 1): one layer, convex in its parameters.
+
+    Args:
+        input_shape: shape of one sample; it is flattened.
+        num_classes: number of outputs.
+    """
+
+    def __init__(self, input_shape: Sequence[int], num_classes: int):
+        _check_classes(num_classes, "logistic")
+        super().__init__(input_shape, num_classes, hidden=())
 
 
-class FashionCNN(nn.Module):
-    """Thesis Table A.1: two 5x5 convolutions with BatchNorm, one fully connected layer.
+class FashionCNN(Network):
+    """Thesis Tables A.1 and A.4 (``tissue-cnn``): two 5x5 convolutions with BatchNorm, one fully connected layer.
 
-    The second BatchNorm has 32 channels; the table's 16 is a misprint.
+    The second BatchNorm has 32 channels; A.1's 16 is a misprint. So is A.4's missing padding, without which its
+    7*7*32 features would be 4*4*32; with it, the two tables differ in the number of classes alone.
 
     Args:
         input_shape: ``(channels, height, width)``, at least 4x4.
@@ -82,13 +113,12 @@ class FashionCNN(nn.Module):
         )
         self.head = nn.Linear((height // 4) * (width // 4) * 32, num_classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(n, num_classes)`` of images ``(n, *input_shape)``."""
-        return self.head(self.body(x))
 
+class CifarCNN(Network):
+    """Thesis Tables A.2 and A.3 (``path-cnn``): two 5x5 convolutions without padding, three fully connected layers.
 
-class CifarCNN(nn.Module):
-    """Thesis Table A.2 (and A.3): two 5x5 convolutions without padding, three fully connected layers.
+    The tables differ in the number of classes alone; A.3's 400 features are 256 on its 28x28 images. FedAC's network
+    (``fedac-cnn``) has the same layers (its sec. 5.1); it does not publish their widths, so these are taken.
 
     Args:
         input_shape: ``(channels, height, width)``, at least 16x16.
@@ -116,9 +146,116 @@ class CifarCNN(nn.Module):
         )
         self.head = nn.Linear(84, num_classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(n, num_classes)`` of images ``(n, *input_shape)``."""
-        return self.head(self.body(x))
+
+class LeafCNN(Network):
+    """LEAF's network for FEMNIST (Caldas et al. 2018): two 5x5 convolutions, a hidden layer of 2048, the head.
+
+    FedCUAU and FedDSMIC use it for FEMNIST and EMNIST.
+
+    Args:
+        input_shape: ``(channels, height, width)``, at least 4x4.
+        num_classes: number of outputs.
+    """
+
+    def __init__(self, input_shape: Sequence[int], num_classes: int):
+        super().__init__()
+        _check_classes(num_classes, "leaf-cnn")
+        channels, height, width = _image_shape(input_shape, 4, "leaf-cnn")
+        self.input_shape, self.num_classes = (channels, height, width), num_classes
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 32, 5, padding=2),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 5, padding=2),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear((height // 4) * (width // 4) * 64, 2048),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(2048, num_classes)
 
 
-MODELS: dict[str, type[nn.Module]] = {"mlp": MLP, "fashion-cnn": FashionCNN, "cifar-cnn": CifarCNN}
+# Below this size the ImageNet stems, which shrink an image fourfold before the first block, leave too little of it.
+SMALL_IMAGE = 64
+
+
+def _stem(channels: int, width: int, kernel: int, stride: int) -> nn.Conv2d:
+    """A first convolution for any number of channels, started as torchvision starts its own."""
+    conv = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv
+
+
+class ResNet18(Network):
+    """Torchvision's ResNet-18 (He et al. 2016), untrained; FedCUAU's network for CIFAR-10.
+
+    Images of less than 64 pixels a side get the usual stem for small images: a 3x3 convolution with stride 1 in place
+    of the 7x7 one with stride 2, and no max-pool. The blocks keep their names: ``body.layer4`` is the last.
+
+    Args:
+        input_shape: ``(channels, height, width)``, at least 8x8.
+        num_classes: number of outputs.
+    """
+
+    def __init__(self, input_shape: Sequence[int], num_classes: int):
+        super().__init__()
+        _check_classes(num_classes, "resnet18")
+        channels, height, width = _image_shape(input_shape, 8, "resnet18")
+        self.input_shape, self.num_classes = (channels, height, width), num_classes
+        from torchvision.models import resnet18  # slow to import, and only this needs it
+
+        parts = OrderedDict(resnet18(num_classes=num_classes).named_children())
+        if min(height, width) < SMALL_IMAGE:
+            parts["conv1"] = _stem(channels, 64, kernel=3, stride=1)
+            del parts["maxpool"]
+        else:
+            parts["conv1"] = _stem(channels, 64, kernel=7, stride=2)
+        head = parts.pop("fc")
+        self.body = nn.Sequential(OrderedDict(**parts, flatten=nn.Flatten()))
+        self.head = head
+
+
+class MobileNetV2(Network):
+    """Torchvision's MobileNet-v2 (Sandler et al. 2018), untrained; FedDSMIC's network for CIFAR-10 and CIFAR-100.
+
+    On images of less than 64 pixels a side, the first convolution and the first block that would halve the image have
+    stride 1, as is usual for small images: 32x32 ends as 4x4, as in `ResNet18`.
+
+    Args:
+        input_shape: ``(channels, height, width)``, at least 8x8.
+        num_classes: number of outputs.
+    """
+
+    def __init__(self, input_shape: Sequence[int], num_classes: int):
+        super().__init__()
+        _check_classes(num_classes, "mobilenet-v2")
+        channels, height, width = _image_shape(input_shape, 8, "mobilenet-v2")
+        self.input_shape, self.num_classes = (channels, height, width), num_classes
+        from torchvision.models import mobilenet_v2  # slow to import, and only this needs it
+
+        network = mobilenet_v2(num_classes=num_classes)
+        small = min(height, width) < SMALL_IMAGE
+        network.features[0][0] = _stem(channels, 32, kernel=3, stride=1 if small else 2)
+        if small:
+            halving = next(m for m in network.features[1:].modules() if isinstance(m, nn.Conv2d) and m.stride == (2, 2))
+            halving.stride = (1, 1)
+        dropout, head = network.classifier
+        self.body = nn.Sequential(
+            OrderedDict(features=network.features, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), dropout=dropout)
+        )
+        self.head = head
+
+
+MODELS: dict[str, type[nn.Module]] = {
+    "mlp": MLP,
+    "logistic": Logistic,
+    "fashion-cnn": FashionCNN,
+    "tissue-cnn": FashionCNN,
+    "cifar-cnn": CifarCNN,
+    "path-cnn": CifarCNN,
+    "fedac-cnn": CifarCNN,
+    "leaf-cnn": LeafCNN,
+    "resnet18": ResNet18,
+    "mobilenet-v2": MobileNetV2,
+}

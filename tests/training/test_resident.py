@@ -1,0 +1,129 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cfl_flare.models import MLP, FashionCNN
+from cfl_flare.params import Params
+from cfl_flare.training.resident import ResidentModel, untrained
+
+torch.set_num_threads(1)  # as in a run: such small work only waits for a second thread
+
+
+def make() -> nn.Module:
+    return FashionCNN((1, 8, 8), 3)
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(6, 1, 8, 8, generator=generator), torch.arange(6) % 3
+
+
+def some_params(resident: ResidentModel) -> Params:
+    layout = resident.layout
+    vector = np.random.default_rng(0).uniform(0.1, 1, layout.size).astype(np.float32)
+    return Params(layout, vector, np.array([3, 2**40]))
+
+
+def test_what_is_loaded_is_read_and_computed_with() -> None:
+    resident = ResidentModel(make())
+    params = some_params(resident)
+    resident.load(params)
+    read = resident.read()
+    np.testing.assert_array_equal(read.vector, params.vector)
+    assert read.counters.tolist() == [3, 2**40]
+    reference = make()
+    reference.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in params.arrays().items()})
+    state = resident.module.state_dict()
+    for name, tensor in reference.state_dict().items():
+        assert torch.equal(state[name], tensor), name
+    x, _ = batch()
+    torch.testing.assert_close(resident.module.eval()(x), reference.eval()(x))
+
+
+def test_taking_a_module_over_keeps_its_values() -> None:
+    module, x = make().eval(), batch()[0]
+    before, logits = {k: v.clone() for k, v in module.state_dict().items()}, module(x)
+    resident = ResidentModel(module)
+    assert all(torch.equal(v, before[k]) for k, v in resident.module.state_dict().items())
+    torch.testing.assert_close(resident.module(x), logits)
+
+
+def test_what_was_read_does_not_follow_the_model() -> None:
+    resident = ResidentModel(make())
+    read = resident.read()
+    copy, counters = read.vector.copy(), read.counters.copy()
+    resident.load(some_params(resident))
+    np.testing.assert_array_equal(read.vector, copy)
+    np.testing.assert_array_equal(read.counters, counters)
+
+
+def test_batchnorms_statistics_and_counters_are_read() -> None:
+    resident = ResidentModel(make())
+    before = resident.read()
+    resident.module.train()(batch()[0])
+    after = resident.read()
+    assert after.counters.tolist() == [1, 1]
+    names = [e.name for e in after.layout.entries if e.kind == "buffer"]
+    for name in names:
+        assert not np.array_equal(before.arrays()[name], after.arrays()[name]), name
+    np.testing.assert_array_equal(before.part("all"), after.part("all"))
+
+
+def test_the_flat_gradient_is_that_of_the_module() -> None:
+    resident, reference = ResidentModel(make()), make()
+    params = untrained(make, 0, 0)
+    resident.load(params)
+    reference.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in params.arrays().items()})
+    x, y = batch()
+    for module in (resident.module, reference):
+        nn.functional.cross_entropy(module.train()(x), y).backward()
+    expected = {name: p.grad for name, p in reference.named_parameters()}
+    for entry in resident.layout.entries:
+        if entry.kind == "parameter":
+            torch.testing.assert_close(entry.view(resident.gradient), expected[entry.name], msg=entry.name)
+
+
+def test_views_hold_through_training() -> None:
+    resident = ResidentModel(make())
+    optimizer = torch.optim.SGD([resident.parameters], lr=0.1, momentum=0.9, fused=True)
+    x, y = batch()
+    for _ in range(3):
+        resident.gradient.zero_()
+        nn.functional.cross_entropy(resident.module.train()(x), y).backward()
+        resident.parameters.square().sum().backward()
+        optimizer.step()
+        resident.load(resident.read())
+    assert resident.parameters.grad is resident.gradient
+    parameters, buffers = dict(resident.module.named_parameters()), dict(resident.module.named_buffers())
+    for entry in resident.layout.entries:
+        if entry.kind == "parameter":
+            parameter = parameters[entry.name]
+            assert parameter.grad is not None
+            assert parameter.data_ptr() == resident.flat[entry.slice].data_ptr()
+            assert parameter.grad.data_ptr() == resident.gradient[entry.slice].data_ptr()
+            assert torch.equal(parameter.grad, entry.view(resident.gradient))
+        elif entry.kind == "buffer":
+            assert buffers[entry.name].data_ptr() == resident.flat[entry.slice].data_ptr()
+
+
+def test_untrained_models_follow_from_seed_and_index_alone() -> None:
+    torch.manual_seed(1)
+    one = untrained(make, 5, 2)
+    torch.manual_seed(2)
+    state = torch.random.get_rng_state()
+    np.testing.assert_array_equal(one.vector, untrained(make, 5, 2).vector)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    for seed, index in ((5, 1), (6, 2)):
+        assert not np.array_equal(one.vector, untrained(make, seed, index).vector)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_other_precisions_become_float32(dtype: torch.dtype) -> None:
+    resident = ResidentModel(MLP((4,), 2).to(dtype))
+    assert resident.read().vector.dtype == np.float32
+    assert resident.module(torch.zeros(1, 4)).dtype == torch.float32
