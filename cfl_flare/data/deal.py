@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -65,6 +66,8 @@ class Partition(ABC):
     name: ClassVar[str]
     # Everyone gets the same number of test samples, as the rule already gives everyone the same of training samples.
     equal_tests: ClassVar[bool] = False
+    # Whether the shares depend on chance; if not, drawing again is no use.
+    random: ClassVar[bool] = True
     advice: ClassVar[str] = "take fewer participants, a milder rule or a lower min_samples"
 
     def __post_init__(self) -> None:
@@ -144,6 +147,24 @@ def rounded(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """
     bounds = np.minimum(np.round(np.cumsum(shares, axis=0) * totals), totals).astype(np.int64)
     return np.diff(bounds, axis=0, prepend=0)
+
+
+def evened(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """As `rounded`, but what rounding takes from somebody in one class is made up for in the next ones.
+
+    Where there are fewer samples of a class than participants, it is this that leaves nobody without any.
+    """
+    exact = shares * totals
+    counts = np.floor(exact).astype(np.int64)
+    owed = np.zeros(len(shares))
+    for c in range(len(totals)):
+        rest = exact[:, c] - counts[:, c]
+        owed += rest
+        order = np.argsort(np.where(rest > 0, -owed, np.inf), kind="stable")
+        lucky = order[: int(np.round(exact[:, c].sum())) - counts[:, c].sum()]
+        counts[lucky, c] += 1
+        owed[lucky] -= 1
+    return counts
 
 
 def apportioned(counts: np.ndarray, size: int) -> np.ndarray:
@@ -229,13 +250,14 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
     classes = int(max(strata.max(), test_strata.max())) + 1
     totals, test_totals = np.bincount(strata, minlength=classes), np.bincount(test_strata, minlength=classes)
     pool = Pool(totals, test_totals, min_samples)
-    fewest = 0
-    for attempt in range(REDRAWS):
+    fewest, draws = 0, REDRAWS if rule.random else 1
+    # Evened counts come second, so that whatever can be dealt without them is dealt as it always was.
+    for whole, attempt in product((rounded, evened), range(draws)):
         rng = stream(seed, "partition", attempt)
         shares = rule.shares(participants, pool, rng)
         if shares is None:
             continue
-        counts, tests = rounded(shares, totals), rounded(shares, test_totals)
+        counts, tests = whole(shares, totals), whole(shares, test_totals)
         smallest, smallest_test = int(counts.sum(axis=1).min()), int(tests.sum(axis=1).min())
         if smallest >= min_samples and smallest_test >= 1:
             if rule.equal_tests:
@@ -243,6 +265,6 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
             return Deal(deal(strata, counts, rng), deal(test_strata, tests, rng), rule.truth_of(counts))
         fewest = max(fewest, smallest)
     raise DataError(
-        f"partition {rule.name}: no draw of {REDRAWS} gave each of {participants} participants {min_samples} training "
+        f"partition {rule.name}: no draw of {draws} gave each of {participants} participants {min_samples} training "
         f"samples and 1 test sample (best: {fewest}); {rule.advice}"
     )

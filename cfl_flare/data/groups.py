@@ -178,8 +178,9 @@ class ClassGroups(Grouped):
 
     They are spread over **all** participants, so that alpha = 10 is already near IID, and the truth is the group of
     which a participant has most training samples. With ``disjoint`` (ours) they are spread over the group's own block
-    of participants. Classes are divided in their order. The paper splits a participant's data 80/20; here the source's
-    own split is dealt, training and test by the same shares.
+    of participants. Classes are divided in their order. Whoever is drawn next to nothing, as most are with a small
+    alpha and many participants, gets the few samples that it must have of its largest group. The paper splits a
+    participant's data 80/20; here the source's own split is dealt, training and test by the same shares.
 
     Attributes:
         alpha: concentration; small is uneven.
@@ -224,9 +225,23 @@ class ClassGroups(Grouped):
             self.groups <= pool.classes,
             f"partition class_groups: groups = {self.groups} is more than the data's {pool.classes} classes",
         )
-        shares = np.zeros((participants, pool.classes))
+        division = self.division(pool.classes)
+        drawn = np.zeros((participants, self.groups))
         for g in range(self.groups):
             members = np.array(self.truth(participants)) == g if self.disjoint else np.ones(participants, bool)
-            drawn = rng.dirichlet(np.full(int(members.sum()), self.alpha))
-            shares[np.ix_(members, self.division(pool.classes) == g)] = drawn[:, None]
-        return shares
+            drawn[members, g] = rng.dirichlet(np.full(int(members.sum()), self.alpha))
+        return self._without_empty(drawn, division, pool)[:, division]
+
+    def _without_empty(self, drawn: np.ndarray, division: np.ndarray, pool: Pool) -> np.ndarray:
+        """The drawn shares ``(participants, groups)``, with the least that is needed for those who would get less.
+
+        They get it of the group of which they have most. The slack covers what rounding takes in each class.
+        """
+        train, test = (np.bincount(division, total, self.groups) for total in (pool.train, pool.test))
+        slack = 1.5 * np.sqrt(np.bincount(division, minlength=self.groups))
+        home = (drawn * train).argmax(axis=1)
+        poor = (drawn @ train < pool.min_samples + slack[home]) | (drawn @ test < 1 + slack[home])
+        least = np.maximum((pool.min_samples + slack) / np.maximum(1, train), (1 + slack) / np.maximum(1, test))
+        lifted = drawn.copy()
+        lifted[poor, home[poor]] = np.maximum(drawn[poor, home[poor]], least[home[poor]])
+        return lifted / lifted.sum(axis=0)

@@ -22,6 +22,7 @@ class IID(Partition):
     """Every participant gets the same share of every class."""
 
     name: ClassVar[str] = "iid"
+    random: ClassVar[bool] = False
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
         """1/m each."""

@@ -27,6 +27,7 @@ class LabelPermutation(Grouped):
     """
 
     name: ClassVar[str] = "label_permutation"
+    random: ClassVar[bool] = False
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
         """The same share of every class."""
@@ -62,13 +63,14 @@ class Scanner(Grouped):
     stay as they are. The group is the truth.
 
     Attributes:
-        rotation: turn by a quarter turn more for each group, and by up to 10 degrees.
-        contrast: regrade by a gamma from 0.5 to 2, and a contrast from 0.6 to 1.
+        rotation: turn by a quarter turn more for each group, and by 4 to 10 degrees.
+        contrast: regrade by a gamma of 0.5 to 0.7 or 1.4 to 2, and a contrast of 0.6 to 0.9.
         inversion: exchange black and white in every second group; alone it makes no more than two groups.
-        blur: smooth by a Gaussian of up to 1 pixel.
+        blur: smooth by a Gaussian of 0.5 to 1 pixel.
     """
 
     name: ClassVar[str] = "scanner"
+    random: ClassVar[bool] = False
 
     rotation: bool = True
     contrast: bool = True
@@ -115,16 +117,16 @@ class Scanner(Grouped):
         """Images in [0, 1], ``(n, channels, h, w)``, float32."""
         from scipy import ndimage
 
-        # All amounts are drawn at once, so that no switch moves another.
-        angle, gamma = rng.uniform(-10, 10), 2 ** rng.uniform(-1, 1)
-        contrast, sigma = rng.uniform(0.6, 1), rng.uniform(0, 1)
+        # All amounts are drawn at once, so that no switch moves another, and none is next to nothing.
+        angle, gamma = rng.choice((-1, 1), 2) * rng.uniform((4, 0.5), (10, 1))
+        contrast, sigma = rng.uniform(0.6, 0.9), rng.uniform(0.5, 1)
         if self.rotation:
             x = np.rot90(x, group % 4, axes=(2, 3))
             x = ndimage.rotate(x, angle, axes=(3, 2), reshape=False, order=1, mode="nearest")
         if self.blur:
             x = ndimage.gaussian_filter(x, (0, 0, sigma, sigma))
         if self.contrast:
-            x = 0.5 + contrast * (np.clip(x, 0, 1) ** gamma - 0.5)
+            x = 0.5 + contrast * (np.clip(x, 0, 1) ** 2**gamma - 0.5)
         if self.inversion and (group + group // 4) % 2:  # so that eight groups differ in turn or inversion
             x = 1 - x
         return np.clip(x, 0, 1).astype(np.float32)
