@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -251,19 +250,22 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
     totals, test_totals = np.bincount(strata, minlength=classes), np.bincount(test_strata, minlength=classes)
     pool = Pool(totals, test_totals, min_samples)
     fewest, draws = 0, REDRAWS if rule.random else 1
+    attempts = list(range(draws))
     # Evened counts come second, so that whatever can be dealt without them is dealt as it always was.
-    for whole, attempt in product((rounded, evened), range(draws)):
-        rng = stream(seed, "partition", attempt)
-        shares = rule.shares(participants, pool, rng)
-        if shares is None:
-            continue
-        counts, tests = whole(shares, totals), whole(shares, test_totals)
-        smallest, smallest_test = int(counts.sum(axis=1).min()), int(tests.sum(axis=1).min())
-        if smallest >= min_samples and smallest_test >= 1:
-            if rule.equal_tests:
-                tests = apportioned(tests, smallest_test)
-            return Deal(deal(strata, counts, rng), deal(test_strata, tests, rng), rule.truth_of(counts))
-        fewest = max(fewest, smallest)
+    for whole in (rounded, evened):
+        for attempt in attempts.copy():
+            rng = stream(seed, "partition", attempt)
+            shares = rule.shares(participants, pool, rng)
+            if shares is None:
+                attempts.remove(attempt)
+                continue
+            counts, tests = whole(shares, totals), whole(shares, test_totals)
+            smallest, smallest_test = int(counts.sum(axis=1).min()), int(tests.sum(axis=1).min())
+            if smallest >= min_samples and smallest_test >= 1:
+                if rule.equal_tests:
+                    tests = apportioned(tests, smallest_test)
+                return Deal(deal(strata, counts, rng), deal(test_strata, tests, rng), rule.truth_of(counts))
+            fewest = max(fewest, smallest)
     raise DataError(
         f"partition {rule.name}: no draw of {draws} gave each of {participants} participants {min_samples} training "
         f"samples and 1 test sample (best: {fewest}); {rule.advice}"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -176,7 +177,7 @@ def balanced_choices(items: np.ndarray, n: int, times: int, rng: np.random.Gener
     chosen: list[np.ndarray] = []
     seen: set[tuple[int, ...]] = set()
     for _ in range(times):
-        for _attempt in range(20):
+        for _attempt in range(20 if len(seen) < math.comb(len(items), n) else 1):
             picked = np.sort(np.lexsort((rng.random(len(items)), uses))[:n])
             if tuple(picked) not in seen:
                 break

@@ -107,7 +107,7 @@ class CIFAR100(Torchvision):
 
 @dataclass(frozen=True)
 class EMNIST(Torchvision):
-    """EMNIST: handwritten letters and digits, 28x28 grey (torchvision); FedDSMIC's EMNIST is ``byclass``.
+    """EMNIST: handwritten letters and digits, 28x28 grey, up to 62 classes (torchvision).
 
     Attributes:
         split: which of EMNIST's arrangements; ``letters`` has 26 classes, ``balanced`` 47, ``byclass`` 62.
