@@ -26,7 +26,7 @@ INCHES = 0.12
 def draw_partition(report: PartitionReport, path: Path) -> Path:
     """Training samples by participant and class, a bubble's area being their number (thesis Fig. A.1-A.4).
 
-    Colours are the true groups; a line parts one block of a group from the next.
+    Colours are the true groups; where these are consecutive blocks, a line parts one from the next.
 
     Args:
         report: of the partition.
@@ -43,10 +43,11 @@ def draw_partition(report: PartitionReport, path: Path) -> Path:
     counts = report.train[who, what]
     colours = [COLOURS[(report.truth[i] or 0) % len(COLOURS)] for i in who]
     axes.scatter(who, what, s=LARGEST * counts / counts.max(), c=colours, alpha=0.75, linewidths=0)
-    for i in range(1, participants):
-        if report.truth[i] != report.truth[i - 1]:
-            axes.axvline(i - 0.5, color="0.6", linewidth=0.8)
     groups = sorted({group for group in report.truth if group is not None})
+    changes = [i for i in range(1, participants) if report.truth[i] != report.truth[i - 1]]
+    if len(changes) < len(groups):  # the groups are blocks
+        for i in changes:
+            axes.axvline(i - 0.5, color="0.6", linewidth=0.8)
     if 1 < len(groups) <= 12:
         for group in groups:
             axes.scatter([], [], s=40, color=COLOURS[group % len(COLOURS)], label=f"group {group}")
