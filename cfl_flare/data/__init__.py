@@ -1,9 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where samples come from, and how a pooled set is dealt out to participants in a simulation. numpy only."""
+"""Where samples come from, and how a pooled set is dealt out to participants in a simulation. No torch here."""
 
+from cfl_flare.data.deal import Deal, Partition, Pool, dealt
 from cfl_flare.data.federate import DataConfig, ParticipantData
-from cfl_flare.data.partitions import PARTITIONS, Partition
+from cfl_flare.data.partitions import PARTITIONS, build_partition
+from cfl_flare.data.report import PartitionReport, report_of
 from cfl_flare.data.sources import SOURCES, DataSource, Digits, Npz, Samples
 
 __all__ = [
@@ -11,9 +13,15 @@ __all__ = [
     "SOURCES",
     "DataConfig",
     "DataSource",
+    "Deal",
     "Digits",
     "Npz",
     "ParticipantData",
     "Partition",
+    "PartitionReport",
+    "Pool",
     "Samples",
+    "build_partition",
+    "dealt",
+    "report_of",
 ]

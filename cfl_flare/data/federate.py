@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cfl_flare.config import from_dict, require
-from cfl_flare.data.partitions import PARTITIONS, Partition, partition
-from cfl_flare.data.sources import DataSource, Samples, checked, normalised
+from cfl_flare.config import require
+from cfl_flare.data.deal import dealt
+from cfl_flare.data.partitions import build_partition
+from cfl_flare.data.report import PartitionReport, participant_names, report_of
+from cfl_flare.data.samples import DataSource, Samples, checked, normalised
 from cfl_flare.errors import ConfigError
 
 
@@ -29,19 +31,6 @@ class ParticipantData:
     train: Samples
     test: Samples
     group: int | None = None
-
-
-def build_partition(spec: Mapping[str, Any]) -> Partition:
-    """The partition of a job: ``{"partition": "dirichlet", "alpha": 0.1}``.
-
-    Raises:
-        ConfigError: an unknown rule or setting, or a value out of its range.
-    """
-    settings = dict(spec)
-    name = settings.pop("partition", None)
-    if name not in PARTITIONS:
-        raise ConfigError(f"partition {name!r} is unknown; there are {', '.join(PARTITIONS)}")
-    return from_dict(PARTITIONS[name], settings, f"partition {name}")
 
 
 @dataclass(frozen=True)
@@ -97,18 +86,35 @@ class DataConfig:
             )
             return [_prepared(site, train, test, None)]
         rule = build_partition(self.partition)
-        mine, tests = partition(train, test, rule, self.participants, self.seed, self.min_samples)
+        deal = dealt(train, test, rule, self.participants, self.seed, self.min_samples)
         classes = int(max(train.y.max(), test.y.max())) + 1
-        truth = rule.truth(self.participants)
-        first, last = index * self.participants // sites, (index + 1) * self.participants // sites
-        width = len(str(self.participants - 1))
+        names = participant_names(self.participants)
         hosted = []
-        for i in range(first, last):
-            own = [
-                rule.alter(s.take(idx), truth[i], classes, self.seed) for s, idx in ((train, mine[i]), (test, tests[i]))
-            ]
-            hosted.append(_prepared(f"p{i:0{width}d}", own[0], own[1], truth[i]))
+        for i in range(index * self.participants // sites, (index + 1) * self.participants // sites):
+            group = deal.truth[i]
+            own, held_back = (
+                rule.alter(samples.take(indices), group, classes, self.seed)
+                for samples, indices in ((train, deal.train[i]), (test, deal.test[i]))
+            )
+            hosted.append(_prepared(names[i], own, held_back, group))
         return hosted
+
+    def report(self, source: DataSource) -> PartitionReport:
+        """How the source is dealt out to the participants of a simulation.
+
+        Args:
+            source: what is dealt out.
+
+        Raises:
+            ConfigError: there is no partition.
+            DataError: the samples cannot be read, are unsound, or too few.
+        """
+        if self.partition is None or self.participants is None:
+            raise ConfigError("data: without a partition there is nothing to report; each site has its own data")
+        train, test = checked(source.load(), f"data {type(source).__name__}")
+        rule = build_partition(self.partition)
+        deal = dealt(train, test, rule, self.participants, self.seed, self.min_samples)
+        return report_of(train, test, deal, rule.name)
 
 
 def _prepared(name: str, train: Samples, test: Samples, group: int | None) -> ParticipantData:

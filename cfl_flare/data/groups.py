@@ -1,0 +1,247 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rules by which groups of participants share a mix of labels: cluster-wise non-IID, the group being the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from cfl_flare.config import require
+from cfl_flare.data.deal import Partition, Pool, positive
+from cfl_flare.data.label_skew import balanced_choices, blocks
+
+# A draw in which a group has less than this share of the size that it should have on average is not taken.
+SMALLEST_GROUP = 0.3
+
+
+@dataclass(frozen=True)
+class Grouped(Partition):
+    """A rule with true groups: consecutive blocks of participants, of equal size.
+
+    Attributes:
+        groups: how many.
+    """
+
+    groups: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.groups >= 1, f"partition {self.name}: groups = {self.groups} should be >= 1")
+
+    def check(self, participants: int) -> None:
+        """A group without a participant is refused."""
+        super().check(participants)
+        require(
+            self.groups <= participants,
+            f"partition {self.name}: groups = {self.groups} need at least as many participants, not {participants}",
+        )
+
+    def truth(self, participants: int) -> list[int | None]:
+        """The block in which each participant lies."""
+        return blocks(participants, self.groups)
+
+
+@dataclass(frozen=True)
+class Skewed(Grouped):
+    """A rule with true groups that may be of given sizes (thesis Fig. 7.6: 10, 10, 10, 10, 20, 30, 30, 70).
+
+    Attributes:
+        groups: how many, of equal size.
+        group_sizes: participants of each group, in place of equal groups; ``groups`` is then not looked at.
+    """
+
+    group_sizes: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.group_sizes is None:
+            return
+        sizes = self.group_sizes
+        whole = isinstance(sizes, Sequence) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
+        require(
+            whole and len(sizes) > 0 and min(sizes) >= 1,
+            f"partition {self.name}: group_sizes = {sizes!r} should be whole numbers >= 1 such as [10, 20, 70]",
+        )
+
+    def check(self, participants: int) -> None:
+        """Sizes that do not add up to the participants are refused."""
+        if self.group_sizes is None:
+            super().check(participants)
+            return
+        require(
+            sum(self.group_sizes) == participants,
+            f"partition {self.name}: group_sizes = {list(self.group_sizes)} add up to {sum(self.group_sizes)}, not to "
+            f"participants = {participants}",
+        )
+
+    def truth(self, participants: int) -> list[int | None]:
+        """The block in which each participant lies."""
+        if self.group_sizes is None:
+            return super().truth(participants)
+        return [g for g, size in enumerate(self.group_sizes) for _ in range(size)]
+
+    def weights(self, participants: int) -> np.ndarray:
+        """``(groups,)`` each group's part of the participants times the number of groups; all ones for equal groups."""
+        if self.group_sizes is None:
+            return np.ones(self.groups)
+        return np.array(self.group_sizes) * len(self.group_sizes) / participants
+
+
+@dataclass(frozen=True)
+class ClusterDirichlet(Skewed):
+    """Classes over groups by Dirichlet(a_between), then over a group's participants by Dirichlet(a_within).
+
+    Thesis A.2, cluster-wise non-IID, (0.1, 10); redrawn until every group has at least 30 % of the mean size. The group
+    is the truth. With ``group_sizes``, a group's concentration, and so its mean size, goes with its participants.
+
+    Attributes:
+        a_between: concentration over the groups; small is uneven.
+        a_within: concentration inside a group.
+    """
+
+    name: ClassVar[str] = "cluster_dirichlet"
+
+    groups: int = 10
+    a_between: float = 0.1
+    a_within: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("a_between", "a_within"):
+            positive(getattr(self, key), f"partition cluster_dirichlet: {key}")
+
+    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
+        """None while a group is too small."""
+        weights = self.weights(participants)
+        between = rng.dirichlet(self.a_between * weights, size=pool.classes)
+        sizes = pool.train @ between
+        if (sizes < SMALLEST_GROUP * weights * pool.train.sum() / len(weights)).any():
+            return None
+        truth = np.array(self.truth(participants))
+        shares = np.zeros((participants, pool.classes))
+        for g in range(len(weights)):
+            members = np.flatnonzero(truth == g)
+            within = rng.dirichlet(np.full(len(members), self.a_within), size=pool.classes).T
+            shares[members] = within * between[:, g]
+        return shares
+
+
+@dataclass(frozen=True)
+class ClusterNClass(Skewed):
+    """n_group classes to each group, and n_client of them to each of its participants (thesis A.2, (3, 2)).
+
+    Classes are used alike: over the groups, and inside a group over its participants. A class is split evenly among
+    the participants that have it. Where groups times n_group is less than the classes, some classes stay unused. The
+    group is the truth.
+
+    Attributes:
+        n_group: classes of each group.
+        n_client: classes of each participant, among its group's.
+    """
+
+    name: ClassVar[str] = "cluster_n_class"
+
+    groups: int = 10
+    n_group: int = 3
+    n_client: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            1 <= self.n_client <= self.n_group,
+            f"partition cluster_n_class: n_client = {self.n_client} should be between 1 and n_group = {self.n_group}",
+        )
+
+    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
+        """1 / takers of the class, for each taker."""
+        used = np.flatnonzero(pool.train)
+        require(
+            self.n_group <= len(used),
+            f"partition cluster_n_class: n_group = {self.n_group} is more than the data's {len(used)} classes",
+        )
+        truth = np.array(self.truth(participants))
+        takers = np.zeros((participants, pool.classes))
+        for g, own in enumerate(balanced_choices(used, self.n_group, int(truth.max()) + 1, rng)):
+            members = np.flatnonzero(truth == g)
+            for i, classes in zip(members, balanced_choices(own, self.n_client, len(members), rng)):
+                takers[i, classes] = 1
+        return takers / np.maximum(1, takers.sum(axis=0))
+
+
+@dataclass(frozen=True)
+class ClassGroups(Grouped):
+    """Classes are divided into groups, and each group's samples spread by one Dirichlet(alpha) (FedDSMIC 5.2).
+
+    They are spread over **all** participants, so that alpha = 10 is already near IID, and the truth is the group of
+    which a participant has most training samples. With ``disjoint`` (ours) they are spread over the group's own block
+    of participants. Classes are divided in their order. Whoever is drawn next to nothing, as most are with a small
+    alpha and many participants, gets the few samples that it must have of its largest group. The paper splits a
+    participant's data 80/20; here the source's own split is dealt, training and test by the same shares.
+
+    Attributes:
+        alpha: concentration; small is uneven.
+        disjoint: a group's classes go to its own participants alone.
+    """
+
+    name: ClassVar[str] = "class_groups"
+
+    alpha: float = 0.1
+    disjoint: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self.alpha, "partition class_groups: alpha")
+
+    def check(self, participants: int) -> None:
+        """Only disjoint groups need a participant each."""
+        if self.disjoint:
+            super().check(participants)
+        else:
+            Partition.check(self, participants)
+
+    def truth(self, participants: int) -> list[int | None]:
+        """The blocks where they are disjoint; not known before the draw otherwise."""
+        return super().truth(participants) if self.disjoint else [None] * participants
+
+    def truth_of(self, counts: np.ndarray) -> list[int | None]:
+        """The group of which each participant has most samples."""
+        if self.disjoint:
+            return super().truth_of(counts)
+        division = self.division(counts.shape[1])
+        sums = np.stack([counts[:, division == g].sum(axis=1) for g in range(self.groups)], axis=1)
+        return [int(g) for g in sums.argmax(axis=1)]
+
+    def division(self, classes: int) -> np.ndarray:
+        """``(classes,)`` the group of each class."""
+        return np.arange(classes) * self.groups // classes
+
+    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
+        """One draw a group of classes."""
+        require(
+            self.groups <= pool.classes,
+            f"partition class_groups: groups = {self.groups} is more than the data's {pool.classes} classes",
+        )
+        division = self.division(pool.classes)
+        drawn = np.zeros((participants, self.groups))
+        for g in range(self.groups):
+            members = np.array(self.truth(participants)) == g if self.disjoint else np.ones(participants, bool)
+            drawn[members, g] = rng.dirichlet(np.full(int(members.sum()), self.alpha))
+        return self._without_empty(drawn, division, pool)[:, division]
+
+    def _without_empty(self, drawn: np.ndarray, division: np.ndarray, pool: Pool) -> np.ndarray:
+        """The drawn shares ``(participants, groups)``, with the least that is needed for those who would get less.
+
+        They get it of the group of which they have most. The slack covers what rounding takes in each class.
+        """
+        train, test = (np.bincount(division, total, self.groups) for total in (pool.train, pool.test))
+        slack = 1.5 * np.sqrt(np.bincount(division, minlength=self.groups))
+        home = (drawn * train).argmax(axis=1)
+        poor = (drawn @ train < pool.min_samples + slack[home]) | (drawn @ test < 1 + slack[home])
+        least = np.maximum((pool.min_samples + slack) / np.maximum(1, train), (1 + slack) / np.maximum(1, test))
+        lifted = drawn.copy()
+        lifted[poor, home[poor]] = np.maximum(drawn[poor, home[poor]], least[home[poor]])
+        return lifted / lifted.sum(axis=0)

@@ -1,0 +1,202 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Sources that decode image files: one folder a class, or JPEGs end to end in an npz file."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cfl_flare.config import check_types, require
+from cfl_flare.data.files import find, read_npz
+from cfl_flare.data.samples import DataSource, Samples, one_label_each, split_by_class
+from cfl_flare.errors import DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+# Pillow's modes that can be had as 8 bits a channel without losing anything, and how many channels they make.
+CHANNELS = {"1": 1, "L": 1, "P": 3, "RGB": 3}
+
+
+def decoded(
+    files: Sequence[Any],
+    label: Callable[[int], str],
+    size: tuple[int, int] | None = None,
+    channels: int | None = None,
+) -> np.ndarray:
+    """Images, decoded by Pillow.
+
+    Args:
+        files: paths or open files.
+        label: names the i-th, for the errors.
+        size: ``(height, width)`` to which all are resized; None if they have one size already.
+        channels: 1 or 3, to which all are converted; None if they agree already.
+
+    Returns:
+        uint8 ``(n, channels, height, width)``.
+
+    Raises:
+        DataError: one cannot be decoded, or two differ in size or channels; both are named.
+    """
+    from PIL import Image
+
+    images: np.ndarray | None = None
+    for i, file in enumerate(files):
+        try:
+            with Image.open(file) as image:
+                if image.mode not in CHANNELS:
+                    raise DataError(f"{label(i)}: has mode {image.mode}; save it as 8-bit grey or RGB")
+                converted = image.convert("L" if (channels or CHANNELS[image.mode]) == 1 else "RGB")
+            if size is not None and converted.size != (size[1], size[0]):
+                converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"{label(i)}: cannot be read as an image ({error}); repair or remove it") from error
+        pixels = np.asarray(converted)
+        pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        if images is None:
+            images = np.empty((len(files), *pixels.shape), np.uint8)
+        if pixels.shape[0] != images.shape[1]:
+            raise DataError(
+                f"{label(0)} has {images.shape[1]} channel(s), {label(i)} has {pixels.shape[0]}; convert them, or set "
+                "channels=1 or channels=3 where the source has that setting"
+            )
+        if pixels.shape != images.shape[1:]:
+            raise DataError(
+                f"{label(0)} is {'x'.join(map(str, images.shape[2:]))} (height x width), {label(i)} is "
+                f"{'x'.join(map(str, pixels.shape[1:]))}; resize them, or set size where the source has that setting"
+            )
+        images[i] = pixels
+    if images is None:
+        raise DataError("no images")
+    return images
+
+
+@dataclass(frozen=True)
+class JpegNpz(DataSource):
+    """JPEGs end to end in an npz file: ``{train,test}_jpeg`` (bytes), ``_offsets`` (n + 1) and ``_labels``.
+
+    Image i is the file in bytes ``offsets[i]:offsets[i + 1]``.
+
+    Attributes:
+        path: the file, found as by the source npz.
+    """
+
+    name: ClassVar[str] = "jpeg-npz"
+
+    path: str
+
+    def __post_init__(self) -> None:
+        check_types(self, "data jpeg-npz")
+
+    def load(self) -> tuple[Samples, Samples]:
+        """Both splits, decoded, uint8."""
+        path = find(self.path, "data jpeg-npz")
+        arrays = read_npz(path, [f"{s}_{kind}" for s in ("train", "test") for kind in ("jpeg", "offsets", "labels")])
+        train, test = (self._split(arrays, split, f"{path}: {split}") for split in ("train", "test"))
+        return train, test
+
+    @staticmethod
+    def _split(arrays: dict[str, np.ndarray], split: str, where: str) -> Samples:
+        data, offsets, labels = (arrays[f"{split}_{kind}"] for kind in ("jpeg", "offsets", "labels"))
+        if data.ndim != 1 or data.dtype != np.uint8:
+            raise DataError(f"{where}_jpeg is {data.dtype} {data.shape}; should be the files' bytes, uint8 (bytes,)")
+        if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not len(offsets):
+            raise DataError(f"{where}_offsets is {offsets.dtype} {offsets.shape}; should be whole numbers (n + 1,)")
+        offsets = offsets.astype(np.int64)
+        if offsets[0] < 0 or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
+            raise DataError(f"{where}_offsets do not rise from 0 to the {len(data)} bytes of {split}_jpeg")
+        if len(offsets) - 1 != len(labels):
+            raise DataError(f"{where}: {len(offsets) - 1} images but {len(labels)} labels")
+        if not len(labels):
+            raise DataError(f"{where}: no samples")
+        files = [io.BytesIO(data[a:b].tobytes()) for a, b in pairwise(offsets)]
+        images = decoded(files, lambda i: f"{where} image {i}")
+        return Samples(images, one_label_each(labels)).check(where)
+
+
+@dataclass(frozen=True)
+class Folder(DataSource):
+    """Image files by class: ``train/<class>/*.png`` and ``test/<class>/*.png``, or ``<class>/*.png`` split here.
+
+    Classes are numbered in the sorted order of their folders' names. Hidden files are passed over.
+
+    Attributes:
+        path: the folder, found as by the source npz.
+        size: resize all images to this height and width; None if they have one size already.
+        channels: 1 (grey) or 3 (colour), to which all are converted; None if they agree already.
+        test_share: share of each class that is held back for testing where there are no folders train and test.
+        seed: of that split.
+    """
+
+    name: ClassVar[str] = "folder"
+
+    path: str
+    size: int | None = None
+    channels: int | None = None
+    test_share: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        where = "data folder"
+        check_types(self, where)
+        require(self.size is None or self.size >= 1, f"{where}: size = {self.size} should be >= 1")
+        require(self.channels in (None, 1, 3), f"{where}: channels = {self.channels} should be 1 or 3")
+        require(0 < self.test_share < 1, f"{where}: test_share = {self.test_share} should be between 0 and 1")
+
+    def load(self) -> tuple[Samples, Samples]:
+        """Both splits, uint8."""
+        root = find(self.path, "data folder", folder=True)
+        splits = [name for name in ("train", "test") if (root / name).is_dir()]
+        if len(splits) == 1:
+            raise DataError(f"{root}: has a folder {splits[0]} alone; have both train and test, or neither")
+        if not splits:
+            files, labels = _files(root, _classes(root))
+            return split_by_class(Samples(self._images(files), labels), self.test_share, self.seed)
+        classes = _classes(root / "train")
+        strange = [name for name in _classes(root / "test") if name not in classes]
+        if strange:
+            raise DataError(f"{root / 'test' / strange[0]}: no class of training, which has {', '.join(classes)}")
+        (files, labels), (test_files, test_labels) = (_files(root / split, classes) for split in splits)
+        # Decoded together, so that one check covers both splits.
+        images = self._images([*files, *test_files])
+        return Samples(images[: len(files)], labels), Samples(images[len(files) :], test_labels)
+
+    def _images(self, files: Sequence[Path]) -> np.ndarray:
+        size = None if self.size is None else (self.size, self.size)
+        return decoded(files, lambda i: str(files[i]), size, self.channels)
+
+
+def _classes(folder: Path) -> list[str]:
+    """The classes' names, sorted.
+
+    Raises:
+        DataError: there are none.
+    """
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise DataError(f"{folder}: holds no folder; put each class's images into a folder of its own")
+    return names
+
+
+def _files(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray]:
+    """A split's files in sorted order, and their labels."""
+    files: list[Path] = []
+    labels: list[int] = []
+    for number, name in enumerate(classes):
+        inside = sorted((folder / name).iterdir()) if (folder / name).is_dir() else []
+        mine = [path for path in inside if not path.name.startswith(".")]
+        wrong = [path for path in mine if path.suffix.lower() not in SUFFIXES]
+        if wrong:
+            raise DataError(f"{wrong[0]}: is no image; there should be nothing but {', '.join(SUFFIXES)} in a class")
+        files += mine
+        labels += [number] * len(mine)
+    if not files:
+        raise DataError(f"{folder}: holds no images in its folders")
+    return files, np.array(labels, np.int64)

@@ -1,0 +1,132 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rules by which groups see the same classes differently: other images of them, or other names for them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from cfl_flare.config import require
+from cfl_flare.data.deal import Pool
+from cfl_flare.data.groups import Grouped
+from cfl_flare.data.samples import Samples
+from cfl_flare.errors import DataError
+from cfl_flare.seeds import stream
+
+
+@dataclass(frozen=True)
+class LabelPermutation(Grouped):
+    """Groups that share the images but name them differently: each group permutes the labels (concept shift).
+
+    It stands for hospitals that code the same findings by different schemes: one global model cannot serve two of them.
+    The group is the truth; the first keeps the labels as they are, and no two groups name alike.
+    """
+
+    name: ClassVar[str] = "label_permutation"
+    random: ClassVar[bool] = False
+
+    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
+        """The same share of every class."""
+        most = math.factorial(min(pool.classes, 20))
+        require(
+            self.groups <= most,
+            f"partition label_permutation: groups = {self.groups} is more than the {most} orders of {pool.classes} "
+            "classes",
+        )
+        return np.full((participants, pool.classes), 1 / participants)
+
+    def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
+        """Renames the classes as the group does."""
+        return Samples(samples.x, self._order(group or 0, classes, seed)[samples.y], samples.key)
+
+    def _order(self, group: int, classes: int, seed: int) -> np.ndarray:
+        """``(classes,)`` the group's new label for each class, other than that of every group before it."""
+        orders = [np.arange(classes)]
+        for g in range(1, group + 1):
+            rng = stream(seed, "label permutation", g)
+            order = rng.permutation(classes)
+            while any(np.array_equal(order, other) for other in orders):
+                order = rng.permutation(classes)
+            orders.append(order)
+        return orders[-1]
+
+
+@dataclass(frozen=True)
+class Scanner(Grouped):
+    """Groups of sites with devices of their own, which picture the same classes differently (feature shift).
+
+    Labels are IID. Each group turns, regrades, inverts and blurs its images by amounts of its own; the first group's
+    stay as they are. The group is the truth.
+
+    Attributes:
+        rotation: turn by a quarter turn more for each group, and by 4 to 10 degrees.
+        contrast: regrade by a gamma of 0.5 to 0.7 or 1.4 to 2, and a contrast of 0.6 to 0.9.
+        inversion: exchange black and white in every second group; alone it makes no more than two groups.
+        blur: smooth by a Gaussian of 0.5 to 1 pixel.
+    """
+
+    name: ClassVar[str] = "scanner"
+    random: ClassVar[bool] = False
+
+    rotation: bool = True
+    contrast: bool = True
+    inversion: bool = True
+    blur: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.rotation or self.contrast or self.inversion or self.blur,
+            "partition scanner: rotation, contrast, inversion and blur are all off; leave one on",
+        )
+
+        alone = not (self.rotation or self.contrast or self.blur)
+        require(
+            not alone or self.groups <= 2,
+            f"partition scanner: groups = {self.groups} cannot differ by inversion alone; turn another shift on",
+        )
+
+    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
+        """The same share of every class."""
+        return np.full((participants, pool.classes), 1 / participants)
+
+    def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
+        """The images as the group's device takes them, of the same dtype.
+
+        Raises:
+            DataError: not images, or floats outside [0, 1], or images that are not square and would be turned.
+        """
+        x = samples.x
+        if x.ndim != 4:
+            raise DataError(f"partition scanner: samples have shape {x.shape[1:]}; it needs images (channels, h, w)")
+        if self.rotation and x.shape[2] != x.shape[3]:
+            raise DataError(f"partition scanner: images are {x.shape[2]}x{x.shape[3]}; to turn them, square them first")
+        if x.dtype != np.uint8 and (x.min() < 0 or x.max() > 1):
+            raise DataError(f"partition scanner: images go from {x.min():.3g} to {x.max():.3g}; it needs [0, 1]")
+        if not group:
+            return samples
+        bright = x.astype(np.float32) / 255 if x.dtype == np.uint8 else x.astype(np.float32)
+        taken = self._taken(bright, group, stream(seed, "scanner", group))
+        return Samples(np.round(taken * 255).astype(np.uint8) if x.dtype == np.uint8 else taken, samples.y, samples.key)
+
+    def _taken(self, x: np.ndarray, group: int, rng: np.random.Generator) -> np.ndarray:
+        """Images in [0, 1], ``(n, channels, h, w)``, float32."""
+        from scipy import ndimage
+
+        # All amounts are drawn at once, so that no switch moves another, and none is next to nothing.
+        angle, gamma = rng.choice((-1, 1), 2) * rng.uniform((4, 0.5), (10, 1))
+        contrast, sigma = rng.uniform(0.6, 0.9), rng.uniform(0.5, 1)
+        if self.rotation:
+            x = np.rot90(x, group % 4, axes=(2, 3))
+            x = ndimage.rotate(x, angle, axes=(3, 2), reshape=False, order=1, mode="nearest")
+        if self.blur:
+            x = ndimage.gaussian_filter(x, (0, 0, sigma, sigma))
+        if self.contrast:
+            x = 0.5 + contrast * (np.clip(x, 0, 1) ** 2**gamma - 0.5)
+        if self.inversion and (group + group // 4) % 2:  # so that eight groups differ in turn or inversion
+            x = 1 - x
+        return np.clip(x, 0, 1).astype(np.float32)

@@ -1,0 +1,373 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Sources: what they read, and what they refuse in one clear line."""
+
+import os
+import pickle
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cfl_flare.config import describe, from_dict
+from cfl_flare.data import SOURCES, Digits, Npz, Samples
+from cfl_flare.data.images import Folder, JpegNpz
+from cfl_flare.data.sources import checked, normalised
+from cfl_flare.data.table import Table
+from cfl_flare.errors import ConfigError, DataError
+
+
+def arrays(n=12, shape=(6, 5), dtype=np.uint8, **changes):
+    """The arrays of a small file in MedMNIST's layout."""
+    rng = np.random.default_rng(0)
+    made = {}
+    for split in ("train", "test"):
+        made[f"{split}_images"] = (rng.random((n, *shape)) * 255).astype(dtype)
+        made[f"{split}_labels"] = (np.arange(n) % 3)[:, None].astype(np.uint8)
+    return {k: v for k, v in {**made, **changes}.items() if v is not None}
+
+
+def saved(path, **contents):
+    np.savez(path, **contents)
+    return str(path)
+
+
+def refused(source, message):
+    """One line that says what the pattern says."""
+    with pytest.raises((DataError, ConfigError), match=message) as caught:
+        checked(source.load(), "data")
+    assert "\n" not in str(caught.value)
+
+
+# Samples
+
+
+def test_samples_keep_their_keys():
+    samples = Samples(np.zeros((4, 2), np.float32), np.arange(4), np.array(["a", "b", "a", "c"]))
+    assert samples.take(np.array([3, 0])).key.tolist() == ["c", "a"]
+    assert Samples(samples.x, samples.y).take(np.array([1])).key is None
+
+
+X, Y = np.zeros((3, 2), np.float32), np.arange(3)
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (Samples(X, np.arange(4)), "3 samples but 4 labels"),
+        (Samples(X[:0], Y[:0]), "no samples"),
+        (Samples(X, Y.astype(float)), "labels should be whole numbers, one a sample, not float64"),
+        (Samples(X, np.array([0, -2, 1])), "label -2 is below 0; number the classes from 0"),
+        (Samples(X, np.array([0, 10**9, 1])), "label 1000000000 is no class number"),
+        (Samples(X, np.eye(3, dtype=int)), r"labels should be whole numbers, one a sample, not int64 \(3, 3\)"),
+        (Samples(np.array([[0.0], [np.nan], [1]]), Y), "sample 1 holds NaN or infinity"),
+        (Samples(X.astype(int), Y), "samples have dtype int64; use uint8 or float32"),
+        (Samples(X, Y, np.arange(2)), r"keys have shape \(2,\), labels \(3,\)"),
+        (Samples(X, Y, np.ones(3)), "keys have dtype float64; use whole numbers or text"),
+    ],
+)
+def test_unsound_samples(samples, message):
+    with pytest.raises(DataError, match=f"here: {message}"):
+        samples.check("here")
+
+
+def test_splits_that_do_not_belong_together():
+    sound = Samples(X, Y)
+    with pytest.raises(DataError, match=r"training samples are \(2,\), test samples \(1,\)"):
+        checked((sound, Samples(X[:, :1], Y)), "data")
+    with pytest.raises(DataError, match="only one of training and test samples has keys"):
+        checked((sound, Samples(X, Y, Y)), "data")
+    with pytest.raises(DataError, match=r"should return .* not list"):
+        checked([sound, sound], "data")
+
+
+def test_every_source_says_what_it_is_and_can_be_described():
+    for name, cls in SOURCES.items():
+        assert cls.name == name and cls.__doc__ and cls.load.__doc__
+    spec = describe(Npz("a.npz", key="user"), "data")
+    assert spec == {"class_path": "cfl_flare.data.sources.Npz", "args": {"path": "a.npz", "key": "user"}}
+
+
+# Digits and npz
+
+
+def test_digits():
+    train, test = checked(Digits().load(), "data")
+    assert len(train) + len(test) == 1797 and train.x.shape[1:] == (1, 8, 8) and train.x.max() <= 1
+    with pytest.raises(ConfigError, match=r"test_share = 1\.0 should be between 0 and 1"):
+        Digits(test_share=1.0)
+
+
+def test_npz_grey_colour_and_keys(tmp_path, monkeypatch):
+    train, test = Npz(saved(tmp_path / "grey.npz", **arrays())).load()
+    assert train.x.shape == (12, 1, 6, 5) and train.x.dtype == np.uint8 and train.y.dtype == np.int64
+    users = {"train_user": np.arange(12), "test_user": np.arange(12)}
+    saved(tmp_path / "colour.npz", **arrays(shape=(6, 5, 3), dtype=np.float64), **users)
+    monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
+    train, test = Npz("colour.npz", key="user").load()
+    assert test.x.shape == (12, 3, 6, 5) and test.x.dtype == np.float32
+    assert train.key.tolist() == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_images": None}, "no array 'train_images'; it has train_labels, test_images, test_labels"),
+        ({"train_images": np.zeros((0, 6, 5), np.uint8), "train_labels": np.zeros(0, int)}, "train: no samples"),
+        ({"train_labels": np.zeros(5, int)}, "train: 12 samples but 5 labels"),
+        ({"test_labels": np.full(12, -1)}, "test: label -1 is below 0"),
+        ({"test_labels": np.full(12, 0.5)}, "test: labels should be whole numbers"),
+        ({"train_labels": np.zeros((12, 4), int)}, "one a sample, not int64"),
+        ({"train_images": np.full((12, 6, 5), np.nan)}, "train: sample 0 holds NaN"),
+        ({"train_images": np.zeros((12, 6), np.uint8)}, r"train_images has shape \(12, 6\); should be"),
+        ({"train_images": np.zeros((12, 6, 5, 4), np.uint8)}, r"shape \(12, 6, 5, 4\); should be"),
+        ({"test_images": np.zeros((12, 7, 5), np.uint8)}, r"training images are \(1, 6, 5\), test images \(1, 7, 5\)"),
+        ({"test_images": np.array([{}] * 12)}, "cannot be read as an npz file without pickled objects"),
+    ],
+)
+def test_npz_refusals(tmp_path, changes, message):
+    refused(Npz(saved(tmp_path / "a.npz", **arrays(**changes))), message)
+
+
+def test_npz_that_is_no_npz(tmp_path, monkeypatch):
+    monkeypatch.delenv("CFL_DATA_ROOT", raising=False)
+    refused(Npz("nowhere.npz"), "path = 'nowhere.npz' is no file; tried nowhere.npz; CFL_DATA_ROOT is not set")
+    monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
+    refused(Npz("nowhere.npz"), f"tried nowhere.npz, {re.escape(str(tmp_path))}")
+    np.save(tmp_path / "single.npy", np.zeros(3))
+    refused(Npz("single.npy"), "is a single array, not an npz file")
+    (tmp_path / "text.npz").write_text("hello")
+    refused(Npz("text.npz"), "cannot be read as an npz file without pickled objects")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    refused(Npz("empty.npz"), "cannot be read as an npz file")
+    (tmp_path / "pickle.npz").write_bytes(pickle.dumps([1, 2]))
+    refused(Npz("pickle.npz"), "cannot be read as an npz file without pickled objects")
+    saved(tmp_path / "cut.npz", **arrays())
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:900])
+    refused(Npz("cut.npz"), "cannot be read as an npz file")
+    with zipfile.ZipFile(tmp_path / "zip.npz", "w") as file:
+        for name in arrays():
+            file.writestr(name, "no array")
+    refused(Npz("zip.npz"), "'train_images' is not an array")
+
+
+# JPEGs in an npz file
+
+
+def jpegs(n, size=(8, 6), mode="RGB"):
+    """Files end to end, and where each begins."""
+    import io
+
+    files = []
+    for i in range(n):
+        buffer = io.BytesIO()
+        Image.new(mode, size, 10 * i if mode == "L" else (10 * i, 0, 255 - 10 * i)).save(buffer, "JPEG")
+        files.append(buffer.getvalue())
+    return np.frombuffer(b"".join(files), np.uint8), np.cumsum([0, *map(len, files)])
+
+
+def jpeg_arrays(n=5, **changes):
+    data, offsets = jpegs(n)
+    made = {}
+    for split in ("train", "test"):
+        made |= {f"{split}_jpeg": data, f"{split}_offsets": offsets, f"{split}_labels": np.arange(n)[:, None]}
+    return {k: v for k, v in {**made, **changes}.items() if v is not None}
+
+
+def test_jpeg_npz(tmp_path):
+    train, test = checked(JpegNpz(saved(tmp_path / "a.npz", **jpeg_arrays())).load(), "data")
+    assert train.x.shape == (5, 3, 6, 8) and train.x.dtype == np.uint8 and test.y.tolist() == [0, 1, 2, 3, 4]
+    assert abs(int(train.x[3, 0, 2, 2]) - 30) < 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_offsets": None}, "no array 'train_offsets'"),
+        ({"train_labels": np.arange(4)}, "train: 5 images but 4 labels"),
+        ({"train_labels": np.arange(5) - 1}, "label -1 is below 0"),
+        ({"train_offsets": jpegs(5)[1][::-1]}, "train_offsets do not rise from 0"),
+        ({"train_offsets": jpegs(5)[1] + 10}, "train_offsets do not rise from 0 to the"),
+        ({"train_offsets": jpegs(5)[1] * 0.5}, "train_offsets is float64"),
+        ({"train_jpeg": jpegs(5)[0].astype(int)}, "train_jpeg is int64"),
+        ({"train_jpeg": np.zeros_like(jpegs(5)[0])}, "train image 0: cannot be read as an image"),
+        ({"test_offsets": np.zeros(1, int), "test_labels": np.zeros(0, int)}, "test: no samples"),
+    ],
+)
+def test_jpeg_npz_refusals(tmp_path, changes, message):
+    refused(JpegNpz(saved(tmp_path / "a.npz", **jpeg_arrays(**changes))), message)
+
+
+# Folders of images
+
+
+def pictures(folder, counts, size=(6, 6), mode="L"):
+    """So many images of each class."""
+    for c, (name, count) in enumerate(counts.items()):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            grey = 40 * c + i
+            Image.new(mode, size, grey if mode == "L" else (grey,) * 3).save(folder / name / f"{i}.png")
+
+
+def test_folder_with_its_own_split(tmp_path):
+    pictures(tmp_path / "train", {"cat": 4, "dog": 3})
+    pictures(tmp_path / "test", {"dog": 2})
+    (tmp_path / "train" / "cat" / ".hidden").write_text("")
+    train, test = checked(Folder(str(tmp_path)).load(), "data")
+    assert train.y.tolist() == [0] * 4 + [1] * 3 and test.y.tolist() == [1, 1]
+    assert train.x.shape == (7, 1, 6, 6) and train.x[1].max() == 1 and train.x[5].min() == 41
+
+
+def test_folder_split_here_resized_and_converted(tmp_path, monkeypatch):
+    pictures(tmp_path / "set", {"a": 10, "b": 5}, size=(8, 4))
+    pictures(tmp_path / "set", {"c": 5}, mode="RGB")
+    monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
+    train, test = checked(Folder("set", size=5, channels=3).load(), "data")
+    assert train.x.shape == (16, 3, 5, 5) and np.bincount(test.y).tolist() == [2, 1, 1]
+    assert Folder("set", size=5, channels=1).load()[0].x.shape[1] == 1
+
+
+def test_folder_refusals(tmp_path, monkeypatch):
+    monkeypatch.delenv("CFL_DATA_ROOT", raising=False)
+    refused(Folder("nowhere"), "data folder: path = 'nowhere' is no folder; tried nowhere; CFL_DATA_ROOT is not set")
+    refused(Folder(str(tmp_path)), "holds no folder; put each class's images into a folder of its own")
+    (tmp_path / "a").mkdir()
+    refused(Folder(str(tmp_path)), "holds no images in its folders")
+    pictures(tmp_path, {"a": 3, "b": 3})
+    Image.new("RGB", (6, 6)).save(tmp_path / "b" / "x.png")
+    refused(Folder(str(tmp_path)), r"a/0.png has 1 channel\(s\), .*b/x.png has 3; convert them, or set channels=1")
+    Image.new("L", (7, 6)).save(tmp_path / "b" / "x.png")
+    refused(Folder(str(tmp_path)), r"a/0.png is 6x6 \(height x width\), .*b/x.png is 6x7; resize them, or set size")
+    Image.new("RGBA", (6, 6)).save(tmp_path / "b" / "x.png")
+    refused(Folder(str(tmp_path)), "b/x.png: has mode RGBA; save it as 8-bit grey or RGB")
+    (tmp_path / "b" / "x.png").write_text("hello")
+    refused(Folder(str(tmp_path)), "b/x.png: cannot be read as an image")
+    os.rename(tmp_path / "b" / "x.png", tmp_path / "b" / "x.txt")
+    refused(Folder(str(tmp_path)), "b/x.txt: is no image")
+    os.remove(tmp_path / "b" / "x.txt")
+    checked(Folder(str(tmp_path), test_share=0.4).load(), "data")
+    refused(Folder(str(tmp_path), test_share=0.1), "test: no samples")
+    pictures(tmp_path / "train", {"a": 1})
+    refused(Folder(str(tmp_path)), "has a folder train alone; have both train and test, or neither")
+    pictures(tmp_path / "test", {"z": 1})
+    refused(Folder(str(tmp_path)), "test/z: no class of training, which has a")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"size": 0}, "size = 0 should be >= 1"),
+        ({"channels": 2}, "channels = 2 should be 1 or 3"),
+        ({"test_share": 0.0}, r"test_share = 0\.0 should be between 0 and 1"),
+        ({"size": "big"}, "size = 'big' should be int"),
+    ],
+)
+def test_folder_settings(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        from_dict(Folder, {"path": "x", **settings}, "data folder")
+
+
+# Tables
+
+
+def table(tmp_path, text):
+    (tmp_path / "t.csv").write_text(text)
+    return str(tmp_path / "t.csv")
+
+
+ROWS = [f"{a},{a * a},{'red' if a % 2 else 'blue'},{'well' if a % 3 else 'ill'},site-{a % 2}" for a in range(24)]
+PATIENTS = "\n".join(["age,score,colour,label,site", *ROWS]) + "\n"
+
+
+def test_table_standardises_by_the_training_rows(tmp_path):
+    train, test = checked(Table(table(tmp_path, PATIENTS), key="site").load(), "data")
+    assert train.x.shape[1:] == (2,) and train.x.dtype == np.float32 and len(train) + len(test) == 24
+    seen = normalised(train.x)
+    assert np.allclose(seen.mean(axis=0), 0, atol=1e-5) and np.allclose(seen.std(axis=0), 1, atol=1e-5)
+    assert set(train.key) == {"site-0", "site-1"}
+    assert np.bincount(np.concatenate([train.y, test.y])).tolist() == [8, 16]  # ill, well
+
+
+def test_table_as_it_is_and_with_constant_features(tmp_path):
+    text = "a,b,label\n" + "".join(f"0.{i},7,{i % 2}\n" for i in range(8))
+    train, test = Table(table(tmp_path, text), standardise=False).load()
+    assert np.allclose(sorted(np.concatenate([train.x, test.x])[:, 0]), np.arange(8) / 10)
+    train, test = Table(table(tmp_path, text)).load()
+    assert np.allclose(normalised(train.x)[:, 1], 0) and np.allclose(normalised(test.x)[:, 1], 0)
+
+
+def test_table_from_npz(tmp_path):
+    path = saved(tmp_path / "t.npz", x=np.random.default_rng(0).random((20, 3)), b=np.arange(20), y=np.arange(20) % 2)
+    train, test = checked(Table(path, label="y").load(), "data")
+    assert train.x.shape[1:] == (4,) and len(test) == 4
+    refused(Table(path), "no column 'label'; it has x, b, y")
+    path = saved(tmp_path / "t.npz", x=np.zeros((20, 3)), label=np.zeros(19, int))
+    refused(Table(path), "'label' has 19 rows but 'x' has 20; every array is a column")
+    path = saved(tmp_path / "t.npz", x=np.zeros((20, 3)), label=np.array([{}] * 20))
+    refused(Table(path), "cannot be read as an npz file without pickled objects")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no rows"),
+        ("a,label\n", "no rows"),
+        ("a,b\n1,2\n", "no column 'label'; it has a, b"),
+        ("a,a,label\n1,2,0\n", "two columns are called 'a'"),
+        ("a,label\n1,0\n1\n", "row 2 has 1 values, the header 2 columns"),
+        ("a,label\n1,0\n,1\n", "column 'a': row 2 is empty, NaN or infinity"),
+        ("a,label\n1,0\nnan,1\n", "column 'a': row 2 is empty, NaN or infinity"),
+        ("a,label\n1,0\n2,1\nthree,1\n", "column 'a': row 3 holds 'three' among numbers"),
+        ("a,label\n1,0\n1,-3\n", "column 'label': label -3 is below 0"),
+        ("a,label\n1,0\n1,0.5\n", "column 'label' holds float64, e.g. 0.0; labels are whole numbers from 0, or names"),
+        ("a,label\n1,0\n1,\n", "column 'label': row 2 has no label"),
+        ("a,label\n1,x\n1,\n", "column 'label': row 2 has no label"),
+        ("a,label\nred,x\nblue,y\n", "no column of numbers beside 'label'; it has a"),
+        ("a,label\n1,x\n2,y\n", "test: no samples"),
+        ('a,label\n"1,x\n', "cannot be read as a CSV file in UTF-8"),
+    ],
+)
+def test_table_refusals(tmp_path, text, message):
+    refused(Table(table(tmp_path, text)), message)
+
+
+def test_table_key_and_bytes(tmp_path):
+    refused(Table(table(tmp_path, PATIENTS), key="user"), "no column 'user'; it has age, score, colour, label, site")
+    (tmp_path / "t.csv").write_bytes(b"a,label\n\xff\xfe,0\n")
+    refused(Table(str(tmp_path / "t.csv")), "cannot be read as a CSV file in UTF-8")
+    with pytest.raises(ConfigError, match="label and key are both 'x'"):
+        Table("t.csv", label="x", key="x")
+
+
+# Real data, where it is
+
+
+ROOT = os.environ.get("CFL_DATA_ROOT")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"),
+    [
+        ("fashionmnist.npz", (1, 28, 28), 10),
+        ("bloodmnist28.npz", (3, 28, 28), 8),
+        ("mednist28.npz", (1, 28, 28), 6),
+        ("pneumoniamnist.npz", (1, 28, 28), 2),
+    ],
+)
+def test_real_npz(name, shape, classes):
+    if not ROOT or not (Path(ROOT) / name).is_file():
+        pytest.skip(f"{name} is not in CFL_DATA_ROOT")
+    train, test = checked(Npz(name).load(), "data")
+    assert train.x.shape[1:] == shape and len(np.unique(train.y)) == len(np.unique(test.y)) == classes
+
+
+@pytest.mark.slow
+def test_real_jpeg_npz():
+    if not ROOT or not (Path(ROOT) / "cifar10_jpeg.npz").is_file():
+        pytest.skip("cifar10_jpeg.npz is not in CFL_DATA_ROOT")
+    train, test = checked(JpegNpz("cifar10_jpeg.npz").load(), "data")
+    assert train.x.shape == (50_000, 3, 32, 32) and np.bincount(test.y).tolist() == [1000] * 10
