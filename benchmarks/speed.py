@@ -187,9 +187,8 @@ def main() -> None:
     result["server_memory"] = {name: in_own_process(name, "200") for name in ("fedavg", "ifca", "fesem")}
     result["site_memory"] = in_own_process("site", "100")
     for name, m in result["server_memory"].items():
-        print(
-            f"server, 200 participants of {m['parameters'] / 1e6:.1f} M, {name:7} peak grows by {m['grown_MB']:7.0f} MB = {m['models']:.1f} models"
-        )
+        size = f"200 participants of {m['parameters'] / 1e6:.1f} M parameters"
+        print(f"server, {size}: {name:12} peak grows by {m['grown_MB']:7.0f} MB = {m['models']:.1f} models")
     m = result["site_memory"]
     print(f"site, 100 participants: own data {m['own_data_MB']:.0f} MB, peak grows by {m['after_round_MB']:.0f} MB")
     if arguments.out:

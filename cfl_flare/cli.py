@@ -16,100 +16,24 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cfl_flare import __version__
+from cfl_flare.arguments import parser
 from cfl_flare.config import build, from_dict, parse_spec, require
-from cfl_flare.data import PARTITIONS, SOURCES, DataSource
-from cfl_flare.data.sources import checked
+from cfl_flare.data import PARTITIONS, SOURCES, DataConfig, DataSource
+from cfl_flare.data.samples import checked
 from cfl_flare.errors import CFLError, ConfigError, RunFailedError
 from cfl_flare.methods import METHODS, Method, build_method
 from cfl_flare.models import MODELS
 from cfl_flare.report.figures import compare, draw
+from cfl_flare.report.partition import draw_partition, partition_table
 from cfl_flare.report.table import results_table
 from cfl_flare.results import find_runs
 from cfl_flare.training.settings import TrainSettings
-
-EPILOG = """examples:
-  cfl-flare run                                     the main job: FedAvg and WeCFL on scikit-learn's digits
-  cfl-flare run --method ifca:k=3 --rounds 40       another method
-  cfl-flare run --data bloodmnist.npz --partition dirichlet:alpha=0.3 --participants 40 --method fesem:k=4
-  cfl-flare run --data my_package.MyData --model my_package.MyNet --method wecfl:k=3
-
-A method, partition, data source or model is written name:setting=value,setting=value; 'cfl-flare methods' lists them.
-"""
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    top = argparse.ArgumentParser(prog="cfl-flare", description="Clustered federated learning for NVIDIA FLARE.")
-    top.add_argument("--version", action="version", version=f"cfl-flare {__version__}")
-    commands = top.add_subparsers(dest="command", required=True)
-    _add_run(commands)
-    commands.add_parser("methods", help="list methods, partitions, data sources and models with their settings")
-    show = commands.add_parser("show", help="print a run's table again, and draw its figures")
-    show.add_argument("run", help="folder of a run, or one with several runs below it")
-    return top
-
-
-def _add_run(commands: Any) -> None:
-    run = commands.add_parser(
-        "run",
-        help="run methods on simulated participants, through FLARE's simulator",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    what = run.add_argument_group("what is run")
-    what.add_argument(
-        "--method", action="append", metavar="M", help="may be given several times; default: fedavg and wecfl:k=3"
-    )
-    what.add_argument(
-        "--data", default="digits", metavar="D", help="digits, a MedMNIST-layout .npz file, or package.Class"
-    )
-    what.add_argument(
-        "--model", metavar="NET", help=f"{', '.join(MODELS)} or package.Class; default: one that fits the data"
-    )
-    what.add_argument(
-        "--partition", default="label_permutation:groups=3", metavar="P", help="how the data is dealt out (%(default)s)"
-    )
-    what.add_argument("--participants", type=int, default=24, metavar="N", help="how many share the data (%(default)s)")
-    what.add_argument(
-        "--min-samples", type=int, default=8, metavar="N", help="fewest training samples of one (%(default)s)"
-    )
-    how = run.add_argument_group("how it is run")
-    how.add_argument(
-        "--sites", type=int, default=2, metavar="N", help="FLARE clients that host the participants (%(default)s)"
-    )
-    how.add_argument("--rounds", type=int, default=20, metavar="N", help="communication rounds (%(default)s)")
-    how.add_argument(
-        "--sample", default="1.0", metavar="S", help="participants a round: a share like 0.25, or a count (%(default)s)"
-    )
-    how.add_argument(
-        "--min-answers", default="1", metavar="S", help="fewest good answers a round: share or count (%(default)s)"
-    )
-    how.add_argument(
-        "--evaluate-every", type=int, default=1, metavar="N", help="rounds between measurements (%(default)s)"
-    )
-    how.add_argument("--evaluate-trained", action="store_true", help="measure the locally trained models as well")
-    how.add_argument(
-        "--task-timeout", type=int, default=3600, metavar="S", help="seconds that a round may take (%(default)s)"
-    )
-    how.add_argument("--seed", type=int, default=0, help="of everything random (%(default)s)")
-    how.add_argument("--out", metavar="DIR", help="where results go; default: cfl-runs/<time>")
-    how.add_argument("--loop", action="store_true", help="in this process, without FLARE: the same numbers, sooner")
-    train = run.add_argument_group("local training")
-    train.add_argument("--lr", type=float, default=0.05, help="learning rate (%(default)s)")
-    train.add_argument("--momentum", type=float, default=0.9, help="(%(default)s)")
-    train.add_argument("--keep-momentum", action="store_true", help="keep it on the participant between rounds")
-    train.add_argument("--batch-size", type=int, default=32, metavar="N", help="(%(default)s)")
-    train.add_argument("--local-steps", type=int, metavar="N", help="steps a round; default: 10")
-    train.add_argument(
-        "--local-epochs", type=int, metavar="N", help="passes over the own data a round, instead of steps"
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; bad input is one line on stderr and exit status 2."""
     arguments = parser().parse_args(argv)
-    command = {"run": run, "methods": methods, "show": show}[arguments.command]
+    command = {"run": run, "methods": methods, "partition": partition, "show": show}[arguments.command]
     try:
         command(arguments)
     except CFLError as error:
@@ -132,12 +56,13 @@ def share_or_count(text: str, option: str) -> float | int:
 def read_source(text: str) -> DataSource:
     """The data source that the command line names."""
     name, settings = parse_spec(text)
-    if name in SOURCES:
-        return from_dict(SOURCES[name], settings, f"data {name}")
     if name.endswith(".npz"):
-        return from_dict(
-            SOURCES["npz"], {"path": str(Path(name).resolve()) if Path(name).exists() else name, **settings}, "data npz"
-        )
+        name, settings = "npz", {"path": name, **settings}
+    if name in SOURCES:
+        for key in ("path", "root"):  # the sites work in other folders
+            if isinstance(settings.get(key), str) and Path(settings[key]).exists():
+                settings[key] = str(Path(settings[key]).resolve())
+        return from_dict(SOURCES[name], settings, f"data {name}")
     require(
         "." in name and "/" not in name,
         f"data {name!r} is unknown; there are {', '.join(SOURCES)}, a .npz file, or package.Class",
@@ -175,11 +100,11 @@ def run(arguments: argparse.Namespace) -> None:
     training = {
         f.name: getattr(arguments, f.name) for f in dataclasses.fields(TrainSettings) if hasattr(arguments, f.name)
     }
-    partition, rule = parse_spec(arguments.partition)
+    name, rule = parse_spec(arguments.partition)
     settings = RunSettings(
         source=source,
         model=read_model(arguments.model, tuple(train.x.shape[1:]), classes),
-        partition={"partition": partition, **rule},
+        partition={"partition": name, **rule},
         participants=arguments.participants,
         min_samples=arguments.min_samples,
         sites=arguments.sites,
@@ -201,6 +126,25 @@ def run(arguments: argparse.Namespace) -> None:
     if len(runs) > 1:
         compare(runs, out / "accuracy.png")
     console.print(f"results: {out}", soft_wrap=True)
+
+
+def partition(arguments: argparse.Namespace) -> None:
+    """``cfl-flare partition``."""
+    name, rule = parse_spec(arguments.partition)
+    config = DataConfig(arguments.participants, {"partition": name, **rule}, arguments.seed, arguments.min_samples)
+    report = config.report(read_source(arguments.data))
+    console = Console()
+    sizes = report.train.sum(axis=1)
+    console.print(
+        f"{report.rule}: {len(report.names)} participants, {sizes.min()} to {sizes.max()} training samples; "
+        f"{report.train_unused} training and {report.test_unused} test samples unused; "
+        f"{'no sample is dealt twice' if report.disjoint else 'SAMPLES ARE DEALT TWICE'}",
+        soft_wrap=True,
+    )
+    if arguments.show:
+        console.print(partition_table(report))
+    if arguments.figure:
+        console.print(str(draw_partition(report, Path(arguments.figure))), soft_wrap=True)
 
 
 def build_named(text: str) -> Method:

@@ -128,7 +128,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
             raise ConfigError(f"{text!r}: {part!r} is not key=value; write name:key=value,key=value")
         try:
             settings[key.strip()] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError):
             settings[key.strip()] = value
     return name.strip(), settings
 
@@ -151,10 +151,10 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
             raise ConfigError(f"{what}: {dict(obj)!r} should be {{'class_path': 'package.Class', 'args': {{...}}}}")
         return {"class_path": obj["class_path"], "args": dict(obj.get("args") or {})}
     cls = type(obj)
-    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+    if cls.__module__ == "__main__" or "." in cls.__qualname__:
         raise ConfigError(
-            f"{what}: {cls.__qualname__} is defined in the script itself, where a site cannot import it; "
-            "put it into a module of its own"
+            f"{what}: {cls.__qualname__} is defined in the script itself or inside another definition, where a site "
+            "cannot import it; put it at the top of a module of its own"
         )
     args: dict[str, Any] = {}
     for name, parameter in inspect.signature(cls).parameters.items():
@@ -203,7 +203,7 @@ def build(
     """
     spec = unmarked(spec)
     path = spec.get("class_path")
-    if not isinstance(path, str) or "." not in path:
+    if not isinstance(path, str) or not re.fullmatch(r"\w+(\.\w+)+", path):
         raise ConfigError(f"{what}: class_path = {path!r} should be 'package.module.Class'")
     if authorize is not None:
         authorize(path)

@@ -180,6 +180,8 @@ class Layout:
             if array.shape != entry.shape:
                 raise PayloadError("shape", f"parameter {entry.name!r} has shape {array.shape}, not {entry.shape}")
             target = counters if entry.kind == "counter" else vector
+            if entry.kind == "counter" and (np.abs(array.astype(np.float64)) > 2**53).any():
+                raise PayloadError("counter", f"parameter {entry.name!r} holds a count beyond 2**53")
             with np.errstate(over="ignore", invalid="ignore"):
                 entry.view(target)[...] = array
             if not np.isfinite(target[entry.slice]).all() or not np.isfinite(array).all():
@@ -271,7 +273,7 @@ def save_arrays(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, Any]
     """Writes arrays and JSON metadata as one safetensors file, atomically."""
     from safetensors.numpy import save
 
-    data = save({k: np.ascontiguousarray(v) for k, v in arrays.items()}, {"cfl_flare": json.dumps(dict(meta))})
+    data = save({k: np.asarray(v, order="C") for k, v in arrays.items()}, {"cfl_flare": json.dumps(dict(meta))})
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as f:
         f.write(data)

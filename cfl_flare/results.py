@@ -42,6 +42,8 @@ class Recorder:
         (folder / MODELS).mkdir(parents=True, exist_ok=True)
         for name in (ROUNDS, ASSIGNMENTS, SUMMARY):
             (folder / name).unlink(missing_ok=True)
+        for old in (folder / MODELS).glob("*.safetensors"):
+            old.unlink()
         self._last: RoundMetrics | None = None
         self._totals = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
 

@@ -11,7 +11,7 @@ import numpy as np
 
 def derive(seed: int, *keys: str | int) -> int:
     """A 63-bit seed that depends on the run's seed and the keys alone."""
-    text = "/".join([str(seed), *map(str, keys)])
+    text = "\0".join([str(seed), *map(str, keys)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

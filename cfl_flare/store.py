@@ -89,7 +89,7 @@ class Store:
 
     def versions(self) -> list[int]:
         """Rounds of the versions that were written to their end, oldest first."""
-        return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.json"))
+        return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-[0-9]*.json"))
 
     def load(self, number: int, layout: Layout) -> tuple[dict[str, Params], dict[str, Any]]:
         """Reads a version.
@@ -100,8 +100,8 @@ class Store:
         path = self.folder / f"round-{number:06d}.safetensors"
         try:
             content = json.loads(path.with_suffix(".json").read_text())
-            intact = content["sha256"] == _digest(path)
-        except (OSError, ValueError, KeyError) as error:
+            intact, facts = content["sha256"] == _digest(path), content["facts"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise PayloadError("damaged_file", f"{path} cannot be read: {error}") from error
         if not intact:
             raise PayloadError("damaged_file", f"{path} does not match its checksum")
@@ -112,7 +112,7 @@ class Store:
         for key, array in arrays.items():
             name, _, parameter = key.partition("|")
             models.setdefault(name, {})[parameter] = array
-        return {name: layout.pack(own) for name, own in models.items()}, content["facts"]
+        return {name: layout.pack(own) for name, own in models.items()}, facts
 
     def latest(self, layout: Layout) -> tuple[int, dict[str, Params], dict[str, Any]]:
         """The newest good version; a damaged one is named in the log and the one before it taken.

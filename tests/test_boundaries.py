@@ -27,10 +27,10 @@ MAY = {
     "store": BASICS | {"params", "methods"},
     "spool": {"methods"},
     "server": BASICS | {"params", "methods", "site", "results", "summary", "spool"},
-    "report": {"errors", "results"},
+    "report": {"errors", "results", "data"},
     "loop": BASICS | {"params", "methods", "training", "data", "site", "server", "results", "summary"},
 }
-TOP = {"cli", "simulate", "flare"}
+TOP = {"cli", "arguments", "simulate", "flare"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

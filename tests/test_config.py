@@ -109,7 +109,6 @@ def test_parse_spec_refuses_what_is_not_key_and_value(text: str) -> None:
         parse_spec(text)
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="literal_eval raises TypeError for an unhashable key")
 def test_parse_spec_takes_what_is_no_literal_for_text() -> None:
     assert parse_spec("x:a={[]}") == ("x", {"a": "{[]}"})
 
@@ -203,7 +202,6 @@ def test_describe_refuses_what_json_cannot_hold(value: Any) -> None:
         describe(Keeps(1, value), "model")
 
 
-@pytest.mark.xfail(strict=True, reason="describe names a class inside a class, and build cannot import it")
 def test_a_class_inside_a_class_is_built_again_or_refused() -> None:
     try:
         spec = describe(Outer.Inner(), "model")
@@ -262,7 +260,6 @@ def test_build_refuses(path: Any, message: str) -> None:
     assert message in str(caught.value)
 
 
-@pytest.mark.xfail(strict=True, reason="importlib raises errors of its own for a relative path")
 @pytest.mark.parametrize("path", [".MLP", ".models.MLP"])
 def test_build_refuses_relative_paths(path: str) -> None:
     with pytest.raises(ConfigError):

@@ -100,7 +100,6 @@ def test_a_stored_model_predicts_as_it_did(tmp_path: Path) -> None:
     assert not torch.allclose(other(x), module(x))
 
 
-@pytest.mark.xfail(strict=True, reason="an array without dimensions comes back with one")
 def test_a_stored_network_with_batchnorm_predicts_as_it_did(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = FashionCNN((1, 8, 8), 3)
@@ -138,7 +137,6 @@ def test_a_new_run_in_the_same_folder_replaces_the_figures(tmp_path: Path) -> No
     assert len(load_run(tmp_path).rounds) == 2
 
 
-@pytest.mark.xfail(strict=True, reason="the earlier run's models stay in the folder")
 def test_a_new_run_in_the_same_folder_replaces_the_models(tmp_path: Path) -> None:
     record_run(tmp_path, MLP((4,), 3), ("cluster-0", "cluster-1"))
     record_run(tmp_path, MLP((4,), 3))

@@ -43,7 +43,8 @@ def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int 
 
 def nearest(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
     """Index of the nearest centre (Euclidean), ``(m,)``; ties to the lowest."""
-    origin = centres.mean(axis=0)  # models differ little beside what they share: take that off before squaring
+    # Models differ little beside what they share: take that off before squaring. The median leaves out a stray centre.
+    origin = np.median(centres, axis=0)
     return pairwise_distances_argmin(features - origin, centres - origin)
 
 

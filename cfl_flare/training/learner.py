@@ -103,7 +103,7 @@ class Learner:
         self.participant, self.memory, self.round = participant, memory, round_number
         self.samples = len(train)
         self.trained: Params | None = None
-        self._losses: dict[tuple[int, int | None], float] = {}
+        self._losses: dict[tuple[int, int | None], tuple[Params, float]] = {}
 
     def initial(self, index: int) -> Params:
         """The run's untrained model number ``index``."""
@@ -196,8 +196,8 @@ class Learner:
         for model in models:
             key = (id(model), samples)
             if key not in self._losses:  # serving and training ask for the same ones in the same round
-                self._losses[key] = self._mean_loss(model, split)
-        return np.array([self._losses[(id(model), samples)] for model in models])
+                self._losses[key] = (model, self._mean_loss(model, split))  # holding the model keeps its id its own
+        return np.array([self._losses[(id(model), samples)][1] for model in models])
 
     def _mean_loss(self, model: Params, split: Split) -> float:
         self._prepare(model)

@@ -38,7 +38,7 @@ class TrainSettings:
     def __post_init__(self) -> None:
         check_types(self, "training")
         object.__setattr__(self, "lr_milestones", tuple(self.lr_milestones))
-        require(self.lr > 0, f"training: lr = {self.lr} should be > 0")
+        require(0 < self.lr < float("inf"), f"training: lr = {self.lr} should be > 0")
         require(0 <= self.momentum < 1, f"training: momentum = {self.momentum} should be in [0, 1)")
         require(self.weight_decay >= 0, f"training: weight_decay = {self.weight_decay} should be >= 0")
         require(self.batch_size >= 1, f"training: batch_size = {self.batch_size} should be >= 1")

@@ -82,7 +82,6 @@ def test_nearest_beside_a_large_common_offset(dtype: type) -> None:
     np.testing.assert_array_equal(lloyd(shifted, origins, np.ones(30)), truth)
 
 
-@pytest.mark.xfail(strict=True, reason="expanding the squares loses small distances beside one far centre")
 def test_nearest_beside_one_far_centre() -> None:
     assert nearest(column(0.1, 0.9), column(1e9, 0, 1)).tolist() == [1, 2]
 

@@ -310,7 +310,6 @@ def test_losses_on_some_samples() -> None:
         assert learner.losses([model], samples).tolist() == pytest.approx([each.mean()], rel=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="losses are remembered by id(), which a later model may have again")
 def test_losses_of_models_that_do_not_outlive_the_call() -> None:
     learner = scalar_learner({})
     losses = [float(learner.losses([scalar(learner, w)])[0]) for w in range(20)]

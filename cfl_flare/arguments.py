@@ -1,0 +1,97 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command line's options."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cfl_flare import __version__
+from cfl_flare.data import SOURCES
+from cfl_flare.models import MODELS
+
+EPILOG = """examples:
+  cfl-flare run                                     the main job: FedAvg and WeCFL on scikit-learn's digits
+  cfl-flare run --method ifca:k=3 --rounds 40       another method
+  cfl-flare run --data bloodmnist.npz --partition dirichlet:alpha=0.3 --participants 40 --method fesem:k=4
+  cfl-flare run --data my_package.MyData --model my_package.MyNet --method wecfl:k=3
+
+A method, partition, data source or model is written name:setting=value,setting=value; 'cfl-flare methods' lists them.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="cfl-flare", description="Clustered federated learning for NVIDIA FLARE.")
+    top.add_argument("--version", action="version", version=f"cfl-flare {__version__}")
+    commands = top.add_subparsers(dest="command", required=True)
+    _add_run(commands)
+    commands.add_parser("methods", help="list methods, partitions, data sources and models with their settings")
+    dealt = commands.add_parser("partition", help="deal a data set out and report who gets what, without training")
+    _add_data(dealt)
+    dealt.add_argument("--seed", type=int, default=0, help="of the partition (%(default)s)")
+    dealt.add_argument("--show", action="store_true", help="list every participant")
+    dealt.add_argument("--figure", metavar="FILE", help="draw label counts by participant (thesis Fig. A.1-A.4)")
+    show = commands.add_parser("show", help="print a run's table again, and draw its figures")
+    show.add_argument("run", help="folder of a run, or one with several runs below it")
+    return top
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run methods on simulated participants, through FLARE's simulator",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = run.add_argument_group("what is run")
+    what.add_argument(
+        "--method", action="append", metavar="M", help="may be given several times; default: fedavg and wecfl:k=3"
+    )
+    what.add_argument(
+        "--model", metavar="NET", help=f"{', '.join(MODELS)} or package.Class; default: one that fits the data"
+    )
+    _add_data(what)
+    how = run.add_argument_group("how it is run")
+    how.add_argument(
+        "--sites", type=int, default=2, metavar="N", help="FLARE clients that host the participants (%(default)s)"
+    )
+    how.add_argument("--rounds", type=int, default=20, metavar="N", help="communication rounds (%(default)s)")
+    how.add_argument(
+        "--sample", default="1.0", metavar="S", help="participants a round: a share like 0.25, or a count (%(default)s)"
+    )
+    how.add_argument(
+        "--min-answers", default="1", metavar="S", help="fewest good answers a round: share or count (%(default)s)"
+    )
+    how.add_argument(
+        "--evaluate-every", type=int, default=1, metavar="N", help="rounds between measurements (%(default)s)"
+    )
+    how.add_argument("--evaluate-trained", action="store_true", help="measure the locally trained models as well")
+    how.add_argument(
+        "--task-timeout", type=int, default=3600, metavar="S", help="seconds that a round may take (%(default)s)"
+    )
+    how.add_argument("--seed", type=int, default=0, help="of everything random (%(default)s)")
+    how.add_argument("--out", metavar="DIR", help="where results go; default: cfl-runs/<time>")
+    how.add_argument("--loop", action="store_true", help="in this process, without FLARE: the same numbers, sooner")
+    train = run.add_argument_group("local training")
+    train.add_argument("--lr", type=float, default=0.05, help="learning rate (%(default)s)")
+    train.add_argument("--momentum", type=float, default=0.9, help="(%(default)s)")
+    train.add_argument("--keep-momentum", action="store_true", help="keep it on the participant between rounds")
+    train.add_argument("--batch-size", type=int, default=32, metavar="N", help="(%(default)s)")
+    train.add_argument("--local-steps", type=int, metavar="N", help="steps a round; default: 10")
+    train.add_argument(
+        "--local-epochs", type=int, metavar="N", help="passes over the own data a round, instead of steps"
+    )
+
+
+def _add_data(group: Any) -> None:
+    """What is dealt out, and how."""
+    sources = f"{', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class (%(default)s)"
+    group.add_argument("--data", default="digits", metavar="D", help=sources)
+    rule = "how the data is dealt out (%(default)s)"
+    group.add_argument("--partition", default="label_permutation:groups=3", metavar="P", help=rule)
+    many = "how many share the data (%(default)s)"
+    group.add_argument("--participants", type=int, default=24, metavar="N", help=many)
+    fewest = "fewest training samples of one (%(default)s)"
+    group.add_argument("--min-samples", type=int, default=8, metavar="N", help=fewest)
