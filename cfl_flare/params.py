@@ -8,12 +8,9 @@ short int64 vector (integer buffers, BatchNorm's ``num_batches_tracked``). A `La
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -125,6 +122,40 @@ class Layout:
         """Bytes of one model on the wire."""
         return 4 * self.size + 8 * self.counter_size
 
+    def restricted(self, names: Collection[str]) -> Layout:
+        """The layout of a part of the model: these arrays alone, in the same order.
+
+        Raises:
+            PayloadError: a name that the model does not have.
+        """
+        unknown = sorted(set(names) - {e.name for e in self.entries})
+        if unknown:
+            there = ", ".join(e.name for e in self.entries)
+            raise PayloadError("extra_parameter", f"unknown parameter {unknown[0]!r}; the model has {there}")
+        if len(set(names)) == len(self.entries):
+            return self
+        entries, offsets = [], {"float": 0, "counter": 0}
+        for e in self.entries:
+            if e.name in names:
+                vector = "counter" if e.kind == "counter" else "float"
+                entries.append(replace(e, offset=offsets[vector]))
+                offsets[vector] += e.size
+        return Layout(tuple(entries))
+
+    @cached_property
+    def head(self) -> Layout:
+        """The layout of the last fully connected layer alone."""
+        return self.restricted([e.name for e in self.entries if e.head])
+
+    @cached_property
+    def backbone(self) -> Layout:
+        """The layout of everything else, buffers included."""
+        return self.restricted([e.name for e in self.entries if not e.head])
+
+    def join(self, *parts: Params) -> Params:
+        """A whole model from parts that have each of its arrays once."""
+        return self.pack({name: array for part in parts for name, array in part.arrays().items()})
+
     def select(self, role: str | Sequence[str]) -> list[slice]:
         """The places of some of the parameters (never of buffers).
 
@@ -163,9 +194,7 @@ class Layout:
             PayloadError: a missing, extra, ill-shaped, complex, non-numeric or non-finite array.
         """
         names = [e.name for e in self.entries]
-        extra = sorted(set(arrays) - set(names))
-        if extra:
-            raise PayloadError("extra_parameter", f"unknown parameter {extra[0]!r}; the model has {', '.join(names)}")
+        self.restricted(arrays.keys())
         missing = [name for name in names if name not in arrays]
         if missing and not allow_missing:
             raise PayloadError("missing_parameter", f"parameter {missing[0]!r} is missing ({len(missing)} in all)")
@@ -217,6 +246,11 @@ class Params:
         """The named arrays, views into the vectors."""
         return {e.name: e.view(self.counters if e.kind == "counter" else self.vector) for e in self.layout.entries}
 
+    def take(self, layout: Layout) -> Params:
+        """A part of the model, with that part's layout."""
+        arrays = self.arrays()
+        return layout.pack({e.name: arrays[e.name] for e in layout.entries})
+
     def part(self, role: str | Sequence[str]) -> Array:
         """Some of the parameters as one vector, float32; see `Layout.select`."""
         return np.concatenate([self.vector[s] for s in self.layout.select(role)])
@@ -267,32 +301,3 @@ def weighted_mean(models: Iterable[tuple[Params, float]], otherwise: Params) -> 
     for params, weight in models:
         mean.add(params, weight)
     return mean.result(otherwise)
-
-
-def save_arrays(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
-    """Writes arrays and JSON metadata as one safetensors file, atomically."""
-    from safetensors.numpy import save
-
-    data = save({k: np.asarray(v, order="C") for k, v in arrays.items()}, {"cfl_flare": json.dumps(dict(meta))})
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    temporary.replace(path)
-
-
-def load_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Reads what `save_arrays` wrote.
-
-    Raises:
-        PayloadError: the file is damaged or is no safetensors file.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), framework="numpy") as f:
-            meta = json.loads((f.metadata() or {}).get("cfl_flare", "{}"))
-            return {name: f.get_tensor(name) for name in f.keys()}, meta  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError, json.JSONDecodeError) as error:
-        raise PayloadError("damaged_file", f"{path} cannot be read: {error}") from error

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from cfl_flare.config import build, unmarked
 from cfl_flare.errors import ConfigError
+from cfl_flare.files import load_arrays, save_arrays
 from cfl_flare.methods import GLOBAL, Method, Participant, ServerState, describe_method
-from cfl_flare.params import Layout, load_arrays, save_arrays
+from cfl_flare.params import Layout, Params
 from cfl_flare.summary import RoundMetrics
 
 if TYPE_CHECKING:
@@ -69,10 +70,15 @@ class Recorder:
             f.writelines(json.dumps(line) + "\n" for line in lines)
 
     def close(
-        self, state: ServerState, participants: Mapping[str, Participant], method: Method, extra: Mapping[str, Any]
+        self,
+        state: ServerState,
+        models: Mapping[str, Params],
+        participants: Mapping[str, Participant],
+        method: Method,
+        extra: Mapping[str, Any],
     ) -> None:
         """Writes the models, then the summary."""
-        for slot, params in state.bank.items():
+        for slot, params in models.items():
             meta = {"slot": slot, "round": state.round, "model": self._model}
             save_arrays(self.folder / MODELS / f"{slot}.safetensors", params.arrays(), meta)
         last = self._last

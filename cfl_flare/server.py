@@ -103,10 +103,12 @@ class Server:
             f"method {method.name}: k = {method.clusters} clusters need as many participants in the first round, but "
             f"only {asked} of {len(participants)} take part; lower k or raise sample",
         )
+        method.check_model(layout)
         self.rejected: Counter[str] = Counter()
         self._recorder = recorder
         self._spool = Spool(0)
-        self._uploaded: dict[str, int] = {}
+        self._bytes_up = 0
+        self._bank_bytes: dict[str, int] = {}
         self._failed_rounds = 0
         self._orders: dict[str, Order] = {}
         self._answers: dict[str, Answer] = {}
@@ -136,12 +138,13 @@ class Server:
         done = self.state.round
         evaluate = done > 0 and (self.finished or done % self.settings.evaluate_every == 0)
         self._started = time.monotonic()
-        self._answers, self._failures, self._uploaded = {}, {}, {}
+        self._answers, self._failures, self._bytes_up = {}, {}, 0
         self._orders = {
             name: Order(self.method.distribute(self.state, name).slots, name in training, evaluate)
             for name in self.participants
             if evaluate or name in training
         }
+        self._bank_bytes = {slot: model.layout.nbytes for slot, model in self.state.bank.items()}
         self._spool.close()
         self._spool = Spool(self.layout.nbytes * sum(order.train for order in self._orders.values()))
         return self._orders
@@ -159,7 +162,7 @@ class Server:
             self.refuse(name, error)
         self._answers[name] = replace(answer, update=None)
         if answer.update is not None:
-            self._uploaded[name] = len(answer.update.diffs)
+            self._bytes_up += sum(self.state.bank[slot].layout.nbytes for slot in answer.update.diffs)
             self._spool.put(answer.update)
 
     def refuse(self, participant: str, error: PayloadError) -> None:
@@ -209,8 +212,9 @@ class Server:
         if set(update.diffs) != set(expected):
             raise PayloadError("slots", f"{name}: moved {sorted(update.diffs)}, should be {sorted(expected)}")
         for slot, diff in update.diffs.items():
-            if diff.vector.shape != (self.layout.size,) or diff.counters.shape != (self.layout.counter_size,):
-                raise PayloadError("shape", f"{name}: {slot} has {diff.vector.shape}, not ({self.layout.size},)")
+            layout = self.state.bank[slot].layout
+            if diff.vector.shape != (layout.size,) or diff.counters.shape != (layout.counter_size,):
+                raise PayloadError("shape", f"{name}: {slot} has {diff.vector.shape}, not ({layout.size},)")
             if not np.isfinite(diff.vector).all():
                 raise PayloadError("non_finite", f"{name}: {slot} holds NaN or infinity")
 
@@ -280,12 +284,13 @@ class Server:
     def _count_bytes(self, record: dict[str, Any]) -> None:
         """Adds this round's traffic: a model travels once to a site, however many of its participants need it."""
         sent = {(self.participants[n].site, slot) for n, order in self._orders.items() for slot in order.slots}
-        record["bytes_down"] += len(sent) * self.layout.nbytes
-        record["bytes_up"] += sum(self._uploaded.values()) * self.layout.nbytes
+        record["bytes_down"] += sum(self._bank_bytes[slot] for _, slot in sent)
+        record["bytes_up"] += self._bytes_up
         record["seconds"] = round(record["seconds"] + time.monotonic() - self._started, 3)
 
     def close(self, extra: Mapping[str, Any]) -> None:
         """Writes the summary and the models."""
         if self._recorder is not None:
             facts = {**extra, "rejected": dict(self.rejected), "seed": self.settings.seed}
-            self._recorder.close(self.state, self.participants, self.method, facts)
+            models = self.method.whole_models(self.state, self.layout)
+            self._recorder.close(self.state, models, self.participants, self.method, facts)

@@ -135,7 +135,8 @@ class Site:
         metrics: dict[str, float] = {}
         update = None
         try:
-            download = Download(order.slots, tuple(models[slot] for slot in order.slots))
+            sent = Download(order.slots, tuple(models[slot] for slot in order.slots))
+            download = self.method.compose(sent, self.workshop.resident.layout)
             if order.evaluate:
                 served = learner.evaluate(self.method.serve(learner, download))
                 metrics.update({f"served_{name}": value for name, value in served.items()})

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from cfl_flare.errors import CFLError, PayloadError
+from cfl_flare.files import load_arrays, save_arrays
 from cfl_flare.methods import ServerState
-from cfl_flare.params import Layout, Params, load_arrays, save_arrays
+from cfl_flare.params import Layout, Params
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class Store:
         for key, array in arrays.items():
             name, _, parameter = key.partition("|")
             models.setdefault(name, {})[parameter] = array
-        return {name: layout.pack(own) for name, own in models.items()}, facts
+        return {name: layout.restricted(own.keys()).pack(own) for name, own in models.items()}, facts
 
     def latest(self, layout: Layout) -> tuple[int, dict[str, Params], dict[str, Any]]:
         """The newest good version; a damaged one is named in the log and the one before it taken.

@@ -14,8 +14,9 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 
 from cfl_flare.errors import ConfigError, PayloadError
+from cfl_flare.files import load_arrays, save_arrays
 from cfl_flare.models import MLP, FashionCNN
-from cfl_flare.params import Layout, Params, WeightedMean, load_arrays, save_arrays, weighted_mean
+from cfl_flare.params import Layout, Params, WeightedMean, weighted_mean
 
 FLOATS = hnp.from_dtype(np.dtype(np.float32), allow_nan=False, allow_infinity=False, min_value=-1e6, max_value=1e6)
 

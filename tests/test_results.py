@@ -49,7 +49,7 @@ def record_run(folder: Path, module: nn.Module, slots: tuple[str, ...] = ("globa
     recorder.round(measured(0, 0.75), ServerState(bank, {"p": 0}, 1), PEOPLE)
     recorder.round(measured(1, trained=("q",)), ServerState(bank, {"p": 0, "q": 1}, 2), PEOPLE)
     method = FedAvg() if slots == ("global",) else WeCFL(k=len(slots))
-    recorder.close(ServerState(bank, {"p": 0, "q": 1}, 2), PEOPLE, method, {"seed": 5})
+    recorder.close(ServerState(bank, {"p": 0, "q": 1}, 2), bank, PEOPLE, method, {"seed": 5})
     return bank
 
 

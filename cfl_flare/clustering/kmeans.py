@@ -4,11 +4,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from sklearn.cluster import KMeans
 from sklearn.metrics import pairwise_distances_argmin
 
 from cfl_flare.errors import ConfigError
+
+
+def stacked(rows: Iterable[tuple[np.ndarray, float]], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Features ``(m, d)`` float32 and weights ``(m,)`` from rows that come one at a time: memory for one copy.
+
+    >>> stacked(iter([(np.array([1.0, 2.0]), 3.0)]), 1)
+    (array([[1., 2.]], dtype=float32), array([3.]))
+    """
+    features, weights = np.zeros((0, 0), np.float32), np.zeros(count)
+    for i, (row, weight) in enumerate(rows):
+        if not i:
+            features = np.empty((count, len(row)), np.float32)
+        features[i], weights[i] = row, weight
+    return features, weights
 
 
 def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int = 10, seed: int = 0) -> np.ndarray:
@@ -36,7 +52,8 @@ def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int 
             f"k = {k} clusters need at least {k} participants in the first round, {len(features)} answered; "
             "lower k or let more take part"
         )
-    labels = KMeans(k, n_init=starts, random_state=seed).fit(features, sample_weight=weights / weights.mean()).labels_
+    kmeans = KMeans(k, n_init=starts, random_state=seed, copy_x=False)  # it shifts the features, and shifts them back
+    labels = kmeans.fit(features, sample_weight=weights / weights.mean()).labels_
     order = {label: i for i, label in enumerate(dict.fromkeys(labels.tolist()))}
     return np.array([order[label] for label in labels.tolist()])
 

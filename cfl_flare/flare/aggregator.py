@@ -14,7 +14,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
 
-from cfl_flare.config import build, unmarked
+from cfl_flare.config import build, require, unmarked
 from cfl_flare.errors import PayloadError
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy
@@ -72,8 +72,12 @@ class ClusteringAggregator(ModelAggregator):
         """
         method = build_method(unmarked(self.method))
         make_model = partial(self._make_model, fl_ctx)
-        state = resumed or method.start(partial(untrained, make_model, settings.seed))
-        self.server = Server(method, self.layout(fl_ctx), participants, settings, state, recorder)
+        fresh = method.start(partial(untrained, make_model, settings.seed))
+        if resumed is not None:
+            for slot, model in fresh.bank.items():
+                fits = slot in resumed.bank and resumed.bank[slot].layout == model.layout
+                require(fits, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
+        self.server = Server(method, self.layout(fl_ctx), participants, settings, resumed or fresh, recorder)
 
     def plan(self) -> dict[str, FLModel]:
         """The coming round's task for each site that has one: its participants' orders, and each model once."""
@@ -98,7 +102,7 @@ class ClusteringAggregator(ModelAggregator):
         server, site = self.running, model.meta.get("client_name", "?")
         accepted = 0
         try:
-            for answer in wire.decode_answers(model, server.layout, server.state.round):
+            for answer in wire.decode_answers(model, server.state.bank, server.state.round):
                 try:
                     if isinstance(answer, tuple):
                         server.refuse(*answer)

@@ -77,7 +77,7 @@ def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Order],
     """
     dxo = from_shareable(shareable)
     content = content_of(dxo.meta)
-    models = {slot: layout.pack(part.data) for slot, part in dxo.data.items()}
+    models = {slot: layout.restricted(part.data.keys()).pack(part.data) for slot, part in dxo.data.items()}
     orders = {
         name: Order(tuple(o["slots"]), bool(o["train"]), bool(o["evaluate"])) for name, o in content["orders"].items()
     }
@@ -99,7 +99,9 @@ def encode_answers(answers: Sequence[Answer], content: Mapping[str, Any]) -> Sha
     return to_shareable(collection, {**content, "answers": described})
 
 
-def decode_answers(answer: FLModel, layout: Layout, number: int) -> Iterator[Answer | tuple[str, PayloadError]]:
+def decode_answers(
+    answer: FLModel, bank: Mapping[str, Params], number: int
+) -> Iterator[Answer | tuple[str, PayloadError]]:
     """A site's answers, one at a time: an answer, or the participant's name and why its arrays do not fit.
 
     Raises:
@@ -120,17 +122,20 @@ def decode_answers(answer: FLModel, layout: Layout, number: int) -> Iterator[Ans
     for name, said in described.items():
         own = {key.rpartition("/")[2]: dxo for key, dxo in collection.items() if key.rpartition("/")[0] == name}
         try:
-            yield _answer(name, said, own, layout)
+            yield _answer(name, said, own, bank)
         except PayloadError as error:
             yield name, error
 
 
-def _answer(name: str, said: Any, models: Mapping[str, Any], layout: Layout) -> Answer:
+def _answer(name: str, said: Any, models: Mapping[str, Any], bank: Mapping[str, Params]) -> Answer:
     if not isinstance(said, dict) or not isinstance(said.get("metrics", {}), dict):
         raise PayloadError("schema", f"{name}: its answer is not a dictionary with metrics")
     update = None
     if "samples" in said:
-        diffs = {slot: _diff(name, slot, dxo, layout) for slot, dxo in models.items()}
+        strange = [slot for slot in models if slot not in bank]
+        if strange:
+            raise PayloadError("slots", f"{name}: there is no model {strange[0]!r}; there are {', '.join(bank)}")
+        diffs = {slot: _diff(name, slot, dxo, bank[slot].layout) for slot, dxo in models.items()}
         update = Update(name, said["samples"], diffs, said.get("cluster"))
     error = said.get("error")
     return Answer(name, update, said.get("metrics", {}), None if error is None else str(error))

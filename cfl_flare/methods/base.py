@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from cfl_flare.config import check_types, require
-from cfl_flare.params import Params, WeightedMean
+from cfl_flare.params import Layout, Params, WeightedMean
 from cfl_flare.training.learner import Learner
 
 Assignment = Mapping[str, int]
@@ -139,6 +139,14 @@ class Method(ABC):
         """Fewest answers with which the coming round can be aggregated."""
         return 1
 
+    def check_model(self, layout: Layout) -> None:
+        """Whether the method can work with such a model.
+
+        Raises:
+            ConfigError: it lacks a part that the method needs.
+        """
+        layout.select("all")
+
     def start(self, initial: Callable[[int], Params]) -> ServerState:
         """The state before round 0. ``initial(i)`` is the untrained model from the run's i-th seed."""
         return ServerState(bank={GLOBAL: initial(0)})
@@ -164,6 +172,14 @@ class Method(ABC):
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """M-step: the new models."""
 
+    def compose(self, download: Download, layout: Layout) -> Download:
+        """On the site: the whole models, where they travelled in parts."""
+        return download
+
+    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Params]:
+        """The models that a run leaves, each of them whole."""
+        return dict(state.bank)
+
     def serve(self, learner: Learner, download: Download) -> Params:
         """The model with which a participant predicts, on the site."""
         return download.models[0]
@@ -172,12 +188,13 @@ class Method(ABC):
         """A participant's weight psi_i, up to a common factor."""
         return float(update.samples) if self.weighting == "samples" else 1.0
 
-    def mean_of(self, state: ServerState, updates: Iterable[Update], otherwise: Params) -> Params:
-        """Weighted mean of the participants' trained models (thesis Eq. 2.6); ``otherwise`` if there are none."""
-        mean = WeightedMean(otherwise.layout)
+    def means(self, state: ServerState, updates: Iterable[Update]) -> dict[str, Params]:
+        """Each slot's weighted mean over the participants that moved it (thesis Eq. 2.6); the others keep theirs."""
+        means = {slot: WeightedMean(model.layout) for slot, model in state.bank.items()}
         for update in updates:
-            mean.add(state.trained(update), self.weight(update))
-        return mean.result(otherwise)
+            for slot, diff in update.diffs.items():
+                means[slot].add(state.bank[slot] + diff, self.weight(update))
+        return {slot: mean.result(state.bank[slot]) for slot, mean in means.items()}
 
     def centres(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> dict[str, Params]:
         """Weighted mean of the trained models inside each cluster; an empty cluster keeps its model.

@@ -24,7 +24,7 @@ class FedAvg(Method):
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """Theta_g = sum psi_i theta_i (thesis Eq. 2.6)."""
-        return state.after({GLOBAL: self.mean_of(state, updates, otherwise=state.bank[GLOBAL])})
+        return state.after(self.means(state, updates))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,10 @@ from typing import ClassVar
 
 from cfl_flare.config import require
 from cfl_flare.methods.base import Assignment, Download, Method, ServerState, Update, cluster_slot
-from cfl_flare.params import Params
+from cfl_flare.params import Layout, Params
 from cfl_flare.training.learner import Learner
+
+BACKBONE = "backbone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,8 @@ class IFCA(Method):
     Attributes:
         k: number of clusters K; each model starts from its own seed.
         assignment_samples: how many of its training samples a participant reads to choose; None reads them all.
+        shared_backbone: the K models share all layers but the head, which everyone trains (IFCA's weight sharing); then
+            only the heads travel K times.
     """
 
     name: ClassVar[str] = "ifca"
@@ -29,6 +33,7 @@ class IFCA(Method):
 
     k: int
     assignment_samples: int | None = None
+    shared_backbone: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,37 +46,69 @@ class IFCA(Method):
         """K."""
         return self.k
 
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of the K models, or of their heads."""
+        return tuple(cluster_slot(k) for k in range(self.k))
+
     def start(self, initial: Callable[[int], Params]) -> ServerState:
-        """K models from K seeds."""
-        return ServerState(bank={cluster_slot(k): initial(k) for k in range(self.k)})
+        """K models from K seeds; a shared backbone is that of the first."""
+        models = [initial(k) for k in range(self.k)]
+        if not self.shared_backbone:
+            return ServerState(bank=dict(zip(self.slots, models)))
+        layout = models[0].layout
+        heads = {slot: model.take(layout.head) for slot, model in zip(self.slots, models)}
+        return ServerState(bank={BACKBONE: models[0].take(layout.backbone), **heads})
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Everyone compares all K models."""
-        return Download(tuple(cluster_slot(k) for k in range(self.k)))
+        return Download((BACKBONE, *self.slots) if self.shared_backbone else self.slots)
 
     def choose(self, learner: Learner, download: Download) -> int:
         """c(i) = argmin_k loss(Theta_k, own training data), ties to the lowest k (thesis Eq. 3.1b)."""
         return int(learner.losses(download.models, self.assignment_samples).argmin())
-
-    def moved_slots(self, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
-        """The chosen model alone."""
-        return () if cluster is None else (slots[cluster],)
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Trains a copy of the chosen model."""
         chosen = self.choose(learner, download)
         centre = download.models[chosen]
         diff = learner.train(centre) - centre
-        return Update(learner.participant, learner.samples, {cluster_slot(chosen): diff}, cluster=chosen)
+        parts = {cluster_slot(chosen): diff}
+        if self.shared_backbone:
+            parts = {cluster_slot(chosen): diff.take(diff.layout.head), BACKBONE: diff.take(diff.layout.backbone)}
+        return Update(learner.participant, learner.samples, parts, cluster=chosen)
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """The participants have chosen already."""
         return {u.participant: u.cluster for u in updates if u.cluster is not None}
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """Averages inside each cluster with psi (thesis Eq. 3.1a); an empty cluster keeps its model."""
-        return state.after(self.centres(state, updates, assignment), assignment)
+        """Averages each model over those who chose it, with psi (thesis Eq. 3.1a); an empty cluster keeps its model."""
+        return state.after(self.means(state, updates), assignment)
 
     def serve(self, learner: Learner, download: Download) -> Params:
         """The model that fits best now."""
         return download.models[self.choose(learner, download)]
+
+    def check_model(self, layout: Layout) -> None:
+        """A shared backbone needs a head apart from it."""
+        if self.shared_backbone:
+            layout.select("backbone")
+
+    def moved_slots(self, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
+        """The chosen model, and the shared backbone."""
+        chosen = () if cluster is None else (cluster_slot(cluster),)
+        return (*chosen, BACKBONE) if self.shared_backbone else chosen
+
+    def compose(self, download: Download, layout: Layout) -> Download:
+        """Backbone and heads, put together."""
+        if not self.shared_backbone:
+            return download
+        backbone, *heads = download.models
+        return Download(download.slots, tuple(layout.join(backbone, head) for head in heads))
+
+    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Params]:
+        """The K models."""
+        models = tuple(state.bank[slot] for slot in self.distribute(state, "").slots)
+        whole = self.compose(Download(self.distribute(state, "").slots, models), layout).models
+        return dict(zip(self.slots, whole))

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest
+from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest, stacked
 from cfl_flare.config import require
 from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update, cluster_slot
-from cfl_flare.params import ROLES, WeightedMean
+from cfl_flare.params import ROLES, Layout, WeightedMean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,10 @@ class WeCFL(Method):
         """K."""
         return self.k
 
+    def check_model(self, layout: Layout) -> None:
+        """The model has the part that is clustered."""
+        layout.select(self.cluster_on)
+
     def needs(self, state: ServerState) -> int:
         """The first E-step needs a participant for each cluster."""
         return 1 if cluster_slot(0) in state.bank else self.k
@@ -70,8 +74,8 @@ class WeCFL(Method):
 
         The warm start keeps the clusters' labels. Clusters without a participant in this round keep their place.
         """
-        features = np.stack([state.trained(u).part(self.cluster_on) for u in updates])
-        weights = np.array([self.weight(u) for u in updates])
+        rows = ((state.trained(u).part(self.cluster_on), self.weight(u)) for u in updates)
+        features, weights = stacked(rows, len(updates))
         if cluster_slot(0) not in state.bank:
             labels = first_kmeans(features, self.k, weights, starts=self.starts, seed=self.seed)
         else:

@@ -14,11 +14,11 @@ from nvflare.recipe.sim_env import SimEnv
 
 from cfl_flare.config import describe
 from cfl_flare.data import DataConfig, Digits
+from cfl_flare.files import load_arrays
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.loop import run_loop
 from cfl_flare.methods import build_method
 from cfl_flare.models import MLP
-from cfl_flare.params import load_arrays
 from cfl_flare.results import load_model, load_run
 from cfl_flare.server import ServerSettings
 from cfl_flare.training.settings import TrainSettings

@@ -2,9 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from cfl_flare.data import DataConfig, Digits
 from cfl_flare.errors import ConfigError
-from cfl_flare.methods import IFCA, Download, build_method
+from cfl_flare.loop import run_loop
+from cfl_flare.methods import IFCA, Download, FedAvg, Update, build_method
+from cfl_flare.models import MLP
+from cfl_flare.params import Layout, Params
+from cfl_flare.server import ServerSettings
+from cfl_flare.training.settings import TrainSettings
 from tests.tiny import coin, initial, learner, update
 
 
@@ -74,3 +82,70 @@ def test_refusals(settings, message):
 
 def test_hypcluster_is_the_same_method():
     assert build_method({"method": "hypcluster", "k": 2}) == IFCA(k=2)
+
+
+class Split(nn.Module):
+    """One hidden weight, then the Coin: a backbone of one parameter and a head of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(1, 1, bias=False)
+        self.head = nn.Linear(1, 2, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+SPLIT = Layout.of(Split())
+
+
+def split(*weights: float) -> Params:
+    return Params(SPLIT, np.array(weights, np.float32))
+
+
+def test_shared_backbone_averages_it_over_all_and_heads_inside_clusters():
+    method = IFCA(k=2, shared_backbone=True)
+    state = method.start(lambda i: split(1 + i, i, -i))
+    assert {slot: model.vector.tolist() for slot, model in state.bank.items()} == {
+        "backbone": [1], "cluster-0": [0, 0], "cluster-1": [1, -1]
+    }  # fmt: skip
+
+    def moved(name: str, samples: int, backbone: float, cluster: int, a: float, b: float) -> Update:
+        diff = split(backbone, a, b)
+        parts = {"backbone": diff.take(SPLIT.backbone), f"cluster-{cluster}": diff.take(SPLIT.head)}
+        return Update(name, samples, parts, cluster)
+
+    updates = [moved("a", 1, 4, 0, 2, 0), moved("b", 3, 0, 1, 1, 1)]
+    after = method.aggregate(state, updates, method.assign(state, updates))
+    assert after.bank["backbone"].vector.tolist() == [2]  # 1 + (1*4 + 3*0) / 4
+    assert after.bank["cluster-0"].vector.tolist() == [2, 0]
+    assert after.bank["cluster-1"].vector.tolist() == [2, 0]
+    whole = method.whole_models(after, SPLIT)
+    assert whole["cluster-1"].vector.tolist() == [2, 2, 0]
+
+
+def test_shared_backbone_sends_heads_k_times_and_one_backbone():
+    method = IFCA(k=3, shared_backbone=True)
+    state = method.start(lambda i: split(1, i, -i))
+    slots = method.distribute(state, "p").slots
+    assert slots == ("backbone", "cluster-0", "cluster-1", "cluster-2")
+    assert sum(state.bank[slot].layout.nbytes for slot in slots) == 4 * (1 + 3 * 2)
+    composed = method.compose(Download(slots, tuple(state.bank[slot] for slot in slots)), SPLIT)
+    assert [m.vector.tolist() for m in composed.models] == [[1, 0, 0], [1, 1, -1], [1, 2, -2]]
+    assert method.moved_slots(slots, 2) == ("cluster-2", "backbone")
+
+
+def test_shared_backbone_of_one_cluster_is_fedavg():
+    def run(method):
+        return run_loop(
+            method=method,
+            model=MLP((1, 8, 8), 10, hidden=(8,)),
+            source=Digits(),
+            data=DataConfig(4, {"partition": "iid"}),
+            settings=ServerSettings(2),
+            training=TrainSettings(lr=0.1, local_steps=3),
+        )
+
+    shared, plain = run(IFCA(k=1, shared_backbone=True)), run(FedAvg())
+    whole = shared.method.whole_models(shared.state, shared.layout)["cluster-0"]
+    np.testing.assert_array_equal(whole.vector, plain.state.bank["global"].vector)
