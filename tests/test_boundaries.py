@@ -20,7 +20,7 @@ MAY = {
     "models": BASICS,
     "data": BASICS,
     "clustering": BASICS,
-    "training": BASICS | {"params"},
+    "training": BASICS | {"params", "models"},
     "methods": BASICS | {"params", "training", "clustering"},
     "site": BASICS | {"params", "training", "methods", "data"},
     "summary": BASICS | {"clustering", "methods"},

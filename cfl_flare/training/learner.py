@@ -19,9 +19,7 @@ from cfl_flare.training.measures import accuracy, macro_f1
 from cfl_flare.training.penalties import Penalty
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings, batch_bounds
-
-# Larger batches fall out of a CPU's cache, smaller ones pay for more calls.
-EVALUATION_BATCH = 64
+from cfl_flare.training.several import Predictor
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,14 @@ class Workshop:
             weight_decay=settings.weight_decay,
             fused=True,
         )
+        self._predictor: tuple[list[Params], Predictor] | None = None
+
+    def predictor(self, models: Sequence[Params]) -> Predictor:
+        """Predicts with these models; the last one is kept, as the participants of a site compare the same models."""
+        known = self._predictor
+        if known is None or len(known[0]) != len(models) or any(a is not b for a, b in zip(known[0], models)):
+            known = self._predictor = (list(models), Predictor(self.resident, models))
+        return known[1]
 
 
 class Learner:
@@ -140,7 +146,7 @@ class Learner:
         if work.should_stop():
             raise AbortedError(f"aborted while {self.participant} was training")
         work.resident.gradient.zero_()
-        self._cross_entropy(self._train.x[batch], self._train.y[batch]).backward()
+        F.cross_entropy(work.resident.module(self._train.x[batch]), self._train.y[batch]).backward()
         if penalties:
             torch.stack([penalty(work.resident.parameters) for penalty in penalties]).sum().backward()
         work.optimizer.step()
@@ -177,9 +183,6 @@ class Learner:
             vector[: layout.parameter_size] = self._momentum_buffer().cpu().numpy()
             self.memory["momentum"] = Params(layout, vector, np.zeros(layout.counter_size, np.int64))
 
-    def _cross_entropy(self, x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        return F.cross_entropy(self._workshop.resident.module(x), y, reduction=reduction)
-
     @torch.no_grad()
     def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
         """Mean cross-entropy of each model on this participant's own training data, ``(len(models),)`` float64.
@@ -193,39 +196,27 @@ class Learner:
             rng = stream(self._workshop.seed, self.participant, self.round, "assign")
             chosen = torch.from_numpy(rng.permutation(self.samples)[:samples]).to(self._workshop.device)
             split = Split(split.x[chosen], split.y[chosen])
-        for model in models:
-            key = (id(model), samples)
-            if key not in self._losses:  # serving and training ask for the same ones in the same round
-                self._losses[key] = (model, self._mean_loss(model, split))  # holding the model keeps its id its own
-        return np.array([self._losses[(id(model), samples)][1] for model in models])
+        keys = [(id(model), samples) for model in models]
+        if any(key not in self._losses for key in keys):  # serving and training ask for the same ones in a round
+            logits = self._predict(models, split.x)
+            every = F.cross_entropy(logits.flatten(0, 1), split.y.repeat(len(models)), reduction="none")
+            means = every.view(len(models), -1).double().mean(dim=1).tolist()
+            self._losses.update({key: (model, loss) for key, model, loss in zip(keys, models, means)})
+        return np.array([self._losses[key][1] for key in keys])
 
-    def _mean_loss(self, model: Params, split: Split) -> float:
-        self._prepare(model)
-        total = 0.0
-        for i in range(0, len(split), EVALUATION_BATCH):
-            batch = slice(i, i + EVALUATION_BATCH)
-            total += float(self._cross_entropy(split.x[batch], split.y[batch], "sum"))
-        return total / len(split)
-
-    def _prepare(self, model: Params) -> None:
+    def _predict(self, models: Sequence[Params], x: Tensor) -> Tensor:
+        """Logits ``(len(models), n, classes)``."""
         if self._workshop.should_stop():
             raise AbortedError(f"aborted while {self.participant} was evaluating")
-        self._workshop.resident.load(model)
-        self._workshop.resident.module.eval()
+        return self._workshop.predictor(models)(x)
 
     @torch.no_grad()
     def evaluate(self, model: Params) -> dict[str, float]:
         """Accuracy, macro-F1 and loss of a model on this participant's own test split."""
-        self._prepare(model)
-        loss, predictions = 0.0, []
-        for i in range(0, len(self._test), EVALUATION_BATCH):
-            x, y = self._test.x[i : i + EVALUATION_BATCH], self._test.y[i : i + EVALUATION_BATCH]
-            logits = self._workshop.resident.module(x)
-            loss += float(F.cross_entropy(logits, y, reduction="sum"))
-            predictions.append(logits.argmax(1))
-        labels, predicted = self._test.y.cpu().numpy(), torch.cat(predictions).cpu().numpy()
+        logits = self._predict([model], self._test.x)[0]
+        labels, predicted = self._test.y.cpu().numpy(), logits.argmax(1).cpu().numpy()
         return {
             "accuracy": accuracy(labels, predicted),
             "macro_f1": macro_f1(labels, predicted),
-            "loss": loss / len(self._test),
+            "loss": float(F.cross_entropy(logits, self._test.y)),
         }
