@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cfl_flare.models import Network
 from cfl_flare.params import Params
 from cfl_flare.training.resident import ResidentModel
 
@@ -31,8 +32,6 @@ def chain(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
     A chain is a module with a ``body`` (a Sequential of plain layers) and a ``head``, whose ``forward`` is that of
     `cfl_flare.models.Network`.
     """
-    from cfl_flare.models import Network
-
     if type(module).forward is not Network.forward or not isinstance(module.body, nn.Sequential):
         return None
     assert isinstance(module, Network)
@@ -119,8 +118,8 @@ class Predictor:
             scale = norm["weight"] / torch.sqrt(norm["running_var"] + follows[1].eps)  # type: ignore[operator]
             weight = weight * scale[:, :, None, None, None]
             bias = (bias - norm["running_mean"]) * scale + norm["bias"]
-        # Copied into fresh memory: with one input channel torch takes any order for channels-last, and then computes and
-        # pools in the slow one.
+        # Copied into fresh memory: with one input channel torch takes any order for channels-last, and would then compute
+        # and pool in the slow one.
         last = weight.flatten(0, 1).permute(0, 2, 3, 1)
         kernel = torch.empty(last.shape, device=last.device).copy_(last).permute(0, 3, 1, 2)
         groups = layer.groups * (1 if shared and layer.groups == 1 else len(self._models))

@@ -1,0 +1,49 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the documents show works."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cfl_flare.arguments import parser
+from tests.tiny import initial, update
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.DOTALL)
+
+
+COMMANDS = [
+    line.split("  #")[0].strip()
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for block in blocks(document, "sh")
+    for line in block.splitlines()
+    if line.startswith("cfl-flare ")
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_understood(command):
+    assert parser().parse_args(shlex.split(command)[1:]).command
+
+
+def test_the_example_method_does_what_its_text_says():
+    names: dict = {"__name__": "example"}
+    exec(blocks(ROOT / "docs" / "add-a-method.md", "python")[0], names)
+    method = names["Cautious"](share=0.25)
+    state = method.start(initial)
+    after = method.aggregate(state, [update("a", 1, "global", 4, 8)], {})
+    np.testing.assert_allclose(after.bank["global"].vector, [1, 2])
+
+
+def test_the_first_block_of_the_readme_is_two_lines():
+    lines = blocks(ROOT / "README.md", "sh")[0].splitlines()
+    assert len(lines) == 2
+    assert lines[0].endswith("cfl-flare run")
+    assert lines[1].endswith("pytest")
