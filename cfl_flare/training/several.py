@@ -118,8 +118,8 @@ class Predictor:
             scale = norm["weight"] / torch.sqrt(norm["running_var"] + follows[1].eps)  # type: ignore[operator]
             weight = weight * scale[:, :, None, None, None]
             bias = (bias - norm["running_mean"]) * scale + norm["bias"]
-        # Copied into fresh memory: with one input channel torch takes any order for channels-last already, and would then
-        # compute and pool in the slow one.
+        # Copied into fresh memory: with one input channel torch takes any order for channels-last already, and would
+        # then compute and pool in the slow one.
         last = weight.flatten(0, 1).permute(0, 2, 3, 1)
         kernel = torch.empty(last.shape, device=last.device).copy_(last).permute(0, 3, 1, 2)
         groups = layer.groups * (1 if shared and layer.groups == 1 else len(self._models))
