@@ -74,6 +74,8 @@ class ClusteringAggregator(ModelAggregator):
         make_model = partial(self._make_model, fl_ctx)
         fresh = method.start(partial(untrained, make_model, settings.seed))
         if resumed is not None:
+            done, total = resumed.round, settings.num_rounds
+            require(done < total, f"run: resume_from names a run with {done} rounds; num_rounds = {total} adds none")
             for slot, model in fresh.bank.items():
                 fits = slot in resumed.bank and resumed.bank[slot].layout == model.layout
                 require(fits, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
