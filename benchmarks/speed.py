@@ -43,6 +43,11 @@ WIDE = {
 }
 TRAINING = TrainSettings()
 METHODS = ({"method": "fedavg"}, {"method": "wecfl", "k": 10}, {"method": "ifca", "k": 10, "assignment_samples": 320})
+MEMORY: dict[str, dict[str, Any]] = {
+    "fedavg": {"method": "fedavg"},
+    "ifca": {"method": "ifca", "k": 10},
+    "fesem, head": {"method": "fesem", "k": 10, "cluster_on": "head"},
+}
 
 
 def data_config(participants: int) -> DataConfig:
@@ -102,7 +107,7 @@ def peak_megabytes() -> float:
 
 def server_memory(name: str, participants: int) -> dict[str, float]:
     """Growth of the server's peak over one round of a model of five million parameters."""
-    method = build_method({"method": name, **({} if name == "fedavg" else {"k": 10})})
+    method = build_method(MEMORY[name])
     make_model = model_factory(WIDE)
     layout = ResidentModel(make_model()).layout
     people = [Participant(f"p{i}", "site-1", 1) for i in range(participants)]
@@ -184,7 +189,7 @@ def main() -> None:
             entry["assignment_seconds_a_participant"] = (used - least) / arguments.participants
         result["methods"][spec["method"]] = entry
         print(f"{spec['method']:34} {used:7.1f}   {used / least:.2f} x the bare steps and evaluation ({least:.1f})")
-    result["server_memory"] = {name: in_own_process(name, "200") for name in ("fedavg", "ifca", "fesem")}
+    result["server_memory"] = {name: in_own_process(name, "200") for name in MEMORY}
     result["site_memory"] = in_own_process("site", "100")
     for name, m in result["server_memory"].items():
         size = f"200 participants of {m['parameters'] / 1e6:.1f} M parameters"
