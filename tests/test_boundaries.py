@@ -30,6 +30,7 @@ MAY = {
     "report": {"errors", "results", "data"},
     "loop": BASICS | {"params", "methods", "training", "data", "site", "server", "results", "summary"},
 }
+MAY["rehearsal"] = MAY["loop"] - {"results", "summary"}
 TOP = {"cli", "arguments", "simulate", "flare"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

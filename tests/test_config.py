@@ -161,7 +161,6 @@ def test_describe_reads_the_attributes() -> None:
 
 def test_describe_leaves_defaults_out() -> None:
     assert describe(Keeps(1), "thing")["args"] == {"a": 1}
-    assert describe(LosesDefault(1), "thing")["args"] == {"a": 1}
     assert describe(Open(5, b=6), "thing")["args"] == {"a": 5}
 
 
@@ -194,6 +193,8 @@ def test_describe_refuses_a_class_of_the_script(monkeypatch: pytest.MonkeyPatch)
 def test_describe_refuses_an_argument_that_is_not_kept() -> None:
     with pytest.raises(ConfigError, match="Loses does not keep its argument 'a'"):
         describe(Loses(1), "model")
+    with pytest.raises(ConfigError, match="LosesDefault does not keep its argument 'b'"):
+        describe(LosesDefault(1, b=4), "model")  # a site would build it with b = 3
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"x", Keeps(1)])
