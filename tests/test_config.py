@@ -139,9 +139,18 @@ def test_from_dict_names_what_is_wrong(values: dict[str, Any], message: str) -> 
     assert message in str(caught.value)
 
 
-def test_from_dict_turns_a_constructors_type_error_into_one_of_settings() -> None:
-    with pytest.raises(ConfigError, match=r"^model: .*not iterable"):
-        from_dict(FashionCNN, {"input_shape": 28, "num_classes": 3}, "model")
+class Raises:
+    def __init__(self, a: Any):
+        len(a)
+        int(a)
+
+
+@pytest.mark.parametrize(
+    "value, error", [(28, "TypeError: object of type 'int'"), ("x", "ValueError: invalid literal")]
+)
+def test_from_dict_turns_a_constructors_error_into_one_of_settings(value: Any, error: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^thing: {error}.*given: {{'a': {value!r}}}"):
+        from_dict(Raises, {"a": value}, "thing")
 
 
 def test_require() -> None:
