@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -87,6 +88,21 @@ def fitting_model(shape: tuple[int, ...]) -> str:
     return "fashion-cnn" if shape[0] == 1 else "cifar-cnn"
 
 
+def check_out(out: Path) -> None:
+    """Whether results can be written to a folder, without making it.
+
+    Raises:
+        ConfigError: it is in use, is no folder, or cannot be made.
+    """
+    unused = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    require(unused, f"--out = {str(out)!r} is not an empty folder; name a new one")
+    there = next(folder for folder in (out, *out.parents) if folder.exists())
+    require(
+        there.is_dir() and os.access(there, os.W_OK | os.X_OK),
+        f"--out = {str(out)!r} cannot be made: {str(there)!r} is no folder that may be written; name another folder",
+    )
+
+
 def run(arguments: argparse.Namespace) -> None:
     """``cfl-flare run``."""
     from cfl_flare.simulate import RunSettings, simulate
@@ -95,8 +111,7 @@ def run(arguments: argparse.Namespace) -> None:
     names = [m.name + (f"-k{m.clusters}" if m.clusters else "") for m in methods_to_run]
     names = [n if names.count(n) == 1 else f"{n}-{i}" for i, n in enumerate(names)]
     out = Path(arguments.out or f"cfl-runs/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
-    unused = not out.exists() or (out.is_dir() and not any(out.iterdir()))
-    require(unused, f"--out = {str(out)!r} is not an empty folder; name a new one")
+    check_out(out)
     source = read_source(arguments.data)
     train, test = read(source, f"data {arguments.data}")
     classes = int(max(train.y.max(), test.y.max())) + 1

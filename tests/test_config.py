@@ -25,7 +25,7 @@ from cfl_flare.config import (
     unmarked,
 )
 from cfl_flare.errors import ConfigError
-from cfl_flare.models import MLP, FashionCNN
+from cfl_flare.models import MLP
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -84,7 +84,8 @@ class Npz(DataSource):
         train, test = (self._split(arrays, split, path) for split in ("train", "test"))
         if train.x.shape[1:] != test.x.shape[1:]:
             raise DataError(
-                f"{path}: training images are {train.x.shape[1:]}, test images {test.x.shape[1:]}; bring them to one shape"
+                f"{path}: training images are {train.x.shape[1:]}, test images {test.x.shape[1:]}; bring "
+                "them to one shape"
             )
         return train, test
 
