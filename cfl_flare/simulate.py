@@ -80,7 +80,8 @@ def simulate(methods: Mapping[str, Method], settings: RunSettings, out: Path) ->
     """
     for method in methods.values():
         check_job(method, settings.model, settings.data, settings.scheduled)
-    check_data(method, settings.model, settings.source, settings.data, settings.training)
+    # Data and model are the same for all methods.
+    check_data(next(iter(methods.values())), settings.model, settings.source, settings.data, settings.training)
     jobs = {name: _job(name, method, settings, out) for name, method in methods.items()}
     runs = []
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:

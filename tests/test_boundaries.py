@@ -27,10 +27,10 @@ MAY = {
     "store": BASICS | {"params", "methods"},
     "spool": {"methods"},
     "server": BASICS | {"params", "methods", "site", "results", "summary", "spool"},
+    "rehearsal": BASICS | {"params", "methods", "training", "data", "site", "server"},
     "report": {"errors", "results", "data"},
     "loop": BASICS | {"params", "methods", "training", "data", "site", "server", "results", "summary"},
 }
-MAY["rehearsal"] = MAY["loop"] - {"results", "summary"}
 TOP = {"cli", "arguments", "simulate", "flare"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
