@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, NoReturn
 
 from cfl_flare import __version__
 from cfl_flare.data import SOURCES
+from cfl_flare.errors import ConfigError
 from cfl_flare.models import MODELS
 
 EPILOG = """examples:
@@ -21,9 +22,21 @@ A method, partition, data source or model is written name:setting=value,setting=
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, like all others; argparse's own come with the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuses the command line.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f"{message}; '{self.prog} --help' shows what there is")
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="cfl-flare", description="Clustered federated learning for NVIDIA FLARE.")
+    top = Parser(prog="cfl-flare", description="Clustered federated learning for NVIDIA FLARE.")
     top.add_argument("--version", action="version", version=f"cfl-flare {__version__}")
     commands = top.add_subparsers(dest="command", required=True)
     _add_run(commands)

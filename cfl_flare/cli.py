@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from rich.table import Table
 from cfl_flare.arguments import parser
 from cfl_flare.config import build, from_dict, parse_spec, require
 from cfl_flare.data import PARTITIONS, SOURCES, DataConfig, DataSource
-from cfl_flare.data.samples import checked
+from cfl_flare.data.samples import read
 from cfl_flare.errors import CFLError, ConfigError, RunFailedError
 from cfl_flare.methods import METHODS, Method, build_method
 from cfl_flare.models import MODELS
@@ -32,12 +33,12 @@ from cfl_flare.training.settings import TrainSettings
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; bad input is one line on stderr and exit status 2."""
-    arguments = parser().parse_args(argv)
-    command = {"run": run, "methods": methods, "partition": partition, "show": show}[arguments.command]
+    commands = {"run": run, "methods": methods, "partition": partition, "show": show}
     try:
-        command(arguments)
+        arguments = parser().parse_args(argv)
+        commands[arguments.command](arguments)
     except CFLError as error:
-        print(f"cfl-flare: {error}", file=sys.stderr)
+        print("cfl-flare:", " ".join(str(error).split()), file=sys.stderr)
         return 1 if isinstance(error, RunFailedError) else 2
     except KeyboardInterrupt:
         print("cfl-flare: interrupted", file=sys.stderr)
@@ -87,6 +88,21 @@ def fitting_model(shape: tuple[int, ...]) -> str:
     return "fashion-cnn" if shape[0] == 1 else "cifar-cnn"
 
 
+def check_out(out: Path) -> None:
+    """Whether results can be written to a folder, without making it.
+
+    Raises:
+        ConfigError: it is in use, is no folder, or cannot be made.
+    """
+    unused = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    require(unused, f"--out = {str(out)!r} is not an empty folder; name a new one")
+    there = next(folder for folder in (out, *out.parents) if folder.exists())
+    require(
+        there.is_dir() and os.access(there, os.W_OK | os.X_OK),
+        f"--out = {str(out)!r} cannot be made: {str(there)!r} is no folder that may be written; name another folder",
+    )
+
+
 def run(arguments: argparse.Namespace) -> None:
     """``cfl-flare run``."""
     from cfl_flare.simulate import RunSettings, simulate
@@ -94,8 +110,10 @@ def run(arguments: argparse.Namespace) -> None:
     methods_to_run = [build_named(text) for text in arguments.method or ["fedavg", "wecfl:k=3"]]
     names = [m.name + (f"-k{m.clusters}" if m.clusters else "") for m in methods_to_run]
     names = [n if names.count(n) == 1 else f"{n}-{i}" for i, n in enumerate(names)]
+    out = Path(arguments.out or f"cfl-runs/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    check_out(out)
     source = read_source(arguments.data)
-    train, test = checked(source.load(), f"data {arguments.data}")
+    train, test = read(source, f"data {arguments.data}")
     classes = int(max(train.y.max(), test.y.max())) + 1
     training = {
         f.name: getattr(arguments, f.name) for f in dataclasses.fields(TrainSettings) if hasattr(arguments, f.name)
@@ -118,8 +136,6 @@ def run(arguments: argparse.Namespace) -> None:
         training=from_dict(TrainSettings, training, "training"),
         loop=arguments.loop,
     )
-    out = Path(arguments.out or f"cfl-runs/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
-    require(not out.exists() or not any(out.iterdir()), f"--out = {str(out)!r} is not empty; name a new folder")
     runs = simulate(dict(zip(names, methods_to_run)), settings, out)
     console = Console()
     console.print(results_table(runs))
@@ -131,6 +147,11 @@ def run(arguments: argparse.Namespace) -> None:
 def partition(arguments: argparse.Namespace) -> None:
     """``cfl-flare partition``."""
     name, rule = parse_spec(arguments.partition)
+    figure = Path(arguments.figure) if arguments.figure else None
+    require(
+        figure is None or (figure.parent.is_dir() and figure.suffix in (".png", ".pdf", ".svg")),
+        f"--figure = {arguments.figure!r} should be a .png, .pdf or .svg file in a folder that is there",
+    )
     config = DataConfig(arguments.participants, {"partition": name, **rule}, arguments.seed, arguments.min_samples)
     report = config.report(read_source(arguments.data))
     console = Console()
@@ -143,8 +164,8 @@ def partition(arguments: argparse.Namespace) -> None:
     )
     if arguments.show:
         console.print(partition_table(report))
-    if arguments.figure:
-        console.print(str(draw_partition(report, Path(arguments.figure))), soft_wrap=True)
+    if figure is not None:
+        console.print(str(draw_partition(report, figure)), soft_wrap=True)
 
 
 def build_named(text: str) -> Method:

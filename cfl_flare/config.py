@@ -9,12 +9,13 @@ import dataclasses
 import importlib
 import inspect
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from cfl_flare.errors import ConfigError
+from cfl_flare.errors import CFLError, ConfigError
 
 T = TypeVar("T")
 
@@ -77,11 +78,24 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def require_whole(where: str, **values: Any) -> None:
+    """Raises a ConfigError for a value that is not a whole number of at least 1."""
+    for name, value in values.items():
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        require(whole, f"{where}: {name} = {value!r} should be a whole number >= 1")
+
+
+def one_line(error: BaseException) -> str:
+    """An error of somebody else's code in one line: its type and the first line of what it says."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
 def from_dict(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Builds a settings class from a dictionary, with one clear error for a name it does not know.
 
     Raises:
-        ConfigError: an unknown or missing name, or a value of the wrong type.
+        ConfigError: an unknown or missing name, or a value that the class does not take.
     """
     known = inspect.signature(cls).parameters
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
@@ -99,8 +113,12 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"{where}: setting {missing[0]!r} is missing and has no default")
     try:
         return cls(**values)
-    except TypeError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    except CFLError:
+        raise
+    except Exception as error:  # a class of the user's may raise anything
+        raise ConfigError(
+            f"{where}: {one_line(error)}; mend what it was given: {reprlib.repr(dict(values))}"
+        ) from error
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
@@ -142,7 +160,7 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
         what: what it is ("model", "data"), for the error.
 
     Raises:
-        ConfigError: a required parameter is not kept as an attribute, or cannot be written to a job file.
+        ConfigError: a parameter is not kept as an attribute, or cannot be written to a job file.
     """
     if isinstance(obj, Mapping):
         obj = unmarked(obj)
@@ -150,6 +168,12 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
         if "class_path" not in obj or unknown:
             raise ConfigError(f"{what}: {dict(obj)!r} should be {{'class_path': 'package.Class', 'args': {{...}}}}")
         return {"class_path": obj["class_path"], "args": dict(obj.get("args") or {})}
+    if isinstance(obj, (type, str)):
+        name = f"{obj.__module__}.{obj.__qualname__}" if isinstance(obj, type) else obj
+        raise ConfigError(
+            f"{what}: {name!r} is only the name of a class; pass an instance, or {{'class_path': '{name}', 'args': "
+            "{...}}"
+        )
     cls = type(obj)
     if cls.__module__ == "__main__" or "." in cls.__qualname__:
         raise ConfigError(
@@ -160,13 +184,11 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
     for name, parameter in inspect.signature(cls).parameters.items():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             continue
-        if not hasattr(obj, name):
-            if parameter.default is inspect.Parameter.empty:
-                raise ConfigError(
-                    f"{what}: {cls.__qualname__} does not keep its argument {name!r} as an attribute, so it cannot be "
-                    f"written to a job; pass {{'class_path': '{cls.__module__}.{cls.__qualname__}', 'args': {{...}}}}"
-                )
-            continue
+        if not hasattr(obj, name):  # even one with a default: nobody could say whether this object was built with it
+            raise ConfigError(
+                f"{what}: {cls.__qualname__} does not keep its argument {name!r} as an attribute, so it cannot be "
+                f"written to a job; pass {{'class_path': '{cls.__module__}.{cls.__qualname__}', 'args': {{...}}}}"
+            )
         value = _plain(getattr(obj, name), f"{what}: {cls.__qualname__}.{name}")
         if value != parameter.default:
             args[name] = value
@@ -210,22 +232,28 @@ def build(
     module, _, name = path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a module runs when it is imported, and may raise anything
         raise ConfigError(
-            f"{what}: {path!r} cannot be imported here ({error}); install its package, or let the job carry it"
+            f"{what}: {path!r} cannot be imported here ({one_line(error)}); install its package, or let the job carry "
+            "it"
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, base)):
-        raise ConfigError(f"{what}: {path!r} is not a {base.__module__}.{base.__qualname__}")
+        raise ConfigError(f"{what}: {path!r} is not a {base.__module__}.{base.__qualname__}; name a subclass of that")
     return from_dict(cls, {**dict(spec.get("args") or {}), **extra}, f"{what} {name}")
 
 
-def check_run_name(name: str) -> None:
+def check_run_name(name: str, what: str = "name") -> None:
     """A run's name becomes a folder under the operator's state root, and nothing else.
+
+    Args:
+        name: the name.
+        what: which setting it is, for the error.
 
     Raises:
         ConfigError: it holds more than letters, digits, ``.``, ``_`` and ``-``.
     """
     fits = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name)
     require(
-        bool(fits), f"run: name = {name!r} should be letters, digits, '.', '_' and '-', beginning with one of the first"
+        bool(fits),
+        f"run: {what} = {name!r} should be letters, digits, '.', '_' and '-', beginning with one of the first",
     )

@@ -11,25 +11,36 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
+from numbers import Integral
+from typing import cast
 
 from torch import Tensor, nn
 
 from cfl_flare.config import require
 
 
+def _whole_numbers(values: object, what: str, example: str) -> tuple[int, ...]:
+    whole = isinstance(values, Sequence) and all(
+        isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= 1 for n in values
+    )
+    require(whole, f"model {what} = {values!r} should be whole numbers >= 1, such as {example}")
+    return tuple(int(n) for n in cast(Sequence[int], values))
+
+
 def _image_shape(input_shape: Sequence[int], smallest: int, name: str) -> tuple[int, int, int]:
-    shape = tuple(int(n) for n in input_shape)
-    require(len(shape) == 3, f"{name}: input_shape = {shape} should be (channels, height, width)")
-    require(shape[0] >= 1, f"{name}: input_shape = {shape} should have at least one channel")
+    shape = _whole_numbers(input_shape, f"{name}: input_shape", "[1, 28, 28]")
+    require(len(shape) == 3, f"model {name}: input_shape = {shape} should be (channels, height, width)")
     require(
         min(shape[1:]) >= smallest,
-        f"{name}: images of {shape[1]}x{shape[2]} are too small, it needs {smallest}x{smallest}; use the mlp",
+        f"model {name}: images of {shape[1]}x{shape[2]} are too small, it needs {smallest}x{smallest}; use the mlp",
     )
     return shape[0], shape[1], shape[2]
 
 
 def _check_classes(num_classes: int, name: str) -> None:
-    require(isinstance(num_classes, int) and num_classes >= 2, f"{name}: num_classes = {num_classes!r} should be >= 2")
+    require(
+        isinstance(num_classes, int) and num_classes >= 2, f"model {name}: num_classes = {num_classes!r} should be >= 2"
+    )
 
 
 class Network(nn.Module):
@@ -60,8 +71,8 @@ class MLP(Network):
     def __init__(self, input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (64,)):
         super().__init__()
         _check_classes(num_classes, "mlp")
-        require(all(isinstance(h, int) and h > 0 for h in hidden), f"mlp: hidden = {hidden!r} should be widths > 0")
-        self.input_shape, self.num_classes, self.hidden = tuple(input_shape), num_classes, tuple(hidden)
+        self.input_shape, self.num_classes = _whole_numbers(input_shape, "mlp: input_shape", "[1, 28, 28]"), num_classes
+        self.hidden = _whole_numbers(hidden, "mlp: hidden", "[64]")
         widths = [math.prod(self.input_shape), *self.hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for i, o in pairwise(widths):

@@ -18,11 +18,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cfl_flare.config import require
+from cfl_flare.config import require, require_whole
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.errors import RunFailedError
 from cfl_flare.loop import run_loop
 from cfl_flare.methods import Method
+from cfl_flare.rehearsal import check_data, check_job
 from cfl_flare.report.figures import draw
 from cfl_flare.results import ROUNDS, Run, load_run, read_lines
 from cfl_flare.server import ServerSettings
@@ -49,22 +50,39 @@ class RunSettings:
     training: TrainSettings = field(default_factory=TrainSettings)
     loop: bool = False
 
+    def __post_init__(self) -> None:
+        require_whole("run", task_timeout=self.task_timeout, sites=self.sites, participants=self.participants)
+        require(
+            self.sites <= self.participants,
+            f"run: sites = {self.sites} is more than participants = {self.participants}; each site hosts at least one",
+        )
+
+    @property
+    def data(self) -> DataConfig:
+        """How the samples are dealt out."""
+        return DataConfig(self.participants, dict(self.partition), self.seed, self.min_samples)
+
+    @property
+    def scheduled(self) -> ServerSettings:
+        """What the server schedules."""
+        return ServerSettings(self.rounds, self.seed, self.sample, self.min_answers, self.evaluate_every)
+
 
 def simulate(methods: Mapping[str, Method], settings: RunSettings, out: Path) -> list[Run]:
     """Runs each method and leaves its results in ``out/<name>``.
 
-    Everything is checked for all methods before the first one starts.
+    Everything is checked for all methods before the first one starts, and before anything is written.
 
     Raises:
         ConfigError: a setting is wrong.
+        DataError: the samples cannot be read or dealt out, or do not fit the model.
         RunFailedError: FLARE ended a run before its time; the message names the reason and the log.
     """
-    require(settings.sites >= 1, f"--sites = {settings.sites} should be >= 1")
-    require(
-        settings.sites <= settings.participants,
-        f"--sites = {settings.sites} is more than --participants = {settings.participants}; each hosts at least one",
-    )
-    jobs = {name: _job(name, method, settings) for name, method in methods.items()}
+    for method in methods.values():
+        check_job(method, settings.model, settings.data, settings.scheduled)
+    # Data and model are the same for all methods.
+    check_data(next(iter(methods.values())), settings.model, settings.source, settings.data, settings.training)
+    jobs = {name: _job(name, method, settings, out) for name, method in methods.items()}
     runs = []
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:
         console = Console(file=terminal)
@@ -77,12 +95,8 @@ def simulate(methods: Mapping[str, Method], settings: RunSettings, out: Path) ->
     return runs
 
 
-def _job(name: str, method: Method, settings: RunSettings) -> Any:
+def _job(name: str, method: Method, settings: RunSettings, out: Path) -> Any:
     """A checked job: a function of its results' folder and the display."""
-    data = DataConfig(settings.participants, dict(settings.partition), settings.seed, settings.min_samples)
-    scheduled = ServerSettings(
-        settings.rounds, settings.seed, settings.sample, settings.min_answers, settings.evaluate_every
-    )
     if settings.loop:
 
         def in_process(folder: Path, display: Display) -> None:
@@ -90,8 +104,8 @@ def _job(name: str, method: Method, settings: RunSettings) -> Any:
                 method=method,
                 model=settings.model,
                 source=settings.source,
-                data=data,
-                settings=scheduled,
+                data=settings.data,
+                settings=settings.scheduled,
                 training=settings.training,
                 folder=folder,
                 evaluate_trained=settings.evaluate_trained,
@@ -123,12 +137,10 @@ def _job(name: str, method: Method, settings: RunSettings) -> Any:
         task_timeout=settings.task_timeout,
     )
 
+    env = SimEnv(num_clients=settings.sites, workspace_root=str(out / "flare"))
+    recipe.check_env(env)
+
     def through_flare(folder: Path, display: Display) -> None:
-        workspace = folder.parent / "flare"
-        require(
-            " " not in str(workspace), f"--out: FLARE's simulator cannot work in {str(workspace)!r}: it has a space"
-        )
-        env = SimEnv(num_clients=settings.sites, workspace_root=str(workspace))
         results = Path(env.workspace_root) / name / "server" / "simulate_job"
         log = folder / "flare.log"
         try:
@@ -136,9 +148,8 @@ def _job(name: str, method: Method, settings: RunSettings) -> Any:
                 recipe.execute(env)
         except RuntimeError as error:
             raise RunFailedError(f"{name}: {reason_in(log) or error}; FLARE's log is {log}") from error
-        require(
-            (results / "cfl" / "summary.json").is_file(), f"{name}: no results; {reason_in(log)}; FLARE's log is {log}"
-        )
+        if not (results / "cfl" / "summary.json").is_file():
+            raise RunFailedError(f"{name}: no results; {reason_in(log)}; FLARE's log is {log}")
         for part in (results / "cfl", results / "metrics"):
             shutil.copytree(part, folder if part.name == "cfl" else folder / part.name, dirs_exist_ok=True)
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from cfl_flare.config import one_line
 from cfl_flare.data import ParticipantData
-from cfl_flare.errors import AbortedError, DataError
+from cfl_flare.errors import AbortedError, ConfigError, DataError
 from cfl_flare.methods import Download, Method, Update
-from cfl_flare.params import Params
+from cfl_flare.params import Layout, Params
 from cfl_flare.training.learner import Learner, Split, Workshop
 from cfl_flare.training.settings import TrainSettings
 
@@ -49,6 +50,22 @@ class Answer:
     error: str | None = None
 
 
+def check_parts(method: Method, layout: Layout) -> None:
+    """Whether the model has the part on which the method clusters.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    part = getattr(method, "cluster_on", None)
+    try:
+        if part is not None:
+            layout.select(part)
+    except ConfigError as error:
+        raise ConfigError(
+            f"method {method.name}: cluster_on = {part!r} does not fit the model: {error}; set cluster_on=all"
+        ) from error
+
+
 class Site:
     """Hosts participants: data loaded once, one resident model, a memory for each participant.
 
@@ -78,6 +95,7 @@ class Site:
     ):
         self.method = method
         self.workshop = Workshop(make_model, settings, seed, device, should_stop)
+        check_parts(method, self.workshop.resident.layout)
         self.hosted: dict[str, ParticipantData] = {}
         self.memory: dict[str, dict[str, Params]] = {}
         self._splits: dict[str, tuple[Split, Split]] = {}
@@ -105,12 +123,16 @@ class Site:
         try:
             with torch.no_grad():
                 outputs = module(Split.of(data.train.x[:1], data.train.y[:1], self.workshop.device).x)
-        except RuntimeError as error:
-            first = str(error).splitlines()[0]
+        except Exception as error:  # the module may be the user's, and raise anything
             raise DataError(
-                f"{data.name}: the model {type(module).__name__} does not take samples of shape {shape} ({first}); "
-                f"set the model's input_shape to {list(shape)}"
-            ) from None
+                f"{data.name}: the model {type(module).__name__} does not take samples of shape {shape} "
+                f"({one_line(error)}); set the model's input_shape to {list(shape)}"
+            ) from error
+        if not isinstance(outputs, torch.Tensor):
+            raise DataError(
+                f"{data.name}: the model {type(module).__name__} returns a {type(outputs).__name__}; its forward() "
+                "should return logits, one tensor (samples, classes)"
+            )
         top = int(max(data.train.y.max(), data.test.y.max()))
         if outputs.dim() != 2 or outputs.shape[1] <= top:
             raise DataError(

@@ -28,6 +28,7 @@ MAY = {
     "store": BASICS | {"files", "params", "methods"},
     "spool": {"methods"},
     "server": BASICS | {"params", "methods", "site", "results", "summary", "spool"},
+    "rehearsal": BASICS | {"params", "methods", "training", "data", "site", "server"},
     "report": {"errors", "results", "data"},
     "loop": BASICS | {"params", "methods", "training", "data", "site", "server", "results", "summary"},
 }

@@ -195,7 +195,7 @@ def test_refuses_what_is_no_image_or_too_small_a_one(name: str) -> None:
     for shape in ((1, smallest - 1, 28), (1, 28, smallest - 1)):
         with pytest.raises(ConfigError, match=f"{smallest}x{smallest}"):
             MODELS[name](shape, 2)
-    with pytest.raises(ConfigError, match="at least one channel"):
+    with pytest.raises(ConfigError, match="whole numbers >= 1"):
         MODELS[name]((0, 28, 28), 2)
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cfl_flare.config import require
+from cfl_flare.config import check_types, require
 from cfl_flare.data.deal import dealt
 from cfl_flare.data.partitions import build_partition
 from cfl_flare.data.report import PartitionReport, participant_names, report_of
-from cfl_flare.data.samples import DataSource, Samples, checked, normalised
+from cfl_flare.data.samples import DataSource, Samples, normalised, read
 from cfl_flare.errors import ConfigError
 
 
@@ -52,6 +52,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         where = "data"
+        check_types(self, where)
+        require(self.seed >= 0, f"{where}: seed = {self.seed} should be >= 0")
         require(
             (self.participants is None) == (self.partition is None),
             f"{where}: participants = {self.participants} and partition = {self.partition} belong together: give both "
@@ -59,12 +61,11 @@ class DataConfig:
         )
         require(self.min_samples >= 1, f"{where}: min_samples = {self.min_samples} should be >= 1")
         if self.partition is not None:
-            rule = build_partition(self.partition)
             require(
                 isinstance(self.participants, int) and self.participants >= 1,
                 f"{where}: participants = {self.participants!r} should be a whole number >= 1",
             )
-            rule.check(self.participants or 0)
+            build_partition(self.partition).check(self.participants or 0)
 
     def host(self, source: DataSource, site: str, index: int, sites: int) -> list[ParticipantData]:
         """The participants that a site hosts: its block of a simulation's, or itself.
@@ -78,11 +79,12 @@ class DataConfig:
         Raises:
             DataError: the samples cannot be read, are unsound, or too few.
         """
-        train, test = checked(source.load(), f"data {type(source).__name__}")
+        train, test = read(source, f"data {type(source).__name__}")
         if self.partition is None or self.participants is None:
             require(
                 len(train) >= self.min_samples,
-                f"data: {site} has {len(train)} training samples, fewer than min_samples = {self.min_samples}",
+                f"data: {site} has {len(train)} training samples, fewer than min_samples = {self.min_samples}; "
+                "lower that",
             )
             return [_prepared(site, train, test, None)]
         rule = build_partition(self.partition)
@@ -111,7 +113,7 @@ class DataConfig:
         """
         if self.partition is None or self.participants is None:
             raise ConfigError("data: without a partition there is nothing to report; each site has its own data")
-        train, test = checked(source.load(), f"data {type(source).__name__}")
+        train, test = read(source, f"data {type(source).__name__}")
         rule = build_partition(self.partition)
         deal = dealt(train, test, rule, self.participants, self.seed, self.min_samples)
         return report_of(train, test, deal, rule.name)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cfl_flare.config import one_line
 from cfl_flare.errors import DataError
 
 ROOT = "CFL_DATA_ROOT"
@@ -90,7 +91,10 @@ def read_npz(path: Path, required: Sequence[str] | None = None, optional: Sequen
     except DataError:
         raise
     except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read as an npz file without pickled objects: {error}") from error
+        raise DataError(
+            f"{path}: cannot be read as an npz file without pickled objects ({one_line(error)}); save arrays of "
+            "numbers with np.savez"
+        ) from error
     for name, array in arrays.items():
         # A member of the archive that is no .npy file comes as bytes.
         if not isinstance(array, np.ndarray):

@@ -162,7 +162,7 @@ def build_partition(spec: Mapping[str, Any]) -> Partition:
     """
     settings = dict(spec)
     name = settings.pop("partition", None)
-    if name not in PARTITIONS:
+    if not isinstance(name, str) or name not in PARTITIONS:
         raise ConfigError(f"partition {name!r} is unknown; there are {', '.join(PARTITIONS)}")
     return PARTITIONS[name].of(settings)
 

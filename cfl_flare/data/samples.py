@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cfl_flare.errors import DataError
+from cfl_flare.config import one_line
+from cfl_flare.errors import CFLError, DataError
 from cfl_flare.seeds import stream
 
 # Counts are kept by participant and class; a label beyond this is an identifier that was taken for a class.
@@ -45,10 +47,13 @@ class Samples:
         Raises:
             DataError: lengths that differ, an empty set, labels that are no class numbers, NaN or infinity.
         """
+        for name, array in (("x", self.x), ("y", self.y)):
+            if not isinstance(array, np.ndarray) or not array.ndim:
+                raise DataError(f"{where}: {name} is a {type(array).__name__}; make it an array, one row a sample")
         if len(self.x) != len(self.y):
-            raise DataError(f"{where}: {len(self.x)} samples but {len(self.y)} labels")
+            raise DataError(f"{where}: {len(self.x)} samples but {len(self.y)} labels; give one label a sample")
         if not len(self.y):
-            raise DataError(f"{where}: no samples")
+            raise DataError(f"{where}: no samples; training and test need some each")
         if self.y.ndim != 1 or self.y.dtype.kind not in "iu":
             raise DataError(f"{where}: labels should be whole numbers, one a sample, not {self.y.dtype} {self.y.shape}")
         if self.y.min() < 0:
@@ -57,7 +62,7 @@ class Samples:
             raise DataError(f"{where}: label {self.y.max()} is no class number; number the classes from 0")
         if self.x.dtype.kind == "f" and not np.isfinite(self.x).all():
             bad = int(np.flatnonzero(~np.isfinite(self.x.reshape(len(self.x), -1)).all(axis=1))[0])
-            raise DataError(f"{where}: sample {bad} holds NaN or infinity")
+            raise DataError(f"{where}: sample {bad} holds NaN or infinity; mend it or leave it out")
         if self.x.dtype.kind not in "fu" or (self.x.dtype.kind == "u" and self.x.dtype != np.uint8):
             raise DataError(f"{where}: samples have dtype {self.x.dtype}; use uint8 or float32")
         if self.key is not None:
@@ -101,13 +106,39 @@ def normalised(x: np.ndarray) -> np.ndarray:
     return (scaled - 0.5) / 0.5
 
 
+def read(source: DataSource, where: str) -> tuple[Samples, Samples]:
+    """What a source loads: sound training and test samples that belong together.
+
+    Args:
+        source: a source, perhaps the user's own.
+        where: what it is called, for the errors.
+
+    Raises:
+        DataError: ``load()`` failed, or what it returned is not sound.
+    """
+    try:
+        loaded = source.load()
+    except CFLError:
+        raise
+    except Exception as error:  # a source of the user's may raise anything
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"{where}: load() failed with {one_line(error)} at {frame.filename}:{frame.lineno}; mend it there, or "
+            "raise a DataError that says what to do"
+        ) from error
+    return checked(loaded, where)
+
+
 def checked(load: Any, where: str) -> tuple[Samples, Samples]:
     """What a source's ``load`` returned, if it is a pair of sound sample sets that belong together."""
     if not (isinstance(load, tuple) and len(load) == 2 and all(isinstance(part, Samples) for part in load)):
         raise DataError(f"{where}: load() should return (train, test) as two Samples, not {type(load).__name__}")
     train, test = load[0].check(f"{where}: training"), load[1].check(f"{where}: test")
     if train.x.shape[1:] != test.x.shape[1:]:
-        raise DataError(f"{where}: training samples are {train.x.shape[1:]}, test samples {test.x.shape[1:]}")
+        raise DataError(
+            f"{where}: training samples are {train.x.shape[1:]}, test samples {test.x.shape[1:]}; bring them to "
+            "one shape"
+        )
     if (train.key is None) != (test.key is None):
         raise DataError(f"{where}: only one of training and test samples has keys; give both or neither")
     return train, test

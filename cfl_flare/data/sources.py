@@ -83,7 +83,10 @@ class Npz(DataSource):
         arrays = read_npz(path, [f"{split}_{kind}" for split in ("train", "test") for kind in kinds])
         train, test = (self._split(arrays, split, path) for split in ("train", "test"))
         if train.x.shape[1:] != test.x.shape[1:]:
-            raise DataError(f"{path}: training images are {train.x.shape[1:]}, test images {test.x.shape[1:]}")
+            raise DataError(
+                f"{path}: training images are {train.x.shape[1:]}, test images {test.x.shape[1:]}; bring "
+                "them to one shape"
+            )
         return train, test
 
     def _split(self, arrays: dict[str, np.ndarray], split: str, path: Path) -> Samples:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import re
 import shutil
 import sysconfig
 import tempfile
@@ -22,14 +23,16 @@ from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
 import cfl_flare
-from cfl_flare.config import build, check_run_name, describe, from_dict, marked, parse_spec, require
+from cfl_flare.config import build, check_run_name, describe, from_dict, marked, parse_spec, require, require_whole
 from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.errors import ConfigError
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.compat import allow_list_key
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.methods import Method, build_method, describe_method
+from cfl_flare.rehearsal import check_job
 from cfl_flare.server import ServerSettings
 from cfl_flare.training.settings import TrainSettings
 
@@ -97,29 +100,28 @@ class ClusteredRecipe(Recipe):
         resume_from: str | None = None,
         byoc: bool = False,
     ):
-        for run_name in filter(None, (name, resume_from)):
-            check_run_name(run_name)
-        for key, value in {
-            "task_timeout": task_timeout,
-            "min_clients": min_clients,
-            "torch_threads": torch_threads,
-        }.items():
-            require(isinstance(value, int) and value >= 1, f"run: {key} = {value!r} should be a whole number >= 1")
+        check_run_name(name)
+        if resume_from is not None:
+            check_run_name(resume_from, "resume_from")
+        require_whole("run", task_timeout=task_timeout, min_clients=min_clients, torch_threads=torch_threads)
+        _check_device(device)
         self.method = _method(method)
         settings = ServerSettings(num_rounds, seed, sample, min_answers, evaluate_every, max_failed_rounds)
         self.training = (
             training if isinstance(training, TrainSettings) else from_dict(TrainSettings, training or {}, "training")
         )
         self.model = describe(model, "model")
-        build(self.model, torch.nn.Module, "model")
         self.source = describe(data, "data")
         build(self.source, DataSource, "data")  # type: ignore[type-abstract]
         rule = _named(partition, "partition")
         self.data = DataConfig(participants, rule, seed, min_samples)
-        enough = participants is None or self.method.clusters <= participants
         require(
-            enough, f"method {self.method.name}: k = {self.method.clusters} is more than participants = {participants}"
+            participants is None or min_clients <= participants,
+            f"run: min_clients = {min_clients} is more than participants = {participants}; each site hosts at "
+            "least one",
         )
+        check_job(self.method, self.model, self.data, settings, resumed=resume_from is not None)
+        self.min_clients = min_clients
         self.byoc = byoc
         self._staged: Any = None
 
@@ -155,12 +157,42 @@ class ClusteredRecipe(Recipe):
 
         The simulator's workspace gets an allow-list; a POC is provisioned afresh at each run, so that there the job
         carries its code.
+
+        Raises:
+            ConfigError: the environment cannot run the job.
         """
+        self.check_env(env)
         if isinstance(env, SimEnv) and not self.byoc:
             classes = ["cfl_flare.", self.model["class_path"], self.source["class_path"]]
             allow(Path(env.workspace_root) / self._job.name / "local" / "resources.json", classes)
         elif isinstance(env, PocEnv):
             self._carry()
+
+    def check_env(self, env: ExecEnv) -> None:
+        """Whether the job can run in an environment, before anything is written or started.
+
+        Raises:
+            ConfigError: too few or too many sites, or a folder in which FLARE's simulator cannot work.
+        """
+        if not isinstance(env, (SimEnv, PocEnv)):
+            return  # provisioned sites are what they are
+        where, sites, most = type(env).__name__, env.num_clients, self.data.participants
+        require(
+            sites is None or sites >= self.min_clients,
+            f"{where}: num_clients = {sites} is less than the job's min_clients = {self.min_clients}; it would "
+            "never start",
+        )
+        require(
+            sites is None or most is None or sites <= most,
+            f"{where}: num_clients = {sites} is more than participants = {most}; each site hosts at least one",
+        )
+        if isinstance(env, SimEnv):
+            folder = str(env.workspace_root)
+            require(  # FLARE writes it into a command line as it is
+                not re.search(r"[\s'\"\\\\]", folder),
+                f"{where}: FLARE's simulator cannot work in {folder!r}: its path has a space, a quote or a backslash; "
+                "choose another folder",
+            )
 
     def _carry(self) -> None:
         """Makes the job carry cfl_flare, and the user's own modules that it names, in its custom folder."""
@@ -199,8 +231,20 @@ def _method(method: Method | Mapping[str, Any] | str) -> Method:
     return method if isinstance(method, Method) else build_method(_named(method, "method") or {})
 
 
+def _check_device(device: str) -> None:
+    """Whether it can be a device; if a site has it, only the site knows."""
+    try:
+        torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"run: device = {device!r} should be one of torch's, such as 'cpu' or 'cuda:0'") from error
+
+
 def _named(value: Mapping[str, Any] | str | None, key: str) -> dict[str, Any] | None:
     """``"dirichlet:alpha=0.1"`` or its dictionary, as the dictionary."""
+    require(
+        value is None or isinstance(value, (str, Mapping)),
+        f"{key} = {value!r} should be text like 'name:setting=value' or {{'{key}': 'name', 'setting': value}}",
+    )
     if isinstance(value, str):
         name, settings = parse_spec(value)
         return {key: name, **settings}

@@ -1,0 +1,74 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What can be checked of a run before it starts: settings that are right by themselves must also fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from cfl_flare.config import build, one_line, require
+from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.data.report import participant_names
+from cfl_flare.errors import CFLError, ConfigError
+from cfl_flare.methods import Method, Participant
+from cfl_flare.params import Layout
+from cfl_flare.server import Server, ServerSettings
+from cfl_flare.site import Site, check_parts
+from cfl_flare.training.resident import ResidentModel, untrained
+from cfl_flare.training.settings import TrainSettings
+
+
+def check_job(
+    method: Method, model: Mapping[str, Any], data: DataConfig, settings: ServerSettings, resumed: bool = False
+) -> None:
+    """Checks all that a job's author can get wrong; no data is read.
+
+    Args:
+        method: the method.
+        model: ``{"class_path", "args"}`` of the module that is trained.
+        data: how the samples are dealt out; it knows how many participants there are only in a simulation.
+        settings: what is scheduled.
+        resumed: the run goes on from an earlier one, whose clusters are there already.
+
+    Raises:
+        ConfigError: naming the setting, its value and the way out.
+    """
+    make_model = partial(build, model, nn.Module, "model")
+    layout = _layout(make_model())
+    check_parts(method, layout)
+    if data.participants is None:
+        return
+    require(
+        method.clusters <= data.participants,
+        f"method {method.name}: k = {method.clusters} is more than participants = {data.participants}; lower k",
+    )
+    if not resumed:  # the server itself says whether it could start
+        participants = [Participant(name, "site", 1) for name in participant_names(data.participants)]
+        Server(method, layout, participants, settings, method.start(partial(untrained, make_model, settings.seed)))
+
+
+def check_data(
+    method: Method, model: Mapping[str, Any], source: DataSource, data: DataConfig, training: TrainSettings
+) -> None:
+    """Checks what a site checks in a job's first task, where the job's author has the site's data.
+
+    Raises:
+        CFLError: the samples cannot be read or dealt out, or do not fit the model.
+    """
+    Site(method, partial(build, model, nn.Module, "model"), training, data.seed).add(data.host(source, "local", 0, 1))
+
+
+def _layout(module: nn.Module) -> Layout:
+    try:
+        return ResidentModel(module).layout
+    except CFLError:
+        raise
+    except Exception as error:  # torch has many ways to say that a module has no plain float parameters
+        raise ConfigError(
+            f"model {type(module).__name__}: its parameters cannot be held as one float32 vector ({one_line(error)}); "
+            "they should be there, dense and real, when the model is built"
+        ) from error

@@ -1,0 +1,403 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input is refused in one line that names the value, the place and the way out, before anything starts."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from nvflare.recipe.poc_env import PocEnv
+from nvflare.recipe.sim_env import SimEnv
+from PIL import Image
+from torch import nn
+
+from cfl_flare.cli import main
+from cfl_flare.config import build
+from cfl_flare.data import DataConfig, DataSource, Digits, Npz, ParticipantData, Samples
+from cfl_flare.errors import CFLError, ConfigError, DataError
+from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.loop import run_loop
+from cfl_flare.methods import build_method
+from cfl_flare.models import MLP
+from cfl_flare.server import ServerSettings
+from cfl_flare.site import Site
+from cfl_flare.training.settings import TrainSettings
+
+HERE = "tests.test_refusals"
+
+
+class NoLinear(nn.Module):
+    """A network whose logits come from a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 10, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).flatten(1)
+
+
+class TwoOutputs(MLP):
+    """A network that returns its features too."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        return super().forward(x), x
+
+
+class Forgets(nn.Module):
+    """A network that does not keep its argument, which has a default."""
+
+    def __init__(self, width: int = 8):
+        super().__init__()
+        self.head = nn.Linear(64, width)
+
+
+class Breaks(nn.Module):
+    """A network that cannot be built."""
+
+    def __init__(self) -> None:
+        raise KeyError("checkpoint")
+
+
+class NotANetwork:
+    """A class that is no torch module."""
+
+
+class OneSet(DataSource):
+    """A source that forgets the test split."""
+
+    def load(self) -> Samples:  # type: ignore[override]
+        return Digits().load()[0]
+
+
+class Lists(DataSource):
+    """A source that yields lists."""
+
+    def load(self) -> tuple[Samples, Samples]:
+        return Samples([[0.0]], [0]), Samples([[0.0]], [0])  # type: ignore[arg-type]
+
+
+class Missing(DataSource):
+    """A source whose own code fails, with more to say than a line."""
+
+    def load(self) -> tuple[Samples, Samples]:
+        return {}["ward 3\nand more"]
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    def refuse(*arguments, **named):
+        pytest.fail("something was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(SimEnv, "deploy", refuse)
+    monkeypatch.setattr(PocEnv, "deploy", refuse)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    """A folder with all that can be wrong with a file."""
+    folder = tmp_path_factory.mktemp("files")
+    x, y = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 4
+    sound = {"train_images": x, "train_labels": y, "test_images": x, "test_labels": y}
+    nan = np.zeros((40, 8, 8), np.float32)
+    nan[7, 0, 0] = np.nan
+    for name, change in {
+        "sound": {},
+        "pickled": {"train_labels": np.array([{}] * 40, object)},
+        "nan": {"train_images": nan},
+        "empty": {"test_images": x[:0], "test_labels": y[:0]},
+        "short": {"train_labels": y[:39]},
+        "halves": {"train_labels": y / 2},
+        "negative": {"test_labels": y - 1},
+        "shapes": {"test_images": np.zeros((40, 9, 9), np.uint8)},
+        "mixed": {"test_images": np.zeros((40, 8, 8, 3), np.uint8)},
+        "flat": {"train_images": np.zeros((40, 64), np.uint8)},
+    }.items():
+        np.savez(folder / f"{name}.npz", **{**sound, **change})
+    np.savez(folder / "unlabelled.npz", train_images=x, test_images=x, test_labels=y)
+    (folder / "text.npz").write_text("patient,age\n1,64\n")
+    (folder / "rows.csv").write_text("age,label\n64,0\nunknown,1\n70,1\n71,0\n")
+    (folder / "folder.npz").mkdir()
+    (folder / "full").mkdir()
+    (folder / "full" / "summary.json").write_text("{}")
+    for split in ("train", "test"):
+        for i, mode in enumerate(("L", "RGB")):
+            (folder / "images" / split / f"class{i}").mkdir(parents=True)
+            Image.new(mode, (8, 8)).save(folder / "images" / split / f"class{i}" / "a.png")
+    return folder
+
+
+# What follows "cfl-flare run --out out", and what the one line says: the place, the value, the way out.
+RUNS = {
+    "--method wecfl:k=0": r"method wecfl: k = 0 should be >= 1",
+    "--method ifca:k=-2": r"method ifca: k = -2 should be >= 1",
+    "--method wecfl:k=2.5": r"method wecfl: k = 2\.5 should be int",
+    "--method wecfl:k=three": r"method wecfl: k = 'three' should be int",
+    "--method wecfl:k=True": r"method wecfl: k = True should be int",
+    "--method fesem": r"method fesem: setting 'k' is missing",
+    "--method wecfl:k=25": r"method wecfl: k = 25 is more than participants = 24; lower k",
+    "--method ifca:k=25 --loop": r"method ifca: k = 25 is more than participants = 24; lower k",
+    "--method fedavg --method wecfl:k=5 --sample 0.1": r"wecfl: k = 5 .* only 2 of 24 .*; lower k or raise sample",
+    "--method nope": r"method 'nope' is unknown; there are fedavg, ",
+    "--method wecfl:k=3,kk=2": r"method wecfl: unknown setting 'kk'; it has: .*\bk\b",
+    "--method wecfl:k": r"'wecfl:k': 'k' is not key=value; write name:key=value",
+    "--method wecfl:=3": r"'wecfl:=3': '=3' is not key=value; write name:key=value",
+    "--method wecfl:k=3,cluster_on=nope": r"method wecfl: cluster_on = 'nope' should be one of .*'head'",
+    "--method wecfl:k=3,cluster_on=['no.weight']": r"wecfl: cluster_on = \('no.weight',\) .*it has body\..*; set ",
+    f"--model {HERE}.NoLinear --method wecfl:k=3": r"method wecfl: cluster_on = 'fc' .*no torch.nn.Linear.*; set ",
+    f"--model {HERE}.NoLinear --method wecfl:k=3,cluster_on=head --loop": r"cluster_on = 'head' .*; set cluster_on=all",
+    "--model logistic --method wecfl:k=3,cluster_on=backbone": r"cluster_on = 'backbone' .*; set cluster_on=all",
+    "--partition nope": r"partition 'nope' is unknown; there are iid, ",
+    "--partition dirichlet:alpha=0": r"partition dirichlet: alpha = 0 should be a finite number > 0",
+    "--partition dirichlet:alpha=-0.1": r"partition dirichlet: alpha = -0\.1 should be a finite number > 0",
+    "--partition dirichlet:alpha=inf": r"partition dirichlet: alpha = 'inf' should be float",
+    "--partition iid:groups=2": r"partition iid: unknown setting 'groups'; it has: no settings",
+    "--partition label_permutation:groups=25": r"groups = 25 need at least as many participants, not 24",
+    "--partition scanner:groups=0": r"partition scanner: groups = 0 should be >= 1",
+    "--partition natural": r"partition natural: the samples have no key; set key in the data source",
+    "--partition n_class:n=11": r"partition n_class: n = 11 is more than the data's 10 classes",
+    "--min-samples 500": r"label_permutation: no draw .* 500 training samples .*lower min_samples",
+    "--min-samples 0": r"data: min_samples = 0 should be >= 1",
+    "--participants 0": r"run: participants = 0 should be a whole number >= 1",
+    "--participants -4": r"run: participants = -4 should be a whole number >= 1",
+    "--sites 25": r"run: sites = 25 is more than participants = 24; each site hosts at least one",
+    "--sites 0": r"run: sites = 0 should be a whole number >= 1",
+    "--rounds 0": r"run: num_rounds = 0 should be >= 1",
+    "--rounds few": r"argument --rounds: invalid int value: 'few'; 'cfl-flare run --help' shows",
+    "--sample 0": r"run: sample = 0 should be a share in \(0\.0, 1\.0\] or a count >= 1",
+    "--sample 1.5": r"run: sample = 1\.5 should be a share",
+    "--sample -3": r"run: sample = -3 should be a share",
+    "--sample nan": r"run: sample = nan should be a share",
+    "--sample half": r"--sample = 'half' should be a share like 0\.25 or a count like 25",
+    "--min-answers 0": r"run: min_answers = 0 should be a share .* or a count >= 1",
+    "--evaluate-every 0": r"run: evaluate_every = 0 should be >= 1",
+    "--task-timeout 0": r"run: task_timeout = 0 should be a whole number >= 1",
+    "--task-timeout -1 --loop": r"run: task_timeout = -1 should be a whole number >= 1",
+    "--seed -1": r"seed = -1 should be >= 0",
+    "--seed 1.5": r"argument --seed: invalid int value: '1\.5'; ",
+    "--lr 0": r"training: lr = 0\.0 should be > 0",
+    "--lr -1": r"training: lr = -1\.0 should be > 0",
+    "--lr inf": r"training: lr = inf should be > 0",
+    "--lr nan": r"training: lr = nan should be > 0",
+    "--momentum 1": r"training: momentum = 1\.0 should be in \[0, 1\)",
+    "--batch-size 0": r"training: batch_size = 0 should be >= 1",
+    "--local-steps 0": r"training: local_steps = 0 should be >= 1",
+    "--local-steps 5 --local-epochs 1": r"training: give local_steps = 5 or local_epochs = 1, not both",
+    "--no-such-option": r"unrecognized arguments: --no-such-option; ",
+    "--model nope": r"model 'nope' is unknown; there are mlp, .*, or package\.Class",
+    "--model nowhere.Net": r"model: 'nowhere.Net' cannot be imported here .*; install its package",
+    f"--model {HERE}.Nothing": r"model: 'tests.test_refusals.Nothing' cannot be imported here .*; install",
+    f"--model {HERE}.NotANetwork": r"'tests.test_refusals.NotANetwork' is not a torch\.nn.*Module; name a subclass",
+    f"--model {HERE}.Breaks": r"model Breaks: KeyError: 'checkpoint'; mend what it was given: {}",
+    f"--model {HERE}.TwoOutputs:input_shape=[1,8,8],num_classes=10": r"TwoOutputs returns a tuple; .* return logits",
+    "--model torch.nn.LazyLinear:out_features=10": r"model LazyLinear: its parameters cannot .*; they should be there",
+    "--model torch.nn.Flatten": r"model Flatten has no parameters to train",
+    "--model mlp:depth=2": r"model MLP: unknown setting 'depth'; it has: input_shape, num_classes, hidden",
+    "--model mlp:hidden=64": r"model mlp: hidden = 64 should be whole numbers >= 1, such as \[64\]",
+    "--model mlp:num_classes=5": r"p00: label 9 does not fit .*\(1, 5\); set the model's num_classes to 10",
+    "--model mlp:num_classes=1": r"model mlp: num_classes = 1 should be >= 2",
+    "--model mlp:input_shape=[1,9,9]": r"MLP does not take samples of shape \(1, 8, 8\) .*input_shape to \[1, 8, 8\]",
+    "--model fashion-cnn:input_shape=[a,b,c]": r"fashion-cnn: input_shape = '\[a,b,c\]' should be whole numbers",
+    "--model cifar-cnn": r"cifar-cnn: images of 8x8 are too small, it needs 16x16; use the mlp",
+    "--data nope": r"data 'nope' is unknown; there are digits, .*, a \.npz file, or package\.Class",
+    "--data digits:share=0.1": r"data digits: unknown setting 'share'; it has: test_share, seed",
+    "--data digits:test_share=1": r"data digits: test_share = 1 should be between 0 and 1",
+    "--data digits:test_share=0.001": r"data digits:test_share=0\.001: test: no samples; training and test need",
+    "--data nowhere.npz": r"data npz: path = 'nowhere.npz' is no file; tried .*CFL_DATA_ROOT is not set",
+    "--data {files}/folder.npz": r"data npz: path = '.*folder\.npz' is no file; tried ",
+    "--data {files}": r"data '.*' is unknown; there are digits, .*, a \.npz file",
+    "--data {files}/text.npz": r"text\.npz: cannot be read as an npz file .*; save arrays of numbers with np\.savez",
+    "--data {files}/pickled.npz": r"pickled\.npz: cannot be read as an npz file without pickled .*np\.savez",
+    "--data {files}/unlabelled.npz": r"unlabelled\.npz: no array 'train_labels'; it has train_images, ",
+    "--data {files}/nan.npz": r"nan\.npz: train: sample 7 holds NaN or infinity; mend it or leave it out",
+    "--data {files}/empty.npz": r"empty\.npz: test: no samples; training and test need some each",
+    "--data {files}/short.npz": r"short\.npz: train: 40 samples but 39 labels; give one label a sample",
+    "--data {files}/halves.npz": r"halves\.npz: train: labels should be whole numbers, .*not float64",
+    "--data {files}/negative.npz": r"negative\.npz: test: label -1 is below 0; number the classes from 0",
+    "--data {files}/shapes.npz": r"shapes\.npz: training images are \(1, 8, 8\), test images \(1, 9, 9\); ",
+    "--data {files}/mixed.npz": r"mixed\.npz: training images are \(1, 8, 8\), test images \(3, 8, 8\); ",
+    "--data {files}/flat.npz": r"flat\.npz: train_images has shape \(40, 64\); should be \(n, h, w\)",
+    "--data {files}/sound.npz": r"no draw .* 8 training samples .*best: 1\); take fewer participants",
+    "--data folder:path={files}/images": r"class0.a\.png has 1 channel\(s\), .*class1.a\.png has 3; .*channels=1",
+    "--data table:path={files}/rows.csv": r"column 'age': row 2 holds 'unknown' among numbers; mend it",
+    f"--data {HERE}.OneSet": r"OneSet: load\(\) should return \(train, test\) as two Samples, not Samples",
+    f"--data {HERE}.Lists": r"Lists: training: x is a list; make it an array",
+    f"--data {HERE}.Missing": r"Missing: load\(\) failed with KeyError: 'ward 3.*.*test_refusals\.py:\d+; mend it",
+    f"--data {HERE}.NotANetwork": r"data: .*NotANetwork' is not a cfl_flare\.data.*DataSource; name a subclass",
+    "--out {files}/full": r"--out = '.*full' is not an empty folder; name a new one",
+    "--out {files}/rows.csv": r"--out = '.*rows\.csv' is not an empty folder; name a new one",
+    "--out {files}/rows.csv/below": r"--out = '.*rows\.csv/below' .*; name another folder",
+    "--out {files}/my?runs": r"FLARE's simulator cannot work in '.*my runs/flare'.* space.*; choose another folder",
+}
+OTHERS = {
+    "": r"the following arguments are required: command; 'cfl-flare --help' shows",
+    "fly": r"argument command: invalid choice: 'fly' .*; 'cfl-flare --help'",
+    "show": r"the following arguments are required: run; 'cfl-flare show --help'",
+    "show nowhere": r"nowhere",
+    "partition --participants 0": r"data: participants = 0 should be a whole number >= 1",
+    "partition --seed -1": r"data: seed = -1 should be >= 0",
+    "partition --partition lda:alpha=0": r"partition lda: alpha = 0 should be a finite number > 0",
+    "partition --figure nowhere/a.png": r"--figure = 'nowhere/a\.png' should be a \.png, .* in a folder that is there",
+    "partition --figure a.xyz": r"--figure = 'a\.xyz' should be a \.png, \.pdf or \.svg file",
+}
+
+
+def refused_line(arguments: list[str], capsys) -> str:
+    """The one line on stderr with which the command line was refused."""
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("cfl-flare: ") and output.err.count("\n") == 1 and output.err.endswith("\n")
+    return output.err
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_run_refuses(command, files, tmp_path, capsys, monkeypatch, nothing_starts):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CFL_DATA_ROOT", raising=False)
+    before = sorted(files.rglob("*"))
+    arguments = [word.replace("{files}", str(files)).replace("?", " ") for word in command.split()]
+    line = refused_line(["run", "--out", "out", *arguments], capsys)
+    assert re.search(RUNS[command], line), line
+    assert not list(tmp_path.iterdir())
+    assert sorted(files.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_other_commands_refuse(command, tmp_path, capsys, monkeypatch, nothing_starts):
+    monkeypatch.chdir(tmp_path)
+    line = refused_line(command.split(), capsys)
+    assert re.search(OTHERS[command], line), line
+    assert not list(tmp_path.iterdir())
+
+
+SOUND = {
+    "name": "job",
+    "method": "wecfl:k=3",
+    "model": MLP((1, 8, 8), 10),
+    "data": Digits(),
+    "participants": 8,
+    "partition": "label_permutation:groups=2",
+    "num_rounds": 3,
+    "min_clients": 2,
+}
+REAL = {"participants": None, "partition": None}  # each site is one participant
+LOCAL_NET = type("LocalNet", (nn.Module,), {"__module__": HERE, "__qualname__": "outer.<locals>.LocalNet"})
+SCRIPT_NET = type("ScriptNet", (nn.Module,), {"__module__": "__main__"})
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"name": "a/b"}, r"run: name = 'a/b' should be letters"),
+        ({"name": ""}, r"run: name = '' should be letters"),
+        ({"resume_from": "../x"}, r"run: resume_from = '\.\./x' should be letters"),
+        ({"resume_from": ""}, r"run: resume_from = '' should be letters"),
+        ({"method": "wecfl:k=9"}, r"method wecfl: k = 9 is more than participants = 8; lower k"),
+        ({"method": "wecfl:k=3", "sample": 0.2}, r"k = 3 .* only 2 of 8 take part; lower k or raise sample"),
+        ({"method": 3}, r"method = 3 should be text like 'name:setting=value'"),
+        ({"method": {"k": 3}}, r"method None is unknown; there are "),
+        ({"model": NoLinear()}, r"method wecfl: cluster_on = 'fc' .*; set cluster_on=all"),
+        ({"model": NoLinear(), **REAL}, r"method wecfl: cluster_on = 'fc' .*; set cluster_on=all"),
+        ({"model": MLP}, r"model: 'cfl_flare.models.MLP' is only the name of a class; pass an instance"),
+        ({"model": "cfl_flare.models.MLP"}, r"model: 'cfl_flare.models.MLP' is only the name .*pass an instance"),
+        ({"model": NotANetwork()}, r"NotANetwork' is not a torch\.nn.*Module; name a subclass"),
+        ({"model": LOCAL_NET()}, r"model: outer\.<locals>\.LocalNet is defined .*; put it at the top of a module"),
+        ({"model": SCRIPT_NET()}, r"model: ScriptNet is defined in the script .*; put it at the top of a module"),
+        ({"model": Forgets(16)}, r"model: Forgets does not keep its argument 'width' .*; pass {'class_path'"),
+        ({"model": {"path": "a.B"}}, r"model: {'path': 'a.B'} should be {'class_path': "),
+        ({"model": {"class_path": "a b"}}, r"model: class_path = 'a b' should be 'package\.module\.Class'"),
+        ({"data": Npz}, r"data: 'cfl_flare.data.sources.Npz' is only the name of a class; pass an instance"),
+        ({"data": NotANetwork()}, r"data: .*NotANetwork' is not a cfl_flare\.data.*DataSource; name a subclass"),
+        ({"partition": None}, r"data: participants = 8 and partition = None belong together: give both"),
+        ({"participants": "8"}, r"data: participants = '8' should be int"),
+        ({"participants": 0}, r"data: participants = 0 should be a whole number >= 1"),
+        ({"min_clients": 0}, r"run: min_clients = 0 should be a whole number >= 1"),
+        ({"min_clients": 9}, r"run: min_clients = 9 is more than participants = 8; each site hosts"),
+        ({"num_rounds": 0}, r"run: num_rounds = 0 should be >= 1"),
+        ({"num_rounds": "3"}, r"run: num_rounds = '3' should be int"),
+        ({"task_timeout": True}, r"run: task_timeout = True should be a whole number >= 1"),
+        ({"min_samples": "8"}, r"data: min_samples = '8' should be int"),
+        ({"seed": 0.5}, r"seed = 0\.5 should be int"),
+        ({"seed": -1}, r"seed = -1 should be >= 0"),
+        ({"training": {"lr": "fast"}}, r"training: lr = 'fast' should be float"),
+        ({"training": {"learning_rate": 1}}, r"training: unknown setting 'learning_rate'; it has: lr, "),
+        ({"device": "gpu7"}, r"run: device = 'gpu7' should be one of torch's, such as 'cpu'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_the_recipe_refuses(changes, says, nothing_starts):
+    with pytest.raises(ConfigError, match=says) as refused:
+        ClusteredRecipe(**{**SOUND, **changes})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "environment, says",
+    [
+        (lambda folder: SimEnv(num_clients=1, workspace_root=folder), r"SimEnv: num_clients = 1 is less than .*= 2"),
+        (lambda folder: SimEnv(num_clients=9, workspace_root=folder), r"num_clients = 9 is more than participants = 8"),
+        (lambda folder: SimEnv(num_clients=2, workspace_root=folder + " x"), r"cannot work in '.* x'.*choose another"),
+        (lambda folder: PocEnv(num_clients=1), r"PocEnv: num_clients = 1 is less than the job's min_clients = 2"),
+    ],
+)
+def test_an_environment_that_cannot_run_the_job(environment, says, tmp_path, nothing_starts):
+    with pytest.raises(ConfigError, match=says):
+        ClusteredRecipe(**SOUND).execute(environment(str(tmp_path / "work")))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_loop_refuses_before_it_writes(tmp_path):
+    with pytest.raises(ConfigError, match=r"method wecfl: cluster_on = 'fc' .*; set cluster_on=all"):
+        run_loop(
+            method=build_method({"method": "wecfl", "k": 2}),
+            model=NoLinear(),
+            source=Digits(),
+            data=DataConfig(4, {"partition": "iid"}),
+            settings=ServerSettings(2),
+            training=TrainSettings(),
+            folder=tmp_path / "out",
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def samples(x: np.ndarray, top: int = 9) -> Samples:
+    return Samples(x.astype(np.float32), np.arange(len(x)) % (top + 1))
+
+
+IMAGES = np.zeros((20, 1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "train, test, says",
+    [
+        (samples(np.zeros((20, 1, 9, 9))), samples(IMAGES), r"p: the model MLP does not take .*\(1, 9, 9\).*; set the"),
+        (samples(IMAGES), samples(IMAGES, 10), r"p: label 10 does not fit .*; set the model's num_classes to 11"),
+    ],
+)
+def test_a_site_refuses_participants_that_do_not_fit_the_model(train, test, says):
+    spec = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10}}
+    method = build_method({"method": "fedavg"})
+    site = Site(method, lambda: build(spec, nn.Module, "model"), TrainSettings(), seed=0)
+    with pytest.raises(DataError, match=says):
+        site.add([ParticipantData("p", train, test)])
+    assert not site.hosted
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("nowhere.npz", r"data npz: path = '.*nowhere\.npz' is no file; tried "),
+        ("text.npz", r"text\.npz: cannot be read as an npz file .*; save arrays of numbers"),
+        ("nan.npz", r"nan\.npz: train: sample 7 holds NaN or infinity; mend it"),
+        ("empty.npz", r"empty\.npz: test: no samples; training and test need some"),
+        ("sound.npz", r"ward-1 has 40 training samples, fewer than min_samples = 50; lower that"),
+    ],
+)
+def test_a_site_refuses_its_own_data(name, says, files):
+    with pytest.raises(CFLError, match=says):
+        DataConfig(min_samples=50).host(Npz(str(files / name)), "ward-1", 0, 2)
