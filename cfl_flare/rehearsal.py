@@ -17,7 +17,7 @@ from cfl_flare.errors import CFLError, ConfigError
 from cfl_flare.methods import Method, Participant
 from cfl_flare.params import Layout
 from cfl_flare.server import Server, ServerSettings
-from cfl_flare.site import Site, check_parts
+from cfl_flare.site import Site
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
 
@@ -39,7 +39,7 @@ def check_job(
     """
     make_model = partial(build, model, nn.Module, "model")
     layout = _layout(make_model())
-    check_parts(method, layout)
+    method.check_model(layout)
     if data.participants is None:
         return
     require(

@@ -150,8 +150,11 @@ def load_run(folder: str | Path) -> Run:
     folder = Path(folder)
     if not (folder / SUMMARY).is_file():
         raise ConfigError(f"{folder} holds no finished run: there is no {SUMMARY}")
-    summary = json.loads((folder / SUMMARY).read_text())
-    return Run(folder, summary, read_lines(folder / ROUNDS), read_lines(folder / ASSIGNMENTS))
+    try:
+        summary = json.loads((folder / SUMMARY).read_text())
+        return Run(folder, summary, read_lines(folder / ROUNDS), read_lines(folder / ASSIGNMENTS))
+    except ValueError as error:
+        raise ConfigError(f"{folder} holds a damaged run: {error}; copy its files again from where it ran") from error
 
 
 def find_runs(folder: str | Path) -> list[Run]:

@@ -50,22 +50,6 @@ class Answer:
     error: str | None = None
 
 
-def check_parts(method: Method, layout: Layout) -> None:
-    """Whether the model has the part on which the method clusters.
-
-    Raises:
-        ConfigError: it has not.
-    """
-    part = getattr(method, "cluster_on", None)
-    try:
-        if part is not None:
-            layout.select(part)
-    except ConfigError as error:
-        raise ConfigError(
-            f"method {method.name}: cluster_on = {part!r} does not fit the model: {error}; set cluster_on=all"
-        ) from error
-
-
 class Site:
     """Hosts participants: data loaded once, one resident model, a memory for each participant.
 
@@ -95,7 +79,7 @@ class Site:
     ):
         self.method = method
         self.workshop = Workshop(make_model, settings, seed, device, should_stop)
-        check_parts(method, self.workshop.resident.layout)
+        method.check_model(self.workshop.resident.layout)
         self.hosted: dict[str, ParticipantData] = {}
         self.memory: dict[str, dict[str, Params]] = {}
         self._splits: dict[str, tuple[Split, Split]] = {}

@@ -42,7 +42,7 @@ class FedProx(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.mu >= 0, f"method fedprox: mu = {self.mu} should be >= 0")
+        require(0 <= self.mu < float("inf"), f"method fedprox: mu = {self.mu} should be >= 0")
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Minimises loss + mu/2 ||theta - Theta_g||^2 from Theta_g."""

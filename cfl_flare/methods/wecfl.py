@@ -12,6 +12,7 @@ import numpy as np
 
 from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest, stacked
 from cfl_flare.config import require
+from cfl_flare.errors import ConfigError
 from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update, cluster_slot
 from cfl_flare.params import ROLES, Layout, WeightedMean
 
@@ -44,11 +45,14 @@ class WeCFL(Method):
         where = f"method {self.name}"
         require(self.k >= 1, f"{where}: k = {self.k} should be >= 1")
         require(self.starts >= 1, f"{where}: starts = {self.starts} should be >= 1")
+        require(0 <= self.seed < 2**32, f"{where}: seed = {self.seed} should be in 0..2**32 - 1")
         rounds = self.clustering_rounds
         require(rounds is None or rounds >= 1, f"{where}: clustering_rounds = {rounds} should be >= 1 or None")
         if isinstance(self.cluster_on, str):
             require(self.cluster_on in ROLES, f"{where}: cluster_on = {self.cluster_on!r} should be one of {ROLES}")
         else:
+            names = isinstance(self.cluster_on, (list, tuple)) and all(isinstance(n, str) for n in self.cluster_on)
+            require(names, f"{where}: cluster_on = {self.cluster_on!r} should be one of {ROLES} or a list of names")
             object.__setattr__(self, "cluster_on", tuple(self.cluster_on))
 
     @property
@@ -58,7 +62,12 @@ class WeCFL(Method):
 
     def check_model(self, layout: Layout) -> None:
         """The model has the part that is clustered."""
-        layout.select(self.cluster_on)
+        try:
+            layout.select(self.cluster_on)
+        except ConfigError as error:
+            raise ConfigError(
+                f"method {self.name}: cluster_on = {self.cluster_on!r} does not fit the model: {error}; set cluster_on=all"
+            ) from error
 
     def needs(self, state: ServerState) -> int:
         """The first E-step needs a participant for each cluster."""

@@ -40,7 +40,7 @@ class TrainSettings:
         object.__setattr__(self, "lr_milestones", tuple(self.lr_milestones))
         require(0 < self.lr < float("inf"), f"training: lr = {self.lr} should be > 0")
         require(0 <= self.momentum < 1, f"training: momentum = {self.momentum} should be in [0, 1)")
-        require(self.weight_decay >= 0, f"training: weight_decay = {self.weight_decay} should be >= 0")
+        require(0 <= self.weight_decay < float("inf"), f"training: weight_decay = {self.weight_decay} should be >= 0")
         require(self.batch_size >= 1, f"training: batch_size = {self.batch_size} should be >= 1")
         require(
             self.local_steps is None or self.local_epochs is None,
