@@ -11,9 +11,9 @@ import torch
 
 from cfl_flare.config import one_line
 from cfl_flare.data import ParticipantData
-from cfl_flare.errors import AbortedError, ConfigError, DataError
+from cfl_flare.errors import AbortedError, DataError
 from cfl_flare.methods import Download, Method, Update
-from cfl_flare.params import Layout, Params
+from cfl_flare.params import Params
 from cfl_flare.training.learner import Learner, Split, Workshop
 from cfl_flare.training.settings import TrainSettings
 
