@@ -65,9 +65,8 @@ class WeCFL(Method):
         try:
             layout.select(self.cluster_on)
         except ConfigError as error:
-            raise ConfigError(
-                f"method {self.name}: cluster_on = {self.cluster_on!r} does not fit the model: {error}; set cluster_on=all"
-            ) from error
+            where = f"method {self.name}: cluster_on = {self.cluster_on!r}"
+            raise ConfigError(f"{where} does not fit the model: {error}; set cluster_on=all") from error
 
     def needs(self, state: ServerState) -> int:
         """The first E-step needs a participant for each cluster."""
