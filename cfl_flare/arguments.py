@@ -18,6 +18,7 @@ EPILOG = """examples:
   cfl-flare run --data bloodmnist.npz --partition dirichlet:alpha=0.3 --participants 40 --method fesem:k=4
   cfl-flare run --data my_package.MyData --model my_package.MyNet --method wecfl:k=3
 
+A module of your own in this folder is found with PYTHONPATH=. before the command.
 A method, partition, data source or model is written name:setting=value,setting=value; 'cfl-flare methods' lists them.
 """
 

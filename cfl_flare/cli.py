@@ -202,7 +202,8 @@ def show(arguments: argparse.Namespace) -> None:
     """``cfl-flare show``."""
     runs = find_runs(arguments.run)
     console = Console()
-    console.print(results_table(runs))
+    folders = [str(one.folder.relative_to(arguments.run)) for one in runs] if len(runs) > 1 else []
+    console.print(results_table(runs, folders))
     for one in runs:
         for path in draw(one):
             console.print(str(path), soft_wrap=True)

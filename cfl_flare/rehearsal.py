@@ -46,6 +46,9 @@ def check_job(
         method.clusters <= data.participants,
         f"method {method.name}: k = {method.clusters} is more than participants = {data.participants}; lower k",
     )
+    sample = settings.sample
+    fits = isinstance(sample, float) or sample <= data.participants
+    require(fits, f"run: sample = {sample} is more than participants = {data.participants}; 1.0 is all of them")
     if not resumed:  # the server itself says whether it could start
         participants = [Participant(name, "site", 1) for name in participant_names(data.participants)]
         Server(method, layout, participants, settings, method.start(partial(untrained, make_model, settings.seed)))

@@ -130,7 +130,7 @@ class Run:
     def name(self) -> str:
         """What the run is called in tables: its method, with K."""
         method = self.summary["method"]
-        return method["method"] + (f" (K={method['k']})" if "k" in method else "")
+        return method["method"].rpartition(".")[2] + (f" (K={method['k']})" if "k" in method else "")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -169,11 +169,23 @@ def find_runs(folder: str | Path) -> list[Run]:
     return [load_run(path) for path in found]
 
 
+def the_run(folder: str | Path) -> Path:
+    """The folder of the only run below this one.
+
+    Raises:
+        ConfigError: there is none, or several.
+    """
+    found = [run.folder for run in find_runs(folder)]
+    if len(found) > 1:
+        raise ConfigError(f"{folder} holds several runs: {', '.join(map(str, found))}; name one")
+    return found[0]
+
+
 def load_model(run: str | Path, slot: str = GLOBAL, model: torch.nn.Module | None = None) -> torch.nn.Module:
     """A trained model of a run, ready to predict.
 
     Args:
-        run: the run's folder.
+        run: the run's folder, or one with a single run below it, such as FLARE's own result folder.
         slot: ``"global"`` or ``"cluster-0"``, ...
         model: a module to load the weights into; needed where the run's model is not one of cfl_flare's own.
 
@@ -184,7 +196,8 @@ def load_model(run: str | Path, slot: str = GLOBAL, model: torch.nn.Module | Non
 
     from cfl_flare.training.resident import ResidentModel
 
-    path = Path(run) / MODELS / f"{slot}.safetensors"
+    folder = Path(run) if (Path(run) / MODELS).is_dir() else the_run(run)
+    path = folder / MODELS / f"{slot}.safetensors"
     if not path.is_file():
         there = ", ".join(sorted(p.stem for p in path.parent.glob("*.safetensors"))) or "none"
         raise ConfigError(f"{run} has no model {slot!r}; it has: {there}")

@@ -150,8 +150,9 @@ def _job(name: str, method: Method, settings: RunSettings, out: Path) -> Any:
             raise RunFailedError(f"{name}: {reason_in(log) or error}; FLARE's log is {log}") from error
         if not (results / "cfl" / "summary.json").is_file():
             raise RunFailedError(f"{name}: no results; {reason_in(log)}; FLARE's log is {log}")
-        for part in (results / "cfl", results / "metrics"):
-            shutil.copytree(part, folder if part.name == "cfl" else folder / part.name, dirs_exist_ok=True)
+        for part in (results / "cfl").iterdir():  # moved: the same run should not be found twice
+            shutil.move(part, folder / part.name)
+        shutil.move(results / "metrics", folder / "metrics")
 
     return through_flare
 
@@ -187,7 +188,7 @@ class Display:
     def __init__(self, console: Console, name: str, rounds: int):
         columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
-        self._task = self._progress.add_task(name, total=rounds, note="starting FLARE")
+        self._task = self._progress.add_task(name, total=rounds, note="starting")
         self._seen = 0
 
     def __enter__(self) -> Display:

@@ -126,7 +126,10 @@ class Store:
                 return number, *self.load(number, layout)
             except PayloadError as error:
                 logger.warning("%s; falling back to the version before it", error)
-        raise StoreError(f"{self.folder} holds no good version to resume from")
+        there = sorted({path.parents[1].name for path in self.folder.parents[1].glob("*/*/round-*.json")})
+        raise StoreError(
+            f"{self.folder} holds no good version to resume from; there are runs: {', '.join(there) or 'none'}"
+        )
 
 
 def _digest(path: Path) -> str:

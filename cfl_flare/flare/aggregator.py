@@ -70,7 +70,7 @@ class ClusteringAggregator(ModelAggregator):
         Raises:
             ConfigError: the method cannot be run with them.
         """
-        method = build_method(unmarked(self.method))
+        method = build_method(unmarked(self.method), component_policy(fl_ctx))
         make_model = partial(self._make_model, fl_ctx)
         fresh = method.start(partial(untrained, make_model, settings.seed))
         if resumed is not None:

@@ -142,11 +142,12 @@ class ClusteredController(PerSiteController):
             self.fire_event_with_data(
                 AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, metrics
             )
-            accuracy = metrics.metrics.get("served_accuracy")
-            self.info(f"round {metrics.current_round} of {self.num_rounds} is measured: served_accuracy = {accuracy}")
+            accuracy = metrics.metrics.get("served_accuracy", float("nan"))
+            self.info(f"round {metrics.current_round} of {self.num_rounds}: served_accuracy = {accuracy:.4f}")
         if last:
             server.close({})
             self._draw()
+            self.info(f"results: {Path(self.get_run_dir()) / RESULTS}")
             return False
         self.save_state()
         self.info(f"round {number} of {self.num_rounds} is done")

@@ -116,7 +116,9 @@ class ClusteredExecutor(Executor):
             if answer.error:
                 self.log_error(fl_ctx, f"round {number}: {answer.participant} failed: {answer.error}")
         self._remember(number + 1, site)
-        self.log_info(fl_ctx, f"round {number}: {len(answers)} participants in {time.monotonic() - started:.2f} s")
+        did = "trained" if any(order.train for order in orders.values()) else "measured the final models of"
+        seconds = time.monotonic() - started
+        self.log_info(fl_ctx, f"round {number}: {did} {len(answers)} participants in {seconds:.2f} s")
         return wire.encode_answers(answers, {"round": number})
 
     def _prepared(self, content: dict[str, Any], fl_ctx: FLContext) -> Site:
@@ -127,7 +129,7 @@ class ClusteredExecutor(Executor):
             source = build(self.source, DataSource, "data", policy)  # type: ignore[type-abstract]
             config = from_dict(DataConfig, unmarked(self.data), "data")
             site = Site(
-                build_method(unmarked(self.method)),
+                build_method(unmarked(self.method), policy),
                 partial(build, self.model, torch.nn.Module, "model", policy),
                 from_dict(TrainSettings, unmarked(self.training), "training"),
                 self.seed,

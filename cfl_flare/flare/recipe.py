@@ -152,6 +152,12 @@ class ClusteredRecipe(Recipe):
         if byoc:
             self._carry()
 
+    @property
+    def class_paths(self) -> list[str]:
+        """The classes that the job names and the sites import."""
+        method = describe_method(self.method)["method"]
+        return [self.model["class_path"], self.source["class_path"], *([method] if "." in method else [])]
+
     def process_env(self, env: ExecEnv) -> None:
         """Sees to it that the environment may run cfl_flare's components.
 
@@ -163,7 +169,7 @@ class ClusteredRecipe(Recipe):
         """
         self.check_env(env)
         if isinstance(env, SimEnv) and not self.byoc:
-            classes = ["cfl_flare.", self.model["class_path"], self.source["class_path"]]
+            classes = ["cfl_flare.", *self.class_paths]
             allow(Path(env.workspace_root) / self._job.name / "local" / "resources.json", classes)
         elif isinstance(env, PocEnv):
             self._carry()
@@ -199,7 +205,7 @@ class ClusteredRecipe(Recipe):
         if self._staged is not None:
             return
         self._staged = tempfile.TemporaryDirectory(prefix="cfl-byoc-")
-        names = [spec["class_path"].partition(".")[0] for spec in (self.model, self.source)]
+        names = [path.partition(".")[0] for path in self.class_paths]
         for package in dict.fromkeys(["cfl_flare", *(n for n in names if n not in OWN_PACKAGES)]):
             path = _source_of(package)
             if path is None:

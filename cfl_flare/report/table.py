@@ -25,7 +25,7 @@ def human_bytes(count: float) -> str:
     return f"{count / 1000**power:.{1 if power else 0}f} {units[power]}"
 
 
-def results_table(runs: Sequence[Run]) -> Table:
+def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     """One line a run: what its served models reach on the participants' own test splits after the last round.
 
     Accuracy and macro-F1 are means weighted by the participants' training samples; worst is the least accurate
@@ -37,7 +37,9 @@ def results_table(runs: Sequence[Run]) -> Table:
     table.add_column("method", no_wrap=True)
     for name in ("rounds", "accuracy", "macro-F1", "worst", "clusters", "ARI", "bytes", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
-    for run in runs:
+    if folders:
+        table.add_column("folder", no_wrap=True)
+    for i, run in enumerate(runs):
         final, s = run.summary["final"], run.summary
         sizes = [int(v) for k, v in final.items() if k.startswith("cluster-") and k.endswith("/size")]
         table.add_row(
@@ -50,6 +52,7 @@ def results_table(runs: Sequence[Run]) -> Table:
             _number(final.get("ari")),
             human_bytes(s["bytes_down"] + s["bytes_up"]),
             f"{s['seconds']:.1f}",
+            *([folders[i]] if folders else []),
         )
     return table
 

@@ -4,12 +4,17 @@
 
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from cfl_flare.data import DataSource, Digits, Samples
 from cfl_flare.errors import DataError
+from cfl_flare.methods import GLOBAL, Assignment, FedAvg, ServerState, Update
 from cfl_flare.models import MLP
+from cfl_flare.params import weighted_mean
 
 
 class Touchy(MLP):
@@ -40,6 +45,21 @@ class AbsentAtSite2(DataSource):
         if any("site-2" in argument for argument in sys.argv):
             raise DataError("the archive at /mnt/ward2/archive.npz is not mounted")
         return Digits().load()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cautious(FedAvg):
+    """FedAvg whose server moves by a share of the way."""
+
+    name: ClassVar[str] = "cautious"
+    paper: ClassVar[str] = "none"
+
+    share: float = 0.9
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+        old = state.bank[GLOBAL]
+        mean = self.means(state, updates)[GLOBAL]
+        return state.after({GLOBAL: weighted_mean([(old, 1 - self.share), (mean, self.share)], otherwise=old)})
 
 
 class SlowMLP(MLP):
