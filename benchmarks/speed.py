@@ -15,7 +15,7 @@ import argparse
 import json
 import os
 import platform
-import resource
+import re
 import subprocess
 import sys
 import time
@@ -101,8 +101,9 @@ def method_seconds(spec: dict[str, Any], participants: int, rounds: int) -> floa
 
 
 def peak_megabytes() -> float:
-    """Peak resident memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Peak resident memory of this process so far (Linux; ``getrusage`` would count its parent's as well)."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024
 
 
 def server_memory(name: str, participants: int) -> dict[str, float]:
@@ -152,10 +153,54 @@ def in_own_process(*arguments: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def provenance() -> dict[str, Any]:
+    """What a figure needs beside it."""
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
+    }
+
+
+def measure_speed(participants: int, rounds: int) -> dict[str, Any]:
+    """CPU seconds a round of each method, beside the bare work."""
+    result: dict[str, Any] = {"participants": participants, "rounds": rounds, "seed": 0}
+    people = data_config(participants).host(Npz("fashionmnist.npz"), "local", 0, 1)
+    result["bare"] = bare(people, rounds)
+    print(f"{'bare training steps':34} {result['bare']['ideal']:7.1f} CPU s a round")
+    print(f"{'bare evaluation':34} {result['bare']['evaluation']:7.1f}")
+    result["methods"] = {}
+    for spec in METHODS:
+        used = method_seconds(spec, participants, rounds)
+        again = bare(people, 1)  # the machine's speed drifts: compare with the bare work just before and after
+        least = (result["bare"]["ideal"] + again["ideal"]) / 2 + (
+            result["bare"]["evaluation"] + again["evaluation"]
+        ) / 2
+        entry = {"cpu_seconds": used, "bare_seconds": least, "ratio": used / least}
+        if spec["method"] == "ifca":
+            entry["assignment_seconds_a_participant"] = (used - least) / participants
+        result["methods"][spec["method"]] = entry
+        print(f"{spec['method']:34} {used:7.1f}   {used / least:.2f} x the bare steps and evaluation ({least:.1f})")
+    return result
+
+
+def measure_memory() -> dict[str, Any]:
+    """Peak memory of server and site, each in a process of its own."""
+    result: dict[str, Any] = {"server": {name: in_own_process(name, "200") for name in MEMORY}}
+    result["site"] = in_own_process("site", "100")
+    for name, m in result["server"].items():
+        size = f"200 participants of {m['parameters'] / 1e6:.1f} M parameters"
+        print(f"server, {size}: {name:12} peak grows by {m['grown_MB']:7.0f} MB = {m['models']:.1f} models")
+    m = result["site"]
+    print(f"site, 100 participants: own data {m['own_data_MB']:.0f} MB, peak grows by {m['after_round_MB']:.0f} MB")
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--participants", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds; the median counts")
+    parser.add_argument("--part", choices=("speed", "memory"), help="measure this alone, and keep the rest of --out")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -166,36 +211,13 @@ def main() -> None:
         return
     if not os.environ.get("CFL_DATA_ROOT"):
         sys.exit("CFL_DATA_ROOT should name the folder of fashionmnist.npz")
-    people = data_config(arguments.participants).host(Npz("fashionmnist.npz"), "local", 0, 1)
-    result: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
-        "participants": arguments.participants,
-        "rounds": arguments.rounds,
-        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
-    }
-    result["bare"] = bare(people, arguments.rounds)
-    print(f"{'bare training steps':34} {result['bare']['ideal']:7.1f} CPU s a round")
-    print(f"{'bare evaluation':34} {result['bare']['evaluation']:7.1f}")
-    result["methods"] = {}
-    for spec in METHODS:
-        used = method_seconds(spec, arguments.participants, arguments.rounds)
-        again = bare(people, 1)  # the machine's speed drifts: compare with the bare work just before and after
-        least = (result["bare"]["ideal"] + again["ideal"]) / 2 + (
-            result["bare"]["evaluation"] + again["evaluation"]
-        ) / 2
-        entry = {"cpu_seconds": used, "bare_seconds": least, "ratio": used / least}
-        if spec["method"] == "ifca":
-            entry["assignment_seconds_a_participant"] = (used - least) / arguments.participants
-        result["methods"][spec["method"]] = entry
-        print(f"{spec['method']:34} {used:7.1f}   {used / least:.2f} x the bare steps and evaluation ({least:.1f})")
-    result["server_memory"] = {name: in_own_process(name, "200") for name in MEMORY}
-    result["site_memory"] = in_own_process("site", "100")
-    for name, m in result["server_memory"].items():
-        size = f"200 participants of {m['parameters'] / 1e6:.1f} M parameters"
-        print(f"server, {size}: {name:12} peak grows by {m['grown_MB']:7.0f} MB = {m['models']:.1f} models")
-    m = result["site_memory"]
-    print(f"site, 100 participants: own data {m['own_data_MB']:.0f} MB, peak grows by {m['after_round_MB']:.0f} MB")
+    result: dict[str, Any] = {}
+    if arguments.part and arguments.out and arguments.out.exists():
+        result = json.loads(arguments.out.read_text())
+    if arguments.part != "memory":
+        result["speed"] = provenance() | measure_speed(arguments.participants, arguments.rounds)
+    if arguments.part != "speed":
+        result["memory"] = provenance() | measure_memory()
     if arguments.out:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
