@@ -114,9 +114,7 @@ def _job(name: str, method: Method, settings: RunSettings, out: Path) -> Any:
             draw(load_run(folder))
 
         return in_process
-    from nvflare.recipe.sim_env import SimEnv
-
-    from cfl_flare.flare import ClusteredRecipe
+    from cfl_flare.flare import ClusteredRecipe, simulator
 
     recipe = ClusteredRecipe(
         name=name,
@@ -137,7 +135,7 @@ def _job(name: str, method: Method, settings: RunSettings, out: Path) -> Any:
         task_timeout=settings.task_timeout,
     )
 
-    env = SimEnv(num_clients=settings.sites, workspace_root=str(out / "flare"))
+    env = simulator(settings.sites, out / "flare")
     recipe.check_env(env)
 
     def through_flare(folder: Path, display: Display) -> None:

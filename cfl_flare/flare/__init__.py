@@ -6,7 +6,7 @@ from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.persistor import ClusterModelPersistor
-from cfl_flare.flare.recipe import ClusteredRecipe
+from cfl_flare.flare.recipe import ClusteredRecipe, simulator
 
 __all__ = [
     "ClusterModelPersistor",
@@ -14,4 +14,5 @@ __all__ = [
     "ClusteredExecutor",
     "ClusteredRecipe",
     "ClusteringAggregator",
+    "simulator",
 ]

@@ -220,6 +220,11 @@ class ClusteredRecipe(Recipe):
             self._job.add_file_to_clients(str(staged), dest_dir=inside)
 
 
+def simulator(sites: int, workspace: Path) -> SimEnv:
+    """FLARE's simulator with a process for each site, so that a site keeps its data and its model between rounds."""
+    return SimEnv(num_clients=sites, workspace_root=str(workspace))
+
+
 def _source_of(package: str) -> Path | None:
     """Folder or file of a top-level package; None where it is installed like any other library (cfl_flare excepted)."""
     if package == "cfl_flare":
