@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from nvflare.recipe.sim_env import SimEnv
 
-from cfl_flare.config import describe
+from cfl_flare.config import describe, parse_spec
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.files import load_arrays
 from cfl_flare.flare import ClusteredRecipe
@@ -49,13 +49,15 @@ def bank(run_dir: Path) -> dict[str, dict[str, np.ndarray]]:
     return {p.stem: load_arrays(p)[0] for p in sorted((run_dir / "cfl" / "clusters").glob("*.safetensors"))}
 
 
-@pytest.mark.parametrize("method", ["wecfl:k=3", "ifca:k=3"])
-@pytest.mark.parametrize("sites", [1, 2, 4])
+WECFL, IFCA, SHARED = "wecfl:k=3", "ifca:k=3", "ifca:k=3,shared_backbone=True"
+
+
+@pytest.mark.parametrize(("method", "sites"), [(WECFL, 1), (WECFL, 2), (WECFL, 4), (IFCA, 1), (IFCA, 4), (SHARED, 2)])
 def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, sites):
     run_dir = in_simulator(tmp_path / "flare", sites, method=method, sample=6)
-    name = method.partition(":")[0]
+    name, values = parse_spec(method)
     run_loop(
-        method=build_method({"method": name, "k": 3}),
+        method=build_method({"method": name, **values}),
         model=describe(MLP((1, 8, 8), 10), "model"),
         source=Digits(),
         data=DataConfig(8, PARTITION),
