@@ -183,7 +183,11 @@ def methods(arguments: argparse.Namespace) -> None:
         table.add_column("settings (default)", no_wrap=True)
         table.add_column("what it is")
         for name, cls in registry.items():
-            summary = (cls.__doc__ or "").strip().splitlines()[0]
+            first = next(other for other, known in registry.items() if known is cls)
+            if first != name:
+                table.add_row(name, "", f"another name of {first}")
+                continue
+            summary = (cls.__doc__ or "").strip().splitlines()[0].replace("``", "")
             paper = getattr(cls, "paper", None)
             table.add_row(name, _settings(cls), summary + (f"\n[dim]{paper}[/dim]" if paper else ""))
         console.print(table)

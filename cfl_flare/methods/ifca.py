@@ -18,7 +18,9 @@ BACKBONE = "backbone"
 
 @dataclass(frozen=True, kw_only=True)
 class IFCA(Method):
-    """Iterative federated clustering (HypCluster is the same algorithm): argmin over K models of the own loss.
+    """Iterative federated clustering: each participant picks the one of K models that fits its training data best.
+
+    HypCluster is the same algorithm.
 
     Attributes:
         k: number of clusters K; each model starts from its own seed.
