@@ -115,7 +115,7 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     record_run(tmp_path, MLP((4,), 3), ("cluster-0", "cluster-1"))
     with pytest.raises(ConfigError, match="no model 'cluster-2'; it has: cluster-0, cluster-1"):
         load_model(tmp_path, "cluster-2")
-    with pytest.raises(ConfigError, match="no model 'global'; it has: none"):
+    with pytest.raises(ConfigError, match="absent holds no finished run"):
         load_model(tmp_path / "absent")
 
 
