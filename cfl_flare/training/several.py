@@ -59,7 +59,6 @@ class Predictor:
 
     def __init__(self, resident: ResidentModel, models: Sequence[Params]):
         self._resident, self._models = resident, list(models)
-        resident.module.eval()
         layers = chain(resident.module)
         self._steps = None if layers is None else self._stacked(layers)
         self.batch = BATCH if self._steps is None else max(SMALLEST_BATCH, BATCH // len(self._models))
@@ -67,6 +66,7 @@ class Predictor:
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """Logits ``(K, n, classes)`` of samples ``(n, *input_shape)``, in evaluation mode."""
+        self._resident.module.eval()  # another participant may have trained since this was built
         out = [self._logits(x[i : i + self.batch]) for i in range(0, len(x), self.batch)]
         return torch.cat(out, dim=1)
 

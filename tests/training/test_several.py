@@ -84,3 +84,14 @@ def test_samples_are_not_changed():
     before = x.clone()
     Predictor(resident, [untrained(make, 0, 0)])(x)
     assert torch.equal(x, before)
+
+
+def test_a_module_that_trained_in_between_is_back_in_evaluation_mode():
+    resident = ResidentModel(ResNet18((1, 8, 8), 2))
+    assert chain(resident.module) is None
+    predictor = Predictor(resident, [resident.read()])
+    x = torch.rand(6, 1, 8, 8)
+    before = predictor(x)
+    resident.module.train()
+    torch.testing.assert_close(predictor(x), before)
+    torch.testing.assert_close(predictor(x[:3]), before[:, :3])  # BatchNorm by its running statistics, not the batch's
