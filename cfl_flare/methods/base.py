@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from cfl_flare.config import check_types, require
 from cfl_flare.params import Layout, Params, WeightedMean
 from cfl_flare.training.learner import Learner
@@ -183,6 +185,14 @@ class Method(ABC):
     def serve(self, learner: Learner, download: Download) -> Params:
         """The model with which a participant predicts, on the site."""
         return download.models[0]
+
+    def clustered(self, state: ServerState, update: Update) -> Params:
+        """The trained model of an update that belongs to its cluster."""
+        return state.trained(update)
+
+    def features(self, model: Params) -> np.ndarray:
+        """By what a clustering of such models is judged: the FC parameters, or all where there are none; float32."""
+        return model.part("fc" if any(e.fc for e in model.layout.entries) else "all")
 
     def weight(self, update: Update) -> float:
         """A participant's weight psi_i, up to a common factor."""

@@ -88,6 +88,11 @@ class IFCA(Method):
         """Averages each model over those who chose it, with psi (thesis Eq. 3.1a); an empty cluster keeps its model."""
         return state.after(self.means(state, updates), assignment)
 
+    def clustered(self, state: ServerState, update: Update) -> Params:
+        """The model that it chose and trained, or its head."""
+        slot = cluster_slot(update.cluster or 0)
+        return state.bank[slot] + update.diffs[slot]
+
     def serve(self, learner: Learner, download: Download) -> Params:
         """The model that fits best now."""
         return download.models[self.choose(learner, download)]

@@ -14,7 +14,7 @@ from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest, stacked
 from cfl_flare.config import require
 from cfl_flare.errors import ConfigError
 from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update, cluster_slot
-from cfl_flare.params import ROLES, Layout, WeightedMean
+from cfl_flare.params import ROLES, Layout, Params, WeightedMean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,10 @@ class WeCFL(Method):
             where = f"method {self.name}: cluster_on = {self.cluster_on!r}"
             raise ConfigError(f"{where} does not fit the model: {error}; set cluster_on=all") from error
 
+    def features(self, model: Params) -> np.ndarray:
+        """What is clustered."""
+        return model.part(self.cluster_on)
+
     def needs(self, state: ServerState) -> int:
         """The first E-step needs a participant for each cluster."""
         return 1 if cluster_slot(0) in state.bank else self.k
@@ -82,12 +86,12 @@ class WeCFL(Method):
 
         The warm start keeps the clusters' labels. Clusters without a participant in this round keep their place.
         """
-        rows = ((state.trained(u).part(self.cluster_on), self.weight(u)) for u in updates)
+        rows = ((self.features(self.clustered(state, u)), self.weight(u)) for u in updates)
         features, weights = stacked(rows, len(updates))
         if cluster_slot(0) not in state.bank:
             labels = first_kmeans(features, self.k, weights, starts=self.starts, seed=self.seed)
         else:
-            centres = np.stack([state.bank[cluster_slot(k)].part(self.cluster_on) for k in range(self.k)])
+            centres = np.stack([self.features(state.bank[cluster_slot(k)]) for k in range(self.k)])
             if self._frozen(state):
                 labels = nearest(features, centres)
                 return {u.participant: state.assignment.get(u.participant, int(c)) for u, c in zip(updates, labels)}
