@@ -15,11 +15,13 @@ from cfl_flare.models import MODELS
 EPILOG = """examples:
   cfl-flare run                                     the main job: FedAvg and WeCFL on scikit-learn's digits
   cfl-flare run --method ifca:k=3 --rounds 40       another method
+  cfl-flare run --method wecfl:k=3 --penalty contrastive:mu=0.5,tau=1 --method ifca-cam:k=3,warmup=5
   cfl-flare run --data bloodmnist.npz --partition dirichlet:alpha=0.3 --participants 40 --method fesem:k=4
   cfl-flare run --data my_package.MyData --model my_package.MyNet --method wecfl:k=3
 
 A module of your own in this folder is found with PYTHONPATH=. before the command.
-A method, partition, data source or model is written name:setting=value,setting=value; 'cfl-flare methods' lists them.
+A method, penalty, partition, data source or model is written name:setting=value,setting=value; 'cfl-flare methods'
+lists them.
 """
 
 
@@ -35,13 +37,31 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; '{self.prog} --help' shows what there is")
 
 
+class AddMethod(argparse.Action):
+    """Collects methods, each with the penalties that come after it: ``[(method, [penalty, ...]), ...]``."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        """Adds a method."""
+        namespace.method = [*(namespace.method or []), (values, [])]
+
+
+class AddPenalty(argparse.Action):
+    """Adds a penalty to the last method."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        """Adds a penalty."""
+        if not namespace.method:
+            raise ConfigError(f"--penalty {values}: there is no --method before it that it could be added to")
+        namespace.method[-1][1].append(values)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = Parser(prog="cfl-flare", description="Clustered federated learning for NVIDIA FLARE.")
     top.add_argument("--version", action="version", version=f"cfl-flare {__version__}")
     commands = top.add_subparsers(dest="command", required=True)
     _add_run(commands)
-    commands.add_parser("methods", help="list methods, partitions, data sources and models with their settings")
+    commands.add_parser("methods", help="list methods, penalties, partitions, data and models with their settings")
     dealt = commands.add_parser("partition", help="deal a data set out and report who gets what, without training")
     _add_data(dealt)
     dealt.add_argument("--seed", type=int, default=0, help="of the partition (%(default)s)")
@@ -61,7 +81,10 @@ def _add_run(commands: Any) -> None:
     )
     what = run.add_argument_group("what is run")
     what.add_argument(
-        "--method", action="append", metavar="M", help="may be given several times; default: fedavg and wecfl:k=3"
+        "--method", action=AddMethod, metavar="M", help="may be given several times; default: fedavg and wecfl:k=3"
+    )
+    what.add_argument(
+        "--penalty", action=AddPenalty, metavar="P", help="added to the --method before it; may be given several times"
     )
     what.add_argument(
         "--model", metavar="NET", help=f"{', '.join(MODELS)} or package.Class; default: one that fits the data"

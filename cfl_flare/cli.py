@@ -107,8 +107,10 @@ def run(arguments: argparse.Namespace) -> None:
     """``cfl-flare run``."""
     from cfl_flare.simulate import RunSettings, simulate
 
-    methods_to_run = [build_named(text) for text in arguments.method or ["fedavg", "wecfl:k=3"]]
-    names = [m.name + (f"-k{m.clusters}" if m.clusters else "") for m in methods_to_run]
+    given = arguments.method or [("fedavg", []), ("wecfl:k=3", [])]
+    methods_to_run = [build_named(text, penalties) for text, penalties in given]
+    labels = [m.label.replace("+", "-plus-").strip("-") for m in methods_to_run]
+    names = [label + (f"-k{m.clusters}" if m.clusters else "") for label, m in zip(labels, methods_to_run)]
     names = [n if names.count(n) == 1 else f"{n}-{i}" for i, n in enumerate(names)]
     out = Path(arguments.out or f"cfl-runs/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     check_out(out)
@@ -168,9 +170,12 @@ def partition(arguments: argparse.Namespace) -> None:
         console.print(str(draw_partition(report, figure)), soft_wrap=True)
 
 
-def build_named(text: str) -> Method:
-    """A method from the command line."""
+def build_named(text: str, penalties: Sequence[str] = ()) -> Method:
+    """A method from the command line, with its penalties."""
     name, settings = parse_spec(text)
+    if penalties:
+        named = [parse_spec(penalty) for penalty in penalties]
+        settings["penalties"] = [{"penalty": what, **own} for what, own in named]
     return build_method({"method": name, **settings})
 
 

@@ -168,6 +168,28 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
         if "class_path" not in obj or unknown:
             raise ConfigError(f"{what}: {dict(obj)!r} should be {{'class_path': 'package.Class', 'args': {{...}}}}")
         return {"class_path": obj["class_path"], "args": dict(obj.get("args") or {})}
+    path = class_path(obj, what)
+    args: dict[str, Any] = {}
+    for name, parameter in inspect.signature(type(obj)).parameters.items():
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            continue
+        if not hasattr(obj, name):  # even one with a default: nobody could say whether this object was built with it
+            raise ConfigError(
+                f"{what}: {path.rpartition('.')[2]} does not keep its argument {name!r} as an attribute, so it cannot "
+                f"be written to a job; pass {{'class_path': '{path}', 'args': {{...}}}}"
+            )
+        value = _plain(getattr(obj, name), f"{what}: {path.rpartition('.')[2]}.{name}")
+        if value != parameter.default:
+            args[name] = value
+    return {"class_path": path, "args": args}
+
+
+def class_path(obj: Any, what: str) -> str:
+    """Where the class of an object can be imported from.
+
+    Raises:
+        ConfigError: nowhere but here.
+    """
     if isinstance(obj, (type, str)):
         name = f"{obj.__module__}.{obj.__qualname__}" if isinstance(obj, type) else obj
         raise ConfigError(
@@ -180,19 +202,7 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
             f"{what}: {cls.__qualname__} is defined in the script itself or inside another definition, where a site "
             "cannot import it; put it at the top of a module of its own"
         )
-    args: dict[str, Any] = {}
-    for name, parameter in inspect.signature(cls).parameters.items():
-        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-            continue
-        if not hasattr(obj, name):  # even one with a default: nobody could say whether this object was built with it
-            raise ConfigError(
-                f"{what}: {cls.__qualname__} does not keep its argument {name!r} as an attribute, so it cannot be "
-                f"written to a job; pass {{'class_path': '{cls.__module__}.{cls.__qualname__}', 'args': {{...}}}}"
-            )
-        value = _plain(getattr(obj, name), f"{what}: {cls.__qualname__}.{name}")
-        if value != parameter.default:
-            args[name] = value
-    return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "args": args}
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _plain(value: Any, where: str) -> Any:

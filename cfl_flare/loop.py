@@ -17,6 +17,7 @@ from cfl_flare.config import build, describe
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.errors import PayloadError
 from cfl_flare.methods import Method, Participant
+from cfl_flare.methods.slots import with_parts
 from cfl_flare.results import Recorder
 from cfl_flare.server import Server, ServerSettings
 from cfl_flare.site import Site
@@ -72,9 +73,11 @@ def run_loop(
     server = Server(method, site.workshop.resident.layout, participants, settings, state, recorder)
     while True:
         number, last = server.state.round, server.finished
-        for name, order in server.orders().items():
+        orders = server.orders()
+        models = with_parts(server.state.bank, [slot for order in orders.values() for slot in order.slots])
+        for name, order in orders.items():
             try:
-                server.accept(site.answer(name, order, server.state.bank, number), "local")
+                server.accept(site.answer(name, order, models, number), "local")
             except PayloadError as error:
                 logger.warning("round %d: %s", number, error)
         measured = server.finish_round()

@@ -152,6 +152,15 @@ class Layout:
         """The layout of everything else, buffers included."""
         return self.restricted([e.name for e in self.entries if not e.head])
 
+    @cached_property
+    def fc(self) -> Layout:
+        """The layout of all fully connected layers."""
+        return self.restricted([e.name for e in self.entries if e.fc])
+
+    def of_part(self, role: str) -> Layout:
+        """The layout of ``"all"``, ``"fc"``, ``"head"`` or ``"backbone"``."""
+        return {"fc": self.fc, "head": self.head, "backbone": self.backbone}.get(role, self)
+
     def join(self, *parts: Params) -> Params:
         """A whole model from parts that have each of its arrays once."""
         return self.pack({name: array for part in parts for name, array in part.arrays().items()})

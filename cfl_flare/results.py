@@ -8,6 +8,7 @@ A run's folder holds ``rounds.jsonl`` (one line a round), ``assignments.jsonl`` 
 
 from __future__ import annotations
 
+import copy
 import json
 import platform
 from collections.abc import Mapping
@@ -17,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cfl_flare.config import build, unmarked
+from cfl_flare.ensemble import Ensemble, Served
 from cfl_flare.errors import ConfigError
 from cfl_flare.files import load_arrays, save_arrays
 from cfl_flare.methods import GLOBAL, Method, Participant, ServerState, describe_method
-from cfl_flare.params import Layout, Params
+from cfl_flare.params import Layout
 from cfl_flare.summary import RoundMetrics
 
 if TYPE_CHECKING:
@@ -72,18 +74,21 @@ class Recorder:
     def close(
         self,
         state: ServerState,
-        models: Mapping[str, Params],
+        models: Mapping[str, Served],
         participants: Mapping[str, Participant],
         method: Method,
         extra: Mapping[str, Any],
     ) -> None:
         """Writes the models, then the summary."""
-        for slot, params in models.items():
-            meta = {"slot": slot, "round": state.round, "model": self._model}
-            save_arrays(self.folder / MODELS / f"{slot}.safetensors", params.arrays(), meta)
+        for slot, served in models.items():
+            meta: dict[str, Any] = {"slot": slot, "round": state.round, "model": self._model}
+            if len(served.models) > 1:
+                meta["ensemble"] = {"parts": len(served.models), "vote": served.vote}
+            save_arrays(self.folder / MODELS / f"{slot}.safetensors", arrays_of(served), meta)
         last = self._last
         summary = {
             "method": describe_method(method),
+            "label": method.label,
             **self._run,
             "model": self._model,
             "rounds": state.round,
@@ -129,8 +134,15 @@ class Run:
     @property
     def name(self) -> str:
         """What the run is called in tables: its method, with K."""
-        method = self.summary["method"]
-        return method["method"].rpartition(".")[2] + (f" (K={method['k']})" if "k" in method else "")
+        clusters = len(self.rounds[-1]["cluster_sizes"]) if self.rounds else 0
+        return self.summary.get("label", self.summary["method"]["method"]) + (f" (K={clusters})" if clusters else "")
+
+
+def arrays_of(served: Served) -> dict[str, Any]:
+    """The named arrays of a served model: its own, or each part's with a prefix, as in `Ensemble`'s state."""
+    if len(served.models) == 1:
+        return served.models[0].arrays()
+    return {f"parts.{i}.{name}": a for i, model in enumerate(served.models) for name, a in model.arrays().items()}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -187,7 +199,7 @@ def load_model(run: str | Path, slot: str = GLOBAL, model: torch.nn.Module | Non
     Args:
         run: the run's folder, or one with a single run below it, such as FLARE's own result folder.
         slot: ``"global"`` or ``"cluster-0"``, ...
-        model: a module to load the weights into; needed where the run's model is not one of cfl_flare's own.
+        model: a module of the run's class to load the weights into; needed where it is not one of cfl_flare's own.
 
     Raises:
         ConfigError: no such model in the run, or its class is not cfl_flare's and no module was given.
@@ -202,11 +214,13 @@ def load_model(run: str | Path, slot: str = GLOBAL, model: torch.nn.Module | Non
         there = ", ".join(sorted(p.stem for p in path.parent.glob("*.safetensors"))) or "none"
         raise ConfigError(f"{run} has no model {slot!r}; it has: {there}")
     arrays, meta = load_arrays(path)
+    spec, ensemble = meta["model"], meta.get("ensemble")
     if model is None:
-        spec = meta["model"]
         if not spec["class_path"].startswith("cfl_flare."):
             raise ConfigError(f"{path} holds a {spec['class_path']}; build one and pass it as model=")
         model = build(spec, nn.Module, "model")
+    if ensemble:
+        model = Ensemble([copy.deepcopy(model) for _ in range(ensemble["parts"])], ensemble["vote"])
     resident = ResidentModel(model)
     resident.load(Layout.of(model).pack(arrays))
     return resident.module.eval()

@@ -15,6 +15,7 @@ import numpy as np
 from cfl_flare.config import check_types, require
 from cfl_flare.errors import CFLError, PayloadError
 from cfl_flare.methods import Method, Participant, ServerState, Update
+from cfl_flare.methods.slots import travelling
 from cfl_flare.params import Layout
 from cfl_flare.results import Recorder
 from cfl_flare.seeds import stream
@@ -104,6 +105,7 @@ class Server:
             f"only {asked} of {len(participants)} take part; lower k or raise sample",
         )
         method.check_model(layout)
+        method.check_rounds(settings.num_rounds)
         self.rejected: Counter[str] = Counter()
         self._recorder = recorder
         self._spool = Spool(0)
@@ -140,14 +142,19 @@ class Server:
         self._started = time.monotonic()
         self._answers, self._failures, self._bytes_up = {}, {}, 0
         self._orders = {
-            name: Order(self.method.distribute(self.state, name).slots, name in training, evaluate)
+            name: self._order(name, name in training, evaluate)
             for name in self.participants
             if evaluate or name in training
         }
-        self._bank_bytes = {slot: model.layout.nbytes for slot, model in self.state.bank.items()}
+        slots = {slot for order in self._orders.values() for slot in order.slots}
+        self._bank_bytes = {slot: self.state.layout(slot).nbytes for slot in slots}
         self._spool.close()
         self._spool = Spool(self.layout.nbytes * sum(order.train for order in self._orders.values()))
         return self._orders
+
+    def _order(self, participant: str, train: bool, evaluate: bool) -> Order:
+        sent = self.method.distribute(self.state, participant)
+        return Order(sent.slots, train, evaluate, sent.facts)
 
     def accept(self, answer: Answer, site: str) -> None:
         """Checks an answer wholly, then keeps it.
@@ -199,16 +206,16 @@ class Server:
         name, samples, cluster = update.participant, update.samples, update.cluster
         if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= MAX_SAMPLES:
             raise PayloadError("samples", f"{name}: samples = {samples!r} should be a whole number in 1..{MAX_SAMPLES}")
-        if self.method.assigns_on_site:
+        if self.method.picks(self.state, order.slots):
             if not isinstance(cluster, int) or isinstance(cluster, bool) or not 0 <= cluster < self.method.clusters:
                 raise PayloadError(
                     "cluster", f"{name}: cluster = {cluster!r} should be in 0..{self.method.clusters - 1}"
                 )
         elif cluster is not None:
             raise PayloadError(
-                "cluster", f"{name}: sent cluster = {cluster!r}, but {self.method.name} assigns on the server"
+                "cluster", f"{name}: sent cluster = {cluster!r}, but {self.method.label} assigns on the server"
             )
-        expected = self.method.moved_slots(order.slots, cluster)
+        expected = self.method.moved_slots(self.state, order.slots, cluster)
         if set(update.diffs) != set(expected):
             raise PayloadError("slots", f"{name}: moved {sorted(update.diffs)}, should be {sorted(expected)}")
         for slot, diff in update.diffs.items():
@@ -283,8 +290,10 @@ class Server:
 
     def _count_bytes(self, record: dict[str, Any]) -> None:
         """Adds this round's traffic: a model travels once to a site, however many of its participants need it."""
-        sent = {(self.participants[n].site, slot) for n, order in self._orders.items() for slot in order.slots}
-        record["bytes_down"] += sum(self._bank_bytes[slot] for _, slot in sent)
+        wanted: dict[str, list[str]] = {}
+        for name, order in self._orders.items():
+            wanted.setdefault(self.participants[name].site, []).extend(order.slots)
+        record["bytes_down"] += sum(self._bank_bytes[slot] for slots in wanted.values() for slot in travelling(slots))
         record["bytes_up"] += self._bytes_up
         record["seconds"] = round(record["seconds"] + time.monotonic() - self._started, 3)
 

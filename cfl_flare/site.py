@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -26,11 +27,13 @@ class Order:
         slots: names of the models that it is sent.
         train: train and send an update.
         evaluate: measure the served model on the own test split first.
+        facts: what the method adds.
     """
 
     slots: tuple[str, ...]
     train: bool
     evaluate: bool
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -141,10 +144,10 @@ class Site:
         metrics: dict[str, float] = {}
         update = None
         try:
-            sent = Download(order.slots, tuple(models[slot] for slot in order.slots))
+            sent = Download(order.slots, tuple(models[slot] for slot in order.slots), order.facts)
             download = self.method.compose(sent, self.workshop.resident.layout)
             if order.evaluate:
-                served = learner.evaluate(self.method.serve(learner, download))
+                served = learner.evaluate(self.method.predictor(learner, download))
                 metrics.update({f"served_{name}": value for name, value in served.items()})
             if order.train:
                 update = self.method.local_update(learner, download)

@@ -19,6 +19,7 @@ from cfl_flare.errors import PayloadError
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy
 from cfl_flare.methods import Participant, ServerState, build_method
+from cfl_flare.methods.slots import travelling, with_parts
 from cfl_flare.params import Layout
 from cfl_flare.results import Recorder
 from cfl_flare.server import Server, ServerSettings
@@ -90,8 +91,8 @@ class ClusteringAggregator(ModelAggregator):
         number, total = server.state.round, server.settings.num_rounds
         tasks = {}
         for site, orders in by_site.items():
-            slots = dict.fromkeys(slot for order in orders.values() for slot in order.slots)
-            models = wire.encode_models(slots, server.state.bank)
+            slots = travelling(slot for order in orders.values() for slot in order.slots)
+            models = wire.encode_models(with_parts(server.state.bank, slots))
             tasks[site] = wire.message(models, {"orders": wire.encode_orders(orders), "round": number}, number, total)
         return tasks
 

@@ -9,7 +9,7 @@ arrays by parameter name, float32 (integer buffers int64).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
@@ -18,6 +18,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from cfl_flare.errors import PayloadError
 from cfl_flare.methods import Update
+from cfl_flare.methods.slots import with_parts
 from cfl_flare.params import Layout, Params
 from cfl_flare.site import Answer, Order
 
@@ -59,14 +60,17 @@ def content_of(meta: Mapping[str, Any] | None) -> dict[str, Any]:
     return content
 
 
-def encode_models(slots: Iterable[str], bank: Mapping[str, Params]) -> dict[str, DXO]:
-    """The models that a site needs, each once."""
-    return {slot: DXO(DataKind.WEIGHTS, data=bank[slot].arrays()) for slot in slots}
+def encode_models(models: Mapping[str, Params]) -> dict[str, DXO]:
+    """The models that a site needs."""
+    return {slot: DXO(DataKind.WEIGHTS, data=model.arrays()) for slot, model in models.items()}
 
 
 def encode_orders(orders: Mapping[str, Order]) -> dict[str, Any]:
     """The orders as plain values."""
-    return {n: {"slots": list(o.slots), "train": o.train, "evaluate": o.evaluate} for n, o in orders.items()}
+    return {
+        n: {"slots": list(o.slots), "train": o.train, "evaluate": o.evaluate, "facts": dict(o.facts)}
+        for n, o in orders.items()
+    }
 
 
 def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Order], dict[str, Params], dict[str, Any]]:
@@ -79,9 +83,11 @@ def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Order],
     content = content_of(dxo.meta)
     models = {slot: layout.restricted(part.data.keys()).pack(part.data) for slot, part in dxo.data.items()}
     orders = {
-        name: Order(tuple(o["slots"]), bool(o["train"]), bool(o["evaluate"])) for name, o in content["orders"].items()
+        name: Order(tuple(o["slots"]), bool(o["train"]), bool(o["evaluate"]), o["facts"])
+        for name, o in content["orders"].items()
     }
-    return orders, models, content
+    needed = [slot for order in orders.values() for slot in order.slots]
+    return orders, with_parts(models, needed), content
 
 
 def encode_answers(answers: Sequence[Answer], content: Mapping[str, Any]) -> Shareable:

@@ -8,23 +8,21 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cfl_flare.config import build, describe, from_dict
+from cfl_flare.config import build, class_path, from_dict
 from cfl_flare.errors import ConfigError
-from cfl_flare.methods.base import (
-    GLOBAL,
-    Assignment,
-    Download,
-    Method,
-    Participant,
-    ServerState,
-    Update,
-    cluster_slot,
-)
+from cfl_flare.methods.base import Assignment, Download, Method, Participant, ServerState, Update
+from cfl_flare.methods.cam import CAM
 from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local
 from cfl_flare.methods.ifca import IFCA
+from cfl_flare.methods.named import COMBINATIONS
+from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
+from cfl_flare.methods.slots import GLOBAL, cluster_slot
+from cfl_flare.methods.together import Together
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (FedAvg, FedProx, Finetune, Local, IFCA, FeSEM, WeCFL)}
+METHODS: dict[str, type[Method]] = {
+    cls.name: cls for cls in (FedAvg, FedProx, Finetune, Local, IFCA, FeSEM, WeCFL, CAM, Together)
+}
 METHODS["hypcluster"] = IFCA
 
 
@@ -32,45 +30,78 @@ def build_method(spec: Mapping[str, Any], authorize: Callable[[str], None] | Non
     """The method of a job: ``{"method": "wecfl", "k": 3, ...}``, or ``"package.Class"`` for one of your own.
 
     Args:
-        spec: the method's name or class path, and its settings.
+        spec: the method's name or class path, and its settings; methods and penalties in them are such dictionaries
+            too.
         authorize: the site's component policy, asked for a class path; see `cfl_flare.config.build`.
 
     Raises:
         ConfigError: an unknown method or setting, or a value out of its range.
     """
-    settings = dict(spec)
+    settings = {key: _built(key, value, authorize) for key, value in spec.items()}
     name = settings.pop("method", None)
     if name in METHODS:
         return from_dict(METHODS[name], settings, f"method {name}")
+    if name in COMBINATIONS:
+        return COMBINATIONS[name].build(settings)
     if isinstance(name, str) and "." in name:
         return build({"class_path": name, "args": settings}, Method, "method", authorize)  # type: ignore[type-abstract]
-    raise ConfigError(f"method {name!r} is unknown; there are {', '.join(METHODS)}, or package.Class")
+    known = ", ".join((*METHODS, *COMBINATIONS))
+    raise ConfigError(f"method {name!r} is unknown; there are {known}, or package.Class")
+
+
+def _built(key: str, value: Any, authorize: Callable[[str], None] | None) -> Any:
+    """A setting, with the methods and penalties in it built."""
+    if isinstance(value, Mapping) and "method" in value:
+        return build_method(value, authorize)
+    if key == "penalties" and isinstance(value, (list, tuple)):
+        return [build_penalty(v, authorize) for v in value]
+    return [_built("", v, authorize) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def describe_method(method: Method) -> dict[str, Any]:
     """The dictionary from which `build_method` builds this method again."""
     cls = type(method)
     known = METHODS.get(method.name) is cls
-    name = method.name if known else str(describe(method, "method")["class_path"])
-    values = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
-    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
-    return {"method": name, **plain}
+    name = method.name if known else class_path(method, "method")
+    return {"method": name, **_fields(method)}
+
+
+def _fields(obj: Any) -> dict[str, Any]:
+    return {f.name: _described(getattr(obj, f.name)) for f in dataclasses.fields(obj)}
+
+
+def _described(value: Any) -> Any:
+    """A setting as JSON can hold it."""
+    if isinstance(value, Method):
+        return describe_method(value)
+    if isinstance(value, Penalty):
+        known = PENALTIES.get(value.name) is type(value)
+        return {"penalty": value.name if known else class_path(value, "penalty"), **_fields(value)}
+    return [_described(v) for v in value] if isinstance(value, tuple) else value
 
 
 __all__ = [
+    "CAM",
+    "COMBINATIONS",
     "GLOBAL",
     "IFCA",
     "METHODS",
+    "PENALTIES",
     "Assignment",
+    "Contrastive",
     "Download",
     "FeSEM",
     "FedAvg",
     "FedProx",
     "Finetune",
+    "KnowledgeSharing",
     "Local",
     "Method",
     "Participant",
+    "Penalty",
+    "Proximal",
     "ServerState",
+    "Together",
     "Update",
     "WeCFL",
     "build_method",

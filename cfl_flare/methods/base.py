@@ -9,24 +9,21 @@ server (``start``, ``distribute``, ``assign``, ``aggregate``) and on every site 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from cfl_flare.config import check_types, require
-from cfl_flare.params import Layout, Params, WeightedMean
+from cfl_flare.ensemble import Served
+from cfl_flare.methods.penalties import Penalty
+from cfl_flare.methods.slots import GLOBAL, cluster_slot, whole_slot
+from cfl_flare.params import Layout, Params, WeightedMean, weighted_mean
 from cfl_flare.training.learner import Learner
+from cfl_flare.training.penalties import Term
 
 Assignment = Mapping[str, int]
-
-GLOBAL = "global"
-
-
-def cluster_slot(cluster: int) -> str:
-    """Name of a cluster's model in the bank."""
-    return f"cluster-{cluster}"
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,19 @@ class Download:
     """What a participant is sent: names of models in the server's bank; on the site, the models themselves.
 
     Attributes:
-        slots: names in the bank, in the order in which the method's local step expects them.
+        slots: names in the bank, in the order in which the method's local step expects them; ``cluster-3:head`` is a
+            part of a model.
         models: the models, in the same order; filled in on the site.
+        facts: small JSON values that the method's local step needs beside them.
     """
 
     slots: tuple[str, ...] = ()
     models: tuple[Params, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def model(self, slot: str) -> Params:
+        """The model, or part of one, of this name."""
+        return self.models[self.slots.index(slot)]
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,23 @@ class Update:
     cluster: int | None = None
 
 
+class Mapped(Sequence[Update]):
+    """Updates seen through a function, one at a time: large ones lie on disk."""
+
+    def __init__(self, updates: Sequence[Update], function: Callable[[Update], Update]):
+        self._updates, self._function = updates, function
+
+    def __len__(self) -> int:
+        return len(self._updates)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._updates[index]
+        return Mapped(found, self._function) if isinstance(index, slice) else self._function(found)
+
+    def __iter__(self) -> Iterator[Update]:
+        return map(self._function, self._updates)
+
+
 @dataclass(frozen=True)
 class ServerState:
     """All that the server knows between two rounds.
@@ -92,18 +113,20 @@ class ServerState:
     round: int = 0
     extras: Mapping[str, Any] = field(default_factory=dict)
 
+    def layout(self, slot: str) -> Layout:
+        """The layout of a model in the bank, or of a part of one."""
+        whole, _, role = slot.partition(":")
+        return self.bank[whole].layout.of_part(role)
+
     def trained(self, update: Update) -> Params:
         """The model that a participant ended its round with, where its update moved a single slot."""
         ((slot, diff),) = update.diffs.items()
         return self.bank[slot] + diff
 
-    def after(self, bank: Mapping[str, Params], assignment: Assignment | None = None) -> ServerState:
-        """The state after a round: some models replaced, some participants assigned."""
-        return replace(
-            self,
-            bank={**self.bank, **bank},
-            assignment={**self.assignment, **(assignment or {})},
-            round=self.round + 1,
+    def after(self, bank: Mapping[str, Params], assignment: Assignment | None = None, **extras: Any) -> ServerState:
+        """The state after a round: some models replaced, some participants assigned, some extras set."""
+        return ServerState(
+            {**self.bank, **bank}, {**self.assignment, **(assignment or {})}, self.round + 1, {**self.extras, **extras}
         )
 
 
@@ -114,6 +137,9 @@ class Method(ABC):
     Attributes:
         weighting: how participants count in averages: ``"samples"``, psi_i = n_i / n (thesis Eq. 2.3), or
             ``"uniform"``, psi_i = 1/m (Eq. 2.2).
+        penalties: terms that are added to the loss in each local step; see `cfl_flare.methods.penalties`.
+        finetune: each participant trains what it predicts with for one more local round before it does (thesis
+            sec. 7.4.4).
         name: what the method is called in a job.
         paper: where it comes from.
         assigns_on_site: each participant picks its cluster itself.
@@ -124,13 +150,29 @@ class Method(ABC):
     assigns_on_site: ClassVar[bool] = False
 
     weighting: str = "samples"
+    penalties: tuple[Penalty, ...] = ()
+    finetune: bool = False
 
     def __post_init__(self) -> None:
         check_types(self, f"method {self.name}")
+        self._check_penalties()
         require(
             self.weighting in ("samples", "uniform"),
             f"method {self.name}: weighting = {self.weighting!r} should be 'samples' or 'uniform'",
         )
+
+    def _check_penalties(self) -> None:
+        given = self.penalties
+        fits = isinstance(given, (list, tuple)) and all(isinstance(p, Penalty) for p in given)
+        require(fits, f"method {self.name}: penalties = {given!r} should be a list of penalties")
+        object.__setattr__(self, "penalties", tuple(given))
+        for penalty in self.penalties:
+            penalty.check(self.clusters)
+
+    @property
+    def label(self) -> str:
+        """What the method is called in tables: its name and what was added to it, ``wecfl-con``."""
+        return "-".join([self.name, *(p.short for p in self.penalties), *(["finetune"] * self.finetune)])
 
     @property
     def clusters(self) -> int:
@@ -148,6 +190,16 @@ class Method(ABC):
             ConfigError: it lacks a part that the method needs.
         """
         layout.select("all")
+        for penalty in self.penalties:
+            penalty.check_model(layout)
+
+    def check_rounds(self, rounds: int) -> None:
+        """Whether so many rounds make sense.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        require(rounds >= 1, f"method {self.name}: {rounds} rounds are none")
 
     def start(self, initial: Callable[[int], Params]) -> ServerState:
         """The state before round 0. ``initial(i)`` is the untrained model from the run's i-th seed."""
@@ -157,14 +209,38 @@ class Method(ABC):
         """Distribution step: what this participant is sent, for training and for prediction alike."""
         return Download((GLOBAL,))
 
-    def moved_slots(self, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
+    def with_penalties(self, state: ServerState, slots: tuple[str, ...]) -> Download:
+        """These models, and those that the penalties need, from the second round on: before, there are no centres."""
+        if not state.round or GLOBAL in slots:
+            return Download(slots)
+        needed = dict.fromkeys(slot for p in self.penalties for slot in p.slots(self.clusters))
+        there = [slot for slot in needed if slot not in slots and whole_slot(slot) in state.bank]
+        weighs = any(p.needs_weights for p in self.penalties) and "weights" in state.extras
+        return Download((*slots, *there), facts={"weights": state.extras["weights"]} if weighs else {})
+
+    def moved_slots(self, state: ServerState, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
         """Of the slots that a participant was sent, those whose difference it must send back."""
-        return slots
+        return slots[:1]
+
+    def picks(self, state: ServerState, slots: tuple[str, ...]) -> bool:
+        """Whether a participant that is sent these slots says which cluster it picked."""
+        return self.assigns_on_site
+
+    def terms(self, learner: Learner, download: Download, own: str) -> list[Term]:
+        """What the penalties add to the loss of a participant that starts from the model ``own``."""
+        ready = bool(learner.round) and own != GLOBAL
+        active = [p for p in self.penalties if ready or not p.of_clusters]
+        return [term for p in active for term in p.terms(download, own, self.clusters)]
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Local update step, on the site."""
-        (slot,), (start,) = download.slots, download.models
-        return Update(learner.participant, learner.samples, {slot: learner.train(start) - start})
+        return self.trained_update(learner, download, download.slots[0])
+
+    def trained_update(self, learner: Learner, download: Download, own: str, cluster: int | None = None) -> Update:
+        """The update of a participant that trains the model ``own``."""
+        start = download.model(own)
+        trained = learner.train(start, self.terms(learner, download, own))
+        return Update(learner.participant, learner.samples, {own: trained - start}, cluster)
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """E-step: the cluster of each of the round's participants."""
@@ -178,13 +254,24 @@ class Method(ABC):
         """On the site: the whole models, where they travelled in parts."""
         return download
 
-    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Params]:
-        """The models that a run leaves, each of them whole."""
-        return dict(state.bank)
+    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+        """What a run leaves to predict with, by name."""
+        return {slot: Served((model,)) for slot, model in state.bank.items()}
 
-    def serve(self, learner: Learner, download: Download) -> Params:
+    def serve(self, learner: Learner, download: Download) -> Params | Served:
         """The model with which a participant predicts, on the site."""
         return download.models[0]
+
+    def predictor(self, learner: Learner, download: Download) -> Params | Served:
+        """What `serve` gives, fine-tuned first if that was asked for."""
+        served = self.serve(learner, download)
+        return self.finetuned(learner, served) if self.finetune else served
+
+    def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
+        """The models after one more local round, each by itself."""
+        served = Served.of(served)
+        models = tuple(learner.train(model, purpose="finetune") for model in served.models)
+        return replace(served, models=models)
 
     def clustered(self, state: ServerState, update: Update) -> Params:
         """The trained model of an update that belongs to its cluster."""
@@ -217,3 +304,15 @@ class Method(ABC):
             means[assignment[update.participant]].add(state.trained(update), self.weight(update))
         slots = [cluster_slot(k) for k in range(self.clusters)]
         return {s: mean.result(state.bank.get(s) or state.bank[GLOBAL]) for s, mean in zip(slots, means)}
+
+    def cluster_weights(self, updates: Sequence[Update], assignment: Assignment) -> list[float]:
+        """Each cluster's share of the round's weight, w_k = sum of psi_i in it (thesis Eq. 5.5)."""
+        weights = np.zeros(self.clusters)
+        for update in updates:
+            weights[assignment[update.participant]] += self.weight(update)
+        return (weights / weights.sum()).tolist()
+
+    def common(self, centres: Mapping[str, Params], weights: Sequence[float]) -> Params:
+        """Theta_g, the weighted mean of the centres (thesis Eq. 5.6)."""
+        models = [centres[cluster_slot(k)] for k in range(self.clusters)]
+        return weighted_mean(((m, w) for m, w in zip(models, weights) if w), models[0])

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cfl_flare.config import require
-from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update
+from cfl_flare.methods.base import Assignment, Download, Method, ServerState, Update
+from cfl_flare.methods.penalties import Proximal
 from cfl_flare.params import Params
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.penalties import Proximal
+from cfl_flare.training.penalties import Term
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +45,9 @@ class FedProx(FedAvg):
         super().__post_init__()
         require(0 <= self.mu < float("inf"), f"method fedprox: mu = {self.mu} should be >= 0")
 
-    def local_update(self, learner: Learner, download: Download) -> Update:
-        """Minimises loss + mu/2 ||theta - Theta_g||^2 from Theta_g."""
-        (global_model,) = download.models
-        trained = learner.train(global_model, penalties=[Proximal(self.mu, anchor=global_model)])
-        return Update(learner.participant, learner.samples, {GLOBAL: trained - global_model})
+    def terms(self, learner: Learner, download: Download, own: str) -> list[Term]:
+        """mu/2 ||theta - Theta_g||^2, beside any other penalty."""
+        return Proximal(mu=self.mu).terms(download, own, 0) + super().terms(learner, download, own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +57,12 @@ class Finetune(FedAvg):
     name: ClassVar[str] = "finetune"
     paper: ClassVar[str] = "Cheng et al. 2021; thesis sec. 7.4"
 
-    def serve(self, learner: Learner, download: Download) -> Params:
-        """The global model after one more local round."""
-        return learner.train(download.models[0], purpose="finetune")
+    finetune: bool = True
+
+    @property
+    def label(self) -> str:
+        """Its name says it."""
+        return self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,10 @@ class Local(Method):
 
     name: ClassVar[str] = "local"
     paper: ClassVar[str] = "baseline of all five papers"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(not self.penalties, f"method local: penalties = {self.penalties!r} have no model to hold on to")
 
     def start(self, initial: Callable[[int], Params]) -> ServerState:
         """Nothing is kept on the server; every site builds the same untrained model from the run's seed."""

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cfl_flare.config import require
-from cfl_flare.methods.base import Assignment, Download, Method, ServerState, Update, cluster_slot
+from cfl_flare.ensemble import Served
+from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update, cluster_slot
 from cfl_flare.params import Layout, Params
 from cfl_flare.training.learner import Learner
 
@@ -43,6 +44,12 @@ class IFCA(Method):
         samples = self.assignment_samples
         require(samples is None or samples >= 1, f"method ifca: assignment_samples = {samples} should be >= 1 or None")
 
+        require(
+            not (self.shared_backbone and self.penalties),
+            f"method ifca: penalties = {[p.name for p in self.penalties]} do not go with shared_backbone = True, where "
+            "no whole centres travel; leave one of them out",
+        )
+
     @property
     def clusters(self) -> int:
         """K."""
@@ -64,29 +71,38 @@ class IFCA(Method):
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Everyone compares all K models."""
-        return Download((BACKBONE, *self.slots) if self.shared_backbone else self.slots)
+        return Download((BACKBONE, *self.slots)) if self.shared_backbone else self.with_penalties(state, self.slots)
 
     def choose(self, learner: Learner, download: Download) -> int:
         """c(i) = argmin_k loss(Theta_k, own training data), ties to the lowest k (thesis Eq. 3.1b)."""
-        return int(learner.losses(download.models, self.assignment_samples).argmin())
+        sent = [k for k, slot in enumerate(self.slots) if slot in download.slots]
+        losses = learner.losses([download.model(self.slots[k]) for k in sent], self.assignment_samples)
+        return sent[int(losses.argmin())]
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Trains a copy of the chosen model."""
         chosen = self.choose(learner, download)
-        centre = download.models[chosen]
-        diff = learner.train(centre) - centre
-        parts = {cluster_slot(chosen): diff}
-        if self.shared_backbone:
-            parts = {cluster_slot(chosen): diff.take(diff.layout.head), BACKBONE: diff.take(diff.layout.backbone)}
-        return Update(learner.participant, learner.samples, parts, cluster=chosen)
+        update = self.trained_update(learner, download, cluster_slot(chosen), cluster=chosen)
+        if not self.shared_backbone:
+            return update
+        (diff,) = update.diffs.values()
+        head, backbone = diff.take(diff.layout.head), diff.take(diff.layout.backbone)
+        return replace(update, diffs={cluster_slot(chosen): head, BACKBONE: backbone})
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """The participants have chosen already."""
         return {u.participant: u.cluster for u in updates if u.cluster is not None}
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """Averages each model over those who chose it, with psi (thesis Eq. 3.1a); an empty cluster keeps its model."""
-        return state.after(self.means(state, updates), assignment)
+        """Averages each model over those who chose it, with psi (thesis Eq. 3.1a); an empty cluster keeps its model.
+
+        For penalties that need it, the mean of the K models is kept as well (thesis Eq. 5.6).
+        """
+        means = self.means(state, updates)
+        if not self.penalties:
+            return state.after(means, assignment)
+        weights = self.cluster_weights(updates, assignment)
+        return state.after({**means, GLOBAL: self.common(means, weights)}, assignment, weights=weights)
 
     def clustered(self, state: ServerState, update: Update) -> Params:
         """The model that it chose and trained, or its head."""
@@ -95,14 +111,15 @@ class IFCA(Method):
 
     def serve(self, learner: Learner, download: Download) -> Params:
         """The model that fits best now."""
-        return download.models[self.choose(learner, download)]
+        return download.model(cluster_slot(self.choose(learner, download)))
 
     def check_model(self, layout: Layout) -> None:
         """A shared backbone needs a head apart from it."""
+        super().check_model(layout)
         if self.shared_backbone:
             layout.select("backbone")
 
-    def moved_slots(self, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
+    def moved_slots(self, state: ServerState, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
         """The chosen model, and the shared backbone."""
         chosen = () if cluster is None else (cluster_slot(cluster),)
         return (*chosen, BACKBONE) if self.shared_backbone else chosen
@@ -112,10 +129,10 @@ class IFCA(Method):
         if not self.shared_backbone:
             return download
         backbone, *heads = download.models
-        return Download(download.slots, tuple(layout.join(backbone, head) for head in heads))
+        return Download(self.slots, tuple(layout.join(backbone, head) for head in heads))
 
-    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Params]:
+    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The K models."""
-        models = tuple(state.bank[slot] for slot in self.distribute(state, "").slots)
-        whole = self.compose(Download(self.distribute(state, "").slots, models), layout).models
-        return dict(zip(self.slots, whole))
+        slots = (BACKBONE, *self.slots) if self.shared_backbone else self.slots
+        whole = self.compose(Download(slots, tuple(state.bank[slot] for slot in slots)), layout).models
+        return {slot: Served((model,)) for slot, model in zip(self.slots, whole)}

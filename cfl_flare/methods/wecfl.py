@@ -14,7 +14,7 @@ from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest, stacked
 from cfl_flare.config import require
 from cfl_flare.errors import ConfigError
 from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update, cluster_slot
-from cfl_flare.params import ROLES, Layout, Params, WeightedMean
+from cfl_flare.params import ROLES, Layout, Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,7 @@ class WeCFL(Method):
 
     def check_model(self, layout: Layout) -> None:
         """The model has the part that is clustered."""
+        super().check_model(layout)
         try:
             layout.select(self.cluster_on)
         except ConfigError as error:
@@ -79,7 +80,7 @@ class WeCFL(Method):
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Its cluster's centre; before it was ever assigned, the common model."""
         known = state.assignment.get(participant)
-        return Download((GLOBAL if known is None else cluster_slot(known),))
+        return self.with_penalties(state, (GLOBAL if known is None else cluster_slot(known),))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """E-step (thesis Eq. 3.3b): k-means++ at first, then k-means warm-started at the centres.
@@ -108,10 +109,8 @@ class WeCFL(Method):
         their clusters weigh in this round (thesis Eq. 5.6).
         """
         centres = self.centres(state, updates, assignment)
-        common = WeightedMean(state.bank[GLOBAL].layout)
-        for update in updates:
-            common.add(centres[cluster_slot(assignment[update.participant])], self.weight(update))
-        return state.after({**centres, GLOBAL: common.result(state.bank[GLOBAL])}, assignment)
+        weights = self.cluster_weights(updates, assignment)
+        return state.after({**centres, GLOBAL: self.common(centres, weights)}, assignment, weights=weights)
 
 
 @dataclass(frozen=True, kw_only=True)

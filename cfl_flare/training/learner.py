@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cfl_flare.ensemble import Served, combined
 from cfl_flare.errors import AbortedError
 from cfl_flare.params import Params
 from cfl_flare.seeds import stream
 from cfl_flare.training.measures import accuracy, macro_f1
-from cfl_flare.training.penalties import Penalty
+from cfl_flare.training.penalties import Step, Term
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings, batch_bounds
 from cfl_flare.training.several import Predictor
+
+# Stacked models kept for the next participant: the candidates, the frozen part of a sum, and what is being measured.
+PREDICTORS = 3
 
 
 @dataclass(frozen=True)
@@ -70,14 +76,44 @@ class Workshop:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        self._predictor: tuple[list[Params], Predictor] | None = None
+        self._predictors: OrderedDict[tuple[int | bool, ...], tuple[list[Params], Predictor]] = OrderedDict()
 
-    def predictor(self, models: Sequence[Params]) -> Predictor:
-        """Predicts with these models; the last one is kept, as the participants of a site compare the same models."""
-        known = self._predictor
-        if known is None or len(known[0]) != len(models) or any(a is not b for a, b in zip(known[0], models)):
-            known = self._predictor = (list(models), Predictor(self.resident, models))
-        return known[1]
+    def predictor(self, models: Sequence[Params], features: bool = False) -> Predictor:
+        """Predicts with these models; the last ones are kept, as the participants of a site compare the same models."""
+        key = (features, *map(id, models))
+        if key not in self._predictors:
+            self._predictors[key] = (list(models), Predictor(self.resident, models, features))
+        self._predictors.move_to_end(key)
+        while len(self._predictors) > PREDICTORS:
+            self._predictors.popitem(last=False)
+        return self._predictors[key][1]
+
+
+class Drawer(MutableMapping[str, Params]):
+    """A part of a participant's memory: its names, without the prefix that they have in the whole.
+
+    Args:
+        memory: the whole.
+        prefix: of this part's names.
+    """
+
+    def __init__(self, memory: MutableMapping[str, Params], prefix: str):
+        self._memory, self._prefix = memory, prefix
+
+    def __getitem__(self, name: str) -> Params:
+        return self._memory[self._prefix + name]
+
+    def __setitem__(self, name: str, value: Params) -> None:
+        self._memory[self._prefix + name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._memory[self._prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix(self._prefix) for name in self._memory if name.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class Learner:
@@ -93,7 +129,7 @@ class Learner:
 
     Attributes:
         samples: number of training samples, n_i.
-        trained: what the last ``train`` of the round ended with.
+        trained: what the participant's training of the round ended with.
     """
 
     def __init__(
@@ -102,25 +138,41 @@ class Learner:
         participant: str,
         train: Split,
         test: Split,
-        memory: dict[str, Params],
+        memory: MutableMapping[str, Params],
         round_number: int = 0,
     ):
         self._workshop, self._train, self._test = workshop, train, test
         self.participant, self.memory, self.round = participant, memory, round_number
         self.samples = len(train)
-        self.trained: Params | None = None
-        self._losses: dict[tuple[int, int | None], tuple[Params, float]] = {}
+        self.trained: Params | Served | None = None
+        self._beside: Params | None = None
+        self._losses: dict[tuple[int, int, int | None], tuple[Params, float]] = {}
+
+    def beside(self, frozen: Params) -> Learner:
+        """The same participant, all of whose models are added to a frozen one: in training, choice and measurement.
+
+        The sum's logits are those of both (Fed-CAM Eq. 1). The frozen model is in evaluation mode.
+        """
+        view = copy.copy(self)
+        view._beside = frozen
+        return view
+
+    def part(self, name: str) -> Learner:
+        """The same participant with a memory of its own, for a method that trains several models a round."""
+        view = copy.copy(self)
+        view.memory = Drawer(self.memory, f"{name}.")
+        return view
 
     def initial(self, index: int) -> Params:
         """The run's untrained model number ``index``."""
         return untrained(self._workshop.make_model, self._workshop.seed, index)
 
-    def train(self, start: Params, penalties: Sequence[Penalty] = (), purpose: str = "train") -> Params:
+    def train(self, start: Params, terms: Sequence[Term] = (), purpose: str = "train") -> Params:
         """One round of local SGD steps (thesis Alg. 1, line 7).
 
         Args:
             start: the model to start from.
-            penalties: added to the cross-entropy in each step.
+            terms: added to the cross-entropy in each step.
             purpose: names the random stream; only ``"train"`` writes the participant's momentum back to its memory.
 
         Returns:
@@ -128,27 +180,45 @@ class Learner:
         """
         work, settings = self._workshop, self._workshop.settings
         rng = stream(work.seed, self.participant, self.round, purpose)
+        batches = self._batches(rng, settings.steps(self.samples))
+        frozen = self._frozen(batches, terms)  # before the model is loaded: it may need the resident module
         work.resident.load(start)
         work.resident.module.train()
         work.optimizer.param_groups[0]["lr"] = settings.lr_at(self.round)
         self._start_momentum()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.integers(2**62)))  # for dropout
-            for batch in self._batches(rng, settings.steps(self.samples)):
-                self._step(batch, penalties)
+            with work.resident.watching_head(any(term.compares for term in terms)) as seen:
+                for i, batch in enumerate(batches):
+                    self._step(batch, terms, [None if f is None else f[i] for f in frozen], seen)
         if purpose == "train":
             self._keep_momentum()
         self.trained = work.resident.read()
         return self.trained
 
-    def _step(self, batch: Tensor, penalties: Sequence[Penalty]) -> None:
+    @torch.no_grad()
+    def _frozen(self, batches: list[Tensor], terms: Sequence[Term]) -> list[tuple[Tensor, ...] | None]:
+        """What models that do not train say of each batch: first the one beside, then those that each term compares.
+
+        It is computed for the whole round at once, and each of it once.
+        """
+        x = self._train.x[torch.cat(batches)] if self._beside or any(t.compares for t in terms) else self._train.x[:0]
+        sizes = [len(batch) for batch in batches]
+        beside = None if self._beside is None else self._predict([self._beside], x)[0].split(sizes)
+        compared = [self._predict(t.compares, x, features=True).split(sizes, 1) if t.compares else None for t in terms]
+        return [beside, *compared]
+
+    def _step(self, batch: Tensor, terms: Sequence[Term], frozen: list[Tensor | None], seen: Sequence[Tensor]) -> None:
         work = self._workshop
         if work.should_stop():
             raise AbortedError(f"aborted while {self.participant} was training")
         work.resident.gradient.zero_()
-        F.cross_entropy(work.resident.module(self._train.x[batch]), self._train.y[batch]).backward()
-        if penalties:
-            torch.stack([penalty(work.resident.parameters) for penalty in penalties]).sum().backward()
+        logits = work.resident.module(self._train.x[batch])
+        beside, *compared = frozen
+        loss = F.cross_entropy(logits if beside is None else logits + beside, self._train.y[batch])
+        for term, others in zip(terms, compared):
+            loss = loss + term(Step(work.resident.parameters, seen[0] if seen else None, others))
+        loss.backward()
         work.optimizer.step()
 
     def _batches(self, rng: np.random.Generator, steps: int) -> list[Tensor]:
@@ -196,24 +266,27 @@ class Learner:
             rng = stream(self._workshop.seed, self.participant, self.round, "assign")
             chosen = torch.from_numpy(rng.permutation(self.samples)[:samples]).to(self._workshop.device)
             split = Split(split.x[chosen], split.y[chosen])
-        keys = [(id(model), samples) for model in models]
+        keys = [(id(model), id(self._beside), samples) for model in models]
         if any(key not in self._losses for key in keys):  # serving and training ask for the same ones in a round
             logits = self._predict(models, split.x)
+            if self._beside is not None:
+                logits = logits + self._predict([self._beside], split.x)
             every = F.cross_entropy(logits.flatten(0, 1), split.y.repeat(len(models)), reduction="none")
             means = every.view(len(models), -1).double().mean(dim=1).tolist()
             self._losses.update({key: (model, loss) for key, model, loss in zip(keys, models, means)})
         return np.array([self._losses[key][1] for key in keys])
 
-    def _predict(self, models: Sequence[Params], x: Tensor) -> Tensor:
-        """Logits ``(len(models), n, classes)``."""
+    def _predict(self, models: Sequence[Params], x: Tensor, features: bool = False) -> Tensor:
+        """Logits ``(len(models), n, classes)``, or features ``(len(models), n, d)``."""
         if self._workshop.should_stop():
             raise AbortedError(f"aborted while {self.participant} was evaluating")
-        return self._workshop.predictor(models)(x)
+        return self._workshop.predictor(models, features)(x)
 
     @torch.no_grad()
-    def evaluate(self, model: Params) -> dict[str, float]:
-        """Accuracy, macro-F1 and loss of a model on this participant's own test split."""
-        logits = self._predict([model], self._test.x)[0]
+    def evaluate(self, model: Params | Served) -> dict[str, float]:
+        """Accuracy, macro-F1 and loss of a model, or of several together, on this participant's own test split."""
+        served = Served.of(model)
+        logits = combined(self._predict(served.models, self._test.x), served.vote)
         labels, predicted = self._test.y.cpu().numpy(), logits.argmax(1).cpu().numpy()
         return {
             "accuracy": accuracy(labels, predicted),

@@ -1,39 +1,109 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Penalties on the trained parameters. Torch differentiates them together with the loss: their gradients are true."""
+"""Terms that are added to the loss. Torch differentiates them together with it: their gradients are true."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cfl_flare.params import Params
 
 
-class Penalty(Protocol):
+@dataclass(frozen=True)
+class Step:
+    """What a term sees of one local step.
+
+    Attributes:
+        parameters: the flat parameters ``(parameter_size,)`` that are being trained.
+        features: the backbone's outputs ``(n, d)`` for the batch; None unless a term compares them.
+        compared: the same of the K models that the term compares them with, ``(K, n, d)``; they do not train.
+    """
+
+    parameters: Tensor
+    features: Tensor | None = None
+    compared: Tensor | None = None
+
+
+class Term(Protocol):
     """What is added to the loss in each local step."""
 
-    def __call__(self, parameters: Tensor) -> Tensor:
-        """The penalty, a scalar, of the flat parameters ``(parameter_size,)`` that are being trained."""
+    @property
+    def compares(self) -> tuple[Params, ...]:
+        """The models whose features it needs for each batch."""
+        ...
+
+    def __call__(self, step: Step) -> Tensor:
+        """The term, a scalar."""
         ...
 
 
-@dataclass(frozen=True)
-class Proximal:
-    """FedProx's proximal term: ``mu/2 * ||theta - anchor||^2``, over parameters, never over buffers.
+class Pull:
+    """``strength/2 * ||theta - anchor||^2`` over some of the parameters, never over buffers.
 
-    Attributes:
-        mu: its strength.
-        anchor: the model that holds the parameters back.
+    Args:
+        strength: its coefficient.
+        anchor: the parameters that it pulls to, ``(d,)``.
+        places: which of the flat parameters they are.
     """
 
-    mu: float
-    anchor: Params
+    compares: tuple[Params, ...] = ()
 
-    def __call__(self, parameters: Tensor) -> Tensor:
-        """The penalty at these parameters."""
-        anchor = torch.from_numpy(self.anchor.vector[: parameters.numel()]).to(parameters.device)
-        return 0.5 * self.mu * (parameters - anchor).square().sum()
+    def __init__(self, strength: float, anchor: np.ndarray, places: Sequence[slice]):
+        self._strength, self._anchor, self._places = strength, torch.from_numpy(anchor), places
+
+    def __call__(self, step: Step) -> Tensor:
+        """The term at these parameters."""
+        here = torch.cat([step.parameters[place] for place in self._places])
+        return 0.5 * self._strength * (here - self._anchor.to(here.device)).square().sum()
+
+
+class ParameterContrast:
+    """``mu * -log( exp(cos(theta, Theta_own)/tau) / sum_k exp(cos(theta, Theta_k)/tau) )`` (thesis Eq. 4.3).
+
+    Args:
+        mu: its coefficient.
+        tau: the temperature.
+        own: which centre is the own one.
+        centres: ``(K, d)``.
+        places: which of the flat parameters they are.
+    """
+
+    compares: tuple[Params, ...] = ()
+
+    def __init__(self, mu: float, tau: float, own: int, centres: np.ndarray, places: Sequence[slice]):
+        self._mu, self._tau, self._own = mu, tau, own
+        self._centres, self._places = F.normalize(torch.from_numpy(centres), dim=1), places
+
+    def __call__(self, step: Step) -> Tensor:
+        """The term at these parameters."""
+        here = torch.cat([step.parameters[place] for place in self._places])
+        cosines = self._centres.to(here.device) @ F.normalize(here, dim=0)
+        return -self._mu * (cosines / self._tau).log_softmax(dim=0)[self._own]
+
+
+class RepresentationContrast:
+    """The same with cosines of backbone outputs, a loss a sample, averaged over the batch (thesis Eq. 4.4).
+
+    Args:
+        mu: its coefficient.
+        tau: the temperature.
+        own: which centre is the own one.
+        centres: the K models.
+    """
+
+    def __init__(self, mu: float, tau: float, own: int, centres: Sequence[Params]):
+        self._mu, self._tau, self._own = mu, tau, own
+        self.compares = tuple(centres)
+
+    def __call__(self, step: Step) -> Tensor:
+        """The term for this batch."""
+        assert step.features is not None and step.compared is not None
+        cosines = F.cosine_similarity(step.features[None], step.compared, dim=2)
+        return -self._mu * (cosines / self._tau).log_softmax(dim=0)[self._own].mean()

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -59,6 +60,22 @@ class ResidentModel:
                 values = params.counters[offset : offset + counter.numel()]
                 counter.copy_(torch.from_numpy(values.reshape(tuple(counter.shape))))
                 offset += counter.numel()
+
+    @contextlib.contextmanager
+    def watching_head(self, wanted: bool = True) -> Iterator[list[torch.Tensor]]:
+        """Within it, the list holds what the head was last given: the backbone's outputs ``(n, d)``."""
+        seen: list[torch.Tensor] = []
+        if not wanted:
+            yield seen
+            return
+        name = next(e.name for e in self.layout.entries if e.head).rpartition(".")[0]
+        hook = self.module.get_submodule(name).register_forward_pre_hook(
+            lambda _, given: seen.__setitem__(slice(None), given)
+        )
+        try:
+            yield seen
+        finally:
+            hook.remove()
 
     def read(self) -> Params:
         """A copy of the model that is loaded now."""

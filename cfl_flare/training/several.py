@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -55,17 +56,18 @@ class Predictor:
     Args:
         resident: the process's module.
         models: the models, K of them.
+        features: give the backbone's outputs in place of logits; then the models may be backbones alone.
     """
 
-    def __init__(self, resident: ResidentModel, models: Sequence[Params]):
-        self._resident, self._models = resident, list(models)
+    def __init__(self, resident: ResidentModel, models: Sequence[Params], features: bool = False):
+        self._resident, self._models, self._features = resident, list(models), features
         layers = chain(resident.module)
-        self._steps = None if layers is None else self._stacked(layers)
+        self._steps = None if layers is None else self._stacked(layers[:-1] if features else layers)
         self.batch = BATCH if self._steps is None else max(SMALLEST_BATCH, BATCH // len(self._models))
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        """Logits ``(K, n, classes)`` of samples ``(n, *input_shape)``, in evaluation mode."""
+        """Logits ``(K, n, classes)`` or features ``(K, n, d)`` of samples ``(n, *input_shape)``, in evaluation mode."""
         self._resident.module.eval()  # another participant may have trained since this was built
         out = [self._logits(x[i : i + self.batch]) for i in range(0, len(x), self.batch)]
         return torch.cat(out, dim=1)
@@ -77,9 +79,22 @@ class Predictor:
             return x
         out = []
         for model in self._models:
-            self._resident.load(model)
-            out.append(self._resident.module(x))
+            self._resident.load(self._whole(model))
+            if self._features:
+                with self._resident.watching_head() as seen:
+                    self._resident.module(x)
+                out.append(seen[0])
+            else:
+                out.append(self._resident.module(x))
         return torch.stack(out)
+
+    def _whole(self, model: Params) -> Params:
+        """A backbone alone gets a head of zeros: nobody looks at what that makes of the features."""
+        layout = self._resident.layout
+        if model.layout == layout:
+            return model
+        head = layout.head
+        return layout.join(model, Params(head, np.zeros(head.size, np.float32)))
 
     def _stacked(self, layers: list[tuple[str, nn.Module]]) -> list[Step]:
         """The chain's layers as functions, of activations ``(n, K * channels, h, w)`` or ``(K, n, d)``."""
@@ -103,10 +118,9 @@ class Predictor:
 
     def _stack(self, name: str) -> Tensor:
         """One parameter of all models, ``(K, *shape)``."""
-        entry = next(e for e in self._resident.layout.entries if e.name == name)
-        return torch.stack([entry.view(torch.from_numpy(m.vector)) for m in self._models]).to(
-            self._resident.flat.device
-        )
+        places = [next(e for e in m.layout.entries if e.name == name) for m in self._models]
+        views = [entry.view(torch.from_numpy(m.vector)) for entry, m in zip(places, self._models)]
+        return torch.stack(views).to(self._resident.flat.device)
 
     def _convolution(self, name: str, layer: nn.Conv2d, follows: tuple[str, nn.Module] | None, shared: bool) -> Step:
         weight = self._stack(f"{name}.weight")

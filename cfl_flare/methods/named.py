@@ -1,0 +1,93 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Short names for combinations of methods: ``ifca-cam:k=10,warmup=10`` is ``CAM(base=IFCA(k=10), warmup=10)``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cfl_flare.config import from_dict, require_whole
+from cfl_flare.errors import ConfigError
+from cfl_flare.methods.base import Method
+from cfl_flare.methods.cam import CAM
+from cfl_flare.methods.fedavg import FedAvg, FedProx
+from cfl_flare.methods.ifca import IFCA
+from cfl_flare.methods.together import Together
+from cfl_flare.methods.wecfl import FeSEM, WeCFL
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A name for several methods in one; its settings are theirs.
+
+    Attributes:
+        name: in a job.
+        summary: what it is.
+        outer: the method that holds the others.
+        inner: those.
+        fixed: settings of the inner ones that belong to the name.
+        copies: the setting that says how often the inner one is there; None for once.
+    """
+
+    name: str
+    summary: str
+    outer: type[Method]
+    inner: tuple[type[Method], ...]
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    copies: str | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Its settings with their defaults; `dataclasses.MISSING` for those that must be given."""
+        own = {} if self.copies is None else {self.copies: dataclasses.MISSING}
+        for cls in (*self.inner, self.outer):
+            own.update({f.name: f.default for f in dataclasses.fields(cls) if f.name not in ("base", "parts")})
+        return {**own, **self.fixed}
+
+    def build(self, settings: Mapping[str, Any]) -> Method:
+        """The method.
+
+        Raises:
+            ConfigError: an unknown setting, or a value out of its range.
+        """
+        where = f"method {self.name}"
+        rest = dict(settings)
+        unknown = [name for name in rest if name not in self.settings()]
+        if unknown:
+            there = ", ".join(self.settings())
+            raise ConfigError(f"{where}: unknown setting {unknown[0]!r}; it has: {there}")
+        names = [{f.name for f in dataclasses.fields(cls)} for cls in self.inner]
+        # finetune is the whole's; what an inner method knows otherwise goes to it, the rest to the outer one
+        given = [{k: v for k, v in rest.items() if k in own and k != "finetune"} for own in names]
+        inner = [from_dict(c, {**self._fixed(own), **g}, where) for c, own, g in zip(self.inner, names, given)]
+        outer = {k: v for k, v in rest.items() if k == "finetune" or not any(k in own for own in names)}
+        if self.outer is CAM:
+            return from_dict(CAM, {"base": inner[0], **outer}, where)
+        if self.copies is None:
+            return from_dict(Together, {"vote": "logits", "parts": inner, **outer}, where)
+        if self.copies not in outer:
+            raise ConfigError(f"{where}: setting {self.copies!r} is missing and has no default")
+        copies = outer.pop(self.copies)
+        require_whole(where, **{self.copies: copies})
+        return from_dict(Together, {"parts": inner * copies, **outer}, where)
+
+    def _fixed(self, names: set[str]) -> dict[str, Any]:
+        return {k: v for k, v in self.fixed.items() if k in names}
+
+
+PSI = {"weighting": "samples"}
+
+COMBINATIONS = {
+    c.name: c
+    for c in (
+        Combination("ifca-cam", "IFCA with a global model added to the clusters' (Fed-CAM).", CAM, (IFCA,)),
+        Combination("fesem-cam", "FeSEM, weighted, with a global model added (Fed-CAM).", CAM, (FeSEM,), PSI),
+        Combination("wecfl-cam", "WeCFL with a global model added: as fesem-cam.", CAM, (WeCFL,)),
+        Combination("fedavg+", "K FedAvg models from K seeds, soft voting.", Together, (FedAvg,), copies="k"),
+        Combination("fedprox+", "K FedProx models from K seeds, soft voting.", Together, (FedProx,), copies="k"),
+        Combination("fedavg+ifca", "FedAvg and IFCA side by side, logits added.", Together, (FedAvg, IFCA)),
+        Combination("fedavg+fesem", "FedAvg and FeSEM side by side, logits added.", Together, (FedAvg, FeSEM)),
+    )
+}

@@ -1,0 +1,244 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Penalties: plain values that are added to any method, ``WeCFL(k=10, penalties=(Contrastive(mu=0.5),))``.
+
+CFL-CON is `Contrastive`, CFL-CKS is `KnowledgeSharing`, CFL-CON&CKS is
+``(Contrastive(scope="head"), KnowledgeSharing(scope="backbone"))`` (thesis Eq. 6.1).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from cfl_flare.config import build, check_types, from_dict, require
+from cfl_flare.errors import ConfigError
+from cfl_flare.methods.slots import GLOBAL, cluster_slot, part_slot
+from cfl_flare.params import ROLES, Layout
+from cfl_flare.training.penalties import ParameterContrast, Pull, RepresentationContrast, Term
+
+if TYPE_CHECKING:
+    from cfl_flare.methods.base import Download
+
+
+@dataclass(frozen=True, kw_only=True)
+class Penalty(ABC):
+    """A term that is added to the loss in each local step.
+
+    Attributes:
+        scope: the parameters that it holds: ``all``, ``fc``, ``head`` or ``backbone``.
+        name: what it is called in a job.
+        short: what it adds to a method's name.
+        of_clusters: it needs the clusters' models, and begins when there are some.
+    """
+
+    name: ClassVar[str]
+    short: ClassVar[str]
+    of_clusters: ClassVar[bool] = False
+
+    scope: str = "all"
+
+    def __post_init__(self) -> None:
+        check_types(self, f"penalty {self.name}")
+        require(self.scope in ROLES, f"penalty {self.name}: scope = {self.scope!r} should be one of {ROLES}")
+
+    def check(self, clusters: int) -> None:
+        """Whether it goes with a method of so many clusters.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if self.of_clusters and not clusters:
+            raise ConfigError(f"penalty {self.name}: needs a method with clusters: ifca, fesem or wecfl")
+
+    def check_model(self, layout: Layout) -> None:
+        """Whether a model has the part that it holds.
+
+        Raises:
+            ConfigError: it has not.
+        """
+        try:
+            layout.select(self.scope)
+        except ConfigError as error:
+            raise ConfigError(f"penalty {self.name}: scope = {self.scope!r} does not fit the model: {error}") from error
+
+    @property
+    def needs_weights(self) -> bool:
+        """It needs to know the clusters' shares of all samples."""
+        return False
+
+    def slots(self, clusters: int) -> tuple[str, ...]:
+        """The models, or parts of models, that it needs beside the one that is trained."""
+        return ()
+
+    @abstractmethod
+    def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
+        """What is added to one participant's loss in one round.
+
+        Args:
+            download: what it was sent, this penalty's slots among it.
+            own: the slot of the model from which it starts.
+            clusters: K.
+        """
+
+
+def _amount(value: float, where: str) -> None:
+    require(0 <= value < float("inf"), f"{where} = {value!r} should be a number >= 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proximal(Penalty):
+    """FedProx's term, ``mu/2 ||theta - Theta||^2`` to the model that the participant was sent (Li et al. 2020).
+
+    Attributes:
+        mu: its coefficient.
+    """
+
+    name: ClassVar[str] = "proximal"
+    short: ClassVar[str] = "prox"
+
+    mu: float = 0.001
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _amount(self.mu, "penalty proximal: mu")
+
+    def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
+        """Holds the model near its start."""
+        start = download.model(own)
+        return [Pull(self.mu, start.part(self.scope), start.layout.select(self.scope))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrastive(Penalty):
+    """CFL-CON: near the own cluster's centre, far from the others' (thesis Eq. 4.3, 4.4).
+
+    ``mu * -log( exp(cos(theta, Theta_c)/tau) / sum_k exp(cos(theta, Theta_k)/tau) )``; the thesis prints the fraction
+    without ``-log``, and minimising that would push the wrong way.
+
+    Attributes:
+        mu: its coefficient; the thesis tries 0.1, 0.5, 2 and 5.
+        tau: the temperature; the thesis tries 0.1, 1 and 10.
+        on: ``parameters`` (Eq. 4.3), or ``representations``: the backbone's outputs for each sample (Eq. 4.4).
+    """
+
+    name: ClassVar[str] = "contrastive"
+    short: ClassVar[str] = "con"
+    of_clusters: ClassVar[bool] = True
+
+    mu: float = 0.5
+    tau: float = 1.0
+    on: str = "parameters"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _amount(self.mu, "penalty contrastive: mu")
+        require(0 < self.tau < float("inf"), f"penalty contrastive: tau = {self.tau!r} should be a number > 0")
+        known = ("parameters", "representations")
+        require(self.on in known, f"penalty contrastive: on = {self.on!r} should be one of {known}")
+        require(
+            self.on == "parameters" or self.scope == "all",
+            f"penalty contrastive: scope = {self.scope!r} does not go with on = 'representations', which are the "
+            "backbone's outputs; leave it out",
+        )
+
+    def check_model(self, layout: Layout) -> None:
+        """Representations need a backbone."""
+        super().check_model(layout)
+        if self.on == "representations":
+            layout.select("backbone")
+
+    def slots(self, clusters: int) -> tuple[str, ...]:
+        """All centres; for representations, their backbones."""
+        part = "backbone" if self.on == "representations" else self.scope
+        return tuple(part_slot(cluster_slot(k), part) for k in range(clusters))
+
+    def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
+        """Contrasts the own centre with all of them."""
+        index = [cluster_slot(k) for k in range(clusters)].index(own)
+        centres = [download.model(slot) for slot in self.slots(clusters)]
+        if self.on == "representations":
+            return [RepresentationContrast(self.mu, self.tau, index, centres)]
+        rows = np.stack([centre.part("all") for centre in centres])
+        return [ParameterContrast(self.mu, self.tau, index, rows, download.model(own).layout.select(self.scope))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnowledgeSharing(Penalty):
+    """CFL-CKS: near what the clusters have in common (thesis Eq. 5.6), or near each of the others (Eq. 5.5).
+
+    Attributes:
+        lam: lambda, its coefficient, or one a cluster; the thesis tries 1, 0.1, 0.01 and 0.001.
+        pairwise: ``lambda/2 sum_k' w_k' ||theta - Theta_k'||^2`` over the other clusters, w_k' their share of all
+            samples, in place of ``lambda/2 ||theta - Theta_g||^2``, Theta_g the weighted mean of the centres.
+    """
+
+    name: ClassVar[str] = "knowledge_sharing"
+    short: ClassVar[str] = "cks"
+    of_clusters: ClassVar[bool] = True
+
+    lam: float | tuple[float, ...] = 0.01
+    pairwise: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.lam, list):
+            object.__setattr__(self, "lam", tuple(self.lam))
+        for value in self.lam if isinstance(self.lam, tuple) else (self.lam,):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            require(number, f"penalty knowledge_sharing: lam = {self.lam!r} should be a number, or one a cluster")
+            _amount(value, "penalty knowledge_sharing: lam")
+
+    def check(self, clusters: int) -> None:
+        """One lambda a cluster, if there are several."""
+        super().check(clusters)
+        if isinstance(self.lam, tuple) and len(self.lam) != clusters:
+            raise ConfigError(
+                f"penalty knowledge_sharing: lam = {list(self.lam)} has {len(self.lam)} values for {clusters} clusters"
+            )
+
+    @property
+    def needs_weights(self) -> bool:
+        """The pairwise form does."""
+        return self.pairwise
+
+    def slots(self, clusters: int) -> tuple[str, ...]:
+        """The mean of the centres, or all of them."""
+        needed = [cluster_slot(k) for k in range(clusters)] if self.pairwise else [GLOBAL]
+        return tuple(part_slot(slot, self.scope) for slot in needed)
+
+    def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
+        """One pull, or one to the weighted mean of the others, which has the same gradient."""
+        places = download.model(own).layout.select(self.scope)
+        index = [cluster_slot(k) for k in range(clusters)].index(own)
+        lam = self.lam[index] if isinstance(self.lam, tuple) else self.lam
+        anchors = [download.model(slot).part("all") for slot in self.slots(clusters)]
+        if not self.pairwise:
+            return [Pull(lam, anchors[0], places)]
+        weights: list[float] = download.facts["weights"]
+        return [Pull(lam * weights[k], anchor, places) for k, anchor in enumerate(anchors) if k != index]
+
+
+PENALTIES: dict[str, type[Penalty]] = {cls.name: cls for cls in (Proximal, Contrastive, KnowledgeSharing)}
+
+
+def build_penalty(spec: Any, authorize: Callable[[str], None] | None = None) -> Penalty:
+    """A penalty of a job: ``{"penalty": "contrastive", "mu": 0.5}``, or ``"package.Class"`` for one of your own.
+
+    Raises:
+        ConfigError: an unknown penalty or setting, or a value out of its range.
+    """
+    if isinstance(spec, Penalty):
+        return spec
+    require(isinstance(spec, Mapping), f"penalty {spec!r} should be {{'penalty': name, ...}}, with its settings")
+    settings = dict(spec)
+    name = settings.pop("penalty", None)
+    if name in PENALTIES:
+        return from_dict(PENALTIES[name], settings, f"penalty {name}")
+    if isinstance(name, str) and "." in name:
+        return build({"class_path": name, "args": settings}, Penalty, "penalty", authorize)  # type: ignore[type-abstract]
+    raise ConfigError(f"penalty {name!r} is unknown; there are {', '.join(PENALTIES)}, or package.Class")

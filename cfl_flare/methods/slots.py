@@ -1,0 +1,42 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Names of models in the server's bank, and of parts of them: ``global``, ``cluster-3``, ``cluster-3:head``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cfl_flare.params import Params
+
+GLOBAL = "global"
+
+
+def cluster_slot(cluster: int) -> str:
+    """Name of a cluster's model."""
+    return f"cluster-{cluster}"
+
+
+def part_slot(slot: str, role: str) -> str:
+    """Name under which a part of a model travels; the whole travels under its own."""
+    return slot if role == "all" else f"{slot}:{role}"
+
+
+def whole_slot(slot: str) -> str:
+    """Name of the model that a part belongs to."""
+    return slot.partition(":")[0]
+
+
+def travelling(slots: Iterable[str]) -> list[str]:
+    """Each name once, without parts of models that travel whole."""
+    every = dict.fromkeys(slots)
+    return [slot for slot in every if slot == whole_slot(slot) or whole_slot(slot) not in every]
+
+
+def with_parts(models: Mapping[str, Params], slots: Iterable[str]) -> dict[str, Params]:
+    """The models of these names; parts that are not there are taken from their whole."""
+    found = {}
+    for slot in dict.fromkeys(slots):
+        whole, _, role = slot.partition(":")
+        known = slot in models
+        found[slot] = models[slot] if known else models[whole].take(models[whole].layout.of_part(role))
+    return found

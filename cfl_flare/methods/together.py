@@ -1,0 +1,188 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Methods that run side by side in one job and predict together: FedAvg+, FedProx+, FedAvg+IFCA, FedAvg+FeSEM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import ClassVar
+
+import numpy as np
+
+from cfl_flare.config import require
+from cfl_flare.ensemble import VOTES, Served
+from cfl_flare.methods.base import Assignment, Download, Mapped, Method, ServerState, Update
+from cfl_flare.params import Layout, Params
+from cfl_flare.training.learner import Learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together(Method):
+    """Several methods side by side, none of which knows of the others; their models predict together.
+
+    Attributes:
+        parts: the methods; each starts from seeds of its own, and at most one of them clusters.
+        vote: ``probabilities``, soft voting (FedAvg+, thesis sec. 3.6.1), or ``logits``, added (thesis Eq. 7.36).
+    """
+
+    name: ClassVar[str] = "together"
+    paper: ClassVar[str] = "thesis sec. 3.6.1, 7.4.4"
+
+    parts: tuple[Method, ...]
+    vote: str = "probabilities"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "parts", tuple(self.parts))
+        require(len(self.parts) >= 1, "method together: parts = () should name a method")
+        require(all(isinstance(p, Method) for p in self.parts), "method together: parts should be methods")
+        require(self.vote in VOTES, f"method together: vote = {self.vote!r} should be in {VOTES}")
+        clustering = [part.label for part in self.parts if part.clusters]
+        require(len(clustering) <= 1, f"method together: parts = {clustering} all cluster; take one of them")
+        own = not self.penalties and self.weighting == "samples"
+        require(own, "method together: penalties and weighting belong to its parts; give them there")
+        fits = not any(part.finetune for part in self.parts)
+        require(fits, "method together: finetune belongs to the whole; give it to together, not to its parts")
+
+    @property
+    def label(self) -> str:
+        """``fedavg+`` for one method from several seeds, ``fedavg+ifca`` for different ones."""
+        names = list(dict.fromkeys(part.label for part in self.parts))
+        return (names[0] + "+" if len(names) == 1 else "+".join(names)) + "-finetune" * self.finetune
+
+    @property
+    def _clustering(self) -> int | None:
+        """Which part clusters."""
+        return next((i for i, part in enumerate(self.parts) if part.clusters), None)
+
+    @property
+    def clusters(self) -> int:
+        """Of the part that clusters."""
+        return sum(part.clusters for part in self.parts)
+
+    def needs(self, state: ServerState) -> int:
+        """As the most demanding part."""
+        return max(part.needs(self._state(state, i)) for i, part in enumerate(self.parts))
+
+    def check_model(self, layout: Layout) -> None:
+        """As all parts."""
+        for part in self.parts:
+            part.check_model(layout)
+
+    def check_rounds(self, rounds: int) -> None:
+        """As all parts."""
+        for part in self.parts:
+            part.check_rounds(rounds)
+
+    def start(self, initial: Callable[[int], Params]) -> ServerState:
+        """Each part's models, from seeds that no other part has."""
+        first = accumulate((max(1, part.clusters) for part in self.parts), initial=0)
+        states = [part.start(partial(_later, initial, seed)) for part, seed in zip(self.parts, first)]
+        return self._joined(ServerState({}), states)
+
+    def _state(self, state: ServerState, i: int) -> ServerState:
+        """What part i knows."""
+        bank = {slot.partition(".")[2]: m for slot, m in state.bank.items() if slot.startswith(f"{i}.")}
+        assignment = state.assignment if i == self._clustering else {}
+        return ServerState(bank, assignment, state.round, state.extras.get(str(i), {}))
+
+    def _joined(self, before: ServerState, states: Sequence[ServerState]) -> ServerState:
+        """What all parts know."""
+        bank = {f"{i}.{slot}": model for i, state in enumerate(states) for slot, model in state.bank.items()}
+        assignment = before.assignment if self._clustering is None else states[self._clustering].assignment
+        extras = {str(i): dict(state.extras) for i, state in enumerate(states)}
+        return ServerState(bank, assignment, states[0].round, extras)
+
+    def distribute(self, state: ServerState, participant: str) -> Download:
+        """What each part sends."""
+        sent = [part.distribute(self._state(state, i), participant) for i, part in enumerate(self.parts)]
+        slots = tuple(f"{i}.{slot}" for i, download in enumerate(sent) for slot in download.slots)
+        return Download(slots, facts={str(i): dict(download.facts) for i, download in enumerate(sent)})
+
+    def _download(self, download: Download, i: int) -> Download:
+        """What part i was sent."""
+        mine = [j for j, slot in enumerate(download.slots) if slot.startswith(f"{i}.")]
+        slots = tuple(download.slots[j].partition(".")[2] for j in mine)
+        models = tuple(download.models[j] for j in mine if download.models)
+        return Download(slots, models, download.facts.get(str(i), {}))
+
+    def moved_slots(self, state: ServerState, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
+        """Those of all parts."""
+        moved: list[str] = []
+        for i, part in enumerate(self.parts):
+            own = part.moved_slots(self._state(state, i), self._download(Download(slots), i).slots, cluster)
+            moved += [f"{i}.{slot}" for slot in own]
+        return tuple(moved)
+
+    def picks(self, state: ServerState, slots: tuple[str, ...]) -> bool:
+        """As the part that clusters."""
+        i = self._clustering
+        if i is None:
+            return False
+        return self.parts[i].picks(self._state(state, i), self._download(Download(slots), i).slots)
+
+    def local_update(self, learner: Learner, download: Download) -> Update:
+        """Each part's, with a memory of its own."""
+        update = Update(learner.participant, learner.samples)
+        for i, part in enumerate(self.parts):
+            own = part.local_update(learner.part(str(i)), self._download(download, i))
+            diffs = {f"{i}.{slot}": diff for slot, diff in own.diffs.items()}
+            cluster = own.cluster if i == self._clustering else update.cluster
+            update = replace(update, diffs={**update.diffs, **diffs}, cluster=cluster)
+        return update
+
+    def _updates(self, updates: Sequence[Update], i: int) -> Mapped:
+        """What part i's participants sent."""
+        return Mapped(updates, partial(_part_of, i, i == self._clustering))
+
+    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+        """As the part that clusters."""
+        i = self._clustering
+        return {} if i is None else self.parts[i].assign(self._state(state, i), self._updates(updates, i))
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+        """Each part by itself."""
+        states = []
+        for i, part in enumerate(self.parts):
+            own = assignment if i == self._clustering else {}
+            states.append(part.aggregate(self._state(state, i), self._updates(updates, i), own))
+        return self._joined(state, states)
+
+    def compose(self, download: Download, layout: Layout) -> Download:
+        """Each part's whole models."""
+        own = [part.compose(self._download(download, i), layout) for i, part in enumerate(self.parts)]
+        slots = tuple(f"{i}.{slot}" for i, d in enumerate(own) for slot in d.slots)
+        return replace(download, slots=slots, models=tuple(m for d in own for m in d.models))
+
+    def serve(self, learner: Learner, download: Download) -> Params | Served:
+        """What all parts serve, together."""
+        own = [part.serve(learner.part(str(i)), self._download(download, i)) for i, part in enumerate(self.parts)]
+        return Served(tuple(model for served in own for model in Served.of(served).models), self.vote)
+
+    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+        """One ensemble, or one a cluster."""
+        whole = [part.whole_models(self._state(state, i), layout) for i, part in enumerate(self.parts)]
+        slots = whole[self._clustering or 0]
+        picked = {slot: [own.get(slot) or next(iter(own.values())) for own in whole] for slot in slots}
+        return {s: Served(tuple(m for served in all_ for m in served.models), self.vote) for s, all_ in picked.items()}
+
+    def clustered(self, state: ServerState, update: Update) -> Params:
+        """As the part that clusters."""
+        i = self._clustering or 0
+        return self.parts[i].clustered(self._state(state, i), _part_of(i, True, update))
+
+    def features(self, model: Params) -> np.ndarray:
+        """As the part that clusters."""
+        return self.parts[self._clustering or 0].features(model)
+
+
+def _later(initial: Callable[[int], Params], first: int, index: int) -> Params:
+    return initial(first + index)
+
+
+def _part_of(i: int, clustering: bool, update: Update) -> Update:
+    diffs = {slot.partition(".")[2]: diff for slot, diff in update.diffs.items() if slot.startswith(f"{i}.")}
+    return replace(update, diffs=diffs, cluster=update.cluster if clustering else None)
