@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 
+from cfl_flare.checkpoints import Checkpoint
 from cfl_flare.config import build, describe
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.errors import PayloadError
-from cfl_flare.methods import Method, Participant
+from cfl_flare.methods import Method, Participant, describe_method
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results import Recorder
 from cfl_flare.server import Server, ServerSettings
 from cfl_flare.site import Site
+from cfl_flare.store import Store
 from cfl_flare.summary import RoundMetrics
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
@@ -44,8 +46,12 @@ def run_loop(
     folder: Path | None = None,
     evaluate_trained: bool = False,
     on_round: Callable[[RoundMetrics], None] = lambda measured: None,
+    checkpoints: Store | None = None,
+    checkpoint_every: int = 10,
 ) -> Server:
     """Runs a method in this process, all participants on one site.
+
+    A run that was stopped goes on from its last checkpoint, and ends as it would have without the stop.
 
     Args:
         method: the method.
@@ -57,20 +63,37 @@ def run_loop(
         folder: where results are written; None for none.
         evaluate_trained: measure the locally trained models as well.
         on_round: called with what was measured of each round.
+        checkpoints: what an earlier attempt left to go on from, and where this one's checkpoints are kept; None for
+            none.
+        checkpoint_every: rounds between them.
 
     Returns:
         The server after the last round.
+
+    Raises:
+        StoreError: the checkpoints are of another run.
+        ConfigError: the checkpoints' rounds are not in the folder.
     """
     torch.set_num_threads(1)
     make_model = model_factory(model)
     site = Site(method, make_model, training, settings.seed, evaluate_trained)
     site.add(data.host(source, "local", 0, 1))
     participants = [Participant(d.name, "local", len(d.train), d.group) for d in site.hosted.values()]
+    layout, facts = site.workshop.resident.layout, describe_run(data, settings, training)
+    run = {
+        "method": describe_method(method),
+        "model": describe(model, "model"),
+        "participants": {p.name: p.samples for p in participants},
+        "evaluate_trained": evaluate_trained,
+        **facts,
+    }
+    begun = Checkpoint.latest(checkpoints, layout, run) if checkpoints is not None else None
+    begun = begun or Checkpoint(method.start(partial(untrained, make_model, settings.seed)))
+    site.memory.update({name: dict(own) for name, own in begun.memory.items()})
     recorder = None
     if folder is not None:
-        recorder = Recorder(folder, describe_run(data, settings, training), describe(model, "model"))
-    state = method.start(partial(untrained, make_model, settings.seed))
-    server = Server(method, site.workshop.resident.layout, participants, settings, state, recorder)
+        recorder = Recorder(folder, facts, run["model"], begun.recorded, begun.last)
+    server = Server(method, layout, participants, settings, begun.state, recorder, begun.progress)
     while True:
         number, last = server.state.round, server.finished
         orders = server.orders()
@@ -85,6 +108,9 @@ def run_loop(
             on_round(measured)
         if last:
             break
+        if checkpoints is not None and server.state.round % checkpoint_every == 0:
+            measured = recorder.last if recorder is not None else None
+            Checkpoint(server.state, server.progress, site.memory, measured).save(checkpoints, run)
     server.close({})
     return server
 

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cfl_flare.config import build, unmarked
+from cfl_flare.config import build, require, unmarked
 from cfl_flare.ensemble import Ensemble, Served
 from cfl_flare.errors import ConfigError
 from cfl_flare.files import load_arrays, save_arrays
@@ -38,17 +38,33 @@ class Recorder:
         folder: where to; it is made.
         run: the run's own facts for the summary: data, partition, training settings.
         model: the model's ``{"class_path", "args"}``, stored beside the weights.
+        recorded: rounds that an interrupted run recorded here and that are kept.
+        last: the last of them that was measured.
+
+    Attributes:
+        last: the last round that was measured.
+
+    Raises:
+        ConfigError: the rounds that should be kept are not here.
     """
 
-    def __init__(self, folder: Path, run: Mapping[str, Any], model: Mapping[str, Any]):
-        self.folder, self._run, self._model = folder, unmarked(run), unmarked(model)
+    def __init__(
+        self,
+        folder: Path,
+        run: Mapping[str, Any],
+        model: Mapping[str, Any],
+        recorded: int = 0,
+        last: RoundMetrics | None = None,
+    ):
+        self.folder, self._run, self._model, self.last = folder, unmarked(run), unmarked(model), last
         (folder / MODELS).mkdir(parents=True, exist_ok=True)
-        for name in (ROUNDS, ASSIGNMENTS, SUMMARY):
-            (folder / name).unlink(missing_ok=True)
+        (folder / SUMMARY).unlink(missing_ok=True)
         for old in (folder / MODELS).glob("*.safetensors"):
             old.unlink()
-        self._last: RoundMetrics | None = None
-        self._totals = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
+        kept = cut_lines(folder / ROUNDS, recorded)
+        cut_lines(folder / ASSIGNMENTS, recorded)
+        require(len(kept) == recorded, f"{folder} holds {len(kept)} of the {recorded} rounds that it should go on from")
+        self._totals = {key: sum(line[key] for line in kept) for key in ("bytes_down", "bytes_up", "seconds")}
 
     def round(self, measured: RoundMetrics, state: ServerState, participants: Mapping[str, Participant]) -> None:
         """Appends a round."""
@@ -65,7 +81,7 @@ class Recorder:
         for key in self._totals:
             self._totals[key] += measured.record[key]
         if measured.participants:
-            self._last = measured
+            self.last = measured
 
     def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
         with (self.folder / name).open("a") as f:
@@ -85,7 +101,7 @@ class Recorder:
             if len(served.models) > 1:
                 meta["ensemble"] = {"parts": len(served.models), "vote": served.vote}
             save_arrays(self.folder / MODELS / f"{slot}.safetensors", arrays_of(served), meta)
-        last = self._last
+        last = self.last
         summary = {
             "method": describe_method(method),
             "label": method.label,
@@ -151,6 +167,18 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     text = path.read_text()
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def cut_lines(path: Path, recorded: int) -> list[dict[str, Any]]:
+    """Takes the lines of later rounds out of a JSON-lines file; returns those that stay."""
+    kept = [line for line in read_lines(path) if line["round"] < recorded] if recorded else []
+    if kept:
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        temporary.replace(path)
+    else:
+        path.unlink(missing_ok=True)
+    return kept
 
 
 def load_run(folder: str | Path) -> Run:

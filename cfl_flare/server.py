@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cfl_flare.checkpoints import Progress
 from cfl_flare.config import check_types, require
 from cfl_flare.errors import CFLError, PayloadError
 from cfl_flare.methods import Method, Participant, ServerState, Update
@@ -79,9 +80,11 @@ class Server:
         settings: what is scheduled.
         state: the state to start from.
         recorder: where results are written; None for none.
+        progress: where an interrupted run was; None at a run's start.
 
     Attributes:
         state: the server's state.
+        progress: what it knows beside the state.
         rejected: how often answers were refused, by reason code.
     """
 
@@ -93,6 +96,7 @@ class Server:
         settings: ServerSettings,
         state: ServerState,
         recorder: Recorder | None = None,
+        progress: Progress | None = None,
     ):
         require(bool(participants), "run: there are no participants")
         self.method, self.layout, self.settings, self.state = method, layout, settings, state
@@ -106,16 +110,15 @@ class Server:
         )
         method.check_model(layout)
         method.check_rounds(settings.num_rounds)
-        self.rejected: Counter[str] = Counter()
+        self.progress = progress or Progress()
+        self.rejected = self.progress.rejected
         self._recorder = recorder
         self._spool = Spool(0)
         self._bytes_up = 0
         self._bank_bytes: dict[str, int] = {}
-        self._failed_rounds = 0
         self._orders: dict[str, Order] = {}
         self._answers: dict[str, Answer] = {}
         self._failures: dict[str, str] = {}
-        self._record: dict[str, Any] | None = None
         self._started = time.monotonic()
 
     @property
@@ -245,14 +248,14 @@ class Server:
 
     def _measure(self) -> RoundMetrics | None:
         """Completes the last round's record with what the answers say of its models."""
-        if self._record is None:
+        if self.progress.record is None:
             return None
         metrics = {n: self._answers[n].metrics for n in self.participants if n in self._answers}
         served = {n: m for n, m in metrics.items() if m}
-        measured = measure_round(self._record, served, self.participants, self.state, self.method.clusters)
+        measured = measure_round(self.progress.record, served, self.participants, self.state, self.method.clusters)
         if self.finished:
             self._count_bytes(measured.record)
-        self._record = None
+        self.progress.record = None
         if self._recorder is not None:
             self._recorder.round(measured, self.state, self.participants)
         return measured
@@ -266,17 +269,17 @@ class Server:
         if len(updates) >= enough:
             assignment = self.method.assign(before, updates)
             self.state = self.method.aggregate(before, updates, assignment)
-            self._failed_rounds = 0
+            self.progress.failed_rounds = 0
         else:
             self.state = replace(before, round=before.round + 1)
-            self._failed_rounds += 1
-        if self._failed_rounds >= self.settings.max_failed_rounds:
+            self.progress.failed_rounds += 1
+        if self.progress.failed_rounds >= self.settings.max_failed_rounds:
             raise TooFewAnswersError(
-                f"{self._failed_rounds} rounds in a row had fewer than {enough} good answers; the last reasons: "
-                f"{dict(Counter(self._failures.values()))}"
+                f"{self.progress.failed_rounds} rounds in a row had fewer than {enough} good answers; "
+                f"the last reasons: {dict(Counter(self._failures.values()))}"
             )
         old, new = before.assignment, self.state.assignment
-        self._record = {
+        self.progress.record = {
             "round": before.round,
             "trained": list(updates.names),
             "failed": dict(self._failures),
@@ -286,7 +289,7 @@ class Server:
             "bytes_up": 0,
             "seconds": 0.0,
         }
-        self._count_bytes(self._record)
+        self._count_bytes(self.progress.record)
 
     def _count_bytes(self, record: dict[str, Any]) -> None:
         """Adds this round's traffic: a model travels once to a site, however many of its participants need it."""

@@ -27,10 +27,12 @@ MAY = {
     "results": BASICS | {"files", "params", "methods", "summary", "training"},
     "store": BASICS | {"files", "params", "methods"},
     "spool": {"methods"},
-    "server": BASICS | {"params", "methods", "site", "results", "summary", "spool"},
+    "checkpoints": BASICS | {"params", "methods", "store", "summary"},
+    "server": BASICS | {"params", "methods", "site", "results", "summary", "spool", "checkpoints"},
     "rehearsal": BASICS | {"params", "methods", "training", "data", "site", "server"},
     "report": {"errors", "results", "data"},
-    "loop": BASICS | {"params", "methods", "training", "data", "site", "server", "results", "summary"},
+    "loop": BASICS
+    | {"params", "methods", "training", "data", "site", "server", "results", "summary", "checkpoints", "store"},
 }
 TOP = {"cli", "arguments", "simulate", "flare"}
 FILES = sorted(PACKAGE.rglob("*.py"))
