@@ -150,7 +150,8 @@ class Run:
     @property
     def name(self) -> str:
         """What the run is called in tables: its method, with K."""
-        clusters = len(self.rounds[-1]["cluster_sizes"]) if self.rounds else 0
+        slots = [name for name in self.summary["final"] if name.endswith("/size")]
+        clusters = len(slots)
         return self.summary.get("label", self.summary["method"]["method"]) + (f" (K={clusters})" if clusters else "")
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from cfl_flare.config import describe, marked
+from cfl_flare.ensemble import Served
 from cfl_flare.errors import ConfigError
 from cfl_flare.methods import FedAvg, Participant, ServerState, WeCFL
 from cfl_flare.models import MLP, FashionCNN
@@ -49,7 +50,8 @@ def record_run(folder: Path, module: nn.Module, slots: tuple[str, ...] = ("globa
     recorder.round(measured(0, 0.75), ServerState(bank, {"p": 0}, 1), PEOPLE)
     recorder.round(measured(1, trained=("q",)), ServerState(bank, {"p": 0, "q": 1}, 2), PEOPLE)
     method = FedAvg() if slots == ("global",) else WeCFL(k=len(slots))
-    recorder.close(ServerState(bank, {"p": 0, "q": 1}, 2), bank, PEOPLE, method, {"seed": 5})
+    served = {slot: Served((params,)) for slot, params in bank.items()}
+    recorder.close(ServerState(bank, {"p": 0, "q": 1}, 2), served, PEOPLE, method, {"seed": 5})
     return bank
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from cfl_flare.ensemble import Served
 from cfl_flare.errors import ConfigError
 from cfl_flare.methods import Download, FedAvg, FedProx, Finetune, Local, build_method
 from tests.tiny import coin, initial, learner, update
@@ -53,8 +54,9 @@ def test_fedprox_without_mu_is_fedavg():
 
 def test_finetune_serves_one_more_local_round_and_forgets_it():
     work = learner([0])
-    served = Finetune().serve(work, Download(("global",), (coin(0, 0),)))
-    np.testing.assert_allclose(served.vector, STEP)
+    served = Finetune().predictor(work, Download(("global",), (coin(0, 0),)))
+    (model,) = Served.of(served).models
+    np.testing.assert_allclose(model.vector, STEP)
     assert work.memory == {}
 
 

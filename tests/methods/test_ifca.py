@@ -121,7 +121,7 @@ def test_shared_backbone_averages_it_over_all_and_heads_inside_clusters():
     assert after.bank["cluster-0"].vector.tolist() == [2, 0]
     assert after.bank["cluster-1"].vector.tolist() == [2, 0]
     whole = method.whole_models(after, SPLIT)
-    assert whole["cluster-1"].vector.tolist() == [2, 2, 0]
+    assert whole["cluster-1"].models[0].vector.tolist() == [2, 2, 0]
 
 
 def test_shared_backbone_sends_heads_k_times_and_one_backbone():
@@ -132,7 +132,7 @@ def test_shared_backbone_sends_heads_k_times_and_one_backbone():
     assert sum(state.bank[slot].layout.nbytes for slot in slots) == 4 * (1 + 3 * 2)
     composed = method.compose(Download(slots, tuple(state.bank[slot] for slot in slots)), SPLIT)
     assert [m.vector.tolist() for m in composed.models] == [[1, 0, 0], [1, 1, -1], [1, 2, -2]]
-    assert method.moved_slots(slots, 2) == ("cluster-2", "backbone")
+    assert method.moved_slots(state, slots, 2) == ("cluster-2", "backbone")
 
 
 def test_shared_backbone_of_one_cluster_is_fedavg():
@@ -147,5 +147,5 @@ def test_shared_backbone_of_one_cluster_is_fedavg():
         )
 
     shared, plain = run(IFCA(k=1, shared_backbone=True)), run(FedAvg())
-    whole = shared.method.whole_models(shared.state, shared.layout)["cluster-0"]
+    whole = shared.method.whole_models(shared.state, shared.layout)["cluster-0"].models[0]
     np.testing.assert_array_equal(whole.vector, plain.state.bank["global"].vector)

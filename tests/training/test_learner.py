@@ -18,7 +18,7 @@ from cfl_flare.errors import AbortedError
 from cfl_flare.models import FashionCNN, Logistic
 from cfl_flare.params import Params
 from cfl_flare.training.learner import Learner, Split, Workshop
-from cfl_flare.training.penalties import Proximal
+from cfl_flare.training.penalties import Pull
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
 
@@ -237,9 +237,13 @@ def test_an_aborted_job_stops_between_two_steps(allowed: int) -> None:
             work_on(scalar(learner, 0))
 
 
+def pull(strength: float, anchor: Params) -> Pull:
+    return Pull(strength, anchor.part("all"), anchor.layout.select("all"))
+
+
 def test_a_penalty_adds_its_gradient_to_the_step() -> None:
     learner = scalar_learner({}, lr=0.1, momentum=0, local_steps=1)
-    penalties = [Proximal(2.0, scalar(learner, 5.0)), Proximal(0.5, scalar(learner, -1.0))]
+    penalties = [pull(2.0, scalar(learner, 5.0)), pull(0.5, scalar(learner, -1.0))]
     expected = 1.0 - 0.1 * (gradient(1.0) + 2.0 * (1.0 - 5.0) + 0.5 * (1.0 + 1.0))
     assert learner.train(scalar(learner, 1.0), penalties).vector == pytest.approx([expected], abs=1e-6)
 
@@ -251,7 +255,7 @@ def test_a_stronger_proximal_term_holds_training_closer() -> None:
     for mu in (0.0, 0.3, 1.0, 3.0, 10.0):
         learner = Learner(Workshop(partial(Logistic, (3,), 2), settings, 0), "p", data, data, {})
         start = learner.initial(0)
-        trained = learner.train(start, [Proximal(mu, start)])
+        trained = learner.train(start, [pull(mu, start)])
         distances.append(float(np.linalg.norm((trained - start).vector)))
     assert distances == sorted(distances, reverse=True)
     assert distances[-1] < 0.5 * distances[0]
@@ -262,7 +266,7 @@ def test_a_proximal_term_of_no_strength_is_none() -> None:
     vectors = []
     for strength in (None, 0.0):
         learner = Learner(Workshop(make_cnn, TrainSettings(lr=0.05, local_steps=5), 0), "p", data, data, {})
-        penalties = [] if strength is None else [Proximal(strength, learner.initial(1))]
+        penalties = [] if strength is None else [pull(strength, learner.initial(1))]
         vectors.append(learner.train(learner.initial(0), penalties).vector)
     np.testing.assert_array_equal(*vectors)
 
