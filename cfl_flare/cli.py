@@ -131,6 +131,7 @@ def run(arguments: argparse.Namespace) -> None:
         min_answers=share_or_count(arguments.min_answers, "--min-answers"),
         evaluate_every=arguments.evaluate_every,
         evaluate_trained=arguments.evaluate_trained,
+        keep_features=arguments.keep_features,
         task_timeout=arguments.task_timeout,
         seed=arguments.seed,
         training=from_dict(TrainSettings, training, "training"),

@@ -3,7 +3,8 @@
 """What a run leaves on disk, written as it goes, and how it is read again.
 
 A run's folder holds ``rounds.jsonl`` (one line a round), ``assignments.jsonl`` (one line a round and participant),
-``clusters/*.safetensors`` (the models) and ``summary.json`` (written last).
+``clusters/*.safetensors`` (the models) and ``summary.json`` (written last); where they were asked for, also
+``features/round-*.safetensors`` (the Gram matrix of the participants' features).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cfl_flare.config import build, unmarked
 from cfl_flare.errors import ConfigError
 from cfl_flare.files import load_arrays, save_arrays
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
+FEATURES = "features"
 
 
 class Recorder:
@@ -43,8 +47,9 @@ class Recorder:
         (folder / MODELS).mkdir(parents=True, exist_ok=True)
         for name in (ROUNDS, ASSIGNMENTS, SUMMARY):
             (folder / name).unlink(missing_ok=True)
-        for old in (folder / MODELS).glob("*.safetensors"):
-            old.unlink()
+        for part in (MODELS, FEATURES):
+            for old in (folder / part).glob("*.safetensors"):
+                old.unlink()
         self._last: RoundMetrics | None = None
         self._totals = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
 
@@ -64,6 +69,12 @@ class Recorder:
             self._totals[key] += measured.record[key]
         if measured.participants:
             self._last = measured
+
+    def features(self, number: int, products: np.ndarray, clusters: Mapping[str, int]) -> None:
+        """Writes the inner products of a round's features: of these participants in this order, then of the centres."""
+        (self.folder / FEATURES).mkdir(exist_ok=True)
+        meta = {"round": number, "participants": list(clusters), "clusters": list(clusters.values())}
+        save_arrays(self.folder / FEATURES / f"round-{number:04d}.safetensors", {"gram": products}, meta)
 
     def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
         with (self.folder / name).open("a") as f:
@@ -127,10 +138,42 @@ class Run:
     assignments: list[dict[str, Any]] = field(default_factory=list)
 
     @property
+    def feature_files(self) -> list[Path]:
+        """The rounds' kept features, in their order; see `read_features`."""
+        return sorted((self.folder / FEATURES).glob("round-*.safetensors"))
+
+    @property
     def name(self) -> str:
         """What the run is called in tables: its method, with K."""
         method = self.summary["method"]
         return method["method"].rpartition(".")[2] + (f" (K={method['k']})" if "k" in method else "")
+
+
+@dataclass(frozen=True)
+class Features:
+    """The participants' features in one round, as far as their Gram matrix tells.
+
+    Attributes:
+        round: which.
+        gram: ``(n + K, n + K)`` inner products of the n participants' features, then of the K centres after the round.
+        participants: the n names.
+        clusters: their clusters.
+    """
+
+    round: int
+    gram: np.ndarray
+    participants: tuple[str, ...]
+    clusters: tuple[int, ...]
+
+
+def read_features(path: Path) -> Features:
+    """Reads one round's.
+
+    Raises:
+        PayloadError: the file is damaged.
+    """
+    arrays, meta = load_arrays(path)
+    return Features(meta["round"], arrays["gram"], tuple(meta["participants"]), tuple(meta["clusters"]))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
