@@ -16,12 +16,11 @@ from cfl_flare.analysis import Cosines, analyse, gram
 from cfl_flare.clustering.kmeans import lloyd, nearest, objective
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, Participant, ServerState, Update, WeCFL
 from cfl_flare.params import Layout, Params
-from cfl_flare.results import Recorder, load_run, read_features
+from cfl_flare.results import load_run, read_features
 from cfl_flare.server import Server, ServerSettings
 from cfl_flare.site import Answer
 from cfl_flare.spool import Spool
-from cfl_flare.summary import RoundMetrics
-from tests.tiny import LAYOUT, coin, initial, update
+from tests.tiny import LAYOUT, coin, initial, rounds, update
 
 # Two participants of cluster 0, one of cluster 1, none of cluster 2; all started from (0, 0).
 UPDATES = [update("a", 3, "global", 4, 0), update("b", 1, "global", 0, 4), update("c", 2, "global", 0, -5)]
@@ -200,27 +199,6 @@ def test_neither_step_of_a_method_raises_the_objective_over_rounds(method, peopl
         assert c["new", "new"] <= c["old", "old"] + slack  # both
         assert last is None or c["old", "old"] <= last + slack  # nobody trained in between
         last, state = c["new", "new"], after
-
-
-def rounds(folder=None, method=None, count=2, **more) -> list[RoundMetrics]:
-    """A few rounds of a server, c among those of whom nothing comes in the second one."""
-    people = [Participant(n, "site", s, g) for n, s, g in (("a", 3, 0), ("b", 1, 0), ("c", 2, 1), ("d", 2, 1))]
-    method = method or WeCFL(k=2)
-    recorder = None if folder is None else Recorder(folder, {}, {})
-    server = Server(method, LAYOUT, people, ServerSettings(count, **more), method.start(initial), recorder)
-    measured = []
-    for number in range(count + 1):
-        for name, order in server.orders().items():
-            if order.train and (name, number) != ("c", 1):
-                a, b = ((4, 0), (5, 1), (0, 4), (1, 5))["abcd".index(name)]
-                moved = server.method.moved_slots(order.slots, 0 if server.method.assigns_on_site else None)
-                answer = Update(name, server.participants[name].samples, {moved[0]: coin(a, b)})
-                server.accept(Answer(name, answer), "site")
-            else:
-                server.accept(Answer(name), "site") if not order.train else server.fail([name], "silent")
-        measured.append(server.finish_round())
-    server.close({})
-    return [m for m in measured if m is not None]
 
 
 def test_the_record_holds_the_analysis_as_plain_json(tmp_path):

@@ -31,9 +31,9 @@ def cluster_sizes(runs: Sequence[Run], path: Path) -> Path:
         _stack(axes, run, palette(clusters))
     for axes in panels[len(runs) :]:
         axes.remove()
-    if clusters <= MOST:
+    if clusters <= 2 * MOST:
         largest = next(axes for axes, run in zip(panels, runs) if len(run.rounds[-1]["cluster_sizes"]) == clusters)
-        figure.legend(*largest.get_legend_handles_labels(), loc="outside right center", frameon=False)
+        figure.legend(*largest.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8)
     figure.savefig(path, dpi=120)
     return path
 

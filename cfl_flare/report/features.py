@@ -101,7 +101,9 @@ def cosines(run: Run, path: Path) -> Path:
     similar = features.gram / np.maximum(np.outer(lengths, lengths), np.finfo(float).tiny)
     order = sorted(range(n), key=lambda i: features.clusters[i])
     clusters = [features.clusters[i] for i in order]
-    used = sorted(set(clusters))
+    present = sorted(set(clusters))
+    lines = [line["cluster"] for line in run.assignments if line["round"] == features.round]
+    used = sorted({k for k in lines if k is not None})  # also by those who did not train in this round
     figure = Figure(figsize=(12, 5.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     _heat(figure, left, similar[np.ix_([n + k for k in used], [n + k for k in used])], annotate=len(used) <= 12)
@@ -109,13 +111,13 @@ def cosines(run: Run, path: Path) -> Path:
     left.set_yticks(range(len(used)), [str(k) for k in used])
     left.set_title("centres of the clusters in use", fontsize=10)
     _heat(figure, right, similar[np.ix_(order, order)], annotate=False)
-    starts = [clusters.index(k) for k in used] + [n]
+    starts = [clusters.index(k) for k in present] + [n]
     for border in starts[1:-1]:
         right.axhline(border - 0.5, color="white", linewidth=0.8)
         right.axvline(border - 0.5, color="white", linewidth=0.8)
     middles = [(a + b - 1) / 2 for a, b in pairwise(starts)]
-    right.set_xticks(middles, [str(k) for k in used])
-    right.set_yticks(middles, [str(k) for k in used])
+    right.set_xticks(middles, [str(k) for k in present])
+    right.set_yticks(middles, [str(k) for k in present])
     right.set_title("participants, sorted by cluster", fontsize=10)
     figure.suptitle(f"{run.name}: cosine similarity after round {features.round + 1}", fontsize=11)
     figure.savefig(path, dpi=120)
