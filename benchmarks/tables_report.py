@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from cfl_flare.report.figures import COLOURS
+from cfl_flare.report.colours import COLOURS
 from cfl_flare.results import Run, load_run
 
 Cell = tuple[dict[str, Any], Run]

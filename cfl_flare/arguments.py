@@ -105,6 +105,7 @@ def _add_run(commands: Any) -> None:
         "--evaluate-every", type=int, default=1, metavar="N", help="rounds between measurements (%(default)s)"
     )
     how.add_argument("--evaluate-trained", action="store_true", help="measure the locally trained models as well")
+    how.add_argument("--keep-features", action="store_true", help="keep what draws the participants (thesis Fig. 3.5)")
     how.add_argument(
         "--task-timeout", type=int, default=3600, metavar="S", help="seconds that a round may take (%(default)s)"
     )

@@ -24,7 +24,7 @@ from cfl_flare.data.samples import read
 from cfl_flare.errors import CFLError, ConfigError, RunFailedError
 from cfl_flare.methods import METHODS, Method, build_method
 from cfl_flare.models import MODELS
-from cfl_flare.report.figures import compare, draw
+from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.report.partition import draw_partition, partition_table
 from cfl_flare.report.table import results_table
 from cfl_flare.results import find_runs
@@ -133,6 +133,7 @@ def run(arguments: argparse.Namespace) -> None:
         min_answers=share_or_count(arguments.min_answers, "--min-answers"),
         evaluate_every=arguments.evaluate_every,
         evaluate_trained=arguments.evaluate_trained,
+        keep_features=arguments.keep_features,
         task_timeout=arguments.task_timeout,
         seed=arguments.seed,
         training=from_dict(TrainSettings, training, "training"),
@@ -142,7 +143,7 @@ def run(arguments: argparse.Namespace) -> None:
     console = Console()
     console.print(results_table(runs))
     if len(runs) > 1:
-        compare(runs, out / "accuracy.png")
+        draw_comparison(runs, out)
     console.print(f"results: {out}", soft_wrap=True)
 
 
@@ -213,9 +214,11 @@ def show(arguments: argparse.Namespace) -> None:
     console = Console()
     folders = [str(one.folder.relative_to(arguments.run)) for one in runs] if len(runs) > 1 else []
     console.print(results_table(runs, folders))
-    for one in runs:
-        for path in draw(one):
-            console.print(str(path), soft_wrap=True)
+    files = [path for one in runs for path in draw(one)]
+    if len(runs) > 1 and Path(arguments.run) not in [one.folder for one in runs]:  # whose own figures have these names
+        files += draw_comparison(runs, Path(arguments.run))
+    for path in files:
+        console.print(str(path), soft_wrap=True)
 
 
 if __name__ == "__main__":

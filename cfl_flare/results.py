@@ -3,7 +3,8 @@
 """What a run leaves on disk, written as it goes, and how it is read again.
 
 A run's folder holds ``rounds.jsonl`` (one line a round), ``assignments.jsonl`` (one line a round and participant),
-``clusters/*.safetensors`` (the models) and ``summary.json`` (written last).
+``clusters/*.safetensors`` (the models) and ``summary.json`` (written last); where they were asked for, also
+``features/round-*.safetensors`` (the Gram matrix of the participants' features).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cfl_flare.config import build, require, unmarked
 from cfl_flare.ensemble import Ensemble, Served
 from cfl_flare.errors import ConfigError
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
+FEATURES = "features"
 
 
 class Recorder:
@@ -61,6 +65,9 @@ class Recorder:
         (folder / SUMMARY).unlink(missing_ok=True)
         for old in (folder / MODELS).glob("*.safetensors"):
             old.unlink()
+        if not recorded:  # later rounds are written over
+            for old in (folder / FEATURES).glob("*.safetensors"):
+                old.unlink()
         kept = cut_lines(folder / ROUNDS, recorded)
         cut_lines(folder / ASSIGNMENTS, recorded)
         require(len(kept) == recorded, f"{folder} holds {len(kept)} of the {recorded} rounds that it should go on from")
@@ -82,6 +89,12 @@ class Recorder:
             self._totals[key] += measured.record[key]
         if measured.participants:
             self.last = measured
+
+    def features(self, number: int, products: np.ndarray, clusters: Mapping[str, int]) -> None:
+        """Writes the inner products of a round's features: of these participants in this order, then of the centres."""
+        (self.folder / FEATURES).mkdir(exist_ok=True)
+        meta = {"round": number, "participants": list(clusters), "clusters": list(clusters.values())}
+        save_arrays(self.folder / FEATURES / f"round-{number:04d}.safetensors", {"gram": products}, meta)
 
     def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
         with (self.folder / name).open("a") as f:
@@ -105,6 +118,7 @@ class Recorder:
         summary = {
             "method": describe_method(method),
             "label": method.label,
+            "clusters": method.clusters,
             **self._run,
             "model": self._model,
             "rounds": state.round,
@@ -148,11 +162,15 @@ class Run:
     assignments: list[dict[str, Any]] = field(default_factory=list)
 
     @property
+    def feature_files(self) -> list[Path]:
+        """The rounds' kept features, in their order; see `read_features`."""
+        return sorted((self.folder / FEATURES).glob("round-*.safetensors"))
+
+    @property
     def name(self) -> str:
         """What the run is called in tables: its method, with K."""
-        slots = [name for name in self.summary["final"] if name.endswith("/size")]
-        clusters = len(slots)
-        return self.summary.get("label", self.summary["method"]["method"]) + (f" (K={clusters})" if clusters else "")
+        clusters = self.summary["clusters"]
+        return self.summary["label"] + (f" (K={clusters})" if clusters else "")
 
 
 def arrays_of(served: Served) -> dict[str, Any]:
@@ -160,6 +178,33 @@ def arrays_of(served: Served) -> dict[str, Any]:
     if len(served.models) == 1:
         return served.models[0].arrays()
     return {f"parts.{i}.{name}": a for i, model in enumerate(served.models) for name, a in model.arrays().items()}
+
+
+@dataclass(frozen=True)
+class Features:
+    """The participants' features in one round, as far as their Gram matrix tells.
+
+    Attributes:
+        round: which.
+        gram: ``(n + K, n + K)`` inner products of the n participants' features, then of the K centres after the round.
+        participants: the n names.
+        clusters: their clusters.
+    """
+
+    round: int
+    gram: np.ndarray
+    participants: tuple[str, ...]
+    clusters: tuple[int, ...]
+
+
+def read_features(path: Path) -> Features:
+    """Reads one round's.
+
+    Raises:
+        PayloadError: the file is damaged.
+    """
+    arrays, meta = load_arrays(path)
+    return Features(meta["round"], arrays["gram"], tuple(meta["participants"]), tuple(meta["clusters"]))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

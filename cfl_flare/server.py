@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from cfl_flare.analysis import analyse, gram
 from cfl_flare.checkpoints import Progress
 from cfl_flare.config import check_types, require
 from cfl_flare.errors import CFLError, PayloadError
-from cfl_flare.methods import Method, Participant, ServerState, Update
+from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.slots import travelling
 from cfl_flare.params import Layout
 from cfl_flare.results import Recorder
 from cfl_flare.seeds import stream
 from cfl_flare.site import Answer, Order
-from cfl_flare.spool import Spool
+from cfl_flare.spool import Spool, Updates
 from cfl_flare.summary import RoundMetrics, measure_round
 
 MAX_SAMPLES = 10**9
@@ -38,6 +39,7 @@ class ServerSettings:
         min_answers: fewest good answers with which a round is aggregated; a share of those asked, or a count.
         evaluate_every: rounds between measurements of the served models; the last round is always measured.
         max_failed_rounds: the run ends after so many rounds in a row with too few answers.
+        keep_features: keep what is needed to draw the participants' features: their Gram matrix of each round.
     """
 
     num_rounds: int
@@ -46,6 +48,7 @@ class ServerSettings:
     min_answers: float | int = 1
     evaluate_every: int = 1
     max_failed_rounds: int = 3
+    keep_features: bool = False
 
     def __post_init__(self) -> None:
         check_types(self, "run")
@@ -266,9 +269,13 @@ class Server:
         updates = self._spool.ordered(list(self.participants))
         asked = sum(order.train for order in self._orders.values())
         enough = max(count_of(self.settings.min_answers, asked), self.method.needs(before))
+        analysis: dict[str, Any] = {}
         if len(updates) >= enough:
             assignment = self.method.assign(before, updates)
             self.state = self.method.aggregate(before, updates, assignment)
+            if assignment:
+                analysis = analyse(self.method, before, self.state, updates, assignment)
+                self._keep_features(before, updates, assignment)
             self.progress.failed_rounds = 0
         else:
             self.state = replace(before, round=before.round + 1)
@@ -279,17 +286,27 @@ class Server:
                 f"the last reasons: {dict(Counter(self._failures.values()))}"
             )
         old, new = before.assignment, self.state.assignment
+        moved = sum(name in old and old[name] != cluster for name, cluster in new.items())
+        if self.method.clusters:
+            analysis["moved_share"] = moved / len(old) if old else None
         self.progress.record = {
             "round": before.round,
             "trained": list(updates.names),
             "failed": dict(self._failures),
             "aggregated": len(updates) >= enough,
-            "moved": sum(name in old and old[name] != cluster for name, cluster in new.items()),
+            "moved": moved,
+            **analysis,
             "bytes_down": 0,
             "bytes_up": 0,
             "seconds": 0.0,
         }
         self._count_bytes(self.progress.record)
+
+    def _keep_features(self, before: ServerState, updates: Updates, assignment: Assignment) -> None:
+        """Writes the round's Gram matrix, where it is asked for."""
+        if self._recorder is not None and self.settings.keep_features:
+            products = gram(self.method, before, self.state, updates)
+            self._recorder.features(before.round, products, {n: assignment[n] for n in updates.names})
 
     def _count_bytes(self, record: dict[str, Any]) -> None:
         """Adds this round's traffic: a model travels once to a site, however many of its participants need it."""

@@ -45,6 +45,7 @@ class RunSettings:
     min_answers: float | int = 1
     evaluate_every: int = 1
     evaluate_trained: bool = False
+    keep_features: bool = False
     task_timeout: int = 3600
     seed: int = 0
     training: TrainSettings = field(default_factory=TrainSettings)
@@ -65,7 +66,14 @@ class RunSettings:
     @property
     def scheduled(self) -> ServerSettings:
         """What the server schedules."""
-        return ServerSettings(self.rounds, self.seed, self.sample, self.min_answers, self.evaluate_every)
+        return ServerSettings(
+            self.rounds,
+            self.seed,
+            self.sample,
+            self.min_answers,
+            self.evaluate_every,
+            keep_features=self.keep_features,
+        )
 
 
 def simulate(methods: Mapping[str, Method], settings: RunSettings, out: Path) -> list[Run]:
@@ -132,6 +140,7 @@ def _job(name: str, method: Method, settings: RunSettings, out: Path) -> Any:
         min_answers=settings.min_answers,
         evaluate_every=settings.evaluate_every,
         evaluate_trained=settings.evaluate_trained,
+        keep_features=settings.keep_features,
         task_timeout=settings.task_timeout,
     )
 

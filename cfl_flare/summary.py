@@ -31,6 +31,9 @@ class RoundMetrics:
         flat = {k: float(v) for k, v in self.record.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
         for k, size in enumerate(self.record["cluster_sizes"]):
             flat[f"cluster-{k}/size"] = float(size)
+        for k, b in enumerate(self.record.get("clusterability", ())):
+            if b is not None:
+                flat[f"cluster-{k}/clusterability"] = b
         for name, per_cluster in self.record["clusters"].items():
             flat.update({f"{name}/{metric}": float(value) for metric, value in per_cluster.items()})
         flat.pop("round")
@@ -87,6 +90,7 @@ def measure_round(
     }
     if clusters:
         record["size_entropy"] = size_entropy(sizes)
+        record["empty_clusters"] = [k for k, size in enumerate(sizes) if not size]
         record["clusters_in_use"] = sum(size > 0 for size in sizes)
         record["largest_share"] = max(sizes) / max(1, sum(sizes))
     grouped = [(p.group, assignment[n]) for n, p in participants.items() if p.group is not None and n in assignment]

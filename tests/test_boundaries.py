@@ -25,11 +25,12 @@ MAY = {
     "methods": BASICS | {"params", "training", "clustering", "ensemble"},
     "site": BASICS | {"params", "training", "methods", "data"},
     "summary": BASICS | {"clustering", "methods"},
+    "analysis": BASICS | {"params", "methods", "clustering"},
     "results": BASICS | {"files", "ensemble", "params", "methods", "summary", "training"},
     "store": BASICS | {"files", "params", "methods"},
     "spool": {"methods"},
     "checkpoints": BASICS | {"params", "methods", "store", "summary"},
-    "server": BASICS | {"params", "methods", "site", "results", "summary", "spool", "checkpoints"},
+    "server": BASICS | {"params", "methods", "site", "results", "summary", "spool", "checkpoints", "analysis"},
     "rehearsal": BASICS | {"params", "methods", "training", "data", "site", "server"},
     "report": {"errors", "results", "data"},
     "loop": BASICS

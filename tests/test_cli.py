@@ -20,15 +20,36 @@ def cfl(*arguments: str, **env: str) -> subprocess.CompletedProcess:
 
 def test_run_in_process_and_show(tmp_path):
     out = tmp_path / "out"
-    done = cfl("run", "--loop", "--rounds", "3", "--method", "fesem:k=3", "--method", "local", "--out", str(out))
+    done = cfl(
+        "run",
+        "--loop",
+        "--rounds",
+        "3",
+        "--method",
+        "fesem:k=3",
+        "--method",
+        "ifca:k=2",
+        "--method",
+        "local",
+        "--keep-features",
+        "--out",
+        str(out),
+    )
     assert done.returncode == 0, done.stderr
     assert "fesem (K=3)" in done.stdout
     run = load_run(out / "fesem-k3")
     assert run.summary["rounds"] == 3
-    assert (out / "fesem-k3" / "cluster_sizes.png").is_file()
+    figures = {"accuracy.png", "cluster_sizes.png", "analysis.png", "flows.png", "participants.png", "cosines.png"}
+    assert {path.name for path in (out / "fesem-k3").glob("*.png")} == figures
+    assert {path.name for path in (out / "local").glob("*.png")} == {"accuracy.png"}
+    assert {path.name for path in out.glob("*.png")} == {"accuracy.png", "cluster_sizes.png"}
+    for path in out.rglob("*.png"):
+        path.unlink()
     shown = cfl("show", str(out))
     assert shown.returncode == 0
     assert "local" in shown.stdout
+    assert {path.name for path in out.glob("*.png")} == {"accuracy.png", "cluster_sizes.png"}
+    assert {path.name for path in (out / "fesem-k3").glob("*.png")} == figures
 
 
 def test_methods_lists_everything():

@@ -198,6 +198,7 @@ def test_wecfl_refuses_more_clusters_than_participants_take_part():
         ({"min_answers": 0.0}, "min_answers = 0.0 should be a share"),
         ({"evaluate_every": 0}, "evaluate_every = 0 should be >= 1"),
         ({"max_failed_rounds": 0}, "max_failed_rounds = 0 should be >= 1"),
+        ({"keep_features": 1}, "keep_features = 1 should be bool"),
     ],
 )
 def test_refusals(settings, message):

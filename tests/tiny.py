@@ -2,12 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models and participants small enough to compute by hand."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import nn
 
-from cfl_flare.methods import Update
+from cfl_flare.methods import Method, Participant, Update, WeCFL
 from cfl_flare.params import Layout, Params
+from cfl_flare.results import Recorder
+from cfl_flare.server import Server, ServerSettings
+from cfl_flare.site import Answer
+from cfl_flare.summary import RoundMetrics
 from cfl_flare.training.learner import Learner, Split, Workshop
 from cfl_flare.training.settings import TrainSettings
 
@@ -48,3 +54,28 @@ def learner(
     settings = TrainSettings(lr=lr, momentum=0.0, local_steps=steps, batch_size=len(labels), **more)
     split = Split.of(np.ones((len(labels), 1), np.float32), np.array(labels))
     return Learner(Workshop(Coin, settings, seed=0), "p", split, split, {} if memory is None else memory)
+
+
+def rounds(
+    folder: Path | None = None, method: Method | None = None, count: int = 2, truth: bool = True, **more
+) -> list[RoundMetrics]:
+    """A few rounds of four participants, of whom c does not answer in the second one; written to a folder, if given."""
+    groups = {"a": 0, "b": 0, "c": 1, "d": 1}
+    people = [Participant(n, "site", s, groups[n] if truth else None) for n, s in zip("abcd", (3, 1, 2, 2))]
+    method = method or WeCFL(k=2)
+    recorder = None if folder is None else Recorder(folder, {}, {})
+    server = Server(method, LAYOUT, people, ServerSettings(count, **more), method.start(initial), recorder)
+    measured = []
+    for number in range(count + 1):
+        for name, order in server.orders().items():
+            if not order.train:
+                server.accept(Answer(name, metrics={"served_accuracy": 0.5}), "site")
+            elif (name, number) != ("c", 1):
+                a, b = {"a": (4, 0), "b": (5, 1), "c": (0, 4), "d": (1, 5)}[name]
+                chosen = groups[name] if method.assigns_on_site else None
+                (slot,) = method.moved_slots(server.state, order.slots, chosen)
+                moved = update(name, server.participants[name].samples, slot, a, b, chosen)
+                server.accept(Answer(name, moved, {"served_accuracy": 0.5} if order.evaluate else {}), "site")
+        measured.append(server.finish_round())
+    server.close({})
+    return [m for m in measured if m is not None]

@@ -37,6 +37,7 @@ class ClusteredController(PerSiteController):
         min_answers: fewest good answers with which a round is aggregated, share or count.
         evaluate_every: rounds between measurements of the served models.
         max_failed_rounds: the job ends after so many rounds in a row with too few answers.
+        keep_features: keep the Gram matrix of the participants' features in each round.
         task_timeout: seconds that a round may take; who has not answered by then is left out of it.
         facts: about the run, for its summary.
         aggregator_id: the ClusteringAggregator's id in the job.
@@ -51,6 +52,7 @@ class ClusteredController(PerSiteController):
         min_answers: float | int = 1,
         evaluate_every: int = 1,
         max_failed_rounds: int = 3,
+        keep_features: bool = False,
         task_timeout: int = 3600,
         facts: dict[str, Any] | None = None,
         aggregator_id: str = "aggregator",
@@ -60,6 +62,7 @@ class ClusteredController(PerSiteController):
         self.num_rounds, self.seed, self.sample = num_rounds, seed, sample
         self.min_answers, self.evaluate_every = min_answers, evaluate_every
         self.max_failed_rounds, self.task_timeout = max_failed_rounds, task_timeout
+        self.keep_features = keep_features
         self.facts = facts
         self.aggregator_id = aggregator_id
         self.left_out: dict[str, str] = {}
@@ -76,7 +79,13 @@ class ClusteredController(PerSiteController):
 
     def _begin(self) -> None:
         settings = ServerSettings(
-            self.num_rounds, self.seed, self.sample, self.min_answers, self.evaluate_every, self.max_failed_rounds
+            self.num_rounds,
+            self.seed,
+            self.sample,
+            self.min_answers,
+            self.evaluate_every,
+            self.max_failed_rounds,
+            self.keep_features,
         )
         persistor: ClusterModelPersistor = self.persistor
         resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)

@@ -64,6 +64,7 @@ class ClusteredRecipe(Recipe):
         min_answers: fewest good answers with which a round is aggregated: share or count.
         evaluate_every: rounds between measurements of the served models.
         evaluate_trained: measure locally trained models as well.
+        keep_features: keep what is needed to draw the participants' features: their Gram matrix of each round.
         task_timeout: seconds that a round may take.
         max_failed_rounds: the job ends after so many rounds in a row with too few answers.
         device: where the sites compute.
@@ -93,6 +94,7 @@ class ClusteredRecipe(Recipe):
         min_answers: float | int = 1,
         evaluate_every: int = 1,
         evaluate_trained: bool = False,
+        keep_features: bool = False,
         task_timeout: int = 3600,
         max_failed_rounds: int = 3,
         device: str = "cpu",
@@ -106,7 +108,9 @@ class ClusteredRecipe(Recipe):
         require_whole("run", task_timeout=task_timeout, min_clients=min_clients, torch_threads=torch_threads)
         _check_device(device)
         self.method = _method(method)
-        settings = ServerSettings(num_rounds, seed, sample, min_answers, evaluate_every, max_failed_rounds)
+        settings = ServerSettings(
+            num_rounds, seed, sample, min_answers, evaluate_every, max_failed_rounds, keep_features
+        )
         self.training = (
             training if isinstance(training, TrainSettings) else from_dict(TrainSettings, training or {}, "training")
         )

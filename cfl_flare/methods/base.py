@@ -281,6 +281,15 @@ class Method(ABC):
         """By what a clustering of such models is judged: the FC parameters, or all where there are none; float32."""
         return model.part("fc" if any(e.fc for e in model.layout.entries) else "all")
 
+    def centre(self, state: ServerState, cluster: int) -> Params:
+        """The model to which the models of a cluster's participants are compared."""
+        return state.bank[cluster_slot(cluster)]
+
+    def moved(self, update: Update) -> Params:
+        """The difference that stands for an update's gradient, where its participant moved a single slot."""
+        (diff,) = update.diffs.values()
+        return diff
+
     def weight(self, update: Update) -> float:
         """A participant's weight psi_i, up to a common factor."""
         return float(update.samples) if self.weighting == "samples" else 1.0

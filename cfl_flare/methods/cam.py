@@ -183,7 +183,7 @@ class CAM(Method):
         shared = WeightedMean(state.bank[SHARED].layout)
         for update in updates:
             if SHARED in update.diffs:
-                shared.add(state.bank[SHARED] + update.diffs[SHARED], self.base.weight(update))
+                shared.add(state.bank[SHARED] + update.diffs[SHARED], self.weight(update))
         return replace(after, bank={**after.bank, SHARED: shared.result(state.bank[SHARED])})
 
     def _damped(self, state: ServerState, after: ServerState, shares: Sequence[float]) -> ServerState:
@@ -229,6 +229,14 @@ class CAM(Method):
     def features(self, model: Params) -> np.ndarray:
         """As the base."""
         return self.base.features(model)
+
+    def moved(self, update: Update) -> Params:
+        """theta_i - Theta_c(i)."""
+        return self.base.moved(without_shared_diff(update))
+
+    def weight(self, update: Update) -> float:
+        """As the base."""
+        return self.base.weight(update)
 
 
 def without_shared(download: Download) -> Download:

@@ -109,6 +109,10 @@ class IFCA(Method):
         slot = cluster_slot(update.cluster or 0)
         return state.bank[slot] + update.diffs[slot]
 
+    def moved(self, update: Update) -> Params:
+        """The difference of the model that it chose, or of its head."""
+        return update.diffs[cluster_slot(update.cluster or 0)]
+
     def serve(self, learner: Learner, download: Download) -> Params:
         """The model that fits best now."""
         return download.model(cluster_slot(self.choose(learner, download)))

@@ -174,6 +174,20 @@ class Together(Method):
         i = self._clustering or 0
         return self.parts[i].clustered(self._state(state, i), _part_of(i, True, update))
 
+    def centre(self, state: ServerState, cluster: int) -> Params:
+        """As the part that clusters."""
+        i = self._clustering or 0
+        return self.parts[i].centre(self._state(state, i), cluster)
+
+    def moved(self, update: Update) -> Params:
+        """As the part that clusters."""
+        i = self._clustering or 0
+        return self.parts[i].moved(_part_of(i, True, update))
+
+    def weight(self, update: Update) -> float:
+        """As the part that clusters."""
+        return self.parts[self._clustering or 0].weight(update)
+
     def features(self, model: Params) -> np.ndarray:
         """As the part that clusters."""
         return self.parts[self._clustering or 0].features(model)

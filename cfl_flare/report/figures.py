@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a run: accuracy and cluster sizes over rounds."""
+"""Figures of a run: accuracy over rounds, and for a clustered method what became of its clusters."""
 
 from __future__ import annotations
 
@@ -11,31 +11,58 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from cfl_flare.report.clusters import analysis, cluster_sizes
+from cfl_flare.report.colours import palette
+from cfl_flare.report.features import cosines, participants
+from cfl_flare.report.flows import flows
+
 if TYPE_CHECKING:
     from cfl_flare.results import Run
 
-# Okabe and Ito's colours, distinguishable by colour-blind readers.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-
 
 def draw(run: Run) -> list[Path]:
-    """Draws ``accuracy.png`` and, for a clustered method, ``cluster_sizes.png`` into the run's folder.
+    """Draws a run's figures into its folder.
+
+    ``accuracy.png``; for a clustered method ``cluster_sizes.png``, ``analysis.png`` and ``flows.png``; where the
+    participants' features were kept, ``participants.png`` and ``cosines.png``.
 
     Returns:
         The files.
     """
     files = [compare([run], run.folder / "accuracy.png")]
-    if run.rounds and run.rounds[-1]["cluster_sizes"]:
-        files.append(cluster_sizes(run, run.folder / "cluster_sizes.png"))
+    if clustered(run):
+        files.append(cluster_sizes([run], run.folder / "cluster_sizes.png"))
+        files.append(flows(run, run.folder / "flows.png"))
+    if any("objective" in r for r in run.rounds):
+        files.append(analysis(run, run.folder / "analysis.png"))
+    if run.feature_files:
+        files.append(participants(run, run.folder / "participants.png"))
+        files.append(cosines(run, run.folder / "cosines.png"))
     return files
+
+
+def draw_comparison(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """Draws several runs beside each other: ``accuracy.png``, and ``cluster_sizes.png`` where two of them cluster.
+
+    Returns:
+        The files.
+    """
+    files = [compare(runs, folder / "accuracy.png")]
+    if len(several := [run for run in runs if clustered(run)]) > 1:
+        files.append(cluster_sizes(several, folder / "cluster_sizes.png"))
+    return files
+
+
+def clustered(run: Run) -> bool:
+    """Whether the run has clusters to draw."""
+    return bool(run.rounds and run.rounds[-1]["cluster_sizes"])
 
 
 def compare(runs: Sequence[Run], path: Path) -> Path:
     """Served accuracy over rounds, mean and worst participant, a colour a run."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    for i, run in enumerate(runs):
-        colour = COLOURS[i % len(COLOURS)]
+    for colour, run in zip(palette(len(runs)), runs):
         measured = [r for r in run.rounds if "served_accuracy" in r]
         rounds = [r["round"] + 1 for r in measured]
         axes.plot(rounds, [r["served_accuracy"] for r in measured], color=colour, label=run.name)
@@ -45,24 +72,5 @@ def compare(runs: Sequence[Run], path: Path) -> Path:
     axes.set_title("mean of the participants (dotted: the worst one)", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
-    figure.savefig(path, dpi=120)
-    return path
-
-
-def cluster_sizes(run: Run, path: Path) -> Path:
-    """Participants in each cluster over rounds, stacked (thesis Fig. 7.3)."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    rounds = [r["round"] + 1 for r in run.rounds]
-    sizes = list(zip(*[r["cluster_sizes"] for r in run.rounds]))
-    bottom = [0] * len(rounds)
-    for k, heights in enumerate(sizes):
-        colour = COLOURS[k % len(COLOURS)]
-        axes.bar(rounds, heights, bottom=bottom, width=1.0, color=colour, edgecolor="white", label=f"cluster-{k}")
-        bottom = [b + h for b, h in zip(bottom, heights)]
-    axes.set(xlabel="round", ylabel="participants", title=run.name)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if len(sizes) <= 10:
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=120)
     return path

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from rich import box
 from rich.table import Table
 
-from cfl_flare.report.figures import COLOURS
+from cfl_flare.report.colours import palette
 
 if TYPE_CHECKING:
     from cfl_flare.data import PartitionReport
@@ -41,16 +41,17 @@ def draw_partition(report: PartitionReport, path: Path) -> Path:
     axes = figure.add_subplot()
     who, what = np.nonzero(report.train)
     counts = report.train[who, what]
-    colours = [COLOURS[(report.truth[i] or 0) % len(COLOURS)] for i in who]
-    axes.scatter(who, what, s=LARGEST * counts / counts.max(), c=colours, alpha=0.75, linewidths=0)
     groups = sorted({group for group in report.truth if group is not None})
+    tints = dict(zip(groups, palette(len(groups))))
+    colours = [palette(1)[0] if (group := report.truth[i]) is None else tints[group] for i in who]
+    axes.scatter(who, what, s=LARGEST * counts / counts.max(), c=colours, alpha=0.75, linewidths=0)
     changes = [i for i in range(1, participants) if report.truth[i] != report.truth[i - 1]]
     if len(changes) < len(groups):  # the groups are blocks
         for i in changes:
             axes.axvline(i - 0.5, color="0.6", linewidth=0.8)
     if 1 < len(groups) <= 12:
         for group in groups:
-            axes.scatter([], [], s=40, color=COLOURS[group % len(COLOURS)], label=f"group {group}")
+            axes.scatter([], [], s=40, color=tints[group], label=f"group {group}")
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     axes.set(xlabel="participant", ylabel="class", xlim=(-1, participants), ylim=(-0.7, classes - 0.3))
     axes.set_title(

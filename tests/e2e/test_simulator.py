@@ -75,18 +75,19 @@ def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, sites):
 
 
 def test_a_run_leaves_its_results_and_flare_s_artifacts(tmp_path):
-    run_dir = in_simulator(tmp_path, 2, method="wecfl:k=3", evaluate_trained=True)
+    run_dir = in_simulator(tmp_path, 2, method="wecfl:k=3", evaluate_trained=True, keep_features=True)
     run = load_run(run_dir / "cfl")
     assert [r["round"] for r in run.rounds] == [0, 1, 2]
     assert len(run.assignments) == 3 * 8
     assert run.summary["final"]["ari"] == 1.0
     assert run.rounds[0]["trained_accuracy"] >= 0  # asked for
     assert {p["site"] for p in run.summary["participants"]} == {"site-1", "site-2"}
-    assert (run_dir / "cfl" / "accuracy.png").stat().st_size > 1000
-    assert (run_dir / "cfl" / "cluster_sizes.png").stat().st_size > 1000
+    assert len(run.feature_files) == 3
+    for name in ("accuracy", "cluster_sizes", "analysis", "flows", "participants", "cosines"):
+        assert (run_dir / "cfl" / f"{name}.png").stat().st_size > 1000
     lines = [json.loads(line) for line in (run_dir / "metrics" / "round_metrics.jsonl").read_text().splitlines()]
     names = {m["name"] for m in lines[-1]["aggregated_metrics"]}
-    assert {"served_accuracy", "ari", "cluster-0/served_accuracy", "cluster-2/size"} <= names
+    assert {"served_accuracy", "ari", "cluster-0/served_accuracy", "cluster-2/size", "objective"} <= names
     model = load_model(run_dir / "cfl", "cluster-1")
     assert model.head.weight.shape == (10, 64)
 

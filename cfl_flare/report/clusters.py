@@ -1,0 +1,115 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of the clusters over rounds: their sizes, and how good the clustering is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from cfl_flare.report.colours import COLOURS, palette
+
+if TYPE_CHECKING:
+    from cfl_flare.results import Run
+
+# Beyond so many clusters, a line or a legend entry for each would hide the others.
+MOST = 10
+
+
+def cluster_sizes(runs: Sequence[Run], path: Path) -> Path:
+    """Participants in each cluster over rounds, stacked, one panel a run (thesis Fig. 7.3-7.4)."""
+    columns = min(3, len(runs))
+    rows = -(-len(runs) // columns)
+    figure = Figure(figsize=(max(7, 4.5 * columns), 4 * rows if rows == 1 else 3.4 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
+    clusters = max(len(run.rounds[-1]["cluster_sizes"]) for run in runs)
+    for axes, run in zip(panels, runs):
+        _stack(axes, run, palette(clusters))
+    for axes in panels[len(runs) :]:
+        axes.remove()
+    if clusters <= 2 * MOST:
+        largest = next(axes for axes, run in zip(panels, runs) if len(run.rounds[-1]["cluster_sizes"]) == clusters)
+        figure.legend(*largest.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _stack(axes: Any, run: Run, colours: Sequence[str]) -> None:
+    rounds = [r["round"] + 1 for r in run.rounds]
+    bottom = [0] * len(rounds)
+    lines = 0.5 if len(rounds) <= 60 else 0.0  # between very thin bars, lines would be all that is seen
+    for k, heights in enumerate(zip(*[r["cluster_sizes"] for r in run.rounds])):
+        style = {"color": colours[k], "edgecolor": "white", "linewidth": lines, "label": f"cluster-{k}"}
+        axes.bar(rounds, heights, bottom=bottom, width=1.0, **style)
+        bottom = [b + h for b, h in zip(bottom, heights)]
+    final = sorted(run.rounds[-1]["cluster_sizes"], reverse=True)
+    shown = ", ".join(map(str, final[:MOST])) + (", ..." if len(final) > MOST else "")
+    axes.set_title(f"{run.name}\nin the end {shown}", fontsize=10)
+    axes.set(xlabel="round", ylabel="participants")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def analysis(run: Run, path: Path) -> Path:
+    """The clustering's quality over rounds, four panels.
+
+    The objective C (thesis Eq. 3.3b), each cluster's clusterability B (Def. 3.4.7), the mean cosine similarity inside
+    the clusters and between their centres (Fig. 3.4), and how evenly and how lastingly participants are spread over the
+    clusters.
+    """
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    ((objective, clusterability), (cosines, spread)) = figure.subplots(2, 2, sharex=True)
+    _lines(objective, run, {"objective": "C"})
+    if all(r["objective"] > 0 for r in run.rounds if r.get("objective") is not None):
+        objective.set_yscale("log")
+    objective.set_title("objective C: squared distance to the own centre", fontsize=10)
+    _clusterability(clusterability, run)
+    clusterability.set_title("clusterability B of each cluster (0: all moved alike)", fontsize=10)
+    _lines(cosines, run, {"intra_cosine": "two participants of one cluster", "inter_cosine": "two centres"})
+    cosines.set_title("mean cosine similarity", fontsize=10)
+    names = {"size_entropy": "evenness of the sizes (entropy)", "largest_share": "in the largest cluster"}
+    _lines(spread, run, names | {"moved_share": "moved to another cluster"})
+    spread.set_ylim(-0.05, 1.05)
+    spread.set_title("shares of the participants", fontsize=10)
+    for axes in (cosines, spread):
+        axes.legend(fontsize=8, framealpha=0.7)
+        axes.set_xlabel("round")
+    for axes in (objective, clusterability, cosines, spread):
+        axes.grid(alpha=0.3)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.suptitle(run.name, fontsize=11)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _lines(axes: Any, run: Run, names: dict[str, str]) -> None:
+    """One line a metric, with a gap where a round has none."""
+    rounds = [r["round"] + 1 for r in run.rounds]
+    for colour, (key, label) in zip(COLOURS, names.items()):
+        _line(axes, rounds, [r.get(key) for r in run.rounds], colour, label)
+
+
+def _line(axes: Any, rounds: Sequence[int], values: Sequence[float | None], colour: str, label: str) -> None:
+    points = [float("nan") if v is None else v for v in values]
+    axes.plot(rounds, points, color=colour, label=label, marker="." if len(rounds) <= 40 else None, markersize=5)
+
+
+def _clusterability(axes: Any, run: Run) -> None:
+    """A line a cluster; where these are many, the mean and the range."""
+    measured = [r for r in run.rounds if "clusterability" in r]
+    rounds = [r["round"] + 1 for r in measured]
+    series = list(zip(*[r["clusterability"] for r in measured]))
+    if len(series) <= MOST:
+        for k, (colour, values) in enumerate(zip(palette(len(series)), series)):
+            _line(axes, rounds, values, colour, f"cluster-{k}")
+        axes.legend(fontsize=8, framealpha=0.7, ncols=1 + len(series) // 6)
+        return
+    known = [[b for b in r["clusterability"] if b is not None] or [float("nan")] for r in measured]
+    axes.fill_between(
+        rounds, [min(b) for b in known], [max(b) for b in known], color=COLOURS[0], alpha=0.2, linewidth=0
+    )
+    _line(axes, rounds, [sum(b) / len(b) for b in known], COLOURS[0], "mean (shaded: lowest to highest)")
+    axes.legend(fontsize=8, framealpha=0.7)
