@@ -50,18 +50,36 @@ def bank(run_dir: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 WECFL, IFCA, SHARED = "wecfl:k=3", "ifca:k=3", "ifca:k=3,shared_backbone=True"
+CON = {"penalty": "contrastive", "scope": "head"}
+CKS = {"penalty": "knowledge_sharing", "scope": "backbone", "pairwise": True}
+REP = {"penalty": "contrastive", "on": "representations"}
+IFCA_CAM, FESEM_CAM = "ifca-cam:k=3,warmup=1", "fesem-cam:k=3,warmup=2,updates=alternating"
 
 
-@pytest.mark.parametrize(("method", "sites"), [(WECFL, 1), (WECFL, 2), (WECFL, 4), (IFCA, 1), (IFCA, 4), (SHARED, 2)])
-def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, sites):
-    run_dir = in_simulator(tmp_path / "flare", sites, method=method, sample=6)
+@pytest.mark.parametrize(
+    ("method", "penalties", "sites"),
+    [
+        *((WECFL, (), sites) for sites in (1, 2, 4)),
+        *((IFCA, (), sites) for sites in (1, 4)),
+        (SHARED, (), 2),
+        (WECFL, (CON, CKS), 2),
+        (IFCA, (REP,), 2),
+        (IFCA_CAM, (), 2),
+        (FESEM_CAM, (), 2),
+        ("fedavg+ifca:k=3", (), 2),
+    ],
+)
+def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, penalties, sites):
     name, values = parse_spec(method)
+    built = build_method({"method": name, **values, **({"penalties": penalties} if penalties else {})})
+    rounds = 5 if penalties or "cam" in name else 3
+    run_dir = in_simulator(tmp_path / "flare", sites, method=built, sample=6, num_rounds=rounds)
     run_loop(
-        method=build_method({"method": name, **values}),
+        method=built,
         model=describe(MLP((1, 8, 8), 10), "model"),
         source=Digits(),
         data=DataConfig(8, PARTITION),
-        settings=ServerSettings(3, sample=6),
+        settings=ServerSettings(rounds, sample=6),
         training=TrainSettings(lr=0.05),
         folder=tmp_path / "loop" / "cfl",
     )
