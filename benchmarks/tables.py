@@ -4,7 +4,8 @@
 
 ``run`` measures cells. A finished cell is not run again, and one that was stopped goes on from its last checkpoint.
 Several of these processes may work on the same folder, each takes the next free cell. ``report`` reads the finished
-cells and writes a table as JSON and Markdown, with the published figures beside ours, and a figure.
+cells and writes a table as JSON and Markdown, with the published figures beside ours, and a figure. ``ensembles``
+adds the logits of finished cells' models.
 
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --rows fedavg ifca --partitions dirichlet --seeds 0 1
     python benchmarks/tables.py report --cells cells --out benchmarks/results/family
@@ -40,11 +41,23 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "cluster_n_class": {"partition": "cluster_n_class", "n_group": 3, "n_client": 2, "groups": 10},
     "dirichlet": {"partition": "dirichlet", "alpha": 0.1},
 }
-ROWS = {
-    "fedavg": "fedavg",
-    "ifca": "ifca:k=10,assignment_samples=320",
-    "fesem": "fesem:k=10",
-    "wecfl": "wecfl:k=10",
+IFCA, FEW_SHOT = "k=10,assignment_samples=320", "k=10,clustering_rounds=10"
+CON, REP, CKS = "contrastive:mu=2,tau=0.1", "contrastive:on=representations,mu=0.5,tau=1", "knowledge_sharing:lam=0.1"
+CON_CKS = (f"{CON},scope=head", f"{CKS},scope=backbone")
+# A method and its penalties. The thesis clusters in the first ten rounds alone where FeSEM and WeCFL have penalties.
+ROWS: dict[str, tuple[str, ...]] = {
+    "fedavg": ("fedavg",),
+    "ifca": (f"ifca:{IFCA}",),
+    "fesem": ("fesem:k=10",),
+    "wecfl": ("wecfl:k=10",),
+    "wecfl-con-para": (f"wecfl:{FEW_SHOT}", CON),
+    "wecfl-con-rep": (f"wecfl:{FEW_SHOT}", REP),
+    "wecfl-cks": (f"wecfl:{FEW_SHOT}", CKS),
+    "wecfl-con-cks": (f"wecfl:{FEW_SHOT}", *CON_CKS),
+    "ifca-con-para": (f"ifca:{IFCA}", CON),
+    "ifca-cks": (f"ifca:{IFCA}", CKS),
+    "ifca-cam": (f"ifca-cam:{IFCA},warmup=18",),
+    "fesem-cam": ("fesem-cam:k=10,warmup=18",),
 }
 
 
@@ -104,7 +117,7 @@ def run_cell(folder: Path, row: str, partition: str, seed: int, participants: in
             return
         attempts = Attempts(folder / "attempts.json")
         run_loop(
-            method=build_named(ROWS[row]),
+            method=build_named(*ROWS[row][:1], ROWS[row][1:]),
             model=MODEL,
             source=Npz(path="fashionmnist.npz"),
             data=DataConfig(participants, PARTITIONS[partition], seed),
@@ -116,7 +129,7 @@ def run_cell(folder: Path, row: str, partition: str, seed: int, participants: in
         )
         facts = {
             "row": row,
-            "method": ROWS[row],
+            "method": " + ".join(ROWS[row]),
             "partition": partition,
             "seed": seed,
             "participants": participants,
@@ -147,6 +160,13 @@ def report(given: argparse.Namespace) -> None:
     write_report(given.cells, given.out)
 
 
+def ensembles(given: argparse.Namespace) -> None:
+    """``ensembles``."""
+    from tables_ensembles import write_ensembles  # the script beside this one
+
+    write_ensembles(given.cells, given.partition, given.suffix, given.out)
+
+
 def main() -> None:
     """The command line."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -163,6 +183,12 @@ def main() -> None:
     reporting.set_defaults(do=report)
     reporting.add_argument("--cells", type=Path, required=True)
     reporting.add_argument("--out", type=Path, required=True, help="the files' name without its ending")
+    summing = commands.add_parser("ensembles", help="thesis Table 7.5 from the models of finished cells")
+    summing.set_defaults(do=ensembles)
+    summing.add_argument("--cells", type=Path, required=True)
+    summing.add_argument("--partition", choices=PARTITIONS, default="cluster_dirichlet")
+    summing.add_argument("--suffix", default="-m50-r60-s0", help="of the cells' names (%(default)s)")
+    summing.add_argument("--out", type=Path, required=True, help="the file's name without its ending")
     given = options.parse_args()
     given.do(given)
 

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from cfl_flare.arguments import parser
+from cfl_flare.cli import build_named
+from cfl_flare.config import parse_spec
+from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
 from tests.tiny import initial, update
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +36,32 @@ COMMANDS = [
 def test_commands_are_understood(command):
     words = shlex.split(command)
     assert parser().parse_args(words[words.index("cfl-flare") + 1 :]).command
+
+
+def first_column(path: Path) -> list[str]:
+    """The specs in the first column of a document's tables."""
+    cells = [line.split("|")[1] for line in path.read_text().splitlines() if line.startswith("| `")]
+    return [spec for cell in cells for spec in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_every_method_of_the_readme_is_there():
+    specs = [s for s in first_column(ROOT / "README.md") if parse_spec(s)[0] in (*METHODS, *COMBINATIONS)]
+    assert {parse_spec(s)[0] for s in specs} >= {"fedavg", "ifca", "wecfl", "ifca-cam", "fedavg+", "fedavg+ifca"}
+    for spec in specs:
+        build_named(f"{spec}:k=3" if spec == "hypcluster" else spec)
+
+
+def test_every_penalty_of_the_document_is_there():
+    specs = [s for s in first_column(ROOT / "docs" / "penalties-and-cam.md") if parse_spec(s)[0] in PENALTIES]
+    assert {parse_spec(s)[0] for s in specs} == set(PENALTIES)
+    for spec in specs:
+        assert build_named("wecfl:k=3", [spec]).penalties
+
+
+def test_the_example_of_penalties_builds_what_it_says():
+    names: dict = {}
+    exec(blocks(ROOT / "docs" / "penalties-and-cam.md", "python")[0], names)
+    assert names["method"].label == "wecfl-con-cks"
 
 
 def test_the_example_method_does_what_its_text_says():
