@@ -41,6 +41,7 @@ class CAM(Method):
 
     name: ClassVar[str] = "cam"
     paper: ClassVar[str] = "Ma et al. 2023 (NeurIPS), thesis ch. 7"
+    predicts_with_several: ClassVar[bool] = True
 
     base: Method
     warmup: int = 10
@@ -52,7 +53,10 @@ class CAM(Method):
         super().__post_init__()
         clusters = isinstance(self.base, Method) and self.base.clusters > 0
         require(clusters, f"method cam: base = {self.base!r} should be a method that clusters")
-        require(not isinstance(self.base, CAM), "method cam: base is a cam already")
+        one = not self.base.predicts_with_several
+        require(one, f"method cam: base = {self.base.label} predicts with several models; name a method that has one")
+        whole = not getattr(self.base, "shared_backbone", False)
+        require(whole, "method cam: base has shared_backbone = True, but only whole models can be added; leave it out")
         own = not self.penalties and self.weighting == "samples"
         require(own, "method cam: penalties and weighting belong to its base; give them there")
         require(not self.base.finetune, "method cam: finetune belongs to the whole; give it to cam, not to its base")

@@ -30,6 +30,7 @@ class Together(Method):
 
     name: ClassVar[str] = "together"
     paper: ClassVar[str] = "thesis sec. 3.6.1, 7.4.4"
+    predicts_with_several: ClassVar[bool] = True
 
     parts: tuple[Method, ...]
     vote: str = "probabilities"
@@ -39,6 +40,8 @@ class Together(Method):
         object.__setattr__(self, "parts", tuple(self.parts))
         require(len(self.parts) >= 1, "method together: parts = () should name a method")
         require(all(isinstance(p, Method) for p in self.parts), "method together: parts should be methods")
+        several = [part.label for part in self.parts if part.predicts_with_several]
+        require(not several, f"method together: parts = {several} predict with several models; name ones that have one")
         require(self.vote in VOTES, f"method together: vote = {self.vote!r} should be in {VOTES}")
         clustering = [part.label for part in self.parts if part.clusters]
         require(len(clustering) <= 1, f"method together: parts = {clustering} all cluster; take one of them")
