@@ -140,17 +140,18 @@ class CAM(Method):
         if SHARED not in download.slots:
             return self._own_update(learner, download)
         learner.memory.pop("own", None)
-        clusters, both = self.trains(learner.round)
+        clusters, common = self.trains(learner.round)
         shared, inner = download.model(SHARED), without_shared(download)
         update = Update(learner.participant, learner.samples)
         if not inner.slots:
-            return replace(update, diffs={SHARED: learner.part(SHARED).train(shared) - shared})
+            learner.trained = trained = learner.part(SHARED).train(shared)
+            return replace(update, diffs={SHARED: trained - shared})
         centre = self._centre(learner, download)
         own = centre
         if clusters:  # theta_i from Theta_c(i), with Theta_g frozen (Eq. 5, Eq. 13)
             update = self.clustering.local_update(learner.beside(shared), inner)
             own = centre + next(iter(update.diffs.values()))
-        if both:  # theta_i^0 from Theta_g, with Theta_c(i) frozen (Eq. 8, Eq. 15)
+        if common:  # theta_i^0 from Theta_g, with Theta_c(i) frozen (Eq. 8, Eq. 15)
             trained = learner.part(SHARED).beside(centre).train(shared)
             update = replace(update, diffs={**update.diffs, SHARED: trained - shared})
             shared = trained

@@ -130,11 +130,16 @@ class Together(Method):
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Each part's, with a memory of its own."""
         update = Update(learner.participant, learner.samples)
+        trained: list[Params] = []
         for i, part in enumerate(self.parts):
-            own = part.local_update(learner.part(str(i)), self._download(download, i))
+            view = learner.part(str(i))
+            own = part.local_update(view, self._download(download, i))
+            if view.trained is not None:
+                trained += Served.of(view.trained).models
             diffs = {f"{i}.{slot}": diff for slot, diff in own.diffs.items()}
             cluster = own.cluster if i == self._clustering else update.cluster
             update = replace(update, diffs={**update.diffs, **diffs}, cluster=cluster)
+        learner.trained = Served(tuple(trained), self.vote) if len(trained) == len(self.parts) else None
         return update
 
     def _updates(self, updates: Sequence[Update], i: int) -> Mapped:
