@@ -210,8 +210,8 @@ class CAM(Method):
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """Both parts after one more local round, each beside what the other was (thesis sec. 7.4.4)."""
-        if not isinstance(served, Served):
-            return learner.train(served, purpose="finetune")
+        if not isinstance(served, Served):  # in the warm-up
+            return (learner.part(SHARED) if self.base.assigns_on_site else learner).train(served, purpose="finetune")
         shared, own = served.models
         return Served(
             (

@@ -127,12 +127,16 @@ class Together(Method):
             return False
         return self.parts[i].picks(self._state(state, i), self._download(Download(slots), i).slots)
 
+    def _view(self, learner: Learner, i: int) -> Learner:
+        """The participant as part i sees it, with a memory of its own."""
+        return learner.part(str(i))
+
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Each part's, with a memory of its own."""
         update = Update(learner.participant, learner.samples)
         trained: list[Params] = []
         for i, part in enumerate(self.parts):
-            view = learner.part(str(i))
+            view = self._view(learner, i)
             own = part.local_update(view, self._download(download, i))
             if view.trained is not None:
                 trained += Served.of(view.trained).models
@@ -167,8 +171,14 @@ class Together(Method):
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
         """What all parts serve, together."""
-        own = [part.serve(learner.part(str(i)), self._download(download, i)) for i, part in enumerate(self.parts)]
+        own = [part.serve(self._view(learner, i), self._download(download, i)) for i, part in enumerate(self.parts)]
         return Served(tuple(model for served in own for model in Served.of(served).models), self.vote)
+
+    def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
+        """Each part's model after one more local round, with that part's memory."""
+        models = Served.of(served).models
+        own = [part.finetuned(self._view(learner, i), m) for i, (part, m) in enumerate(zip(self.parts, models))]
+        return Served(tuple(model for tuned in own for model in Served.of(tuned).models), self.vote)
 
     def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """One ensemble, or one a cluster."""
