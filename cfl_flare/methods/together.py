@@ -82,9 +82,13 @@ class Together(Method):
 
     def start(self, initial: Callable[[int], Params]) -> ServerState:
         """Each part's models, from seeds that no other part has."""
-        first = accumulate((max(1, part.clusters) for part in self.parts), initial=0)
-        states = [part.start(partial(_later, initial, seed)) for part, seed in zip(self.parts, first)]
+        states = [part.start(partial(_later, initial, first)) for part, first in zip(self.parts, self._seeds)]
         return self._joined(ServerState({}), states)
+
+    @property
+    def _seeds(self) -> list[int]:
+        """The first of each part's seeds."""
+        return list(accumulate((max(1, part.clusters) for part in self.parts[:-1]), initial=0))
 
     def _state(self, state: ServerState, i: int) -> ServerState:
         """What part i knows."""
@@ -128,8 +132,8 @@ class Together(Method):
         return self.parts[i].picks(self._state(state, i), self._download(Download(slots), i).slots)
 
     def _view(self, learner: Learner, i: int) -> Learner:
-        """The participant as part i sees it, with a memory of its own."""
-        return learner.part(str(i))
+        """The participant as part i sees it, with seeds and a memory of its own."""
+        return learner.part(str(i), self._seeds[i])
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Each part's, with a memory of its own."""
@@ -181,8 +185,10 @@ class Together(Method):
         return Served(tuple(model for tuned in own for model in Served.of(tuned).models), self.vote)
 
     def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """One ensemble, or one a cluster."""
+        """One ensemble, or one a cluster; none if a part's models are with its participants alone."""
         whole = [part.whole_models(self._state(state, i), layout) for i, part in enumerate(self.parts)]
+        if not all(whole):
+            return {}
         slots = whole[self._clustering or 0]
         picked = {slot: [own.get(slot) or next(iter(own.values())) for own in whole] for slot in slots}
         return {s: Served(tuple(m for served in all_ for m in served.models), self.vote) for s, all_ in picked.items()}
