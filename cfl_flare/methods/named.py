@@ -28,7 +28,7 @@ class Combination:
         summary: what it is.
         outer: the method that holds the others.
         inner: those.
-        fixed: settings of the inner ones that belong to the name.
+        fixed: settings that belong to the name.
         copies: the setting that says how often the inner one is there; None for once.
     """
 
@@ -63,10 +63,11 @@ class Combination:
         given = [{k: v for k, v in rest.items() if k in own and k != "finetune"} for own in names]
         inner = [from_dict(c, {**self._fixed(own), **g}, where) for c, own, g in zip(self.inner, names, given)]
         outer = {k: v for k, v in rest.items() if k == "finetune" or not any(k in own for own in names)}
+        outer = {**self._fixed({f.name for f in dataclasses.fields(self.outer)}.difference(*names)), **outer}
         if self.outer is CAM:
             return from_dict(CAM, {"base": inner[0], **outer}, where)
         if self.copies is None:
-            return from_dict(Together, {"vote": "logits", "parts": inner, **outer}, where)
+            return from_dict(Together, {"parts": inner, **outer}, where)
         if self.copies not in outer:
             raise ConfigError(f"{where}: setting {self.copies!r} is missing and has no default")
         copies = outer.pop(self.copies)
@@ -77,7 +78,7 @@ class Combination:
         return {k: v for k, v in self.fixed.items() if k in names}
 
 
-PSI = {"weighting": "samples"}
+PSI, SUM = {"weighting": "samples"}, {"vote": "logits"}
 
 COMBINATIONS = {
     c.name: c
@@ -87,7 +88,7 @@ COMBINATIONS = {
         Combination("wecfl-cam", "WeCFL with a global model added: as fesem-cam.", CAM, (WeCFL,)),
         Combination("fedavg+", "K FedAvg models from K seeds, soft voting.", Together, (FedAvg,), copies="k"),
         Combination("fedprox+", "K FedProx models from K seeds, soft voting.", Together, (FedProx,), copies="k"),
-        Combination("fedavg+ifca", "FedAvg and IFCA side by side, logits added.", Together, (FedAvg, IFCA)),
-        Combination("fedavg+fesem", "FedAvg and FeSEM side by side, logits added.", Together, (FedAvg, FeSEM)),
+        Combination("fedavg+ifca", "FedAvg and IFCA side by side, logits added.", Together, (FedAvg, IFCA), SUM),
+        Combination("fedavg+fesem", "FedAvg and FeSEM side by side, logits added.", Together, (FedAvg, FeSEM), SUM),
     )
 }
