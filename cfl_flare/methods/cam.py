@@ -176,7 +176,8 @@ class CAM(Method):
         """As the base (Eq. 2; Eq. 11 on the theta_i)."""
         if self.alone(state.round) or not self.trains(state.round)[0]:
             return {}
-        return self.base.assign(state, Mapped(updates, without_shared_diff))
+        clustered = sum(self.trains(r)[0] and not self.alone(r) for r in range(state.round))  # rounds so far
+        return self.base.assign(replace(state, round=clustered), Mapped(updates, without_shared_diff))
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """Theta_k as the base makes them (Eq. 6, 11), Theta_g = sum psi_i theta_i^0 (Eq. 9)."""
