@@ -199,6 +199,8 @@ class CAM(Method):
             old, new = state.bank.get(cluster_slot(k)), after.bank[cluster_slot(k)]
             if old is not None:
                 bank[cluster_slot(k)] = weighted_mean([(new, share), (old, 1 - share)], old)
+        if GLOBAL in bank:
+            bank[GLOBAL] = self.base.common(bank, shares)
         return replace(after, bank=bank)
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
