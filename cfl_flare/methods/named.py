@@ -40,10 +40,18 @@ class Combination:
     copies: str | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Its settings with their defaults; `dataclasses.MISSING` for those that must be given."""
-        own = {} if self.copies is None else {self.copies: dataclasses.MISSING}
-        for cls in (*self.inner, self.outer):
-            own.update({f.name: f.default for f in dataclasses.fields(cls) if f.name not in ("base", "parts")})
+        """Its settings with their defaults.
+
+        `dataclasses.MISSING` is for those that must be given, a tuple for those of which each inner method has its own.
+        """
+        found: dict[str, list[Any]] = {} if self.copies is None else {self.copies: [dataclasses.MISSING]}
+        for field in (f for cls in self.inner for f in dataclasses.fields(cls)):
+            if field.default not in found.setdefault(field.name, []):
+                found[field.name].append(field.default)
+        for field in dataclasses.fields(self.outer):
+            if field.name not in ("base", "parts"):
+                found.setdefault(field.name, [field.default])
+        own = {name: tuple(defaults) if len(defaults) > 1 else defaults[0] for name, defaults in found.items()}
         return {**own, **self.fixed}
 
     def build(self, settings: Mapping[str, Any]) -> Method:
