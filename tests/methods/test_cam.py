@@ -335,6 +335,7 @@ def test_the_order_of_participants_does_not_matter(base):
 @pytest.mark.parametrize("updates", ["simultaneous", "alternating"])
 @pytest.mark.parametrize("step", ["normalised", "damped"])
 @pytest.mark.parametrize("base", [IFCA(k=2), WeCFL(k=2)], ids=lambda m: m.name)
+@pytest.mark.filterwarnings("ignore:Number of distinct clusters")
 def test_what_learns_nothing_stays_where_it_is(base, step, updates):
     """Steps too short for float32 leave every theta where it started: so are all centres, whatever is averaged."""
     played = play(CAM(base=base, warmup=1, step=step, updates=updates), 3, lr=1e-30)
