@@ -10,11 +10,12 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cfl_flare.arguments import parser
@@ -22,7 +23,8 @@ from cfl_flare.config import build, from_dict, parse_spec, require
 from cfl_flare.data import PARTITIONS, SOURCES, DataConfig, DataSource
 from cfl_flare.data.samples import read
 from cfl_flare.errors import CFLError, ConfigError, RunFailedError
-from cfl_flare.methods import METHODS, Method, build_method
+from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Method, build_method
+from cfl_flare.methods.named import Combination
 from cfl_flare.models import MODELS
 from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.report.partition import draw_partition, partition_table
@@ -182,29 +184,43 @@ def build_named(text: str, penalties: Sequence[str] = ()) -> Method:
 
 def methods(arguments: argparse.Namespace) -> None:
     """``cfl-flare methods``."""
+    registries: dict[str, Mapping[str, Any]] = {
+        "methods": {**METHODS, **COMBINATIONS},
+        "penalties, of --penalty": PENALTIES,
+        "partitions": PARTITIONS,
+        "data": SOURCES,
+        "models": MODELS,
+    }
     console = Console()
-    for title, registry in (("methods", METHODS), ("partitions", PARTITIONS), ("data", SOURCES), ("models", MODELS)):
+    for title, registry in registries.items():
         table = Table(title=title, title_justify="left", show_lines=True)
         table.add_column("name", no_wrap=True)
         table.add_column("settings (default)", no_wrap=True)
         table.add_column("what it is")
-        for name, cls in registry.items():
-            first = next(other for other, known in registry.items() if known is cls)
-            if first != name:
-                table.add_row(name, "", f"another name of {first}")
-                continue
-            summary = (cls.__doc__ or "").strip().splitlines()[0].replace("``", "")
-            paper = getattr(cls, "paper", None)
-            table.add_row(name, _settings(cls), summary + (f"\n[dim]{paper}[/dim]" if paper else ""))
+        for name, entry in registry.items():
+            first = next(other for other, known in registry.items() if known is entry)
+            table.add_row(name, *(("", f"another name of {first}") if first != name else _described(entry)))
         console.print(table)
 
 
-def _settings(cls: type) -> str:
+def _described(entry: Any) -> tuple[str, str]:
+    """The settings of a class or a combination, with their defaults, and what it is."""
+    if isinstance(entry, Combination):
+        return _lines(entry.settings()), entry.summary
+    parameters = inspect.signature(entry).parameters.items()
+    settings = {name: p.default for name, p in parameters if name not in ("input_shape", "num_classes")}
+    summary = (entry.__doc__ or "").strip().splitlines()[0].replace("``", "")
+    paper = getattr(entry, "paper", None)
+    return _lines(settings), summary + (f"\n[dim]{paper}[/dim]" if paper else "")
+
+
+def _lines(settings: Mapping[str, Any]) -> str:
     lines = []
-    for name, parameter in inspect.signature(cls).parameters.items():
-        if name not in ("input_shape", "num_classes"):
-            needed = parameter.default is inspect.Parameter.empty
-            lines.append(f"{name} (needed)" if needed else f"{name} ({parameter.default})")
+    for name, default in settings.items():
+        needed = default in (inspect.Parameter.empty, dataclasses.MISSING)
+        several = isinstance(default, tuple)
+        shown = "needed" if needed else (", ".join(map(str, default)) or "none") if several else str(default)
+        lines.append(escape(f"{name} ({shown})"))
     return "\n".join(lines)
 
 

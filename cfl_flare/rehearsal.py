@@ -40,6 +40,7 @@ def check_job(
     make_model = partial(build, model, nn.Module, "model")
     layout = _layout(make_model())
     method.check_model(layout)
+    method.check_rounds(settings.num_rounds)
     if data.participants is None:
         return
     require(

@@ -63,8 +63,29 @@ def test_methods_lists_everything():
         "digits",
         "fashion-cnn",
         "Ghosh",
+        "penalties (none)",
+        "heterogeneity_tiers",
     ):
         assert word in done.stdout
+
+
+def test_methods_lists_combinations_and_penalties_with_their_settings():
+    done = cfl("methods")
+    assert done.returncode == 0
+    rows, name = {}, ""
+    for line in done.stdout.splitlines():
+        cells = [cell.strip() for cell in line.split("│")[1:-1]]
+        if len(cells) == 3:
+            name = cells[0] or name
+            rows.setdefault(name, []).append(cells[1])
+    assert [s for s in rows["fedavg+"] if s.startswith(("k", "vote"))] == ["k (needed)", "vote (probabilities)"]
+    assert {"vote (logits)", "k (needed)", "weighting (samples, uniform)"} <= set(rows["fedavg+fesem"])
+    assert {"k (needed)", "warmup (10)", "weighting (samples)", "lam (0.01)"} <= set(rows["fesem-cam"])
+    assert {"base (needed)", "updates (simultaneous)"} <= set(rows["cam"])
+    assert {"parts (needed)", "vote (probabilities)"} <= set(rows["together"])
+    assert {"proximal", "contrastive", "knowledge_sharing"} <= rows.keys()
+    assert "tau (1.0)" in rows["contrastive"]
+    assert not [word for word in ("MISSING", "<class '", "dataclass", "()") if word in done.stdout]
 
 
 def test_help_shows_how_to_choose():

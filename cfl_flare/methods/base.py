@@ -143,11 +143,13 @@ class Method(ABC):
         name: what the method is called in a job.
         paper: where it comes from.
         assigns_on_site: each participant picks its cluster itself.
+        predicts_with_several: what it serves is several models, which others cannot take apart.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
     assigns_on_site: ClassVar[bool] = False
+    predicts_with_several: ClassVar[bool] = False
 
     weighting: str = "samples"
     penalties: tuple[Penalty, ...] = ()

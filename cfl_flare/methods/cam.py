@@ -41,6 +41,7 @@ class CAM(Method):
 
     name: ClassVar[str] = "cam"
     paper: ClassVar[str] = "Ma et al. 2023 (NeurIPS), thesis ch. 7"
+    predicts_with_several: ClassVar[bool] = True
 
     base: Method
     warmup: int = 10
@@ -52,7 +53,10 @@ class CAM(Method):
         super().__post_init__()
         clusters = isinstance(self.base, Method) and self.base.clusters > 0
         require(clusters, f"method cam: base = {self.base!r} should be a method that clusters")
-        require(not isinstance(self.base, CAM), "method cam: base is a cam already")
+        one = not self.base.predicts_with_several
+        require(one, f"method cam: base = {self.base.label} predicts with several models; name a method that has one")
+        whole = not getattr(self.base, "shared_backbone", False)
+        require(whole, "method cam: base has shared_backbone = True, but only whole models can be added; leave it out")
         own = not self.penalties and self.weighting == "samples"
         require(own, "method cam: penalties and weighting belong to its base; give them there")
         require(not self.base.finetune, "method cam: finetune belongs to the whole; give it to cam, not to its base")
@@ -136,17 +140,18 @@ class CAM(Method):
         if SHARED not in download.slots:
             return self._own_update(learner, download)
         learner.memory.pop("own", None)
-        clusters, both = self.trains(learner.round)
+        clusters, common = self.trains(learner.round)
         shared, inner = download.model(SHARED), without_shared(download)
         update = Update(learner.participant, learner.samples)
         if not inner.slots:
-            return replace(update, diffs={SHARED: learner.part(SHARED).train(shared) - shared})
+            learner.trained = trained = learner.part(SHARED).train(shared)
+            return replace(update, diffs={SHARED: trained - shared})
         centre = self._centre(learner, download)
         own = centre
         if clusters:  # theta_i from Theta_c(i), with Theta_g frozen (Eq. 5, Eq. 13)
             update = self.clustering.local_update(learner.beside(shared), inner)
             own = centre + next(iter(update.diffs.values()))
-        if both:  # theta_i^0 from Theta_g, with Theta_c(i) frozen (Eq. 8, Eq. 15)
+        if common:  # theta_i^0 from Theta_g, with Theta_c(i) frozen (Eq. 8, Eq. 15)
             trained = learner.part(SHARED).beside(centre).train(shared)
             update = replace(update, diffs={**update.diffs, SHARED: trained - shared})
             shared = trained
@@ -171,7 +176,8 @@ class CAM(Method):
         """As the base (Eq. 2; Eq. 11 on the theta_i)."""
         if self.alone(state.round) or not self.trains(state.round)[0]:
             return {}
-        return self.base.assign(state, Mapped(updates, without_shared_diff))
+        clustered = sum(self.trains(r)[0] and not self.alone(r) for r in range(state.round))  # rounds so far
+        return self.base.assign(replace(state, round=clustered), Mapped(updates, without_shared_diff))
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """Theta_k as the base makes them (Eq. 6, 11), Theta_g = sum psi_i theta_i^0 (Eq. 9)."""
@@ -193,6 +199,8 @@ class CAM(Method):
             old, new = state.bank.get(cluster_slot(k)), after.bank[cluster_slot(k)]
             if old is not None:
                 bank[cluster_slot(k)] = weighted_mean([(new, share), (old, 1 - share)], old)
+        if GLOBAL in bank:
+            bank[GLOBAL] = self.base.common(bank, shares)
         return replace(after, bank=bank)
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
@@ -205,8 +213,8 @@ class CAM(Method):
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """Both parts after one more local round, each beside what the other was (thesis sec. 7.4.4)."""
-        if not isinstance(served, Served):
-            return learner.train(served, purpose="finetune")
+        if not isinstance(served, Served):  # in the warm-up
+            return (learner.part(SHARED) if self.base.assigns_on_site else learner).train(served, purpose="finetune")
         shared, own = served.models
         return Served(
             (

@@ -28,7 +28,7 @@ class Combination:
         summary: what it is.
         outer: the method that holds the others.
         inner: those.
-        fixed: settings of the inner ones that belong to the name.
+        fixed: settings that belong to the name.
         copies: the setting that says how often the inner one is there; None for once.
     """
 
@@ -40,10 +40,18 @@ class Combination:
     copies: str | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Its settings with their defaults; `dataclasses.MISSING` for those that must be given."""
-        own = {} if self.copies is None else {self.copies: dataclasses.MISSING}
-        for cls in (*self.inner, self.outer):
-            own.update({f.name: f.default for f in dataclasses.fields(cls) if f.name not in ("base", "parts")})
+        """Its settings with their defaults.
+
+        `dataclasses.MISSING` is for those that must be given, a tuple for those of which each inner method has its own.
+        """
+        found: dict[str, list[Any]] = {} if self.copies is None else {self.copies: [dataclasses.MISSING]}
+        for field in (f for cls in self.inner for f in dataclasses.fields(cls)):
+            if field.default not in found.setdefault(field.name, []):
+                found[field.name].append(field.default)
+        for field in dataclasses.fields(self.outer):
+            if field.name not in ("base", "parts"):
+                found.setdefault(field.name, [field.default])
+        own = {name: tuple(defaults) if len(defaults) > 1 else defaults[0] for name, defaults in found.items()}
         return {**own, **self.fixed}
 
     def build(self, settings: Mapping[str, Any]) -> Method:
@@ -63,10 +71,11 @@ class Combination:
         given = [{k: v for k, v in rest.items() if k in own and k != "finetune"} for own in names]
         inner = [from_dict(c, {**self._fixed(own), **g}, where) for c, own, g in zip(self.inner, names, given)]
         outer = {k: v for k, v in rest.items() if k == "finetune" or not any(k in own for own in names)}
+        outer = {**self._fixed({f.name for f in dataclasses.fields(self.outer)}.difference(*names)), **outer}
         if self.outer is CAM:
             return from_dict(CAM, {"base": inner[0], **outer}, where)
         if self.copies is None:
-            return from_dict(Together, {"vote": "logits", "parts": inner, **outer}, where)
+            return from_dict(Together, {"parts": inner, **outer}, where)
         if self.copies not in outer:
             raise ConfigError(f"{where}: setting {self.copies!r} is missing and has no default")
         copies = outer.pop(self.copies)
@@ -77,7 +86,7 @@ class Combination:
         return {k: v for k, v in self.fixed.items() if k in names}
 
 
-PSI = {"weighting": "samples"}
+PSI, SUM = {"weighting": "samples"}, {"vote": "logits"}
 
 COMBINATIONS = {
     c.name: c
@@ -87,7 +96,7 @@ COMBINATIONS = {
         Combination("wecfl-cam", "WeCFL with a global model added: as fesem-cam.", CAM, (WeCFL,)),
         Combination("fedavg+", "K FedAvg models from K seeds, soft voting.", Together, (FedAvg,), copies="k"),
         Combination("fedprox+", "K FedProx models from K seeds, soft voting.", Together, (FedProx,), copies="k"),
-        Combination("fedavg+ifca", "FedAvg and IFCA side by side, logits added.", Together, (FedAvg, IFCA)),
-        Combination("fedavg+fesem", "FedAvg and FeSEM side by side, logits added.", Together, (FedAvg, FeSEM)),
+        Combination("fedavg+ifca", "FedAvg and IFCA side by side, logits added.", Together, (FedAvg, IFCA), SUM),
+        Combination("fedavg+fesem", "FedAvg and FeSEM side by side, logits added.", Together, (FedAvg, FeSEM), SUM),
     )
 }

@@ -30,6 +30,7 @@ class Together(Method):
 
     name: ClassVar[str] = "together"
     paper: ClassVar[str] = "thesis sec. 3.6.1, 7.4.4"
+    predicts_with_several: ClassVar[bool] = True
 
     parts: tuple[Method, ...]
     vote: str = "probabilities"
@@ -39,6 +40,8 @@ class Together(Method):
         object.__setattr__(self, "parts", tuple(self.parts))
         require(len(self.parts) >= 1, "method together: parts = () should name a method")
         require(all(isinstance(p, Method) for p in self.parts), "method together: parts should be methods")
+        several = [part.label for part in self.parts if part.predicts_with_several]
+        require(not several, f"method together: parts = {several} predict with several models; name ones that have one")
         require(self.vote in VOTES, f"method together: vote = {self.vote!r} should be in {VOTES}")
         clustering = [part.label for part in self.parts if part.clusters]
         require(len(clustering) <= 1, f"method together: parts = {clustering} all cluster; take one of them")
@@ -79,9 +82,13 @@ class Together(Method):
 
     def start(self, initial: Callable[[int], Params]) -> ServerState:
         """Each part's models, from seeds that no other part has."""
-        first = accumulate((max(1, part.clusters) for part in self.parts), initial=0)
-        states = [part.start(partial(_later, initial, seed)) for part, seed in zip(self.parts, first)]
+        states = [part.start(partial(_later, initial, first)) for part, first in zip(self.parts, self._seeds)]
         return self._joined(ServerState({}), states)
+
+    @property
+    def _seeds(self) -> list[int]:
+        """The first of each part's seeds."""
+        return list(accumulate((max(1, part.clusters) for part in self.parts[:-1]), initial=0))
 
     def _state(self, state: ServerState, i: int) -> ServerState:
         """What part i knows."""
@@ -124,14 +131,23 @@ class Together(Method):
             return False
         return self.parts[i].picks(self._state(state, i), self._download(Download(slots), i).slots)
 
+    def _view(self, learner: Learner, i: int) -> Learner:
+        """The participant as part i sees it, with seeds and a memory of its own."""
+        return learner.part(str(i), self._seeds[i])
+
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Each part's, with a memory of its own."""
         update = Update(learner.participant, learner.samples)
+        trained: list[Params] = []
         for i, part in enumerate(self.parts):
-            own = part.local_update(learner.part(str(i)), self._download(download, i))
+            view = self._view(learner, i)
+            own = part.local_update(view, self._download(download, i))
+            if view.trained is not None:
+                trained += Served.of(view.trained).models
             diffs = {f"{i}.{slot}": diff for slot, diff in own.diffs.items()}
             cluster = own.cluster if i == self._clustering else update.cluster
             update = replace(update, diffs={**update.diffs, **diffs}, cluster=cluster)
+        learner.trained = Served(tuple(trained), self.vote) if len(trained) == len(self.parts) else None
         return update
 
     def _updates(self, updates: Sequence[Update], i: int) -> Mapped:
@@ -159,12 +175,20 @@ class Together(Method):
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
         """What all parts serve, together."""
-        own = [part.serve(learner.part(str(i)), self._download(download, i)) for i, part in enumerate(self.parts)]
+        own = [part.serve(self._view(learner, i), self._download(download, i)) for i, part in enumerate(self.parts)]
         return Served(tuple(model for served in own for model in Served.of(served).models), self.vote)
 
+    def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
+        """Each part's model after one more local round, with that part's memory."""
+        models = Served.of(served).models
+        own = [part.finetuned(self._view(learner, i), m) for i, (part, m) in enumerate(zip(self.parts, models))]
+        return Served(tuple(model for tuned in own for model in Served.of(tuned).models), self.vote)
+
     def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """One ensemble, or one a cluster."""
+        """One ensemble, or one a cluster; none if a part's models are with its participants alone."""
         whole = [part.whole_models(self._state(state, i), layout) for i, part in enumerate(self.parts)]
+        if not all(whole):
+            return {}
         slots = whole[self._clustering or 0]
         picked = {slot: [own.get(slot) or next(iter(own.values())) for own in whole] for slot in slots}
         return {s: Served(tuple(m for served in all_ for m in served.models), self.vote) for s, all_ in picked.items()}

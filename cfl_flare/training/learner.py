@@ -146,10 +146,11 @@ class Learner:
         self.samples = len(train)
         self.trained: Params | Served | None = None
         self._beside: Params | None = None
+        self._first = 0
         self._losses: dict[tuple[int, int, int | None], tuple[Params, float]] = {}
 
     def beside(self, frozen: Params) -> Learner:
-        """The same participant, all of whose models are added to a frozen one: in training, choice and measurement.
+        """The same participant, all of whose models are added to a frozen one: in `train` and in `losses`.
 
         The sum's logits are those of both (Fed-CAM Eq. 1). The frozen model is in evaluation mode.
         """
@@ -157,15 +158,19 @@ class Learner:
         view._beside = frozen
         return view
 
-    def part(self, name: str) -> Learner:
-        """The same participant with a memory of its own, for a method that trains several models a round."""
+    def part(self, name: str, first: int = 0) -> Learner:
+        """The same participant with a memory of its own, for a method that trains several models a round.
+
+        Its untrained models are counted from number ``first``.
+        """
         view = copy.copy(self)
+        view._first = self._first + first
         view.memory = Drawer(self.memory, f"{name}.")
         return view
 
     def initial(self, index: int) -> Params:
         """The run's untrained model number ``index``."""
-        return untrained(self._workshop.make_model, self._workshop.seed, index)
+        return untrained(self._workshop.make_model, self._workshop.seed, self._first + index)
 
     def train(self, start: Params, terms: Sequence[Term] = (), purpose: str = "train") -> Params:
         """One round of local SGD steps (thesis Alg. 1, line 7).
