@@ -18,7 +18,7 @@ import numpy as np
 from cfl_flare.config import check_types, require
 from cfl_flare.ensemble import Served
 from cfl_flare.methods.penalties import Penalty
-from cfl_flare.methods.slots import GLOBAL, cluster_slot, whole_slot
+from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.params import Layout, Params, WeightedMean, weighted_mean
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Term
@@ -210,13 +210,16 @@ class Method(ABC):
         return Download((GLOBAL,))
 
     def with_penalties(self, state: ServerState, slots: tuple[str, ...]) -> Download:
-        """These models, and those that the penalties need, from the second round on: before, there are no centres."""
-        if not state.round or GLOBAL in slots:
+        """These models and, once there are centres, what penalties of clusters need: models and the clusters' weights.
+
+        There are centres when `aggregate` has put ``weights`` into the state's extras; the round's number does not say
+        it, as a round may fail, and CAM's warm-up makes none.
+        """
+        needed = dict.fromkeys(slot for p in self.penalties if p.of_clusters for slot in p.slots(self.clusters))
+        if not needed or "weights" not in state.extras or GLOBAL in slots:
             return Download(slots)
-        needed = dict.fromkeys(slot for p in self.penalties for slot in p.slots(self.clusters))
-        there = [slot for slot in needed if slot not in slots and whole_slot(slot) in state.bank]
-        weighs = any(p.needs_weights for p in self.penalties) and "weights" in state.extras
-        return Download((*slots, *there), facts={"weights": state.extras["weights"]} if weighs else {})
+        there = [slot for slot in needed if slot not in slots]
+        return Download((*slots, *there), facts={"weights": state.extras["weights"]})
 
     def moved_slots(self, state: ServerState, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
         """Of the slots that a participant was sent, those whose difference it must send back."""
@@ -228,7 +231,7 @@ class Method(ABC):
 
     def terms(self, learner: Learner, download: Download, own: str) -> list[Term]:
         """What the penalties add to the loss of a participant that starts from the model ``own``."""
-        ready = bool(learner.round) and own != GLOBAL
+        ready = "weights" in download.facts  # a participant that starts from the common model is sent none either
         active = [p for p in self.penalties if ready or not p.of_clusters]
         return [term for p in active for term in p.terms(download, own, self.clusters)]
 

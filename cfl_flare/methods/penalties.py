@@ -33,7 +33,7 @@ class Penalty(ABC):
         scope: the parameters that it holds: ``all``, ``fc``, ``head`` or ``backbone``.
         name: what it is called in a job.
         short: what it adds to a method's name.
-        of_clusters: it needs the clusters' models, and begins when there are some.
+        of_clusters: it needs the clusters' models or weights, and begins when there are some.
     """
 
     name: ClassVar[str]
@@ -66,11 +66,6 @@ class Penalty(ABC):
         except ConfigError as error:
             raise ConfigError(f"penalty {self.name}: scope = {self.scope!r} does not fit the model: {error}") from error
 
-    @property
-    def needs_weights(self) -> bool:
-        """It needs to know the clusters' shares of all samples."""
-        return False
-
     def slots(self, clusters: int) -> tuple[str, ...]:
         """The models, or parts of models, that it needs beside the one that is trained."""
         return ()
@@ -80,7 +75,8 @@ class Penalty(ABC):
         """What is added to one participant's loss in one round.
 
         Args:
-            download: what it was sent, this penalty's slots among it.
+            download: what it was sent: this penalty's slots among it and, if it is of clusters, their weights as the
+                fact ``weights``.
             own: the slot of the model from which it starts.
             clusters: K.
         """
@@ -201,18 +197,13 @@ class KnowledgeSharing(Penalty):
                 f"penalty knowledge_sharing: lam = {list(self.lam)} has {len(self.lam)} values for {clusters} clusters"
             )
 
-    @property
-    def needs_weights(self) -> bool:
-        """The pairwise form does."""
-        return self.pairwise
-
     def slots(self, clusters: int) -> tuple[str, ...]:
         """The mean of the centres, or all of them."""
         needed = [cluster_slot(k) for k in range(clusters)] if self.pairwise else [GLOBAL]
         return tuple(part_slot(slot, self.scope) for slot in needed)
 
     def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
-        """One pull, or one to the weighted mean of the others, which has the same gradient."""
+        """One pull to the mean, or one to each of the other centres."""
         places = download.model(own).layout.select(self.scope)
         index = [cluster_slot(k) for k in range(clusters)].index(own)
         lam = self.lam[index] if isinstance(self.lam, tuple) else self.lam
