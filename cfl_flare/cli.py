@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from cfl_flare.config import build, from_dict, parse_spec, require
 from cfl_flare.data import PARTITIONS, SOURCES, DataConfig, DataSource
 from cfl_flare.data.samples import read
 from cfl_flare.errors import CFLError, ConfigError, RunFailedError
-from cfl_flare.methods import METHODS, Method, build_method
+from cfl_flare.methods import METHODS, PENALTIES, Method, build_method
 from cfl_flare.models import MODELS
 from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.report.partition import draw_partition, partition_table
@@ -175,6 +175,7 @@ def build_named(text: str, penalties: Sequence[str] = ()) -> Method:
     """A method from the command line, with its penalties."""
     name, settings = parse_spec(text)
     if penalties:
+        require("penalties" not in settings, f"--method {text}: give its penalties there or by --penalty, not both")
         named = [parse_spec(penalty) for penalty in penalties]
         settings["penalties"] = [{"penalty": what, **own} for what, own in named]
     return build_method({"method": name, **settings})
@@ -183,7 +184,9 @@ def build_named(text: str, penalties: Sequence[str] = ()) -> Method:
 def methods(arguments: argparse.Namespace) -> None:
     """``cfl-flare methods``."""
     console = Console()
-    for title, registry in (("methods", METHODS), ("partitions", PARTITIONS), ("data", SOURCES), ("models", MODELS)):
+    registries: dict[str, Mapping[str, type]] = {"methods": METHODS, "penalties": PENALTIES}
+    registries |= {"partitions": PARTITIONS, "data": SOURCES, "models": MODELS}
+    for title, registry in registries.items():
         table = Table(title=title, title_justify="left", show_lines=True)
         table.add_column("name", no_wrap=True)
         table.add_column("settings (default)", no_wrap=True)
