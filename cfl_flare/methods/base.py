@@ -143,11 +143,13 @@ class Method(ABC):
         name: what the method is called in a job.
         paper: where it comes from.
         assigns_on_site: each participant picks its cluster itself.
+        no_penalties: why it takes none itself, and the way out; empty if it does.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
     assigns_on_site: ClassVar[bool] = False
+    no_penalties: ClassVar[str] = ""
 
     weighting: str = "samples"
     penalties: tuple[Penalty, ...] = ()
@@ -165,6 +167,8 @@ class Method(ABC):
         given = self.penalties
         fits = isinstance(given, (list, tuple)) and all(isinstance(p, Penalty) for p in given)
         require(fits, f"method {self.name}: penalties = {given!r} should be a list of penalties")
+        refused = bool(given) and bool(self.no_penalties)
+        require(not refused, f"method {self.name}: penalties = {[p.name for p in given]} {self.no_penalties}")
         object.__setattr__(self, "penalties", tuple(given))
         for penalty in self.penalties:
             penalty.check(self.clusters)
@@ -215,11 +219,11 @@ class Method(ABC):
         There are centres when `aggregate` has put ``weights`` into the state's extras; the round's number does not say
         it, as a round may fail, and CAM's warm-up makes none.
         """
-        needed = dict.fromkeys(slot for p in self.penalties if p.of_clusters for slot in p.slots(self.clusters))
-        if not needed or "weights" not in state.extras or GLOBAL in slots:
+        active = [p for p in self.penalties if p.of_clusters]
+        if not active or "weights" not in state.extras or GLOBAL in slots:
             return Download(slots)
-        there = [slot for slot in needed if slot not in slots]
-        return Download((*slots, *there), facts={"weights": state.extras["weights"]})
+        needed = dict.fromkeys((*slots, *(slot for p in active for slot in p.slots(self.clusters))))
+        return Download(tuple(needed), facts={"weights": state.extras["weights"]})
 
     def moved_slots(self, state: ServerState, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
         """Of the slots that a participant was sent, those whose difference it must send back."""

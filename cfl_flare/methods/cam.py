@@ -42,6 +42,8 @@ class CAM(Method):
     name: ClassVar[str] = "cam"
     paper: ClassVar[str] = "Ma et al. 2023 (NeurIPS), thesis ch. 7"
 
+    no_penalties: ClassVar[str] = "belong to its base; give them there"
+
     base: Method
     warmup: int = 10
     updates: str = "simultaneous"
@@ -53,8 +55,7 @@ class CAM(Method):
         clusters = isinstance(self.base, Method) and self.base.clusters > 0
         require(clusters, f"method cam: base = {self.base!r} should be a method that clusters")
         require(not isinstance(self.base, CAM), "method cam: base is a cam already")
-        own = not self.penalties and self.weighting == "samples"
-        require(own, "method cam: penalties and weighting belong to its base; give them there")
+        require(self.weighting == "samples", "method cam: weighting belongs to its base; give it there")
         require(not self.base.finetune, "method cam: finetune belongs to the whole; give it to cam, not to its base")
         require(self.warmup >= 0, f"method cam: warmup = {self.warmup} should be >= 0")
         require(0 <= self.lam < float("inf"), f"method cam: lam = {self.lam} should be >= 0")

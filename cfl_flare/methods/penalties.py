@@ -53,7 +53,7 @@ class Penalty(ABC):
             ConfigError: it does not.
         """
         if self.of_clusters and not clusters:
-            raise ConfigError(f"penalty {self.name}: needs a method with clusters: ifca, fesem or wecfl")
+            raise ConfigError(f"penalty {self.name}: needs a method with clusters: ifca, fesem or wecfl, with k >= 1")
 
     def check_model(self, layout: Layout) -> None:
         """Whether a model has the part that it holds.
@@ -61,10 +61,13 @@ class Penalty(ABC):
         Raises:
             ConfigError: it has not.
         """
+        self._check_part(layout, self.scope, f"scope = {self.scope!r}")
+
+    def _check_part(self, layout: Layout, part: str, setting: str) -> None:
         try:
-            layout.select(self.scope)
+            layout.select(part)
         except ConfigError as error:
-            raise ConfigError(f"penalty {self.name}: scope = {self.scope!r} does not fit the model: {error}") from error
+            raise ConfigError(f"penalty {self.name}: {setting} does not fit the model: {error}") from error
 
     def slots(self, clusters: int) -> tuple[str, ...]:
         """The models, or parts of models, that it needs beside the one that is trained."""
@@ -146,7 +149,7 @@ class Contrastive(Penalty):
         """Representations need a backbone."""
         super().check_model(layout)
         if self.on == "representations":
-            layout.select("backbone")
+            self._check_part(layout, "backbone", f"on = {self.on!r}")
 
     def slots(self, clusters: int) -> tuple[str, ...]:
         """All centres; for representations, their backbones."""
@@ -228,7 +231,7 @@ def build_penalty(spec: Any, authorize: Callable[[str], None] | None = None) -> 
     require(isinstance(spec, Mapping), f"penalty {spec!r} should be {{'penalty': name, ...}}, with its settings")
     settings = dict(spec)
     name = settings.pop("penalty", None)
-    if name in PENALTIES:
+    if isinstance(name, str) and name in PENALTIES:
         return from_dict(PENALTIES[name], settings, f"penalty {name}")
     if isinstance(name, str) and "." in name:
         return build({"class_path": name, "args": settings}, Penalty, "penalty", authorize)  # type: ignore[type-abstract]

@@ -31,6 +31,8 @@ class Together(Method):
     name: ClassVar[str] = "together"
     paper: ClassVar[str] = "thesis sec. 3.6.1, 7.4.4"
 
+    no_penalties: ClassVar[str] = "belong to its parts; give them there"
+
     parts: tuple[Method, ...]
     vote: str = "probabilities"
 
@@ -42,8 +44,7 @@ class Together(Method):
         require(self.vote in VOTES, f"method together: vote = {self.vote!r} should be in {VOTES}")
         clustering = [part.label for part in self.parts if part.clusters]
         require(len(clustering) <= 1, f"method together: parts = {clustering} all cluster; take one of them")
-        own = not self.penalties and self.weighting == "samples"
-        require(own, "method together: penalties and weighting belong to its parts; give them there")
+        require(self.weighting == "samples", "method together: weighting belongs to its parts; give it there")
         fits = not any(part.finetune for part in self.parts)
         require(fits, "method together: finetune belongs to the whole; give it to together, not to its parts")
 
