@@ -196,9 +196,8 @@ class KnowledgeSharing(Penalty):
         """One lambda a cluster, if there are several."""
         super().check(clusters)
         if isinstance(self.lam, tuple) and len(self.lam) != clusters:
-            raise ConfigError(
-                f"penalty knowledge_sharing: lam = {list(self.lam)} has {len(self.lam)} values for {clusters} clusters"
-            )
+            has = f"lam = {list(self.lam)} has {len(self.lam)} values for {clusters} clusters"
+            raise ConfigError(f"penalty knowledge_sharing: {has}; give one number, or {clusters}")
 
     def slots(self, clusters: int) -> tuple[str, ...]:
         """The mean of the centres, or all of them."""
