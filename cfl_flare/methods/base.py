@@ -52,11 +52,14 @@ class Download:
             part of a model.
         models: the models, in the same order; filled in on the site.
         facts: small JSON values that the method's local step needs beside them.
+        to_train: names of further models, that come after the others and only to a participant that trains; on the
+            site they are slots like the others.
     """
 
     slots: tuple[str, ...] = ()
     models: tuple[Params, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    to_train: tuple[str, ...] = ()
 
     def model(self, slot: str) -> Params:
         """The model, or part of one, of this name."""
@@ -222,8 +225,9 @@ class Method(ABC):
         active = [p for p in self.penalties if p.of_clusters]
         if not active or "weights" not in state.extras or GLOBAL in slots:
             return Download(slots)
-        needed = dict.fromkeys((*slots, *(slot for p in active for slot in p.slots(self.clusters))))
-        return Download(tuple(needed), facts={"weights": state.extras["weights"]})
+        needed = dict.fromkeys(slot for p in active for slot in p.slots(self.clusters))
+        to_train = tuple(slot for slot in needed if slot not in slots)
+        return Download(slots, facts={"weights": state.extras["weights"]}, to_train=to_train)
 
     def moved_slots(self, state: ServerState, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
         """Of the slots that a participant was sent, those whose difference it must send back."""

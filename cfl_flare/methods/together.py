@@ -101,7 +101,8 @@ class Together(Method):
         """What each part sends."""
         sent = [part.distribute(self._state(state, i), participant) for i, part in enumerate(self.parts)]
         slots = tuple(f"{i}.{slot}" for i, download in enumerate(sent) for slot in download.slots)
-        return Download(slots, facts={str(i): dict(download.facts) for i, download in enumerate(sent)})
+        to_train = tuple(f"{i}.{slot}" for i, download in enumerate(sent) for slot in download.to_train)
+        return Download(slots, facts={str(i): dict(d.facts) for i, d in enumerate(sent)}, to_train=to_train)
 
     def _download(self, download: Download, i: int) -> Download:
         """What part i was sent."""

@@ -68,8 +68,9 @@ def after_a_round(bank, weights=(0.5, 0.2, 0.3), own=0) -> ServerState:
 def received(method, state, participant="p") -> Download:
     """What arrives at a participant."""
     sent = method.distribute(state, participant)
-    models = with_parts(state.bank, sent.slots)
-    return replace(sent, models=tuple(models[slot] for slot in sent.slots))
+    slots = (*sent.slots, *sent.to_train)
+    models = with_parts(state.bank, slots)
+    return Download(slots, tuple(models[slot] for slot in slots), sent.facts)
 
 
 def moved(method, state, worker, participant="p") -> Params:
@@ -364,15 +365,15 @@ def test_what_a_participant_is_sent(penalties):
     facts = {"weights": [0.5, 0.2, 0.3]} if of_clusters else {}
     for cls in (FeSEM, WeCFL):
         sent = cls(k=3, penalties=penalties).distribute(state, "p")
-        assert sent.slots[0] == "cluster-1"
-        assert sorted(sent.slots) == sorted({"cluster-1", *TRAVEL[penalties]})
+        assert sent.slots == ("cluster-1",)
+        assert sorted(sent.to_train) == sorted({*TRAVEL[penalties]} - {"cluster-1"})
         assert sent.facts == facts
     sent = IFCA(k=3, penalties=penalties).distribute(state, "p")
-    assert list(sent.slots[:3]) == PARTS
-    assert sorted(sent.slots) == sorted({*PARTS, *TRAVEL[penalties]})
+    assert list(sent.slots) == PARTS
+    assert sorted(sent.to_train) == sorted({*TRAVEL[penalties]} - {*PARTS})
     assert sent.facts == facts
-    if penalties != (KnowledgeSharing(),):
-        assert set(travelling(sent.slots)) - set(PARTS) <= {"global:backbone"}
+    whole = {*travelling((*sent.slots, *sent.to_train))} - {*PARTS}  # parts of the K models need not travel
+    assert whole == {slot for slot in TRAVEL[penalties] if slot.startswith(GLOBAL)}
 
 
 def test_parts_of_models_that_travel_whole_do_not_travel_again():
@@ -393,12 +394,12 @@ def noise(seed: int) -> Params:
 NOISE = {**{slot: noise(i) for i, slot in enumerate(PARTS)}, GLOBAL: noise(9)}
 
 
-def in_the_middle(method) -> Server:
+def in_the_middle(method, **schedule) -> Server:
     """Two participants of cluster 0 and one of cluster 1 on one site, one of cluster 1 on another."""
     sites, clusters = {"a": "s1", "b": "s1", "c": "s1", "d": "s2"}, {"a": 0, "b": 0, "c": 1, "d": 1}
     state = ServerState(NOISE, clusters, 1, {"weights": [0.5, 0.5, 0.0]})
     people = [Participant(name, site, 5) for name, site in sites.items()]
-    return Server(method, CNN, people, ServerSettings(5, evaluate_every=9), state)
+    return Server(method, CNN, people, ServerSettings(5, **{"evaluate_every": 9, **schedule}), state)
 
 
 def size(slot: str) -> int:
@@ -454,6 +455,29 @@ def test_parts_arrive_through_flare_as_they_are_in_the_bank(penalties):
         np.testing.assert_array_equal(models[slot].vector, model.vector)
         np.testing.assert_array_equal(models[slot].counters, model.counters)
         np.testing.assert_array_equal(model.part("all"), NOISE[whole].part(part or "all"))
+
+
+def test_only_those_who_train_are_sent_what_the_penalties_need():
+    server = in_the_middle(WeCFL(k=3, penalties=CON_CKS), sample=2, evaluate_every=1)
+    orders = server.orders()
+    assert sorted(order.train for order in orders.values()) == [False, False, True, True]
+    for name, order in orders.items():
+        own = cluster_slot(server.state.assignment[name])
+        extra = {f"{slot}:head" for slot in PARTS} | {"global:backbone"} if order.train else set()
+        assert order.slots[0] == own
+        assert set(order.slots) == {own} | extra
+
+
+@pytest.mark.parametrize("cls", CLUSTERING, ids=name_of)
+def test_methods_around_pass_on_what_the_penalties_need(cls):
+    method, state = cls(k=3, penalties=CON_CKS), after_a_round(BANK)
+    alone = method.distribute(state, "p")
+    cam = CAM(base=method, warmup=0).distribute(replace(state, bank={**BANK, "shared": coin(0, 0)}), "p")
+    assert (cam.slots[1:], cam.to_train, cam.facts) == (alone.slots, alone.to_train, alone.facts)
+    whole = replace(state, bank={f"0.{slot}": m for slot, m in BANK.items()}, extras={"0": state.extras})
+    together = Together(parts=(method,)).distribute(whole, "p")
+    assert together.to_train == tuple(f"0.{slot}" for slot in alone.to_train)
+    assert together.facts == {"0": alone.facts}
 
 
 def test_a_site_needs_no_more_than_it_was_sent():
