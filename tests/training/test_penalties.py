@@ -328,9 +328,17 @@ def module_of(model: Params) -> nn.Module:
     return module.double()
 
 
-def test_compared_networks_use_their_running_statistics_and_the_trained_one_its_batch():
+class Unstacked(FashionCNN):
+    """The same network, with a forward that nobody can look into."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+@pytest.mark.parametrize("cls", [FashionCNN, Unstacked])
+def test_compared_networks_use_their_running_statistics_and_the_trained_one_its_batch(cls):
     x, y = images(12)
-    worker = learner(make_cnn, x, y, lr=0.1, momentum=0.0, local_steps=1, batch_size=12)
+    worker = learner(partial(cls, (1, 8, 8), 3), x, y, lr=0.1, momentum=0.0, local_steps=1, batch_size=12)
     bank = {slot: with_statistics(model, 0.1 * i) for i, (slot, model) in enumerate(bank_of(worker).items())}
     penalty = Contrastive(mu=3.0, tau=0.2, on="representations")
     start = bank[cluster_slot(OWN)]
