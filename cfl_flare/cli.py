@@ -177,6 +177,7 @@ def build_named(text: str, penalties: Sequence[str] = ()) -> Method:
     """A method from the command line, with its penalties."""
     name, settings = parse_spec(text)
     if penalties:
+        require("penalties" not in settings, f"--method {text}: give its penalties there or by --penalty, not both")
         named = [parse_spec(penalty) for penalty in penalties]
         settings["penalties"] = [{"penalty": what, **own} for what, own in named]
     return build_method({"method": name, **settings})

@@ -160,7 +160,7 @@ class Server:
 
     def _order(self, participant: str, train: bool, evaluate: bool) -> Order:
         sent = self.method.distribute(self.state, participant)
-        return Order(sent.slots, train, evaluate, sent.facts)
+        return Order((*sent.slots, *sent.to_train) if train else sent.slots, train, evaluate, sent.facts)
 
     def accept(self, answer: Answer, site: str) -> None:
         """Checks an answer wholly, then keeps it.

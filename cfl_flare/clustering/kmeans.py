@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from sklearn.cluster import KMeans
 from sklearn.metrics import pairwise_distances_argmin
+from threadpoolctl import threadpool_limits
 
 from cfl_flare.errors import ConfigError
 
@@ -53,7 +54,8 @@ def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int 
             "lower k or let more take part"
         )
     kmeans = KMeans(k, n_init=starts, random_state=seed, copy_x=False)  # it shifts the features, and shifts them back
-    labels = kmeans.fit(features, sample_weight=weights / weights.mean()).labels_
+    with threadpool_limits(1):  # sites share the machine in a simulation: more threads than cores wait for each other
+        labels = kmeans.fit(features, sample_weight=weights / weights.mean()).labels_
     order = {label: i for i, label in enumerate(dict.fromkeys(labels.tolist()))}
     return np.array([order[label] for label in labels.tolist()])
 

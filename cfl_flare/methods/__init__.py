@@ -39,9 +39,9 @@ def build_method(spec: Mapping[str, Any], authorize: Callable[[str], None] | Non
     """
     settings = {key: _built(key, value, authorize) for key, value in spec.items()}
     name = settings.pop("method", None)
-    if name in METHODS:
+    if isinstance(name, str) and name in METHODS:
         return from_dict(METHODS[name], settings, f"method {name}")
-    if name in COMBINATIONS:
+    if isinstance(name, str) and name in COMBINATIONS:
         return COMBINATIONS[name].build(settings)
     if isinstance(name, str) and "." in name:
         return build({"class_path": name, "args": settings}, Method, "method", authorize)  # type: ignore[type-abstract]

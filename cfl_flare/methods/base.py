@@ -18,7 +18,7 @@ import numpy as np
 from cfl_flare.config import check_types, require
 from cfl_flare.ensemble import Served
 from cfl_flare.methods.penalties import Penalty
-from cfl_flare.methods.slots import GLOBAL, cluster_slot, whole_slot
+from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.params import Layout, Params, WeightedMean, weighted_mean
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Term
@@ -52,11 +52,14 @@ class Download:
             part of a model.
         models: the models, in the same order; filled in on the site.
         facts: small JSON values that the method's local step needs beside them.
+        to_train: names of further models, that come after the others and only to a participant that trains; on the
+            site they are slots like the others.
     """
 
     slots: tuple[str, ...] = ()
     models: tuple[Params, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    to_train: tuple[str, ...] = ()
 
     def model(self, slot: str) -> Params:
         """The model, or part of one, of this name."""
@@ -144,12 +147,14 @@ class Method(ABC):
         paper: where it comes from.
         assigns_on_site: each participant picks its cluster itself.
         predicts_with_several: what it serves is several models, which others cannot take apart.
+        no_penalties: why it takes none itself, and the way out; empty if it does.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
     assigns_on_site: ClassVar[bool] = False
     predicts_with_several: ClassVar[bool] = False
+    no_penalties: ClassVar[str] = ""
 
     weighting: str = "samples"
     penalties: tuple[Penalty, ...] = ()
@@ -167,6 +172,8 @@ class Method(ABC):
         given = self.penalties
         fits = isinstance(given, (list, tuple)) and all(isinstance(p, Penalty) for p in given)
         require(fits, f"method {self.name}: penalties = {given!r} should be a list of penalties")
+        refused = bool(given) and bool(self.no_penalties)
+        require(not refused, f"method {self.name}: penalties = {[p.name for p in given]} {self.no_penalties}")
         object.__setattr__(self, "penalties", tuple(given))
         for penalty in self.penalties:
             penalty.check(self.clusters)
@@ -212,13 +219,17 @@ class Method(ABC):
         return Download((GLOBAL,))
 
     def with_penalties(self, state: ServerState, slots: tuple[str, ...]) -> Download:
-        """These models, and those that the penalties need, from the second round on: before, there are no centres."""
-        if not state.round or GLOBAL in slots:
+        """These models and, once there are centres, what penalties of clusters need: models and the clusters' weights.
+
+        There are centres when `aggregate` has put ``weights`` into the state's extras; the round's number does not say
+        it, as a round may fail, and CAM's warm-up makes none.
+        """
+        active = [p for p in self.penalties if p.of_clusters]
+        if not active or "weights" not in state.extras or GLOBAL in slots:
             return Download(slots)
-        needed = dict.fromkeys(slot for p in self.penalties for slot in p.slots(self.clusters))
-        there = [slot for slot in needed if slot not in slots and whole_slot(slot) in state.bank]
-        weighs = any(p.needs_weights for p in self.penalties) and "weights" in state.extras
-        return Download((*slots, *there), facts={"weights": state.extras["weights"]} if weighs else {})
+        needed = dict.fromkeys(slot for p in active for slot in p.slots(self.clusters))
+        to_train = tuple(slot for slot in needed if slot not in slots)
+        return Download(slots, facts={"weights": state.extras["weights"]}, to_train=to_train)
 
     def moved_slots(self, state: ServerState, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
         """Of the slots that a participant was sent, those whose difference it must send back."""
@@ -230,7 +241,7 @@ class Method(ABC):
 
     def terms(self, learner: Learner, download: Download, own: str) -> list[Term]:
         """What the penalties add to the loss of a participant that starts from the model ``own``."""
-        ready = bool(learner.round) and own != GLOBAL
+        ready = "weights" in download.facts  # a participant that starts from the common model is sent none either
         active = [p for p in self.penalties if ready or not p.of_clusters]
         return [term for p in active for term in p.terms(download, own, self.clusters)]
 

@@ -43,6 +43,8 @@ class CAM(Method):
     paper: ClassVar[str] = "Ma et al. 2023 (NeurIPS), thesis ch. 7"
     predicts_with_several: ClassVar[bool] = True
 
+    no_penalties: ClassVar[str] = "belong to its base; give them there"
+
     base: Method
     warmup: int = 10
     updates: str = "simultaneous"
@@ -57,8 +59,7 @@ class CAM(Method):
         require(one, f"method cam: base = {self.base.label} predicts with several models; name a method that has one")
         whole = not getattr(self.base, "shared_backbone", False)
         require(whole, "method cam: base has shared_backbone = True, but only whole models can be added; leave it out")
-        own = not self.penalties and self.weighting == "samples"
-        require(own, "method cam: penalties and weighting belong to its base; give them there")
+        require(self.weighting == "samples", "method cam: weighting belongs to its base; give it there")
         require(not self.base.finetune, "method cam: finetune belongs to the whole; give it to cam, not to its base")
         require(self.warmup >= 0, f"method cam: warmup = {self.warmup} should be >= 0")
         require(0 <= self.lam < float("inf"), f"method cam: lam = {self.lam} should be >= 0")

@@ -71,10 +71,7 @@ class Local(Method):
 
     name: ClassVar[str] = "local"
     paper: ClassVar[str] = "baseline of all five papers"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(not self.penalties, f"method local: penalties = {self.penalties!r} have no model to hold on to")
+    no_penalties: ClassVar[str] = "have no common model to hold on to; leave them out"
 
     def start(self, initial: Callable[[int], Params]) -> ServerState:
         """Nothing is kept on the server; every site builds the same untrained model from the run's seed."""

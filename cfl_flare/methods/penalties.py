@@ -33,7 +33,7 @@ class Penalty(ABC):
         scope: the parameters that it holds: ``all``, ``fc``, ``head`` or ``backbone``.
         name: what it is called in a job.
         short: what it adds to a method's name.
-        of_clusters: it needs the clusters' models, and begins when there are some.
+        of_clusters: it needs the clusters' models or weights, and begins when there are some.
     """
 
     name: ClassVar[str]
@@ -53,7 +53,7 @@ class Penalty(ABC):
             ConfigError: it does not.
         """
         if self.of_clusters and not clusters:
-            raise ConfigError(f"penalty {self.name}: needs a method with clusters: ifca, fesem or wecfl")
+            raise ConfigError(f"penalty {self.name}: needs a method with clusters: ifca, fesem or wecfl, with k >= 1")
 
     def check_model(self, layout: Layout) -> None:
         """Whether a model has the part that it holds.
@@ -61,15 +61,13 @@ class Penalty(ABC):
         Raises:
             ConfigError: it has not.
         """
-        try:
-            layout.select(self.scope)
-        except ConfigError as error:
-            raise ConfigError(f"penalty {self.name}: scope = {self.scope!r} does not fit the model: {error}") from error
+        self._check_part(layout, self.scope, f"scope = {self.scope!r}")
 
-    @property
-    def needs_weights(self) -> bool:
-        """It needs to know the clusters' shares of all samples."""
-        return False
+    def _check_part(self, layout: Layout, part: str, setting: str) -> None:
+        try:
+            layout.select(part)
+        except ConfigError as error:
+            raise ConfigError(f"penalty {self.name}: {setting} does not fit the model: {error}") from error
 
     def slots(self, clusters: int) -> tuple[str, ...]:
         """The models, or parts of models, that it needs beside the one that is trained."""
@@ -80,7 +78,8 @@ class Penalty(ABC):
         """What is added to one participant's loss in one round.
 
         Args:
-            download: what it was sent, this penalty's slots among it.
+            download: what it was sent: this penalty's slots among it and, if it is of clusters, their weights as the
+                fact ``weights``.
             own: the slot of the model from which it starts.
             clusters: K.
         """
@@ -150,7 +149,7 @@ class Contrastive(Penalty):
         """Representations need a backbone."""
         super().check_model(layout)
         if self.on == "representations":
-            layout.select("backbone")
+            self._check_part(layout, "backbone", f"on = {self.on!r}")
 
     def slots(self, clusters: int) -> tuple[str, ...]:
         """All centres; for representations, their backbones."""
@@ -197,14 +196,8 @@ class KnowledgeSharing(Penalty):
         """One lambda a cluster, if there are several."""
         super().check(clusters)
         if isinstance(self.lam, tuple) and len(self.lam) != clusters:
-            raise ConfigError(
-                f"penalty knowledge_sharing: lam = {list(self.lam)} has {len(self.lam)} values for {clusters} clusters"
-            )
-
-    @property
-    def needs_weights(self) -> bool:
-        """The pairwise form does."""
-        return self.pairwise
+            has = f"lam = {list(self.lam)} has {len(self.lam)} values for {clusters} clusters"
+            raise ConfigError(f"penalty knowledge_sharing: {has}; give one number, or {clusters}")
 
     def slots(self, clusters: int) -> tuple[str, ...]:
         """The mean of the centres, or all of them."""
@@ -212,7 +205,7 @@ class KnowledgeSharing(Penalty):
         return tuple(part_slot(slot, self.scope) for slot in needed)
 
     def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
-        """One pull, or one to the weighted mean of the others, which has the same gradient."""
+        """One pull to the mean, or one to each of the other centres."""
         places = download.model(own).layout.select(self.scope)
         index = [cluster_slot(k) for k in range(clusters)].index(own)
         lam = self.lam[index] if isinstance(self.lam, tuple) else self.lam
@@ -237,7 +230,7 @@ def build_penalty(spec: Any, authorize: Callable[[str], None] | None = None) -> 
     require(isinstance(spec, Mapping), f"penalty {spec!r} should be {{'penalty': name, ...}}, with its settings")
     settings = dict(spec)
     name = settings.pop("penalty", None)
-    if name in PENALTIES:
+    if isinstance(name, str) and name in PENALTIES:
         return from_dict(PENALTIES[name], settings, f"penalty {name}")
     if isinstance(name, str) and "." in name:
         return build({"class_path": name, "args": settings}, Penalty, "penalty", authorize)  # type: ignore[type-abstract]

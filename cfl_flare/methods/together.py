@@ -32,6 +32,8 @@ class Together(Method):
     paper: ClassVar[str] = "thesis sec. 3.6.1, 7.4.4"
     predicts_with_several: ClassVar[bool] = True
 
+    no_penalties: ClassVar[str] = "belong to its parts; give them there"
+
     parts: tuple[Method, ...]
     vote: str = "probabilities"
 
@@ -45,8 +47,7 @@ class Together(Method):
         require(self.vote in VOTES, f"method together: vote = {self.vote!r} should be in {VOTES}")
         clustering = [part.label for part in self.parts if part.clusters]
         require(len(clustering) <= 1, f"method together: parts = {clustering} all cluster; take one of them")
-        own = not self.penalties and self.weighting == "samples"
-        require(own, "method together: penalties and weighting belong to its parts; give them there")
+        require(self.weighting == "samples", "method together: weighting belongs to its parts; give it there")
         fits = not any(part.finetune for part in self.parts)
         require(fits, "method together: finetune belongs to the whole; give it to together, not to its parts")
 
@@ -107,7 +108,8 @@ class Together(Method):
         """What each part sends."""
         sent = [part.distribute(self._state(state, i), participant) for i, part in enumerate(self.parts)]
         slots = tuple(f"{i}.{slot}" for i, download in enumerate(sent) for slot in download.slots)
-        return Download(slots, facts={str(i): dict(download.facts) for i, download in enumerate(sent)})
+        to_train = tuple(f"{i}.{slot}" for i, download in enumerate(sent) for slot in download.to_train)
+        return Download(slots, facts={str(i): dict(d.facts) for i, d in enumerate(sent)}, to_train=to_train)
 
     def _download(self, download: Download, i: int) -> Download:
         """What part i was sent."""

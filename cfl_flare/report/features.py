@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from sklearn.manifold import TSNE
+from threadpoolctl import threadpool_limits
 
 from cfl_flare.report.colours import palette
 from cfl_flare.results import Features, read_features
@@ -35,7 +36,8 @@ def embedding(gram: np.ndarray, seed: int = 0) -> np.ndarray:
     np.fill_diagonal(distances, 0)
     if len(gram) >= FEWEST and distances.max() > 0:
         tsne = TSNE(metric="precomputed", init="random", random_state=seed, perplexity=min(30, (len(gram) - 1) / 3))
-        return np.asarray(tsne.fit_transform(distances / distances.max()))
+        with threadpool_limits(1):  # more threads than free cores wait for each other
+            return np.asarray(tsne.fit_transform(distances / distances.max()))
     centred = gram - gram.mean(axis=0) - gram.mean(axis=1)[:, None] + gram.mean()
     values, vectors = np.linalg.eigh(centred)
     places = (vectors * np.sqrt(np.maximum(values, 0)))[:, ::-1][:, :2]

@@ -493,8 +493,8 @@ def test_the_gradient_beside_a_frozen_model_is_that_of_finite_differences(module
         ({"updates": "both"}, "updates = 'both' should be in"),
         ({"updates": None}, "updates = None should be str"),
         ({"step": "half"}, "step = 'half' should be in"),
-        ({"weighting": "uniform"}, "penalties and weighting belong to its base"),
-        ({"penalties": [Contrastive()]}, "penalties and weighting belong to its base"),
+        ({"weighting": "uniform"}, "weighting belongs to its base"),
+        ({"penalties": [Contrastive()]}, "belong to its base"),
         ({"k": 3}, "unknown setting 'k'"),
     ],
 )
