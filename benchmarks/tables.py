@@ -5,7 +5,7 @@
 ``run`` measures cells. A finished cell is not run again, and one that was stopped goes on from its last checkpoint.
 Several of these processes may work on the same folder, each takes the next free cell. ``report`` reads the finished
 cells and writes a table as JSON and Markdown, with the published figures beside ours, and a figure. ``ensembles``
-adds the logits of finished cells' models.
+adds the logits of finished cells' models. ``keep`` copies what ``report`` needs to where it can be committed.
 
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --rows fedavg ifca --partitions dirichlet --seeds 0 1
     python benchmarks/tables.py report --cells cells --out benchmarks/results/family
@@ -160,6 +160,13 @@ def report(given: argparse.Namespace) -> None:
     write_report(given.cells, given.out)
 
 
+def keep(given: argparse.Namespace) -> None:
+    """``keep``."""
+    from tables_report import keep  # the script beside this one
+
+    keep(given.cells, given.to)
+
+
 def ensembles(given: argparse.Namespace) -> None:
     """``ensembles``."""
     from tables_ensembles import write_ensembles  # the script beside this one
@@ -183,6 +190,10 @@ def main() -> None:
     reporting.set_defaults(do=report)
     reporting.add_argument("--cells", type=Path, required=True)
     reporting.add_argument("--out", type=Path, required=True, help="the files' name without its ending")
+    keeping = commands.add_parser("keep", help="copy what the report needs of the finished cells, and no models")
+    keeping.set_defaults(do=keep)
+    keeping.add_argument("--cells", type=Path, required=True)
+    keeping.add_argument("--to", type=Path, required=True)
     summing = commands.add_parser("ensembles", help="thesis Table 7.5 from the models of finished cells")
     summing.set_defaults(do=ensembles)
     summing.add_argument("--cells", type=Path, required=True)

@@ -201,6 +201,19 @@ def draw(found: Sequence[Cell], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def keep(cells: Path, to: Path) -> None:
+    """Copies what the report needs of the finished cells, so that they can be kept: ``run`` takes them for done."""
+    needed = {"round", *(key for key, _ in FIGURES.values())}
+    for cell, one in finished(cells):
+        folder = to / one.folder.relative_to(cells)
+        folder.mkdir(parents=True, exist_ok=True)
+        summary = {k: one.summary[k] for k in ("model", "training", "data", "run", "bytes_down", "bytes_up")}
+        (folder / "summary.json").write_text(json.dumps(summary) + "\n")
+        rounds = [{k: v for k, v in line.items() if k in needed} for line in one.rounds]
+        (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
+        (folder / "cell.json").write_text(json.dumps(cell, indent=1) + "\n")
+
+
 def write_report(cells: Path, out: Path) -> None:
     """Writes ``<out>.json``, ``<out>.md`` and ``<out>.png``."""
     found = finished(cells)
