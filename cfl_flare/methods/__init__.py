@@ -16,12 +16,14 @@ from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.named import COMBINATIONS
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
+from cfl_flare.methods.personal import Ditto, FedBABU, FedPer
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.methods.together import Together
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
 METHODS: dict[str, type[Method]] = {
-    cls.name: cls for cls in (FedAvg, FedProx, Finetune, Local, IFCA, FeSEM, WeCFL, CAM, Together)
+    cls.name: cls
+    for cls in (FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, IFCA, FeSEM, WeCFL, CAM, Together)
 }
 METHODS["hypcluster"] = IFCA
 
@@ -89,9 +91,12 @@ __all__ = [
     "PENALTIES",
     "Assignment",
     "Contrastive",
+    "Ditto",
     "Download",
     "FeSEM",
     "FedAvg",
+    "FedBABU",
+    "FedPer",
     "FedProx",
     "Finetune",
     "KnowledgeSharing",
