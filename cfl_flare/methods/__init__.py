@@ -12,6 +12,7 @@ from cfl_flare.config import build, class_path, from_dict
 from cfl_flare.errors import ConfigError
 from cfl_flare.methods.base import Assignment, Download, Method, Participant, ServerState, Update
 from cfl_flare.methods.cam import CAM
+from cfl_flare.methods.cuau import FedCUAU
 from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.named import COMBINATIONS
@@ -23,7 +24,7 @@ from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
 METHODS: dict[str, type[Method]] = {
     cls.name: cls
-    for cls in (FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, IFCA, FeSEM, WeCFL, CAM, Together)
+    for cls in (FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, IFCA, FeSEM, WeCFL, FedCUAU, CAM, Together)
 }
 METHODS["hypcluster"] = IFCA
 
@@ -96,6 +97,7 @@ __all__ = [
     "FeSEM",
     "FedAvg",
     "FedBABU",
+    "FedCUAU",
     "FedPer",
     "FedProx",
     "Finetune",
