@@ -49,7 +49,7 @@ class FedCUAU(Method):
         finetune: measures the personalised accuracy: the own cluster's model, fine-tuned; without it the initial one,
             of C1's model (FedPer has none, as its heads are the participants'; there it is the own cluster's model).
         finetune_epochs: passes over the training data in that fine-tuning.
-        in_parts: no whole models are in its bank.
+        in_parts: its bank holds no whole models.
     """
 
     name: ClassVar[str] = "fedcuau"
@@ -74,8 +74,8 @@ class FedCUAU(Method):
         require(self.k >= 2, f"method fedcuau: k = {self.k} should be >= 2; one cluster is its base")
         layers = self.cluster_layers
         if layers is not None:
-            names = isinstance(layers, (list, tuple)) and bool(layers) and all(isinstance(n, str) for n in layers)
-            require(names, f"method fedcuau: cluster_layers = {layers!r} should be a list of names, or None")
+            fits = isinstance(layers, (list, tuple)) and bool(layers) and all(isinstance(n, str) for n in layers)
+            require(fits, f"method fedcuau: cluster_layers = {layers!r} should be a list of names, or None")
             object.__setattr__(self, "cluster_layers", tuple(layers))
 
     @property
@@ -117,9 +117,8 @@ class FedCUAU(Method):
         """The model has cluster layers and others, and a head to send in stage 1."""
         super().check_model(layout)
         self.inner.check_model(layout)
-        require(
-            layout.head.size > 0, "method fedcuau: stage 1 sends the head, but the model has no torch.nn.Linear layer"
-        )
+        there = layout.head.size > 0
+        require(there, "method fedcuau: stage 1 sends the head; take a model with a torch.nn.Linear layer")
         self.parts(layout)
 
     def check_rounds(self, rounds: int) -> None:
@@ -136,16 +135,15 @@ class FedCUAU(Method):
         given = self.cluster_layers or last_block(layout, self.headless)
         unknown = [name for name in given if not any(_within(e.name, name) for e in whole.entries)]
         there = ", ".join(dict.fromkeys(e.name.rpartition(".")[0] or e.name for e in whole.entries))
-        require(
-            not unknown, f"method fedcuau: cluster_layers = {list(given)}: no {unknown[:1]} travels; there: {there}"
-        )
+        where = f"method fedcuau: cluster_layers = {list(given)}"
+        require(not unknown, f"{where}: no {unknown[:1]} travels; there: {there}")
         copied = {e.name for e in whole.entries if any(_within(e.name, name) for name in given)}
         shared = whole.restricted([e.name for e in whole.entries if e.name not in copied])
         cluster = whole.restricted(copied)
         for part, what in ((shared, "shared"), (cluster, "cluster")):
             if not part.parameter_size:
-                has = f"cluster_layers = {list(given)} leave no {what} layers of {there}"
-                raise ConfigError(f"method fedcuau: {has}; set cluster_layers, or take a model with more layers")
+                way_out = "set cluster_layers, or take a model with more layers"
+                raise ConfigError(f"{where} leave no {what} layers of {there}; {way_out}")
         return shared, cluster
 
     def start(self, initial: Callable[[int], Params]) -> ServerState:
@@ -220,14 +218,14 @@ class FedCUAU(Method):
         return {update.participant: state.assignment[update.participant] for update in updates}
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """AU = sum n_k/n CU_k (line 6); w^s, w^CC and each w^Cj averaged over those who trained them (line 13).
+        """AU = sum n_k/n CU_k (line 6), CUAU_k = ||CU_k - AU||_2 (line 8); each slot's mean (line 13).
 
         The pseudo-code's further 1/N and 1/K are misprints: with them no mean would be one.
         """
         means = self.means(state, updates)
         first = "thresholds" not in state.extras
         au = means[AU] if first else state.bank[AU]
-        divergence = {u.participant: _distance(u.diffs[AU], au) for u in updates if AU in u.diffs}
+        divergence = {u.participant: _length(u.diffs[AU] - au) for u in updates if AU in u.diffs}
         if first:  # P_{i-1/C} < CUAU_k <= P_{i/C} (line 9), by rank: as printed, the smallest would be in none
             bins = by_rank(divergence, self.k)
             return state.after(means, bins, thresholds=thresholds(divergence, bins, self.k))
@@ -278,7 +276,7 @@ def last_block(layout: Layout, headless: bool) -> list[str]:
 
 
 def _within(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(f"{prefix}.")
+    return f"{name}.".startswith(f"{prefix}.")
 
 
 def _stage_two(learner: Learner) -> Learner:
@@ -297,6 +295,5 @@ def _with(model: Params, part: Params) -> Params:
     return model.layout.pack({**model.arrays(), **part.arrays()})
 
 
-def _distance(one: Params, other: Params) -> float:
-    """||CU_k - AU||_2 (line 8)."""
-    return float(np.linalg.norm(one.vector.astype(np.float64) - other.vector))
+def _length(update: Params) -> float:
+    return float(np.linalg.norm(update.vector.astype(np.float64)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -19,6 +19,7 @@ from cfl_flare.ensemble import Served, combined
 from cfl_flare.errors import AbortedError
 from cfl_flare.params import Params
 from cfl_flare.seeds import stream
+from cfl_flare.training.drawer import Drawer
 from cfl_flare.training.measures import accuracy, macro_f1
 from cfl_flare.training.penalties import Step, Term
 from cfl_flare.training.resident import ResidentModel, untrained
@@ -93,33 +94,6 @@ class Workshop:
         while len(self._predictors) > PREDICTORS:
             self._predictors.popitem(last=False)
         return self._predictors[key][1]
-
-
-class Drawer(MutableMapping[str, Params]):
-    """A part of a participant's memory: its names, without the prefix that they have in the whole.
-
-    Args:
-        memory: the whole.
-        prefix: of this part's names.
-    """
-
-    def __init__(self, memory: MutableMapping[str, Params], prefix: str):
-        self._memory, self._prefix = memory, prefix
-
-    def __getitem__(self, name: str) -> Params:
-        return self._memory[self._prefix + name]
-
-    def __setitem__(self, name: str, value: Params) -> None:
-        self._memory[self._prefix + name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self._memory[self._prefix + name]
-
-    def __iter__(self) -> Iterator[str]:
-        return (name.removeprefix(self._prefix) for name in self._memory if name.startswith(self._prefix))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 class Learner:

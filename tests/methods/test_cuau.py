@@ -427,7 +427,7 @@ class Headless(nn.Module):
 @pytest.mark.parametrize(
     ("method", "model", "message"),
     [
-        (FedCUAU(), Headless(), "stage 1 sends the head, but the model has no torch.nn.Linear layer"),
+        (FedCUAU(), Headless(), "stage 1 sends the head; take a model with a torch.nn.Linear layer"),
         (FedCUAU(), Logistic((1, 8, 8), 10), "leave no shared layers of head; set cluster_layers, or take a model"),
         (FedCUAU(base="fedper"), Logistic((1, 8, 8), 10), "method fedper: only the backbone travels"),
         (FedCUAU(cluster_layers=["third"]), Deep(), r"no \['third'\] travels; there: first, second, head"),
