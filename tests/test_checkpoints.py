@@ -16,7 +16,7 @@ from cfl_flare.data import DataConfig, Digits
 from cfl_flare.errors import ConfigError
 from cfl_flare.files import load_arrays
 from cfl_flare.loop import run_loop
-from cfl_flare.methods import IFCA, FedAvg, Local, Method, WeCFL
+from cfl_flare.methods import IFCA, Ditto, FedAvg, FedCUAU, FedPer, Local, Method, WeCFL
 from cfl_flare.results import RoundMetrics, load_run
 from cfl_flare.server import Server, ServerSettings
 from cfl_flare.site import Answer, Site
@@ -79,7 +79,9 @@ def assert_same(server: Server, other: Server, folder: Path, other_folder: Path)
 
 # Round r is measured while the server finishes round r + 1: a checkpoint of 6 rounds follows the measures of round 4.
 @pytest.mark.parametrize("stop_at", [1, 4, 5, 7])
-@pytest.mark.parametrize("method", [FedAvg(), WeCFL(k=2), IFCA(k=2), Local()], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [FedAvg(), WeCFL(k=2), IFCA(k=2), Local(), FedPer(), Ditto(), FedCUAU()], ids=lambda m: m.name
+)
 def test_a_stopped_run_ends_as_an_undisturbed_one(tmp_path: Path, method: Method, stop_at: int) -> None:
     undisturbed = loop(method, tmp_path / "one")
     with pytest.raises(Stopped):

@@ -12,16 +12,19 @@ from cfl_flare.config import build, class_path, from_dict
 from cfl_flare.errors import ConfigError
 from cfl_flare.methods.base import Assignment, Download, Method, Participant, ServerState, Update
 from cfl_flare.methods.cam import CAM
+from cfl_flare.methods.cuau import FedCUAU
 from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.named import COMBINATIONS
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
+from cfl_flare.methods.personal import Ditto, FedBABU, FedPer
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.methods.together import Together
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
 METHODS: dict[str, type[Method]] = {
-    cls.name: cls for cls in (FedAvg, FedProx, Finetune, Local, IFCA, FeSEM, WeCFL, CAM, Together)
+    cls.name: cls
+    for cls in (FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, IFCA, FeSEM, WeCFL, FedCUAU, CAM, Together)
 }
 METHODS["hypcluster"] = IFCA
 
@@ -89,9 +92,13 @@ __all__ = [
     "PENALTIES",
     "Assignment",
     "Contrastive",
+    "Ditto",
     "Download",
     "FeSEM",
     "FedAvg",
+    "FedBABU",
+    "FedCUAU",
+    "FedPer",
     "FedProx",
     "Finetune",
     "KnowledgeSharing",

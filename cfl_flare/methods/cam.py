@@ -58,6 +58,10 @@ class CAM(Method):
         one = not self.base.predicts_with_several
         require(one, f"method cam: base = {self.base.label} predicts with several models; name a method that has one")
         whole = not getattr(self.base, "shared_backbone", False)
+        whole_bank = not getattr(self.base, "in_parts", False)
+        require(
+            whole_bank, f"method cam: base = {self.base.label} has its models in parts; name one that has whole ones"
+        )
         require(whole, "method cam: base has shared_backbone = True, but only whole models can be added; leave it out")
         require(self.weighting == "samples", "method cam: weighting belongs to its base; give it there")
         require(not self.base.finetune, "method cam: finetune belongs to the whole; give it to cam, not to its base")

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from cfl_flare.ensemble import Served, combined
 from cfl_flare.errors import AbortedError
 from cfl_flare.params import Params
 from cfl_flare.seeds import stream
+from cfl_flare.training.drawer import Drawer
 from cfl_flare.training.measures import accuracy, macro_f1
 from cfl_flare.training.penalties import Step, Term
 from cfl_flare.training.resident import ResidentModel, untrained
@@ -26,6 +28,8 @@ from cfl_flare.training.several import Predictor
 
 # Stacked models kept for the next participant: the candidates, the frozen part of a sum, and what is being measured.
 PREDICTORS = 3
+# Untrained models kept for the next participant.
+UNTRAINED = 4
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,9 @@ class Workshop:
         seed: the run's seed.
         device: where to compute.
         should_stop: asked before each step whether the job was aborted.
+
+    Attributes:
+        initial: the run's untrained model of a number.
     """
 
     def __init__(
@@ -67,7 +74,7 @@ class Workshop:
         should_stop: Callable[[], bool] = lambda: False,
     ):
         self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
-        self.make_model = make_model
+        self.initial = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
         self.resident = ResidentModel(make_model(), device)
         self.optimizer = torch.optim.SGD(
             [self.resident.parameters],
@@ -87,33 +94,6 @@ class Workshop:
         while len(self._predictors) > PREDICTORS:
             self._predictors.popitem(last=False)
         return self._predictors[key][1]
-
-
-class Drawer(MutableMapping[str, Params]):
-    """A part of a participant's memory: its names, without the prefix that they have in the whole.
-
-    Args:
-        memory: the whole.
-        prefix: of this part's names.
-    """
-
-    def __init__(self, memory: MutableMapping[str, Params], prefix: str):
-        self._memory, self._prefix = memory, prefix
-
-    def __getitem__(self, name: str) -> Params:
-        return self._memory[self._prefix + name]
-
-    def __setitem__(self, name: str, value: Params) -> None:
-        self._memory[self._prefix + name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self._memory[self._prefix + name]
-
-    def __iter__(self) -> Iterator[str]:
-        return (name.removeprefix(self._prefix) for name in self._memory if name.startswith(self._prefix))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 class Learner:
@@ -170,39 +150,57 @@ class Learner:
 
     def initial(self, index: int) -> Params:
         """The run's untrained model number ``index``."""
-        return untrained(self._workshop.make_model, self._workshop.seed, self._first + index)
+        return self._workshop.initial(self._first + index)
 
-    def train(self, start: Params, terms: Sequence[Term] = (), purpose: str = "train") -> Params:
+    def in_round(self, number: int) -> Learner:
+        """The same participant with the random streams and the learning rate of another round."""
+        view = copy.copy(self)
+        view.round, view._losses = number, {}
+        return view
+
+    def train(
+        self,
+        start: Params,
+        terms: Sequence[Term] = (),
+        purpose: str = "train",
+        epochs: int | None = None,
+        frozen: str | Sequence[str] = (),
+    ) -> Params:
         """One round of local SGD steps (thesis Alg. 1, line 7).
 
         Args:
             start: the model to start from.
             terms: added to the cross-entropy in each step.
             purpose: names the random stream; only ``"train"`` writes the participant's momentum back to its memory.
+            epochs: passes over the training data, in place of the run's steps.
+            frozen: the parameters that stay as they are, momentum included; as for `Layout.select`.
 
         Returns:
             The trained model.
         """
         work, settings = self._workshop, self._workshop.settings
         rng = stream(work.seed, self.participant, self.round, purpose)
+        settings = settings if epochs is None else replace(settings, local_epochs=epochs, local_steps=None)
         batches = self._batches(rng, settings.steps(self.samples))
-        frozen = self._frozen(batches, terms)  # before the model is loaded: it may need the resident module
+        fixed = self._fixed(batches, terms)  # before the model is loaded: it may need the resident module
         work.resident.load(start)
         work.resident.module.train()
         work.optimizer.param_groups[0]["lr"] = settings.lr_at(self.round)
         self._start_momentum()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.integers(2**62)))  # for dropout
-            with work.resident.watching_head(any(term.compares for term in terms)) as seen:
+            compared = any(term.compares for term in terms)
+            with work.resident.watching_head(compared) as seen, work.resident.holding(frozen) as put_back:
                 for i, batch in enumerate(batches):
-                    self._step(batch, terms, [None if f is None else f[i] for f in frozen], seen)
+                    self._step(batch, terms, [None if f is None else f[i] for f in fixed], seen)
+                    put_back()
         if purpose == "train":
-            self._keep_momentum()
+            self._keep_momentum(frozen)
         self.trained = work.resident.read()
         return self.trained
 
     @torch.no_grad()
-    def _frozen(self, batches: list[Tensor], terms: Sequence[Term]) -> list[tuple[Tensor, ...] | None]:
+    def _fixed(self, batches: list[Tensor], terms: Sequence[Term]) -> list[tuple[Tensor, ...] | None]:
         """What models that do not train say of each batch: first the one beside, then those that each term compares.
 
         It is computed for the whole round at once, and each of it once.
@@ -213,13 +211,13 @@ class Learner:
         compared = [self._predict(t.compares, x, features=True).split(sizes, 1) if t.compares else None for t in terms]
         return [beside, *compared]
 
-    def _step(self, batch: Tensor, terms: Sequence[Term], frozen: list[Tensor | None], seen: Sequence[Tensor]) -> None:
+    def _step(self, batch: Tensor, terms: Sequence[Term], fixed: list[Tensor | None], seen: Sequence[Tensor]) -> None:
         work = self._workshop
         if work.should_stop():
             raise AbortedError(f"aborted while {self.participant} was training")
         work.resident.gradient.zero_()
         logits = work.resident.module(self._train.x[batch])
-        beside, *compared = frozen
+        beside, *compared = fixed
         loss = F.cross_entropy(logits if beside is None else logits + beside, self._train.y[batch])
         for term, others in zip(terms, compared):
             loss = loss + term(Step(work.resident.parameters, seen[0] if seen else None, others))
@@ -251,11 +249,13 @@ class Learner:
         else:
             buffer.copy_(torch.from_numpy(kept.vector[: buffer.numel()]))
 
-    def _keep_momentum(self) -> None:
+    def _keep_momentum(self, frozen: str | Sequence[str]) -> None:
         if self._workshop.settings.keep_momentum and self._workshop.settings.momentum:
             layout = self._workshop.resident.layout
             vector = np.zeros(layout.size, np.float32)
             vector[: layout.parameter_size] = self._momentum_buffer().cpu().numpy()
+            for place in layout.select(frozen) if frozen else ():
+                vector[place] = 0
             self.memory["momentum"] = Params(layout, vector, np.zeros(layout.counter_size, np.int64))
 
     @torch.no_grad()

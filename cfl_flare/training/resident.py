@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -76,6 +76,33 @@ class ResidentModel:
             yield seen
         finally:
             hook.remove()
+
+    @contextlib.contextmanager
+    def holding(self, part: str | Sequence[str]) -> Iterator[Callable[[], None]]:
+        """Within it, a part of the loaded parameters takes no gradients; what it gives puts that part back.
+
+        Weight decay, momentum and penalties move what has no gradient too: it is to be called after each step.
+
+        Args:
+            part: as for `Layout.select`; nothing if empty.
+        """
+        places = self.layout.select(part) if part else []
+        starts, named = {place.start for place in places}, dict(self.module.named_parameters())
+        entries = [e for e in self.layout.entries if e.kind == "parameter" and e.offset in starts]
+        held = [named[e.name] for e in entries if named[e.name].requires_grad]
+        kept = [self.flat[place].clone() for place in places]
+
+        def put_back() -> None:
+            for place, values in zip(places, kept):
+                self.flat[place] = values
+
+        for parameter in held:
+            parameter.requires_grad_(False)
+        try:
+            yield put_back
+        finally:
+            for parameter in held:
+                parameter.requires_grad_(True)
 
     def read(self) -> Params:
         """A copy of the model that is loaded now."""

@@ -217,6 +217,49 @@ def test_finetuning_leaves_the_memory_alone() -> None:
     assert kept.vector.tolist() == value.tolist()
 
 
+@pytest.mark.parametrize("part", ["backbone", ["layers.3.bias", "layers.1.weight"]])
+def test_a_frozen_part_stays_as_it_is_whatever_pulls_at_it(part: Any) -> None:
+    """Gradients, momentum, weight decay and a penalty; the rest moves, and later trainings move everything."""
+    settings = TrainSettings(lr=0.1, batch_size=4, local_steps=5, weight_decay=0.1, keep_momentum=True)
+    memory: dict[str, Params] = {}
+    learner = Learner(Workshop(Dropping, settings, 3), "a", rows(19), rows(5), memory)
+    start = learner.train(learner.initial(0))
+    assert memory["momentum"].part(part).all()
+    trained = learner.train(start, [Pull(0.5, start.part("all") + 1, start.layout.select("all"))], frozen=part)
+    np.testing.assert_array_equal(trained.part(part), start.part(part))
+    assert not memory["momentum"].part(part).any()
+    still = [np.array_equal(trained.vector[s], start.vector[s]) for s in start.layout.select("all")]
+    assert sum(still) == len(start.layout.select(part))
+    free = learner.train(start)
+    assert not any(np.array_equal(free.vector[s], start.vector[s]) for s in start.layout.select("all"))
+
+
+def test_freezing_the_backbone_leaves_the_head_s_first_step_as_it_was() -> None:
+    settings = TrainSettings(lr=0.1, batch_size=19, local_steps=1, momentum=0.9)
+    learner = Learner(Workshop(Dropping, settings, 3), "a", rows(19), rows(5), {})
+    whole, head = learner.train(learner.initial(0)), learner.train(learner.initial(0), frozen="backbone")
+    np.testing.assert_array_equal(head.part("head"), whole.part("head"))
+
+
+def test_epochs_take_the_place_of_the_run_s_steps() -> None:
+    """Two passes over 19 samples by 4 are 10 batches."""
+    tenfold, epochwise = (
+        Learner(Workshop(Dropping, TrainSettings(lr=0.1, batch_size=4, **more), 3), "a", rows(19), rows(5), {})
+        for more in ({"local_steps": 10}, {"local_epochs": 7})
+    )
+    start = tenfold.initial(0)
+    one, two = tenfold.train(start), epochwise.train(start, epochs=2)
+    np.testing.assert_array_equal(one.vector, two.vector)
+
+
+def test_a_participant_in_another_round_trains_as_it_did_then() -> None:
+    work = Workshop(Dropping, TrainSettings(lr=0.1, batch_size=4, local_steps=3, lr_decay=0.5), 3)
+    then, now = (Learner(work, "a", rows(19), rows(5), {}, number) for number in (1, 6))
+    start = now.initial(0)
+    np.testing.assert_array_equal(now.in_round(1).train(start).vector, then.train(start).vector)
+    assert now.round == 6
+
+
 @pytest.mark.parametrize("allowed", [0, 2])
 def test_an_aborted_job_stops_between_two_steps(allowed: int) -> None:
     asked = []

@@ -1,0 +1,299 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""FedCUAU: clusters by how heterogeneous a participant's data is; knowledge flows from the least to the most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from cfl_flare.clustering.bins import by_rank, placed, thresholds
+from cfl_flare.config import require, require_whole
+from cfl_flare.ensemble import Served
+from cfl_flare.errors import ConfigError
+from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update, cluster_slot
+from cfl_flare.methods.fedavg import FedAvg, FedProx
+from cfl_flare.methods.ifca import BACKBONE
+from cfl_flare.methods.personal import HEAD, BackboneOnly, FedBABU, FedPer
+from cfl_flare.params import Layout, Params
+from cfl_flare.training.learner import Learner
+
+SHARED, AU = "shared", "au"
+BASES: dict[str, FedAvg] = {m.name: m for m in (FedAvg(), FedProx(), FedBABU(finetune=False), FedPer())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedCUAU(Method):
+    """Clusters by the divergence of a participant's first update (CU) from the mean update (AU); FedCUAU, Alg. 1.
+
+    Round 0 is stage 1, round t the t-th of stage 2: a run of T + 1 rounds has T of the base's. In round t a
+    participant's batches and learning rate are those of the base's round t - 1, and the shared layers with those of
+    the last cluster, (w^s, w^CC), are at its end exactly the base's model. The server samples for each round anew.
+
+    In stage 1 nothing is sent: each participant builds the run's initial model from the seed. One that is not there in
+    round 0 does stage 1 in the first round that it takes part in, as it would have done it then, and is placed between
+    round 0's percentile points by its distance to round 0's AU. Until then it is served C1's model.
+
+    Attributes:
+        base: the method that is improved: ``fedavg``, ``fedprox``, ``fedbabu`` or ``fedper``, or one of them with its
+            own weighting and penalties. Its fine-tuning is this method's.
+        k: number of clusters C; cluster 0 is C1, of the least heterogeneous data.
+        cluster_layers: the layers of which each cluster has a copy, as names or beginnings of names
+            (``body.layer4``). None takes the backbone's last block with a convolution and all after it: ResNet-18's
+            last block and head, LEAF's last convolution and its fully connected layers (sec. 6.3); without a
+            convolution the backbone's last layer and the head, or the head alone if nothing were shared otherwise. For
+            FedBABU and FedPer never the head.
+        finetune: measures the personalised accuracy: the own cluster's model, fine-tuned; without it the initial one,
+            of C1's model (FedPer has none, as its heads are the participants'; there it is the own cluster's model).
+        finetune_epochs: passes over the training data in that fine-tuning.
+        in_parts: its bank holds no whole models.
+    """
+
+    name: ClassVar[str] = "fedcuau"
+    paper: ClassVar[str] = "FedCUAU (anonymous, under review)"
+    no_penalties: ClassVar[str] = "belong to its base; give them there"
+    in_parts: ClassVar[bool] = True
+
+    base: Method | str = "fedavg"
+    k: int = 2
+    cluster_layers: tuple[str, ...] | None = None
+    finetune_epochs: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        base = BASES.get(self.base) if isinstance(self.base, str) else self.base
+        known = base is not None and type(base) in {type(m) for m in BASES.values()}
+        require(known, f"method fedcuau: base = {self.base!r} should be one of {', '.join(BASES)}")
+        object.__setattr__(self, "base", base)
+        require(not self.inner.finetune, "method fedcuau: finetune belongs to the whole; set base's finetune = False")
+        require(self.weighting == "samples", "method fedcuau: weighting belongs to its base; give it there")
+        require_whole("method fedcuau", k=self.k, finetune_epochs=self.finetune_epochs)
+        require(self.k >= 2, f"method fedcuau: k = {self.k} should be >= 2; one cluster is its base")
+        layers = self.cluster_layers
+        if layers is not None:
+            fits = isinstance(layers, (list, tuple)) and bool(layers) and all(isinstance(n, str) for n in layers)
+            require(fits, f"method fedcuau: cluster_layers = {layers!r} should be a list of names, or None")
+            object.__setattr__(self, "cluster_layers", tuple(layers))
+
+    @property
+    def inner(self) -> FedAvg:
+        """The base."""
+        assert isinstance(self.base, FedAvg)
+        return self.base
+
+    @property
+    def label(self) -> str:
+        """``fedavg-cuau``."""
+        names = (self.inner.name, *(p.short for p in self.inner.penalties), "cuau")
+        return "-".join(names) + "-finetune" * self.finetune
+
+    @property
+    def clusters(self) -> int:
+        """C."""
+        return self.k
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of the copies of the cluster layers, C1's first."""
+        return tuple(cluster_slot(j) for j in range(self.k))
+
+    @property
+    def headless(self) -> bool:
+        """The base's head does not travel."""
+        return isinstance(self.inner, BackboneOnly)
+
+    def weight(self, update: Update) -> float:
+        """As the base."""
+        return self.inner.weight(update)
+
+    def needs(self, state: ServerState) -> int:
+        """Stage 1 needs a participant for each cluster."""
+        return 1 if "thresholds" in state.extras else self.k
+
+    def check_model(self, layout: Layout) -> None:
+        """The model has cluster layers and others, and a head to send in stage 1."""
+        super().check_model(layout)
+        self.inner.check_model(layout)
+        there = layout.head.size > 0
+        require(there, "method fedcuau: stage 1 sends the head; take a model with a torch.nn.Linear layer")
+        self.parts(layout)
+
+    def check_rounds(self, rounds: int) -> None:
+        """There are rounds after stage 1."""
+        require(rounds > 1, f"method fedcuau: stage 1 takes the first of {rounds} rounds; add some")
+
+    def parts(self, layout: Layout) -> tuple[Layout, Layout]:
+        """What travels of a model: its shared layers, and its cluster layers (sec. 6.1).
+
+        Raises:
+            ConfigError: there is nothing in one of them.
+        """
+        whole = layout.backbone if self.headless else layout
+        given = self.cluster_layers or last_block(layout, self.headless)
+        unknown = [name for name in given if not any(_within(e.name, name) for e in whole.entries)]
+        there = ", ".join(dict.fromkeys(e.name.rpartition(".")[0] or e.name for e in whole.entries))
+        where = f"method fedcuau: cluster_layers = {list(given)}"
+        require(not unknown, f"{where}: no {unknown[:1]} travels; there: {there}")
+        copied = {e.name for e in whole.entries if any(_within(e.name, name) for name in given)}
+        shared = whole.restricted([e.name for e in whole.entries if e.name not in copied])
+        cluster = whole.restricted(copied)
+        for part, what in ((shared, "shared"), (cluster, "cluster")):
+            if not part.parameter_size:
+                way_out = "set cluster_layers, or take a model with more layers"
+                raise ConfigError(f"{where} leave no {what} layers of {there}; {way_out}")
+        return shared, cluster
+
+    def start(self, initial: Callable[[int], Params]) -> ServerState:
+        """All copies begin at the run's initial model (line 10). AU has the layout of what stage 1 sends."""
+        model = initial(0)
+        shared, cluster = self.parts(model.layout)
+        head = model.take(model.layout.head)
+        bank = {SHARED: model.take(shared), **{slot: model.take(cluster) for slot in self.slots}, AU: head - head}
+        return ServerState({**bank, HEAD: head} if self.headless else bank)
+
+    def distribute(self, state: ServerState, participant: str) -> Download:
+        """Shared layers, those it predicts with, and to train those of its own cluster and all above it.
+
+        The slots that it trains are always named after the two others, even if one of them is named there already: so
+        both sides know them. Where there are none, it is to do stage 1.
+        """
+        if "thresholds" not in state.extras:
+            return Download()
+        own = state.assignment.get(participant)
+        served = own if own is not None and (self.finetune or isinstance(self.inner, FedPer)) else 0
+        return Download((SHARED, self.slots[served]), to_train=() if own is None else self.slots[own:])
+
+    def moved_slots(self, state: ServerState, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
+        """In stage 1 the head alone; then the shared layers and the copies that it trained."""
+        return (SHARED, *slots[2:]) if slots[2:] else (AU,)
+
+    def local_update(self, learner: Learner, download: Download) -> Update:
+        """Stage 1 or stage 2, by what was sent."""
+        if not download.slots[2:]:
+            return self.client_update(learner)
+        return self.cluster_client_update(learner, download)
+
+    def client_update(self, learner: Learner) -> Update:
+        """Stage 1: CU_k of the head, after one local epoch of all layers from the initial model (lines 5, 16-19)."""
+        start = learner.initial(0)
+        trained = learner.in_round(0).train(start, purpose="stage 1", epochs=1)
+        return Update(learner.participant, learner.samples, {AU: (trained - start).take(start.layout.head)})
+
+    def cluster_client_update(self, learner: Learner, download: Download) -> Update:
+        """Stage 2: the base's step on (w^s, w^CC), then each w^Cj from j = own on under the new w^s (lines 20-25).
+
+        The head of FedBABU and FedPer stays as the base's step left it. BatchNorm in the frozen layers uses its
+        batches' statistics, as in all training.
+        """
+        view, (*copies, last) = _stage_two(learner), download.slots[2:]
+        update = self.inner.local_update(view, self._composed(learner, download, last))
+        (diff,) = update.diffs.values()
+        diffs = {slot: diff.take(download.model(slot).layout) for slot in (SHARED, last)}
+        joint = learner.trained = view.trained
+        assert isinstance(joint, Params)
+        for slot in reversed(copies):  # the own cluster's is the last, and what the training ended with
+            start = _with(joint, download.model(slot))
+            frozen = _parameters_beside(joint.layout, download.model(slot).layout)
+            terms = self.inner.terms(view, Download((slot,), (start,)), slot)
+            learner.trained = trained = view.part(slot).train(start, terms, frozen=frozen)
+            diffs[slot] = (trained - start).take(download.model(slot).layout)
+        return replace(update, diffs=diffs)
+
+    def _composed(self, learner: Learner, download: Download, slot: str) -> Download:
+        """The base's download: the shared layers with a cluster's."""
+        layout = learner.initial(0).layout
+        model = (layout.backbone if self.headless else layout).join(download.model(SHARED), download.model(slot))
+        return Download((BACKBONE if self.headless else GLOBAL,), (model,))
+
+    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+        """The clusters of stage 2, where nobody moves.
+
+        Empty while a participant does stage 1, whose update is no trained model that could be compared with others'.
+        """
+        if any(AU in update.diffs for update in updates):
+            return {}
+        return {update.participant: state.assignment[update.participant] for update in updates}
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+        """AU = sum n_k/n CU_k (line 6), CUAU_k = ||CU_k - AU||_2 (line 8); each slot's mean (line 13).
+
+        The pseudo-code's further 1/N and 1/K are misprints: with them no mean would be one.
+        """
+        means = self.means(state, updates)
+        first = "thresholds" not in state.extras
+        au = means[AU] if first else state.bank[AU]
+        divergence = {u.participant: _length(u.diffs[AU] - au) for u in updates if AU in u.diffs}
+        if first:  # P_{i-1/C} < CUAU_k <= P_{i/C} (line 9), by rank: as printed, the smallest would be in none
+            bins = by_rank(divergence, self.k)
+            return state.after(means, bins, thresholds=thresholds(divergence, bins, self.k))
+        limits = state.extras["thresholds"]
+        return state.after({**means, AU: au}, {name: placed(value, limits) for name, value in divergence.items()})
+
+    def serve(self, learner: Learner, download: Download) -> Params | Served:
+        """C1's model, or the own cluster's; before stage 1 the initial one."""
+        if not download.slots:
+            return learner.initial(0)
+        return self.inner.serve(_stage_two(learner), self._composed(learner, download, download.slots[1]))
+
+    def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
+        """The personalised model (sec. 6.3)."""
+        (model,) = Served.of(served).models
+        return _stage_two(learner).train(model, purpose="finetune", epochs=self.finetune_epochs)
+
+    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+        """Each cluster's model; with FedBABU's head, or for FedPer the run's untrained one."""
+        rest = [state.bank[SHARED], *([state.bank[HEAD]] if self.headless else [])]
+        return {slot: Served((layout.join(*rest, state.bank[slot]),)) for slot in self.slots}
+
+    def clustered(self, state: ServerState, update: Update) -> Params:
+        """Its own cluster's layers, trained."""
+        return state.bank[self._own(update)] + self.moved(update)
+
+    def moved(self, update: Update) -> Params:
+        """The difference of its own cluster's layers."""
+        return update.diffs[self._own(update)]
+
+    def _own(self, update: Update) -> str:
+        """The lowest copy that it trained."""
+        return next(slot for slot in self.slots if slot in update.diffs)
+
+
+def last_block(layout: Layout, headless: bool) -> list[str]:
+    """The layers from the backbone's last block with a convolution on, or its last layer; with the head if it travels.
+
+    A block is what differs first in the names of the backbone's layers: ``body.layer4``, ``body.features.18``.
+    """
+    names = [e.name.split(".") for e in layout.backbone.entries if e.kind == "parameter"]
+    depth = next((d for d in range(1, max(map(len, names), default=1)) if len({tuple(n[:d]) for n in names}) > 1), 1)
+    blocks = list(dict.fromkeys(".".join(n[:depth]) for n in names))
+    convolves = {b for b in blocks for e in layout.entries if len(e.shape) == 4 and _within(e.name, b)}
+    last = max((i for i, b in enumerate(blocks) if b in convolves), default=0) or len(blocks) - 1
+    head = [] if headless else list(dict.fromkeys(e.name.rpartition(".")[0] for e in layout.entries if e.head))
+    return (blocks[last:] if last or headless else []) + head
+
+
+def _within(name: str, prefix: str) -> bool:
+    return f"{name}.".startswith(f"{prefix}.")
+
+
+def _stage_two(learner: Learner) -> Learner:
+    """The participant in the base's round: stage 1 took one."""
+    return learner.in_round(max(0, learner.round - 1))
+
+
+def _parameters_beside(whole: Layout, part: Layout) -> list[str]:
+    """The names of the parameters that are not in a part of the model."""
+    names = {e.name for e in part.entries}
+    return [e.name for e in whole.entries if e.kind == "parameter" and e.name not in names]
+
+
+def _with(model: Params, part: Params) -> Params:
+    """The model with these arrays in place of its own."""
+    return model.layout.pack({**model.arrays(), **part.arrays()})
+
+
+def _length(update: Params) -> float:
+    return float(np.linalg.norm(update.vector.astype(np.float64)))

@@ -1,0 +1,178 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Methods that leave a part of the model, or a model of its own, with each participant: FedPer, FedBABU, Ditto."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cfl_flare.config import require
+from cfl_flare.ensemble import Served
+from cfl_flare.errors import ConfigError
+from cfl_flare.methods.base import Download, ServerState, Update
+from cfl_flare.methods.fedavg import FedAvg
+from cfl_flare.methods.ifca import BACKBONE
+from cfl_flare.methods.slots import GLOBAL
+from cfl_flare.params import Layout, Params
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.penalties import Pull
+
+HEAD = "head"
+PERSONAL = "personal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneOnly(FedAvg):
+    """FedAvg of the backbones alone: what FedPer and FedBABU have in common.
+
+    Penalties act on the whole model from which a participant starts its round.
+
+    Attributes:
+        frozen: the part of the model that does not train.
+    """
+
+    frozen: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        alone = [p.name for p in self.penalties if p.scope == "head"]
+        require(
+            not alone,
+            f"method {self.name}: penalties = {alone} with scope = 'head' hold on to a head that no one sends; "
+            "take scope = 'backbone'",
+        )
+
+    def check_model(self, layout: Layout) -> None:
+        """The model has a head apart from a backbone."""
+        super().check_model(layout)
+        try:
+            layout.select("backbone")
+        except ConfigError as error:
+            where = f"method {self.name}: only the backbone travels"
+            raise ConfigError(f"{where}, but {error}; take fedavg, or a model with more layers") from error
+
+    def start(self, initial: Callable[[int], Params]) -> ServerState:
+        """The backbone of the run's initial model; its head stays on the server, for `whole_models`."""
+        model = initial(0)
+        return ServerState({BACKBONE: model.take(model.layout.backbone), HEAD: model.take(model.layout.head)})
+
+    def distribute(self, state: ServerState, participant: str) -> Download:
+        """The backbone."""
+        return Download((BACKBONE,))
+
+    @abstractmethod
+    def head(self, learner: Learner) -> Params:
+        """The participant's head."""
+
+    def serve(self, learner: Learner, download: Download) -> Params:
+        """The global backbone and the participant's head."""
+        return learner.initial(0).layout.join(download.model(BACKBONE), self.head(learner))
+
+    def local_update(self, learner: Learner, download: Download) -> Update:
+        """Trains the whole model, sends what the backbone became."""
+        start = self.serve(learner, download)
+        terms = self.terms(learner, Download((GLOBAL,), (start,)), GLOBAL)
+        trained = learner.train(start, terms, frozen=self.frozen)
+        moved = (trained - start).take(start.layout.backbone)
+        return Update(learner.participant, learner.samples, {BACKBONE: moved})
+
+    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+        """The global backbone with the head of the run's initial model."""
+        return {GLOBAL: Served((layout.join(state.bank[BACKBONE], state.bank[HEAD]),))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPer(BackboneOnly):
+    """FedAvg with personalization layers: the head never leaves its site (Arivazhagan et al. 2019, Alg. 1 and 2).
+
+    A participant starts with the head of the run's initial model, which it builds itself, and keeps its own from then
+    on. What a run leaves, ``global``, is the trained backbone with that untrained head: what a participant that comes
+    later starts from. It has to be trained before it predicts anything.
+    """
+
+    name: ClassVar[str] = "fedper"
+    paper: ClassVar[str] = "Arivazhagan et al. 2019"
+
+    def head(self, learner: Learner) -> Params:
+        """Its own."""
+        initial = learner.initial(0)
+        return learner.memory.get(HEAD) or initial.take(initial.layout.head)
+
+    def local_update(self, learner: Learner, download: Download) -> Update:
+        """Trains the global backbone and its own head together, keeps the head (Alg. 2)."""
+        update = super().local_update(learner, download)
+        trained = learner.trained
+        assert isinstance(trained, Params)
+        learner.memory[HEAD] = trained.take(trained.layout.head)
+        return update
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBABU(BackboneOnly):
+    """The body aggregated, the head frozen at its random start, the whole fine-tuned before use (Oh et al. 2022).
+
+    Every site builds the head from the run's seed, so only the backbone travels. What a run leaves, ``global``, is the
+    trained backbone with that head.
+
+    Attributes:
+        finetune: each participant trains the whole model for one more local round before it predicts (Alg. 1,
+            evaluation); without it, what is measured is the paper's initial accuracy.
+    """
+
+    name: ClassVar[str] = "fedbabu"
+    paper: ClassVar[str] = "Oh et al. 2022"
+    frozen: ClassVar[str] = "head"
+
+    finetune: bool = True
+
+    @property
+    def label(self) -> str:
+        """Fine-tuning belongs to it."""
+        return "-".join([self.name, *(p.short for p in self.penalties), *(["initial"] * (not self.finetune))])
+
+    def head(self, learner: Learner) -> Params:
+        """That of the seed, for everyone and for ever."""
+        initial = learner.initial(0)
+        return initial.take(initial.layout.head)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(FedAvg):
+    """FedAvg, and beside it a personal model v_i for each participant, held near the global one (Li et al. 2021).
+
+    Attributes:
+        lam: lambda, the strength of lambda/2 ||v_i - w||^2; the paper tunes it among 0.1, 1 and 2 and takes 1 where it
+            cannot. 0 trains alone.
+    """
+
+    name: ClassVar[str] = "ditto"
+    paper: ClassVar[str] = "Li et al. 2021"
+
+    lam: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.lam < float("inf"), f"method ditto: lam = {self.lam} should be >= 0")
+
+    def local_update(self, learner: Learner, download: Download) -> Update:
+        """FedAvg's step, with any penalty; then v_i's from where it was, by the w that was sent (Alg. 1).
+
+        v_i starts at the run's initial model, and has a momentum of its own.
+        """
+        update = super().local_update(learner, download)
+        sent = download.models[0]
+        near = Pull(self.lam, sent.part("all"), sent.layout.select("all"))
+        own = learner.memory.get(PERSONAL) or learner.initial(0)
+        learner.trained = learner.memory[PERSONAL] = learner.part(PERSONAL).train(own, [near])
+        return update
+
+    def serve(self, learner: Learner, download: Download) -> Params:
+        """v_i; the global model for a participant that has not trained yet."""
+        return learner.memory.get(PERSONAL) or download.models[0]
+
+    def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
+        """v_i after one more local round without its pull, with its own momentum."""
+        return super().finetuned(learner.part(PERSONAL), served)

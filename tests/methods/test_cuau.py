@@ -1,0 +1,449 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cfl_flare.data import DataConfig, Digits
+from cfl_flare.ensemble import Served
+from cfl_flare.errors import ConfigError
+from cfl_flare.loop import run_loop
+from cfl_flare.methods import (
+    CAM,
+    Download,
+    FedAvg,
+    FedBABU,
+    FedCUAU,
+    FedPer,
+    FedProx,
+    Method,
+    Proximal,
+    ServerState,
+    Update,
+    build_method,
+    describe_method,
+)
+from cfl_flare.models import CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18
+from cfl_flare.params import Layout, Params
+from cfl_flare.results import load_model, load_run
+from cfl_flare.server import Server, ServerSettings
+from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.settings import TrainSettings
+from tests.play import moved, play
+
+BASES = ["fedavg", "fedprox", "fedbabu", "fedper"]
+SLOTS = ("cluster-0", "cluster-1", "cluster-2")
+
+
+class Deep(nn.Module):
+    """Logits h s f x: a shared weight f, and the cluster layers s and h = (a, b), the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(1, 1, bias=False)
+        self.second = nn.Linear(1, 1, bias=False)
+        self.head = nn.Linear(1, 2, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(x)))
+
+
+LAYOUT = Layout.of(Deep())
+CLUSTER = LAYOUT.restricted(["second.weight", "head.weight"])
+SHARED = LAYOUT.restricted(["first.weight"])
+
+
+def deep(*weights: float) -> Params:
+    return Params(LAYOUT, np.array(weights, np.float32))
+
+
+def shared(f: float) -> Params:
+    return deep(f, 0, 0, 0).take(SHARED)
+
+
+def cluster(s: float, a: float, b: float) -> Params:
+    return deep(0, s, a, b).take(CLUSTER)
+
+
+def head(a: float, b: float) -> Params:
+    return deep(0, 0, a, b).take(LAYOUT.head)
+
+
+def stepped(weights, still=(), mu: float = 0.0, anchor=None) -> np.ndarray:
+    """One step with learning rate 1 on x = 1 of label 0; ``still`` are places that do not move."""
+    f, s, a, b = weights
+    g = 1 - 1 / (1 + np.exp((b - a) * s * f))
+    inner = g * (b - a)
+    gradient = np.array([s * inner, f * inner, -g * s * f, g * s * f])
+    gradient += mu * (np.asarray(weights) - (weights if anchor is None else anchor))
+    gradient[list(still)] = 0
+    return np.asarray(weights) - gradient
+
+
+def learner(samples: int = 1, memory=None, number: int = 1, **more) -> Learner:
+    settings = {"lr": 1.0, "momentum": 0.0, "local_steps": 1, "batch_size": 1, **more}
+    split = Split.of(np.ones((samples, 1), np.float32), np.zeros(samples, np.int64))
+    return Learner(Workshop(Deep, TrainSettings(**settings), 0), "p", split, split, memory or {}, number)
+
+
+def initial(index: int) -> Params:
+    return deep(1, 2, 3, 4)
+
+
+def first(name: str, samples: int, a: float, b: float) -> Update:
+    return Update(name, samples, {"au": head(a, b)})
+
+
+def clustered(method: FedCUAU) -> ServerState:
+    """After a stage 1 that put a and b into cluster 0, c and d into the last one."""
+    updates = [first("a", 3, 1, 0), first("b", 1, 1, 0), first("c", 2, 5, 0), first("d", 2, -5, 0)]
+    return method.aggregate(method.start(initial), updates, {})
+
+
+def test_stage_one_sends_nothing_and_brings_back_the_head_s_update_of_one_epoch():
+    method, work = FedCUAU(), learner(samples=3, local_steps=7)
+    state = method.start(initial)
+    assert method.distribute(state, "p") == Download()
+    assert method.moved_slots(state, (), None) == ("au",)
+    done = method.local_update(work, Download())
+    start = work.initial(0).vector.astype(float)
+    expected = stepped(stepped(stepped(start))) - start
+    assert done.diffs.keys() == {"au"}
+    np.testing.assert_allclose(done.diffs["au"].vector, expected[2:], rtol=1e-4, atol=1e-6)
+    assert done.diffs["au"].layout == LAYOUT.head
+    assert (work.memory, work.trained) == ({}, None)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_stage_one_is_the_same_for_every_base_and_in_every_round(base):
+    plain = FedCUAU().local_update(learner(3, number=0), Download()).diffs["au"]
+    late = learner(3, number=9, lr_decay=0.5, momentum=0.9, keep_momentum=True)
+    early = learner(3, number=0, lr_decay=0.5, momentum=0.9, keep_momentum=True)
+    newcomer = Download(("shared", "cluster-0"), (shared(9), cluster(9, 9, 9)))
+    one, other = (
+        FedCUAU(base=base).local_update(*args).diffs["au"] for args in ((late, newcomer), (early, Download()))
+    )
+    np.testing.assert_array_equal(one.vector, other.vector)
+    same = FedCUAU(base=base).local_update(learner(3, number=0), Download()).diffs["au"]
+    np.testing.assert_array_equal(same.vector, plain.vector)
+    assert late.memory == {}
+
+
+def test_cuau_by_hand():
+    """AU = (3*(1,0) + 1*(1,0) + 2*(5,0) + 2*(-5,0)) / 8 = (1/2, 0): the distances are 1/2, 1/2, 9/2 and 11/2."""
+    method = FedCUAU()
+    after = clustered(method)
+    np.testing.assert_allclose(after.bank["au"].vector, [0.5, 0])
+    assert after.assignment == {"a": 0, "b": 0, "c": 1, "d": 1}
+    assert after.extras["thresholds"] == [0.5]
+    for slot, model in method.start(initial).bank.items():
+        if slot != "au":
+            np.testing.assert_array_equal(after.bank[slot].vector, model.vector)
+    uniform = clustered(FedCUAU(base=FedAvg(weighting="uniform")))
+    np.testing.assert_allclose(uniform.bank["au"].vector, [0.5, 0])  # (1 + 1 + 5 - 5) / 4
+    assert clustered(FedCUAU(k=3)).assignment == {"a": 0, "b": 0, "c": 1, "d": 2}
+
+
+def test_stage_one_s_order_does_not_matter_and_ties_go_by_name():
+    method = FedCUAU()
+    updates = [first(n, 2, a, 0) for n, a in zip("dbca", (1, -1, 1, -1))]
+    one, other = (method.aggregate(method.start(initial), order, {}) for order in (updates, updates[::-1]))
+    assert one.assignment == other.assignment == {"a": 0, "b": 0, "c": 1, "d": 1}
+
+
+def test_a_newcomer_is_placed_by_round_zero_s_points_and_moves_nothing_else():
+    method = FedCUAU(k=3)
+    state = clustered(method)  # distances 0.5, 0.5, 4.5, 5.5: points 0.5 and 4.5
+    assert method.distribute(state, "e") == Download(("shared", "cluster-0"))
+    assert method.moved_slots(state, ("shared", "cluster-0"), None) == ("au",)
+    updates = [first("e", 50, 0.5, 0.25), first("f", 50, 0.5, 4.5), first("g", 1, 9, 9)]
+    updates.append(Update("c", 2, {"shared": shared(4), "cluster-2": cluster(1, 0, 0), "cluster-1": cluster(0, 1, 0)}))
+    assignment = method.assign(state, updates)
+    assert assignment == {}
+    after = method.aggregate(state, updates, assignment)
+    assert [after.assignment[n] for n in "efg"] == [0, 1, 2]
+    np.testing.assert_array_equal(after.bank["au"].vector, state.bank["au"].vector)
+    np.testing.assert_array_equal(after.bank["shared"].vector, [5])
+    assert after.extras == state.extras
+
+
+@pytest.mark.parametrize("finetune", [False, True])
+def test_a_participant_is_sent_what_it_trains_and_what_it_predicts_with(finetune):
+    method = FedCUAU(k=3, finetune=finetune)
+    state = clustered(method)
+    for name, own in (("a", 0), ("c", 1), ("d", 2)):
+        sent = method.distribute(state, name)
+        assert sent.slots == ("shared", SLOTS[own if finetune else 0])
+        assert sent.to_train == SLOTS[own:]
+        assert method.moved_slots(state, (*sent.slots, *sent.to_train), None) == ("shared", *SLOTS[own:])
+    personal = FedCUAU(k=3, base="fedper").distribute(state, "d")
+    assert personal.slots == ("shared", "cluster-2")
+
+
+def test_local_step_trains_the_last_copy_jointly_and_then_the_others_under_what_it_became():
+    """Own cluster 1 of 0..2: cluster 2 with f from the sent ones, then cluster 1 with the new f frozen."""
+    work = learner()
+    slots = ("shared", "cluster-0", "cluster-1", "cluster-2")
+    models = (shared(0.5), cluster(9, 9, 9), cluster(1, -1, 2), cluster(2, 1, -1))
+    done = FedCUAU(k=3).local_update(work, Download(slots, models))
+    joint = stepped([0.5, 2, 1, -1])
+    own = stepped([joint[0], 1, -1, 2], still=[0])
+    assert done.diffs.keys() == {"shared", "cluster-1", "cluster-2"}
+    np.testing.assert_allclose(done.diffs["shared"].vector, joint[:1] - 0.5, rtol=1e-5)
+    np.testing.assert_allclose(done.diffs["cluster-2"].vector, joint[1:] - [2, 1, -1], rtol=1e-5)
+    np.testing.assert_allclose(done.diffs["cluster-1"].vector, own[1:] - [1, -1, 2], rtol=1e-5)
+    np.testing.assert_allclose(work.trained.vector, own, rtol=1e-5)
+
+
+def test_fedprox_pulls_each_copy_to_what_was_sent_of_it():
+    mu = 0.4
+    slots = ("shared", "cluster-0", "cluster-0", "cluster-1")
+    models = (shared(0.5), cluster(1, -1, 2), cluster(1, -1, 2), cluster(2, 1, -1))
+    work = learner(local_steps=2)
+    done = FedCUAU(base=FedProx(mu=mu)).local_update(work, Download(slots, models))
+    start = [0.5, 2, 1, -1]
+    joint = stepped(stepped(start), mu=mu, anchor=start)
+    begin = [joint[0], 1, -1, 2]
+    own = stepped(stepped(begin, still=[0]), still=[0], mu=mu, anchor=begin)
+    np.testing.assert_allclose(done.diffs["cluster-1"].vector, joint[1:] - start[1:], rtol=1e-4)
+    np.testing.assert_allclose(done.diffs["cluster-0"].vector, own[1:] - begin[1:], rtol=1e-4)
+
+
+@pytest.mark.parametrize("base", ["fedbabu", "fedper"])
+def test_the_head_is_not_trained_with_the_copies(base):
+    """FedBABU's is the seed's; FedPer's is what the joint step made of it."""
+    work = learner(memory={"head": head(1, -1)} if base == "fedper" else {})
+    a, b = (1, -1) if base == "fedper" else work.initial(0).vector[2:]
+    middle = [deep(0, s, 0, 0).take(LAYOUT.restricted(["second.weight"])) for s in (1, 2)]
+    slots = ("shared", "cluster-0", "cluster-0", "cluster-1")
+    done = FedCUAU(base=base).local_update(work, Download(slots, (shared(0.5), middle[0], middle[0], middle[1])))
+    joint = stepped([0.5, 2, a, b], still=[] if base == "fedper" else [2, 3])
+    own = stepped([joint[0], 1, *joint[2:]], still=[0, 2, 3])
+    np.testing.assert_allclose(done.diffs["shared"].vector, joint[:1] - 0.5, rtol=1e-4)
+    np.testing.assert_allclose(done.diffs["cluster-1"].vector, joint[1:2] - 2, rtol=1e-4)
+    np.testing.assert_allclose(done.diffs["cluster-0"].vector, own[1:2] - 1, rtol=1e-4)
+    if base == "fedper":
+        np.testing.assert_allclose(work.memory["head"].vector, joint[2:], rtol=1e-5)
+    np.testing.assert_allclose(work.trained.vector, own, rtol=1e-5)
+
+
+def test_server_averages_each_copy_over_those_who_trained_it():
+    method = FedCUAU(k=3)
+    state = clustered(method)  # shared 1, copies (2, 3, 4); a and b in 0, c in 1, d in 2
+    updates = [
+        Update("a", 3, {"shared": shared(1), **{s: cluster(1, 0, 0) for s in SLOTS}}),
+        Update("c", 2, {"shared": shared(5), **{s: cluster(0, 5, 0) for s in SLOTS[1:]}}),
+        Update("d", 5, {"shared": shared(2), "cluster-2": cluster(0, 0, 10)}),
+    ]
+    assignment = method.assign(state, updates)
+    assert assignment == {"a": 0, "c": 1, "d": 2}
+    for order in (updates, updates[::-1]):
+        after = method.aggregate(state, order, assignment)
+        np.testing.assert_allclose(after.bank["shared"].vector, [1 + (3 * 1 + 2 * 5 + 5 * 2) / 10], rtol=1e-6)
+        np.testing.assert_allclose(after.bank["cluster-0"].vector, [3, 3, 4])
+        np.testing.assert_allclose(after.bank["cluster-1"].vector, [2 + 3 / 5, 3 + 10 / 5, 4])
+        np.testing.assert_allclose(after.bank["cluster-2"].vector, [2.3, 4, 9])
+    uniform = FedCUAU(k=3, base=FedAvg(weighting="uniform")).aggregate(state, updates, assignment)
+    np.testing.assert_allclose(uniform.bank["cluster-1"].vector, [2.5, 5.5, 4])
+    alone = method.aggregate(state, updates[2:], {"d": 2})  # no one trained the first two: they keep theirs
+    np.testing.assert_array_equal(alone.bank["cluster-0"].vector, [2, 3, 4])
+
+
+def test_serves_c1_s_model_or_the_own_cluster_s_fine_tuned():
+    slots, models = ("shared", "cluster-0"), (shared(0.5), cluster(1, -1, 2))
+    served = FedCUAU().predictor(learner(), Download(slots, models))
+    np.testing.assert_array_equal(served.vector, [0.5, 1, -1, 2])
+    (tuned,) = Served.of(FedCUAU(finetune=True).predictor(learner(samples=1), Download(slots, models))).models
+    expected = np.array([0.5, 1, -1, 2])
+    for _ in range(5):
+        expected = stepped(expected)
+    np.testing.assert_allclose(tuned.vector, expected, rtol=1e-3)
+    work = learner()
+    np.testing.assert_array_equal(FedCUAU().serve(work, Download()).vector, work.initial(0).vector)
+
+
+def loop(method: Method, rounds: int, make=None, folder=None, participants: int = 6, **more) -> Server:
+    return run_loop(
+        method=method,
+        model=make or {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10,
+                                                                      "hidden": [8, 8]}},
+        source=Digits(),
+        data=DataConfig(participants, {"partition": "dirichlet", "alpha": 0.5}),
+        settings=ServerSettings(rounds, seed=3, **more),
+        training=TrainSettings(lr=0.1, local_steps=3, keep_momentum=True, lr_decay=0.8, weight_decay=0.01),
+        folder=folder,
+    )  # fmt: skip
+
+
+def joined(state: ServerState, slot: str, layout: Layout) -> np.ndarray:
+    whole = {**state.bank["shared"].arrays(), **state.bank[slot].arrays()}
+    return layout.restricted(whole.keys()).pack(whole).vector
+
+
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("base", BASES)
+def test_the_shared_and_the_last_cluster_s_layers_are_exactly_the_base_s(base, k):
+    plain = loop(build_method({"method": base, "finetune": False}), 3)
+    server = loop(FedCUAU(base=base, k=k), 4)
+    (slot,) = [s for s in ("global", "backbone") if s in plain.state.bank]
+    np.testing.assert_array_equal(
+        joined(server.state, f"cluster-{k - 1}", server.layout), plain.state.bank[slot].vector
+    )
+    for j in range(k - 1):
+        assert not np.array_equal(
+            server.state.bank[f"cluster-{j}"].vector, server.state.bank[f"cluster-{k - 1}"].vector
+        )
+
+
+@pytest.mark.parametrize("base", ["fedavg", "fedper"])
+def test_so_they_are_with_batch_norm_and_when_a_part_of_the_participants_is_there(base, monkeypatch):
+    """Everyone does stage 1; then the rounds' participants are those of the base's rounds."""
+    sampled = Server.sampled
+
+    def earlier(self: Server) -> set[str]:
+        if not isinstance(self.method, FedCUAU):
+            return sampled(self)
+        state, number = self.state, self.state.round
+        if not number:
+            return set(self.participants)
+        self.state = ServerState({}, round=number - 1)
+        try:
+            return sampled(self)
+        finally:
+            self.state = state
+
+    monkeypatch.setattr(Server, "sampled", earlier)
+    make = {"class_path": "cfl_flare.models.FashionCNN", "args": {"input_shape": [1, 8, 8], "num_classes": 10}}
+    plain = loop(build_method({"method": base}), 3, make, participants=5, sample=3)
+    server = loop(FedCUAU(base=base), 4, make, participants=5, sample=3)
+    (slot,) = [s for s in ("global", "backbone") if s in plain.state.bank]
+    np.testing.assert_array_equal(joined(server.state, "cluster-1", server.layout), plain.state.bank[slot].vector)
+    assert any(e.name.endswith("running_mean") for e in server.state.bank["cluster-0"].layout.entries)
+
+
+def test_traffic_and_flow_of_whole_rounds():
+    """Stage 1: no bytes down, heads up. Then each trains its own cluster's copy and all above it."""
+    rounds = play(FedCUAU(k=3), 3)
+    head_bytes, rest = 4 * (8 * 10 + 10), 4 * (64 * 8 + 8)
+    assert moved(rounds[0]) == {("au",)}
+    assert (rounds[0].record["bytes_down"], rounds[0].record["bytes_up"]) == (0, 6 * head_bytes)
+    clusters = rounds[0].after.assignment
+    assert sorted(clusters.values()) == [0, 0, 1, 1, 2, 2]
+    for one in rounds[1:3]:
+        assert one.after.assignment == clusters
+        for name, answer in one.answers.items():
+            assert answer.update.diffs.keys() == {"shared", *SLOTS[clusters[name] :]}
+        assert one.record["bytes_up"] == 6 * rest + 2 * (3 + 2 + 1) * head_bytes
+    assert rounds[1].record["bytes_down"] == rest + 3 * head_bytes  # after round 0's record: measured with round 1
+    assert rounds[1].record["objective"] is not None
+
+
+def test_those_who_come_later_do_stage_one_first():
+    rounds = play(FedCUAU(), 6, sample=3)
+    seen: set[str] = set()
+    for one in rounds[:6]:
+        for name, answer in one.answers.items():
+            if answer.update is not None:
+                assert (answer.update.diffs.keys() == {"au"}) == (name not in seen)
+                seen.add(name)
+        assert one.after.assignment.keys() == seen
+    assert len(seen) > 3
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_what_a_run_leaves_can_be_loaded(tmp_path, base):
+    server = loop(FedCUAU(base=base, finetune=True), 2, folder=tmp_path)
+    for slot in ("cluster-0", "cluster-1"):
+        model = load_model(tmp_path, slot)
+        assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+        np.testing.assert_array_equal(
+            model.body[3].weight.detach().numpy(), server.state.bank[slot].arrays()["body.3.weight"]
+        )
+    assert load_run(tmp_path).summary["label"] == f"{base}-cuau-finetune"
+
+
+def test_default_cluster_layers_are_the_paper_s():
+    def parts(model: nn.Module, **more) -> set[str]:
+        _, own = FedCUAU(**more).parts(Layout.of(model))
+        return {".".join(e.name.split(".")[:2]).removesuffix(".weight").removesuffix(".bias") for e in own.entries}
+
+    assert parts(ResNet18((3, 32, 32), 10)) == {"body.layer4", "head"}
+    assert parts(ResNet18((3, 32, 32), 10), base="fedbabu") == {"body.layer4"}
+    assert parts(LeafCNN((1, 28, 28), 62)) == {"body.3", "body.7", "head"}
+    assert parts(LeafCNN((1, 28, 28), 62), base="fedper") == {"body.3", "body.7"}
+    assert parts(FashionCNN((1, 8, 8), 10)) == {"body.4", "body.5", "head"}
+    assert parts(CifarCNN((3, 32, 32), 10), cluster_layers=["head"]) == {"head"}
+    _, own = FedCUAU().parts(Layout.of(MobileNetV2((3, 32, 32), 10)))
+    assert {e.name.split(".")[2] if "." in e.name[5:] else "" for e in own.entries} == {"18", ""}
+    assert parts(Deep()) == {"second", "head"}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"base": "fedbabu", "k": 3},
+        {"base": {"method": "fedprox", "mu": 0.5, "weighting": "uniform"}, "cluster_layers": ["head"]},
+        {"base": FedAvg(penalties=[Proximal(mu=0.1)]), "finetune": True, "finetune_epochs": 2},
+    ],
+)
+def test_it_survives_the_way_through_a_job_file(spec):
+    method = build_method({"method": "fedcuau", **spec})
+    assert build_method(describe_method(method)) == method
+    assert FedCUAU() == FedCUAU(base=FedAvg())
+    assert (FedCUAU(base="fedper").label, FedCUAU(finetune=True).label) == ("fedper-cuau", "fedavg-cuau-finetune")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 1}, "k = 1 should be >= 2; one cluster is its base"),
+        ({"k": 2.5}, "k = 2.5 should be int"),
+        ({"base": "local"}, "base = 'local' should be one of fedavg, fedprox, fedbabu, fedper"),
+        ({"base": {"method": "ifca", "k": 2}}, "should be one of fedavg"),
+        ({"base": {"method": "finetune"}}, "should be one of fedavg"),
+        ({"base": FedBABU()}, "finetune belongs to the whole; set base's finetune = False"),
+        ({"base": 3}, "base = 3 should be one of"),
+        ({"weighting": "uniform"}, "weighting belongs to its base"),
+        ({"penalties": [Proximal()]}, "belong to its base; give them there"),
+        ({"finetune_epochs": 0}, "finetune_epochs = 0 should be a whole number >= 1"),
+        ({"cluster_layers": []}, r"cluster_layers = \[\] should be a list of names, or None"),
+        ({"cluster_layers": "head"}, "cluster_layers = 'head' should be a list of names"),
+    ],
+)
+def test_refusals(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        build_method({"method": "fedcuau", **settings})
+
+
+class Headless(nn.Module):
+    """No fully connected layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "message"),
+    [
+        (FedCUAU(), Headless(), "stage 1 sends the head; take a model with a torch.nn.Linear layer"),
+        (FedCUAU(), Logistic((1, 8, 8), 10), "leave no shared layers of head; set cluster_layers, or take a model"),
+        (FedCUAU(base="fedper"), Logistic((1, 8, 8), 10), "method fedper: only the backbone travels"),
+        (FedCUAU(cluster_layers=["third"]), Deep(), r"no \['third'\] travels; there: first, second, head"),
+        (FedCUAU(base=FedPer(), cluster_layers=["second", "head"]), Deep(), r"no \['head'\] travels; there: first"),
+        (FedCUAU(cluster_layers=["first", "second", "head"]), Deep(), "leave no shared layers"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused(method, model, message):
+    with pytest.raises(ConfigError, match=message):
+        method.check_model(Layout.of(model))
+
+
+def test_runs_that_do_not_fit_are_refused():
+    with pytest.raises(ConfigError, match="stage 1 takes the first of 1 rounds"):
+        FedCUAU().check_rounds(1)
+    with pytest.raises(ConfigError, match="k = 3 clusters need as many participants in the first round"):
+        play(FedCUAU(k=3), 2, sample=2)
+    with pytest.raises(ConfigError, match="base = fedavg-cuau has its models in parts"):
+        CAM(base=FedCUAU())
