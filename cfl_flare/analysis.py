@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.clustering.kmeans import stacked
+from cfl_flare.clustering.measures import inner_products
 from cfl_flare.methods import Assignment, Method, ServerState, Update
 from cfl_flare.params import Params, WeightedMean
-
-# Columns of the features that are turned into float64 at a time.
-COLUMNS = 2**14
 
 
 class Cosines:
@@ -138,11 +136,7 @@ def gram(method: Method, before: ServerState, after: ServerState, updates: Seque
         (method.centre(after, k) for k in range(clusters)),
     )
     features, _ = stacked(((method.features(model), 1.0) for model in models), len(updates) + clusters)
-    products = np.zeros((len(features), len(features)))
-    for start in range(0, features.shape[1], COLUMNS):
-        part = features[:, start : start + COLUMNS].astype(np.float64)
-        products += part @ part.T
-    return products
+    return inner_products(features)
 
 
 def _finite(value: float | None) -> float | None:
