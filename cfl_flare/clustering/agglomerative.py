@@ -60,7 +60,7 @@ def agglomerate(
 
 
 def decomposed_cosines(features: np.ndarray, dimensions: int) -> np.ndarray:
-    """Cosine of each row with each of the leading right singular vectors of all rows (FedGroup's EDC, sec. III).
+    """Cosine of each row with each of the leading right singular vectors of all rows, for FedGroup's EDC.
 
     The rows' inner products give it: with ``X = U S V^T`` the cosine of row i and v_j is ``U_ij S_j / |x_i|``.
 

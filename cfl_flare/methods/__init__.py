@@ -13,6 +13,7 @@ from cfl_flare.errors import ConfigError
 from cfl_flare.methods.base import Assignment, Download, Method, Participant, ServerState, Update
 from cfl_flare.methods.cam import CAM
 from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local
+from cfl_flare.methods.hierarchy import FLHC, FedGroup
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.named import COMBINATIONS
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
@@ -21,7 +22,7 @@ from cfl_flare.methods.together import Together
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
 METHODS: dict[str, type[Method]] = {
-    cls.name: cls for cls in (FedAvg, FedProx, Finetune, Local, IFCA, FeSEM, WeCFL, CAM, Together)
+    cls.name: cls for cls in (FedAvg, FedProx, Finetune, Local, IFCA, FeSEM, WeCFL, CAM, Together, FLHC, FedGroup)
 }
 METHODS["hypcluster"] = IFCA
 
@@ -83,6 +84,7 @@ def _described(value: Any) -> Any:
 __all__ = [
     "CAM",
     "COMBINATIONS",
+    "FLHC",
     "GLOBAL",
     "IFCA",
     "METHODS",
@@ -92,6 +94,7 @@ __all__ = [
     "Download",
     "FeSEM",
     "FedAvg",
+    "FedGroup",
     "FedProx",
     "Finetune",
     "KnowledgeSharing",
