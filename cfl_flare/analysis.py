@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.clustering.kmeans import stacked
+from cfl_flare.clustering.measures import inner_products
 from cfl_flare.methods import Assignment, Method, ServerState, Update
 from cfl_flare.params import Params, WeightedMean
-
-# Columns of the features that are turned into float64 at a time.
-COLUMNS = 2**14
 
 
 class Cosines:
@@ -71,7 +69,8 @@ def analyse(
         updates: the round's; read twice.
         assignment: their clusters.
     """
-    centres = [method.features(method.centre(after, k)).astype(np.float64) for k in range(method.clusters)]
+    clusters = range(method.clusters_in(after))
+    centres = [method.features(method.centre(after, k)).astype(np.float64) for k in clusters]
     within, means = [Cosines() for _ in centres], dict[int, WeightedMean]()
     total = weights = 0.0
     for update in updates:
@@ -89,18 +88,18 @@ def analyse(
     members = sum(count for _, count in crowds)
     return {
         "objective": _finite(total / weights) if weights else None,
-        "clusterability": _clusterability(method, means, updates, assignment),
+        "clusterability": _clusterability(method, len(centres), means, updates, assignment),
         "intra_cosine": _finite(sum(cosine * count for cosine, count in crowds) / members) if members else None,
         "inter_cosine": _finite(between.mean()),
     }
 
 
 def _clusterability(
-    method: Method, means: dict[int, WeightedMean], updates: Sequence[Update], assignment: Assignment
+    method: Method, clusters: int, means: dict[int, WeightedMean], updates: Sequence[Update], assignment: Assignment
 ) -> list[float | None]:
     """B of each cluster, from the means of its updates."""
     mean: dict[int, Params] = {}
-    farthest = [0.0] * method.clusters
+    farthest = [0.0] * clusters
     for update in updates:
         k, moved = assignment[update.participant], method.moved(update)
         if k not in mean:
@@ -109,7 +108,7 @@ def _clusterability(
             mean[k] = means[k].result(nothing)
         farthest[k] = max(farthest[k], _squared(mean[k], moved))
     lengths = {k: math.sqrt(_squared(m)) for k, m in mean.items()}
-    return [_finite(math.sqrt(farthest[k]) / lengths[k]) if lengths.get(k) else None for k in range(method.clusters)]
+    return [_finite(math.sqrt(farthest[k]) / lengths[k]) if lengths.get(k) else None for k in range(clusters)]
 
 
 def _squared(mean: Params, moved: Params | None = None) -> float:
@@ -131,16 +130,13 @@ def gram(method: Method, before: ServerState, after: ServerState, updates: Seque
     All that t-SNE, principal components and cosine heat maps need (thesis Fig. 3.4-3.6); the features themselves are
     many times larger.
     """
+    clusters = method.clusters_in(after)
     models = chain(
         (method.clustered(before, update) for update in updates),
-        (method.centre(after, k) for k in range(method.clusters)),
+        (method.centre(after, k) for k in range(clusters)),
     )
-    features, _ = stacked(((method.features(model), 1.0) for model in models), len(updates) + method.clusters)
-    products = np.zeros((len(features), len(features)))
-    for start in range(0, features.shape[1], COLUMNS):
-        part = features[:, start : start + COLUMNS].astype(np.float64)
-        products += part @ part.T
-    return products
+    features, _ = stacked(((method.features(model), 1.0) for model in models), len(updates) + clusters)
+    return inner_products(features)
 
 
 def _finite(value: float | None) -> float | None:

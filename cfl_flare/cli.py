@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> None:
     given = arguments.method or [("fedavg", []), ("wecfl:k=3", [])]
     methods_to_run = [build_named(text, penalties) for text, penalties in given]
     labels = [m.label.replace("+", "-plus-").strip("-") for m in methods_to_run]
-    names = [label + (f"-k{m.clusters}" if m.clusters else "") for label, m in zip(labels, methods_to_run)]
+    names = [label + (f"-k{m.clusters}" if m.clusters > 1 else "") for label, m in zip(labels, methods_to_run)]
     names = [n if names.count(n) == 1 else f"{n}-{i}" for i, n in enumerate(names)]
     out = Path(arguments.out or f"cfl-runs/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     check_out(out)

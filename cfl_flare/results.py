@@ -118,7 +118,7 @@ class Recorder:
         summary = {
             "method": describe_method(method),
             "label": method.label,
-            "clusters": method.clusters,
+            "clusters": method.clusters_in(state),
             **self._run,
             "model": self._model,
             "rounds": state.round,

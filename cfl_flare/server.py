@@ -105,7 +105,7 @@ class Server:
         self.method, self.layout, self.settings, self.state = method, layout, settings, state
         self.participants = {p.name: p for p in participants}
         require(len(self.participants) == len(participants), "run: two participants have the same name")
-        asked = count_of(settings.sample, len(participants))
+        asked = self._asked()
         require(
             asked >= method.needs(state),
             f"method {method.name}: k = {method.clusters} clusters need as many participants in the first round, but "
@@ -129,10 +129,14 @@ class Server:
         """All rounds are done."""
         return self.state.round >= self.settings.num_rounds
 
+    def _asked(self) -> int:
+        """How many train in the coming round."""
+        everyone = len(self.participants)
+        return everyone if self.method.asks_all(self.state) else count_of(self.settings.sample, everyone)
+
     def sampled(self) -> set[str]:
-        """Who trains in the coming round; depends on the seed and the round alone."""
-        names = list(self.participants)
-        count = count_of(self.settings.sample, len(names))
+        """Who trains in the coming round; beside the method's wish, it depends on the seed and the round alone."""
+        names, count = list(self.participants), self._asked()
         rng = stream(self.settings.seed, "sample", self.state.round)
         return set(names) if count == len(names) else {names[i] for i in rng.permutation(len(names))[:count]}
 
@@ -213,10 +217,9 @@ class Server:
         if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= MAX_SAMPLES:
             raise PayloadError("samples", f"{name}: samples = {samples!r} should be a whole number in 1..{MAX_SAMPLES}")
         if self.method.picks(self.state, order.slots):
-            if not isinstance(cluster, int) or isinstance(cluster, bool) or not 0 <= cluster < self.method.clusters:
-                raise PayloadError(
-                    "cluster", f"{name}: cluster = {cluster!r} should be in 0..{self.method.clusters - 1}"
-                )
+            clusters = self.method.clusters_in(self.state)
+            if not isinstance(cluster, int) or isinstance(cluster, bool) or not 0 <= cluster < clusters:
+                raise PayloadError("cluster", f"{name}: cluster = {cluster!r} should be in 0..{clusters - 1}")
         elif cluster is not None:
             raise PayloadError(
                 "cluster", f"{name}: sent cluster = {cluster!r}, but {self.method.label} assigns on the server"
@@ -255,7 +258,8 @@ class Server:
             return None
         metrics = {n: self._answers[n].metrics for n in self.participants if n in self._answers}
         served = {n: m for n, m in metrics.items() if m}
-        measured = measure_round(self.progress.record, served, self.participants, self.state, self.method.clusters)
+        clusters = self.method.clusters_in(self.state)
+        measured = measure_round(self.progress.record, served, self.participants, self.state, clusters)
         if self.finished:
             self._count_bytes(measured.record)
         self.progress.record = None
@@ -287,7 +291,7 @@ class Server:
             )
         old, new = before.assignment, self.state.assignment
         moved = sum(name in old and old[name] != cluster for name, cluster in new.items())
-        if self.method.clusters:
+        if self.method.clusters_in(self.state):
             analysis["moved_share"] = moved / len(old) if old else None
         self.progress.record = {
             "round": before.round,

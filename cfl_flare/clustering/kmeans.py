@@ -28,6 +28,16 @@ def stacked(rows: Iterable[tuple[np.ndarray, float]], count: int) -> tuple[np.nd
     return features, weights
 
 
+def numbered(labels: np.ndarray) -> np.ndarray:
+    """Labels numbered in the order in which they first occur.
+
+    >>> numbered(np.array([7, 2, 7, 5])).tolist()
+    [0, 1, 0, 2]
+    """
+    order = {label: i for i, label in enumerate(dict.fromkeys(labels.tolist()))}
+    return np.array([order[label] for label in labels.tolist()])
+
+
 def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int = 10, seed: int = 0) -> np.ndarray:
     """Clusters from scratch (scikit-learn's k-means++, the best of several starts).
 
@@ -56,8 +66,7 @@ def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int 
     kmeans = KMeans(k, n_init=starts, random_state=seed, copy_x=False)  # it shifts the features, and shifts them back
     with threadpool_limits(1):  # sites share the machine in a simulation: more threads than cores wait for each other
         labels = kmeans.fit(features, sample_weight=weights / weights.mean()).labels_
-    order = {label: i for i, label in enumerate(dict.fromkeys(labels.tolist()))}
-    return np.array([order[label] for label in labels.tolist()])
+    return numbered(labels)
 
 
 def nearest(features: np.ndarray, centres: np.ndarray) -> np.ndarray:

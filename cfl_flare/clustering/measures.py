@@ -9,6 +9,22 @@ from collections.abc import Sequence
 import numpy as np
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
+# Columns of an array that are turned into float64 at a time.
+COLUMNS = 2**14
+
+
+def inner_products(features: np.ndarray) -> np.ndarray:
+    """Those of all pairs of rows, ``(m, m)`` float64.
+
+    >>> inner_products(np.array([[1, 2], [3, 4]], np.float32)).tolist()
+    [[5.0, 11.0], [11.0, 25.0]]
+    """
+    products = np.zeros((len(features), len(features)))
+    for start in range(0, features.shape[1], COLUMNS):
+        part = features[:, start : start + COLUMNS].astype(np.float64)
+        products += part @ part.T
+    return products
+
 
 def agreement(truth: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
     """Adjusted Rand index and normalised mutual information of a clustering with the true groups.

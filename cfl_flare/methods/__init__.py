@@ -12,8 +12,10 @@ from cfl_flare.config import build, class_path, from_dict
 from cfl_flare.errors import ConfigError
 from cfl_flare.methods.base import Assignment, Download, Method, Participant, ServerState, Update
 from cfl_flare.methods.cam import CAM
+from cfl_flare.methods.cfl import CFL
 from cfl_flare.methods.cuau import FedCUAU
 from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local
+from cfl_flare.methods.hierarchy import FLHC, FedGroup
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.named import COMBINATIONS
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
@@ -24,7 +26,11 @@ from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
 METHODS: dict[str, type[Method]] = {
     cls.name: cls
-    for cls in (FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, IFCA, FeSEM, WeCFL, FedCUAU, CAM, Together)
+    for cls in (
+        *(FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto),
+        *(IFCA, FeSEM, WeCFL, FedCUAU, CFL, FLHC, FedGroup),
+        *(CAM, Together),
+    )
 }
 METHODS["hypcluster"] = IFCA
 
@@ -85,7 +91,9 @@ def _described(value: Any) -> Any:
 
 __all__ = [
     "CAM",
+    "CFL",
     "COMBINATIONS",
+    "FLHC",
     "GLOBAL",
     "IFCA",
     "METHODS",
@@ -98,6 +106,7 @@ __all__ = [
     "FedAvg",
     "FedBABU",
     "FedCUAU",
+    "FedGroup",
     "FedPer",
     "FedProx",
     "Finetune",

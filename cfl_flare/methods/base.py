@@ -148,6 +148,8 @@ class Method(ABC):
         assigns_on_site: each participant picks its cluster itself.
         predicts_with_several: what it serves is several models, which others cannot take apart.
         no_penalties: why it takes none itself, and the way out; empty if it does.
+        shares_centres: K is fixed, a participant may be sent all centres, and the common model is their mean: what
+            penalties of clusters and CAM build on.
     """
 
     name: ClassVar[str]
@@ -155,6 +157,7 @@ class Method(ABC):
     assigns_on_site: ClassVar[bool] = False
     predicts_with_several: ClassVar[bool] = False
     no_penalties: ClassVar[str] = ""
+    shares_centres: ClassVar[bool] = True
 
     weighting: str = "samples"
     penalties: tuple[Penalty, ...] = ()
@@ -176,7 +179,7 @@ class Method(ABC):
         require(not refused, f"method {self.name}: penalties = {[p.name for p in given]} {self.no_penalties}")
         object.__setattr__(self, "penalties", tuple(given))
         for penalty in self.penalties:
-            penalty.check(self.clusters)
+            penalty.check(self.clusters if self.shares_centres else 0)
 
     @property
     def label(self) -> str:
@@ -185,8 +188,20 @@ class Method(ABC):
 
     @property
     def clusters(self) -> int:
-        """Number of clusters K; 0 for a method that does not cluster."""
+        """Number of clusters K; 0 for a method that does not cluster; where K changes, what is known before a run."""
         return 0
+
+    def clusters_in(self, state: ServerState) -> int:
+        """Number of cluster ids given out so far: 0, 1, ... without a gap.
+
+        An id stays with its cluster. A split keeps it for one half, and the other takes the next one; it is never used
+        again. An id whose cluster is gone counts as an empty cluster.
+        """
+        return self.clusters
+
+    def asks_all(self, state: ServerState) -> bool:
+        """Whether the coming round asks all participants to train, whatever the run's sampling."""
+        return False
 
     def needs(self, state: ServerState) -> int:
         """Fewest answers with which the coming round can be aggregated."""
@@ -321,10 +336,11 @@ class Method(ABC):
         One pass over the updates: large ones lie on disk.
         """
         layout = next(iter(state.bank.values())).layout
-        means = [WeightedMean(layout) for _ in range(self.clusters)]
+        clusters = max([self.clusters_in(state), *(k + 1 for k in assignment.values())])
+        means = [WeightedMean(layout) for _ in range(clusters)]
         for update in updates:
             means[assignment[update.participant]].add(state.trained(update), self.weight(update))
-        slots = [cluster_slot(k) for k in range(self.clusters)]
+        slots = [cluster_slot(k) for k in range(clusters)]
         return {s: mean.result(state.bank.get(s) or state.bank[GLOBAL]) for s, mean in zip(slots, means)}
 
     def cluster_weights(self, updates: Sequence[Update], assignment: Assignment) -> list[float]:

@@ -53,8 +53,9 @@ class CAM(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        clusters = isinstance(self.base, Method) and self.base.clusters > 0
-        require(clusters, f"method cam: base = {self.base!r} should be a method that clusters")
+        clusters = isinstance(self.base, Method) and self.base.clusters > 0 and self.base.shares_centres
+        should = "should be a method that clusters: ifca, fesem or wecfl"
+        require(clusters, f"method cam: base = {self.base!r} {should}")
         one = not self.base.predicts_with_several
         require(one, f"method cam: base = {self.base.label} predicts with several models; name a method that has one")
         whole = not getattr(self.base, "shared_backbone", False)
@@ -79,6 +80,10 @@ class CAM(Method):
     def clusters(self) -> int:
         """The base's."""
         return self.base.clusters
+
+    def clusters_in(self, state: ServerState) -> int:
+        """The base's."""
+        return self.base.clusters_in(state)
 
     @property
     def clustering(self) -> Method:

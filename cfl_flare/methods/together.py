@@ -67,6 +67,14 @@ class Together(Method):
         """Of the part that clusters."""
         return sum(part.clusters for part in self.parts)
 
+    def clusters_in(self, state: ServerState) -> int:
+        """Of the part that clusters."""
+        return sum(part.clusters_in(self._state(state, i)) for i, part in enumerate(self.parts))
+
+    def asks_all(self, state: ServerState) -> bool:
+        """Whether a part does."""
+        return any(part.asks_all(self._state(state, i)) for i, part in enumerate(self.parts))
+
     def needs(self, state: ServerState) -> int:
         """As the most demanding part."""
         return max(part.needs(self._state(state, i)) for i, part in enumerate(self.parts))

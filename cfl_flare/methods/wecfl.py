@@ -12,9 +12,9 @@ import numpy as np
 
 from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest, stacked
 from cfl_flare.config import require
-from cfl_flare.errors import ConfigError
 from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update, cluster_slot
-from cfl_flare.params import ROLES, Layout, Params
+from cfl_flare.methods.parts import check_part, known_part
+from cfl_flare.params import Layout, Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +48,7 @@ class WeCFL(Method):
         require(0 <= self.seed < 2**32, f"{where}: seed = {self.seed} should be in 0..2**32 - 1")
         rounds = self.clustering_rounds
         require(rounds is None or rounds >= 1, f"{where}: clustering_rounds = {rounds} should be >= 1 or None")
-        if isinstance(self.cluster_on, str):
-            require(self.cluster_on in ROLES, f"{where}: cluster_on = {self.cluster_on!r} should be one of {ROLES}")
-        else:
-            names = isinstance(self.cluster_on, (list, tuple)) and all(isinstance(n, str) for n in self.cluster_on)
-            require(names, f"{where}: cluster_on = {self.cluster_on!r} should be one of {ROLES} or a list of names")
-            object.__setattr__(self, "cluster_on", tuple(self.cluster_on))
+        object.__setattr__(self, "cluster_on", known_part(self.cluster_on, where))
 
     @property
     def clusters(self) -> int:
@@ -63,11 +58,7 @@ class WeCFL(Method):
     def check_model(self, layout: Layout) -> None:
         """The model has the part that is clustered."""
         super().check_model(layout)
-        try:
-            layout.select(self.cluster_on)
-        except ConfigError as error:
-            where = f"method {self.name}: cluster_on = {self.cluster_on!r}"
-            raise ConfigError(f"{where} does not fit the model: {error}; set cluster_on=all") from error
+        check_part(self.cluster_on, layout, f"method {self.name}")
 
     def features(self, model: Params) -> np.ndarray:
         """What is clustered."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def _stack(axes: Any, run: Run, colours: Sequence[str]) -> None:
     rounds = [r["round"] + 1 for r in run.rounds]
     bottom = [0] * len(rounds)
     lines = 0.5 if len(rounds) <= 60 else 0.0  # between very thin bars, lines would be all that is seen
-    for k, heights in enumerate(zip(*[r["cluster_sizes"] for r in run.rounds])):
+    for k, heights in enumerate(zip_longest(*[r["cluster_sizes"] for r in run.rounds], fillvalue=0)):
         style = {"color": colours[k], "edgecolor": "white", "linewidth": lines, "label": f"cluster-{k}"}
         axes.bar(rounds, heights, bottom=bottom, width=1.0, **style)
         bottom = [b + h for b, h in zip(bottom, heights)]
@@ -101,7 +102,7 @@ def _clusterability(axes: Any, run: Run) -> None:
     """A line a cluster; where these are many, the mean and the range."""
     measured = [r for r in run.rounds if "clusterability" in r]
     rounds = [r["round"] + 1 for r in measured]
-    series = list(zip(*[r["clusterability"] for r in measured]))
+    series = list(zip_longest(*[r["clusterability"] for r in measured]))  # later rounds may have more clusters
     if len(series) <= MOST:
         for k, (colour, values) in enumerate(zip(palette(len(series)), series)):
             _line(axes, rounds, values, colour, f"cluster-{k}")

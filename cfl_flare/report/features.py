@@ -56,7 +56,7 @@ def participants(run: Run, path: Path) -> Path:
     rows = -(-len(kept) // columns)
     figure = Figure(figsize=(max(6, 3.6 * columns), 0.8 + 3.4 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    clusters = len(kept[0].gram) - len(kept[0].participants)
+    clusters = max(len(features.gram) - len(features.participants) for features in kept)
     for axes, features in zip(panels, kept):
         _scatter(axes, features, truth, palette(clusters))
     for axes in panels[len(kept) :]:

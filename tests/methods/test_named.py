@@ -112,8 +112,16 @@ def test_named_settings_are_those_that_are_built(name):
     assert combination.summary.endswith(".")
 
 
+NEEDED = {"cfl": {"eps1": 0.5, "eps2": 1.0}}
+
+
+def settings_of(name: str) -> dict:
+    """The settings without which a method cannot be built, and a number of clusters where there is one."""
+    return NEEDED.get(name) or ({"k": 3} if "k" in {f.name for f in dataclasses.fields(METHODS[name])} else {})
+
+
 EVERY = [
-    *(build_method({"method": name, **({"k": 3} if hasattr(cls, "k") or "k" in cls.__annotations__ else {})})
+    *(build_method({"method": name, **settings_of(name)})
       for name, cls in METHODS.items() if cls not in (CAM, Together, FeSEM)),
     *(build_method({"method": name, "k": 3}) for name in COMBINATIONS),
     FeSEM(k=3, penalties=[Contrastive(scope="head"), KnowledgeSharing(lam=[0.1, 0.2, 0.3], scope="backbone")]),

@@ -1,0 +1,82 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Agglomerative clustering (scipy's), and what else compares the directions of updates."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
+from scipy.spatial.distance import squareform
+from sklearn.metrics import pairwise_distances
+from threadpoolctl import threadpool_limits
+
+from cfl_flare.clustering.kmeans import numbered
+from cfl_flare.clustering.measures import inner_products
+from cfl_flare.config import require
+
+METRICS = ("euclidean", "cosine", "manhattan")
+LINKAGES = ("ward", "complete", "average", "single")
+
+
+def distances_between(rows: np.ndarray, others: np.ndarray, metric: str) -> np.ndarray:
+    """Distances ``(m, n)`` of rows ``(m, d)`` and ``(n, d)``; a row of zeros is at a cosine distance of 1 from all."""
+    with threadpool_limits(1):  # sites share the machine in a simulation: more threads than cores wait for each other
+        return np.asarray(pairwise_distances(rows, others, metric=metric), np.float64)
+
+
+def agglomerate(
+    features: np.ndarray, metric: str, joining: str, threshold: float | None = None, k: int | None = None
+) -> np.ndarray:
+    """Joins the two nearest clusters again and again, from one a row.
+
+    Args:
+        features: ``(m, d)``.
+        metric: one of `METRICS`.
+        joining: the distance of two clusters, one of `LINKAGES`.
+        threshold: the largest distance at which two clusters are still joined; or
+        k: the number of clusters at which it ends.
+
+    Returns:
+        Labels ``(m,)``, numbered in the order in which the clusters first occur.
+
+    Raises:
+        ConfigError: fewer rows than clusters.
+
+    >>> agglomerate(np.array([[0.0], [1.0], [9.0]]), "euclidean", "single", threshold=2).tolist()
+    [0, 0, 1]
+    """
+    require(
+        k is None or k <= len(features),
+        f"k = {k} clusters need at least {k} participants in the round that clusters, {len(features)} answered; "
+        "lower k or let more take part",
+    )
+    if len(features) == 1:
+        return np.zeros(1, np.int64)
+    distances = distances_between(features, features, metric)
+    distances = np.maximum((distances + distances.T) / 2, 0)
+    np.fill_diagonal(distances, 0)
+    tree = linkage(squareform(distances, checks=False), method=joining)
+    return numbered(fcluster(tree, threshold, "distance") if k is None else cut_tree(tree, k)[:, 0])
+
+
+def decomposed_cosines(features: np.ndarray, dimensions: int) -> np.ndarray:
+    """Cosine of each row with each of the leading right singular vectors of all rows, for FedGroup's EDC.
+
+    The rows' inner products give it: with ``X = U S V^T`` the cosine of row i and v_j is ``U_ij S_j / |x_i|``.
+
+    Args:
+        features: ``(m, d)``, not all zero.
+        dimensions: number of singular vectors, at most m.
+
+    Returns:
+        ``(m, dimensions)``; a row of zeros has no direction and a cosine of 0 with all.
+
+    >>> np.abs(decomposed_cosines(np.array([[3.0, 4.0], [-3.0, -4.0]]), 1)).round(6).tolist()
+    [[1.0], [1.0]]
+    """
+    gram = inner_products(features)
+    values, vectors = np.linalg.eigh(gram)
+    values, vectors = values[::-1][:dimensions], vectors[:, ::-1][:, :dimensions]
+    lengths = np.sqrt(np.diag(gram))[:, None]
+    projected = vectors * np.sqrt(np.maximum(values, 0))
+    return np.divide(projected, lengths, out=np.zeros_like(projected), where=lengths > 0)
