@@ -7,7 +7,9 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +20,9 @@ from cfl_flare.ensemble import Served, combined
 from cfl_flare.errors import AbortedError
 from cfl_flare.params import Params
 from cfl_flare.seeds import stream
+from cfl_flare.training.maml import ahead, descend
 from cfl_flare.training.measures import accuracy, macro_f1
+from cfl_flare.training.memory import Drawer
 from cfl_flare.training.penalties import Step, Term
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings, batch_bounds
@@ -89,33 +93,6 @@ class Workshop:
         return self._predictors[key][1]
 
 
-class Drawer(MutableMapping[str, Params]):
-    """A part of a participant's memory: its names, without the prefix that they have in the whole.
-
-    Args:
-        memory: the whole.
-        prefix: of this part's names.
-    """
-
-    def __init__(self, memory: MutableMapping[str, Params], prefix: str):
-        self._memory, self._prefix = memory, prefix
-
-    def __getitem__(self, name: str) -> Params:
-        return self._memory[self._prefix + name]
-
-    def __setitem__(self, name: str, value: Params) -> None:
-        self._memory[self._prefix + name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self._memory[self._prefix + name]
-
-    def __iter__(self) -> Iterator[str]:
-        return (name.removeprefix(self._prefix) for name in self._memory if name.startswith(self._prefix))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
 class Learner:
     """A participant's view in one round.
 
@@ -172,34 +149,85 @@ class Learner:
         """The run's untrained model number ``index``."""
         return untrained(self._workshop.make_model, self._workshop.seed, self._first + index)
 
-    def train(self, start: Params, terms: Sequence[Term] = (), purpose: str = "train") -> Params:
-        """One round of local SGD steps (thesis Alg. 1, line 7).
+    @property
+    def lr(self) -> float:
+        """The run's learning rate in this round."""
+        return self._workshop.settings.lr_at(self.round)
+
+    def train(
+        self, start: Params, terms: Sequence[Term] = (), purpose: str = "train", inner_lr: float | None = None
+    ) -> Params:
+        """One round of local SGD steps (thesis Alg. 1, line 7), or of first-order MAML (FedDSMIC Alg. 2).
 
         Args:
             start: the model to start from.
             terms: added to the cross-entropy in each step.
             purpose: names the random stream; only ``"train"`` writes the participant's momentum back to its memory.
+            inner_lr: eta of first-order MAML: each step takes its gradient where a step of this length on a batch of
+                its own would lead; see `cfl_flare.training.maml`. None for plain SGD.
 
         Returns:
             The trained model.
         """
-        work, settings = self._workshop, self._workshop.settings
-        rng = stream(work.seed, self.participant, self.round, purpose)
-        batches = self._batches(rng, settings.steps(self.samples))
-        frozen = self._frozen(batches, terms)  # before the model is loaded: it may need the resident module
-        work.resident.load(start)
-        work.resident.module.train()
-        work.optimizer.param_groups[0]["lr"] = settings.lr_at(self.round)
+        work = self._workshop
+        rng = self._stream(purpose)
+        batches = self._batches(rng, work.settings.steps(self.samples))
+        inner = [] if inner_lr is None else self._batches(self._stream(f"{purpose} ahead"), len(batches))
+        frozen = self._frozen([*batches, *inner], terms)  # before the model is loaded: it may need the resident module
+        self._load(start)
+        work.optimizer.param_groups[0]["lr"] = self.lr
         self._start_momentum()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(rng.integers(2**62)))  # for dropout
-            with work.resident.watching_head(any(term.compares for term in terms)) as seen:
-                for i, batch in enumerate(batches):
-                    self._step(batch, terms, [None if f is None else f[i] for f in frozen], seen)
+        with self._dropout(rng), work.resident.watching_head(any(term.compares for term in terms)) as seen:
+            gradients = [
+                partial(self._backward, batch, terms, [None if f is None else f[i] for f in frozen], seen)
+                for i, batch in enumerate([*batches, *inner])
+            ]
+            for i, outer in enumerate(gradients[: len(batches)]):
+                looks = inner_lr is not None
+                with ahead(work.resident, inner_lr or 0, gradients[len(batches) + i]) if looks else nullcontext():
+                    outer()
+                work.optimizer.step()
         if purpose == "train":
             self._keep_momentum()
         self.trained = work.resident.read()
         return self.trained
+
+    def adapted(self, start: Params, steps: int, lr: float) -> Params:
+        """A model after a few plain gradient steps on own training data: no momentum, weight decay or penalties.
+
+        It is a personal model to predict with (FedDSMIC Alg. 1, Eq. 8): nothing of it is remembered. The batches have
+        the run's size, and BatchNorm's running statistics move in each step as they do in training.
+
+        Args:
+            start: the model to start from.
+            steps: how many.
+            lr: the length of each.
+        """
+        if not steps:
+            return start
+        rng = self._stream("adapt")
+        batches = self._batches(rng, steps)
+        (beside,) = self._frozen(batches, ())
+        self._load(start)
+        with self._dropout(rng):
+            for i, batch in enumerate(batches):
+                self._backward(batch, (), [None if beside is None else beside[i]], ())
+                descend(self._workshop.resident, lr)
+        return self._workshop.resident.read()
+
+    def _stream(self, purpose: str) -> np.random.Generator:
+        return stream(self._workshop.seed, self.participant, self.round, purpose)
+
+    def _load(self, start: Params) -> None:
+        self._workshop.resident.load(start)
+        self._workshop.resident.module.train()
+
+    @contextmanager
+    def _dropout(self, rng: np.random.Generator) -> Iterator[None]:
+        """Within it, what modules draw themselves comes from a stream, too."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(rng.integers(2**62)))
+            yield
 
     @torch.no_grad()
     def _frozen(self, batches: list[Tensor], terms: Sequence[Term]) -> list[tuple[Tensor, ...] | None]:
@@ -213,7 +241,10 @@ class Learner:
         compared = [self._predict(t.compares, x, features=True).split(sizes, 1) if t.compares else None for t in terms]
         return [beside, *compared]
 
-    def _step(self, batch: Tensor, terms: Sequence[Term], frozen: list[Tensor | None], seen: Sequence[Tensor]) -> None:
+    def _backward(
+        self, batch: Tensor, terms: Sequence[Term], frozen: list[Tensor | None], seen: Sequence[Tensor]
+    ) -> None:
+        """Makes the resident gradient that of the loss on one batch."""
         work = self._workshop
         if work.should_stop():
             raise AbortedError(f"aborted while {self.participant} was training")
@@ -224,7 +255,6 @@ class Learner:
         for term, others in zip(terms, compared):
             loss = loss + term(Step(work.resident.parameters, seen[0] if seen else None, others))
         loss.backward()
-        work.optimizer.step()
 
     def _batches(self, rng: np.random.Generator, steps: int) -> list[Tensor]:
         """Indices of the batches: passes over fresh permutations, cut off after so many steps."""
