@@ -14,6 +14,7 @@ from cfl_flare.methods.base import Assignment, Download, Method, Participant, Se
 from cfl_flare.methods.cam import CAM
 from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local
 from cfl_flare.methods.ifca import IFCA
+from cfl_flare.methods.maml import PerFedAvg
 from cfl_flare.methods.named import COMBINATIONS
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
@@ -21,7 +22,7 @@ from cfl_flare.methods.together import Together
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
 METHODS: dict[str, type[Method]] = {
-    cls.name: cls for cls in (FedAvg, FedProx, Finetune, Local, IFCA, FeSEM, WeCFL, CAM, Together)
+    cls.name: cls for cls in (FedAvg, FedProx, Finetune, Local, PerFedAvg, IFCA, FeSEM, WeCFL, CAM, Together)
 }
 METHODS["hypcluster"] = IFCA
 
@@ -99,6 +100,7 @@ __all__ = [
     "Method",
     "Participant",
     "Penalty",
+    "PerFedAvg",
     "Proximal",
     "ServerState",
     "Together",
