@@ -12,6 +12,7 @@ from cfl_flare.config import build, class_path, from_dict
 from cfl_flare.errors import ConfigError
 from cfl_flare.methods.base import Assignment, Download, Method, Participant, ServerState, Update
 from cfl_flare.methods.cam import CAM
+from cfl_flare.methods.dsmic import FedDS, FedDSMIC
 from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.maml import PerFedAvg
@@ -22,7 +23,8 @@ from cfl_flare.methods.together import Together
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
 METHODS: dict[str, type[Method]] = {
-    cls.name: cls for cls in (FedAvg, FedProx, Finetune, Local, PerFedAvg, IFCA, FeSEM, WeCFL, CAM, Together)
+    cls.name: cls
+    for cls in (FedAvg, FedProx, Finetune, Local, PerFedAvg, IFCA, FeSEM, WeCFL, FedDS, FedDSMIC, CAM, Together)
 }
 METHODS["hypcluster"] = IFCA
 
@@ -93,6 +95,8 @@ __all__ = [
     "Download",
     "FeSEM",
     "FedAvg",
+    "FedDS",
+    "FedDSMIC",
     "FedProx",
     "Finetune",
     "KnowledgeSharing",

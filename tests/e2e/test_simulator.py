@@ -17,6 +17,7 @@ from cfl_flare.config import describe, parse_spec
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.files import load_arrays
 from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.indicator import held_back
 from cfl_flare.loop import run_loop
 from cfl_flare.methods import build_method
 from cfl_flare.models import MLP
@@ -67,6 +68,7 @@ IFCA_CAM, FESEM_CAM = "ifca-cam:k=3,warmup=1", "fesem-cam:k=3,warmup=2,updates=a
         (IFCA_CAM, (), 2),
         (FESEM_CAM, (), 2),
         ("fedavg+ifca:k=3", (), 2),
+        ("feddsmic:k=3", (), 2),
     ],
 )
 def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, penalties, sites):
@@ -78,7 +80,7 @@ def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, penalties
         method=built,
         model=describe(MLP((1, 8, 8), 10), "model"),
         source=Digits(),
-        data=DataConfig(8, PARTITION),
+        data=DataConfig(8, PARTITION, indicator_samples=held_back([built])),
         settings=ServerSettings(rounds, sample=6),
         training=TrainSettings(lr=0.05),
         folder=tmp_path / "loop" / "cfl",
