@@ -130,6 +130,21 @@ def test_failing_and_diverging_participants_do_not_end_a_run(tmp_path, monkeypat
     assert np.isfinite(np.concatenate([a.ravel() for a in bank(run_dir)["global"].values()])).all()
 
 
+def test_the_server_of_real_sites_compares_models_on_a_file_of_its_own(tmp_path, monkeypatch):
+    digits, _ = Digits().load()
+    np.savez(tmp_path / "few.npz", train_images=digits.x[:, 0], train_labels=digits.y)
+    monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
+    job = {"participants": None, "partition": None, "data": HalfTheDigits(), "num_rounds": 1}
+    run_dir = in_simulator(tmp_path / "there", 2, method="fedds:k=2,indicator_file=few.npz", **job)
+    run = load_run(run_dir / "cfl")
+    assert {p["name"] for p in run.summary["participants"]} == {"site-1", "site-2"}
+    assert run.rounds[0]["aggregated"]
+    with pytest.raises(RuntimeError):
+        in_simulator(tmp_path / "absent", 2, method="fedds:k=2,indicator_file=none.npz", **job)
+    log = "".join(p.read_text() for p in (tmp_path / "absent").rglob("log.txt"))
+    assert "indicator_file: path = 'none.npz' is no file" in log
+
+
 def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path, monkeypatch):
     """Local keeps its models on the sites, WeCFL its centres on the server."""
     for method in ("local", "wecfl:k=3"):
