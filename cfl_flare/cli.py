@@ -23,6 +23,7 @@ from cfl_flare.config import build, from_dict, parse_spec, require
 from cfl_flare.data import PARTITIONS, SOURCES, DataConfig, DataSource
 from cfl_flare.data.samples import read
 from cfl_flare.errors import CFLError, ConfigError, RunFailedError
+from cfl_flare.indicator import held_back
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Method, build_method
 from cfl_flare.methods.named import Combination
 from cfl_flare.models import MODELS
@@ -129,6 +130,7 @@ def run(arguments: argparse.Namespace) -> None:
         partition={"partition": name, **rule},
         participants=arguments.participants,
         min_samples=arguments.min_samples,
+        indicator_samples=held_back(methods_to_run),
         sites=arguments.sites,
         rounds=arguments.rounds,
         sample=share_or_count(arguments.sample, "--sample"),
@@ -176,6 +178,9 @@ def partition(arguments: argparse.Namespace) -> None:
 def build_named(text: str, penalties: Sequence[str] = ()) -> Method:
     """A method from the command line, with its penalties."""
     name, settings = parse_spec(text)
+    file = settings.get("indicator_file")
+    if isinstance(file, str) and Path(file).exists():  # the server works in another folder
+        settings["indicator_file"] = str(Path(file).resolve())
     if penalties:
         require("penalties" not in settings, f"--method {text}: give its penalties there or by --penalty, not both")
         named = [parse_spec(penalty) for penalty in penalties]

@@ -17,6 +17,7 @@ from cfl_flare.checkpoints import Checkpoint
 from cfl_flare.config import build, describe
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.errors import PayloadError
+from cfl_flare.indicator import logits_for
 from cfl_flare.methods import Method, Participant, describe_method
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results import Recorder
@@ -72,12 +73,13 @@ def run_loop(
 
     Raises:
         StoreError: the checkpoints are of another run.
-        ConfigError: the checkpoints' rounds are not in the folder.
+        ConfigError: the checkpoints' rounds are not in the folder, or the method lacks indicator samples.
     """
     torch.set_num_threads(1)
     make_model = model_factory(model)
     site = Site(method, make_model, training, settings.seed, evaluate_trained)
     site.add(data.host(source, "local", 0, 1))
+    logits = logits_for(method, make_model, data, lambda: source, settings.seed)
     participants = [Participant(d.name, "local", len(d.train), d.group) for d in site.hosted.values()]
     layout, facts = site.workshop.resident.layout, describe_run(data, settings, training)
     run = {
@@ -93,7 +95,7 @@ def run_loop(
     recorder = None
     if folder is not None:
         recorder = Recorder(folder, facts, run["model"], begun.recorded, begun.last)
-    server = Server(method, layout, participants, settings, begun.state, recorder, begun.progress)
+    server = Server(method, layout, participants, settings, begun.state, recorder, begun.progress, logits)
     while True:
         number, last = server.state.round, server.finished
         orders = server.orders()

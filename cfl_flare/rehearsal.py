@@ -14,6 +14,7 @@ from cfl_flare.config import build, one_line, require
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.data.report import participant_names
 from cfl_flare.errors import CFLError, ConfigError
+from cfl_flare.indicator import check_indicator
 from cfl_flare.methods import Method, Participant
 from cfl_flare.params import Layout
 from cfl_flare.server import Server, ServerSettings
@@ -41,6 +42,7 @@ def check_job(
     layout = _layout(make_model())
     method.check_model(layout)
     method.check_rounds(settings.num_rounds)
+    check_indicator(method, data)
     if data.participants is None:
         return
     require(

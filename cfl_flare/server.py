@@ -17,6 +17,7 @@ from cfl_flare.checkpoints import Progress
 from cfl_flare.config import check_types, require
 from cfl_flare.errors import CFLError, PayloadError
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
+from cfl_flare.methods.indicator import Predict
 from cfl_flare.methods.slots import travelling
 from cfl_flare.params import Layout
 from cfl_flare.results import Recorder
@@ -84,6 +85,7 @@ class Server:
         state: the state to start from.
         recorder: where results are written; None for none.
         progress: where an interrupted run was; None at a run's start.
+        logits: what models predict on the server's indicator samples, for a method that needs it.
 
     Attributes:
         state: the server's state.
@@ -100,10 +102,12 @@ class Server:
         state: ServerState,
         recorder: Recorder | None = None,
         progress: Progress | None = None,
+        logits: Predict | None = None,
     ):
         require(bool(participants), "run: there are no participants")
-        self.method, self.layout, self.settings, self.state = method, layout, settings, state
+        self.method, self.layout, self.settings, self._logits = method, layout, settings, logits
         self.participants = {p.name: p for p in participants}
+        self.state = method.admit(state, list(self.participants))
         require(len(self.participants) == len(participants), "run: two participants have the same name")
         asked = self._asked()
         require(
@@ -275,7 +279,7 @@ class Server:
         enough = max(count_of(self.settings.min_answers, asked), self.method.needs(before))
         analysis: dict[str, Any] = {}
         if len(updates) >= enough:
-            assignment = self.method.assign(before, updates)
+            assignment = self.method.assign(replace(before, logits=self._logits), updates)
             self.state = self.method.aggregate(before, updates, assignment)
             if assignment:
                 analysis = analyse(self.method, before, self.state, updates, assignment)

@@ -41,6 +41,7 @@ class RunSettings:
     sites: int
     rounds: int
     min_samples: int = 8
+    indicator_samples: int = 0
     sample: float | int = 1.0
     min_answers: float | int = 1
     evaluate_every: int = 1
@@ -61,7 +62,7 @@ class RunSettings:
     @property
     def data(self) -> DataConfig:
         """How the samples are dealt out."""
-        return DataConfig(self.participants, dict(self.partition), self.seed, self.min_samples)
+        return DataConfig(self.participants, dict(self.partition), self.seed, self.min_samples, self.indicator_samples)
 
     @property
     def scheduled(self) -> ServerSettings:
@@ -132,6 +133,7 @@ def _job(name: str, method: Method, settings: RunSettings, out: Path) -> Any:
         participants=settings.participants,
         partition=settings.partition,
         min_samples=settings.min_samples,
+        indicator_samples=settings.indicator_samples,
         num_rounds=settings.rounds,
         min_clients=settings.sites,
         training=settings.training,

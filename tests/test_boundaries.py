@@ -31,10 +31,12 @@ MAY = {
     "spool": {"methods"},
     "checkpoints": BASICS | {"params", "methods", "store", "summary"},
     "server": BASICS | {"params", "methods", "site", "results", "summary", "spool", "checkpoints", "analysis"},
-    "rehearsal": BASICS | {"params", "methods", "training", "data", "site", "server"},
+    "indicator": BASICS | {"params", "methods", "training", "data"},
+    "rehearsal": BASICS | {"params", "methods", "training", "data", "site", "server", "indicator"},
     "report": {"errors", "results", "data"},
     "loop": BASICS
-    | {"params", "methods", "training", "data", "site", "server", "results", "summary", "checkpoints", "store"},
+    | {"params", "methods", "training", "data", "site", "server", "results", "summary", "checkpoints", "store"}
+    | {"indicator"},
 }
 TOP = {"cli", "arguments", "simulate", "flare"}
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from cfl_flare.cli import build_named
+from cfl_flare.methods import FedDS
 from cfl_flare.results import load_run
 
 
@@ -50,6 +52,23 @@ def test_run_in_process_and_show(tmp_path):
     assert "local" in shown.stdout
     assert {path.name for path in out.glob("*.png")} == {"accuracy.png", "cluster_sizes.png"}
     assert {path.name for path in (out / "fesem-k3").glob("*.png")} == figures
+
+
+def test_indicator_samples_are_held_back_by_themselves_and_from_all_that_are_compared(tmp_path):
+    words = ["run", "--loop", "--rounds", "1", "--out", str(tmp_path), "--method", "fedavg", "--method", "feddsmic:k=3"]
+    done = cfl(*words)
+    assert done.returncode == 0, done.stderr
+    for run in (load_run(tmp_path / "fedavg"), load_run(tmp_path / "feddsmic-k3")):
+        assert run.summary["data"]["indicator_samples"] == 10
+        assert sum(p["samples"] for p in run.summary["participants"]) == 1347 - 10 * 10
+
+
+def test_a_server_s_file_is_found_from_where_the_command_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few.npz").touch()
+    method = build_named("fedds:k=2,indicator_file=few.npz")
+    assert isinstance(method, FedDS)
+    assert method.indicator_file == str(tmp_path / "few.npz")
 
 
 def test_methods_lists_everything():

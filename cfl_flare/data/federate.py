@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from cfl_flare.config import check_types, require
 from cfl_flare.data.deal import dealt
+from cfl_flare.data.indicator import drawn
 from cfl_flare.data.partitions import build_partition
 from cfl_flare.data.report import PartitionReport, participant_names, report_of
 from cfl_flare.data.samples import DataSource, Samples, normalised, read
@@ -43,12 +46,15 @@ class DataConfig:
         partition: the rule of the simulation; None at real sites.
         seed: of the partition.
         min_samples: fewest training samples of a participant.
+        indicator_samples: training samples of each class that a simulation takes out before it deals the others out:
+            no participant has them, and a server whose method compares predictions does.
     """
 
     participants: int | None = None
     partition: Mapping[str, Any] | None = None
     seed: int = 0
     min_samples: int = 8
+    indicator_samples: int = 0
 
     def __post_init__(self) -> None:
         where = "data"
@@ -60,6 +66,13 @@ class DataConfig:
             "to simulate participants from one pooled set, neither where each site has its own data",
         )
         require(self.min_samples >= 1, f"{where}: min_samples = {self.min_samples} should be >= 1")
+        held = self.indicator_samples
+        require(held >= 0, f"{where}: indicator_samples = {held} should be >= 0")
+        require(
+            not held or self.partition is not None,
+            f"{where}: indicator_samples = {held} can be taken out of a simulation's data only; where each site has "
+            "its own, give the method an indicator_file",
+        )
         if self.partition is not None:
             require(
                 isinstance(self.participants, int) and self.participants >= 1,
@@ -87,7 +100,7 @@ class DataConfig:
                 "lower that",
             )
             return [_prepared(site, train, test, None)]
-        rule = build_partition(self.partition)
+        rule, train = build_partition(self.partition), self._without_indicator(train)
         deal = dealt(train, test, rule, self.participants, self.seed, self.min_samples)
         classes = int(max(train.y.max(), test.y.max())) + 1
         names = participant_names(self.participants)
@@ -114,9 +127,29 @@ class DataConfig:
         if self.partition is None or self.participants is None:
             raise ConfigError("data: without a partition there is nothing to report; each site has its own data")
         train, test = read(source, f"data {type(source).__name__}")
-        rule = build_partition(self.partition)
+        rule, train = build_partition(self.partition), self._without_indicator(train)
         deal = dealt(train, test, rule, self.participants, self.seed, self.min_samples)
         return report_of(train, test, deal, rule.name)
+
+    def indicator(self, source: DataSource, per_class: int) -> Samples:
+        """Those of a simulation's indicator samples that a method compares models on.
+
+        Args:
+            source: what the rest of is dealt out.
+            per_class: how many of each class; at most ``indicator_samples``.
+
+        Raises:
+            DataError: the samples cannot be read, or are unsound.
+            ConfigError: a class has too few.
+        """
+        train, _ = read(source, f"data {type(source).__name__}")
+        return train.take(drawn(train.y, per_class, self.seed, "data", spare=1))
+
+    def _without_indicator(self, train: Samples) -> Samples:
+        if not self.indicator_samples:
+            return train
+        held = drawn(train.y, self.indicator_samples, self.seed, "data", spare=1)
+        return train.take(np.setdiff1d(np.arange(len(train)), held))
 
 
 def _prepared(name: str, train: Samples, test: Samples, group: int | None) -> ParticipantData:

@@ -14,11 +14,14 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
 
-from cfl_flare.config import build, require, unmarked
+from cfl_flare.config import build, from_dict, require, unmarked
+from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.errors import PayloadError
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy
-from cfl_flare.methods import Participant, ServerState, build_method
+from cfl_flare.indicator import logits_for
+from cfl_flare.methods import Method, Participant, ServerState, build_method
+from cfl_flare.methods.indicator import Predict
 from cfl_flare.methods.slots import travelling, with_parts
 from cfl_flare.params import Layout
 from cfl_flare.results import Recorder
@@ -33,15 +36,18 @@ class ClusteringAggregator(ModelAggregator):
     Args:
         method: ``{"method": "wecfl", "k": 3, ...}``.
         model: ``{"class_path", "args"}`` of the module that is trained.
+        held: for a method that compares models on indicator samples: the ``source`` of a simulation and the ``data``
+            settings by which it is dealt out; with an indicator file the source is not read. None for other methods.
 
     Attributes:
         server: the server at work; None before ``begin``.
     """
 
-    def __init__(self, method: dict[str, Any], model: dict[str, Any]):
+    def __init__(self, method: dict[str, Any], model: dict[str, Any], held: dict[str, Any] | None = None):
         super().__init__()
         self.method = method
         self.model = model
+        self.held = held
         self.server: Server | None = None
 
     @property
@@ -58,6 +64,17 @@ class ClusteringAggregator(ModelAggregator):
     def _make_model(self, fl_ctx: FLContext) -> torch.nn.Module:
         return build(self.model, torch.nn.Module, "model", component_policy(fl_ctx))
 
+    def _logits(self, method: Method, seed: int, fl_ctx: FLContext) -> Predict | None:
+        """What models predict on the indicator samples."""
+        held = unmarked(self.held or {})
+        policy = component_policy(fl_ctx)
+
+        def source() -> DataSource:
+            return build(held.get("source") or {}, DataSource, "data", policy)  # type: ignore[type-abstract]
+
+        data = from_dict(DataConfig, held.get("data", {}), "data")
+        return logits_for(method, partial(self._make_model, fl_ctx), data, source, seed)
+
     def begin(
         self,
         participants: Sequence[Participant],
@@ -69,7 +86,8 @@ class ClusteringAggregator(ModelAggregator):
         """Starts the method with these participants, from the beginning or from a resumed state.
 
         Raises:
-            ConfigError: the method cannot be run with them.
+            ConfigError: the method cannot be run with them, or lacks indicator samples.
+            DataError: the indicator samples cannot be read, or do not fit the model.
         """
         method = build_method(unmarked(self.method), component_policy(fl_ctx))
         make_model = partial(self._make_model, fl_ctx)
@@ -80,7 +98,9 @@ class ClusteringAggregator(ModelAggregator):
             for slot, model in fresh.bank.items():
                 fits = slot in resumed.bank and resumed.bank[slot].layout == model.layout
                 require(fits, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
-        self.server = Server(method, self.layout(fl_ctx), participants, settings, resumed or fresh, recorder)
+        logits = self._logits(method, settings.seed, fl_ctx)
+        state = resumed or fresh
+        self.server = Server(method, self.layout(fl_ctx), participants, settings, state, recorder, logits=logits)
 
     def plan(self) -> dict[str, FLModel]:
         """The coming round's task for each site that has one: its participants' orders, and each model once."""

@@ -31,6 +31,7 @@ from cfl_flare.flare.compat import allow_list_key
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.persistor import ClusterModelPersistor
+from cfl_flare.indicator import held_back
 from cfl_flare.methods import Method, build_method, describe_method
 from cfl_flare.rehearsal import check_job
 from cfl_flare.server import ServerSettings
@@ -56,6 +57,8 @@ class ClusteredRecipe(Recipe):
         participants: to simulate: how many participants share the data; None where each site is one participant.
         partition: to simulate: ``{"partition": "dirichlet", "alpha": 0.1}`` or ``"dirichlet:alpha=0.1"``.
         min_samples: fewest training samples of a participant.
+        indicator_samples: to simulate: training samples of each class that no participant gets, on which the server
+            compares models; None for as many as the method needs.
         num_rounds: communication rounds.
         min_clients: fewest sites with which FLARE starts the job; a site that comes up later misses it.
         training: TrainSettings or a dictionary of them.
@@ -86,6 +89,7 @@ class ClusteredRecipe(Recipe):
         participants: int | None = None,
         partition: Mapping[str, Any] | str | None = None,
         min_samples: int = 8,
+        indicator_samples: int | None = None,
         num_rounds: int,
         min_clients: int,
         training: TrainSettings | Mapping[str, Any] | None = None,
@@ -118,7 +122,9 @@ class ClusteredRecipe(Recipe):
         self.source = describe(data, "data")
         build(self.source, DataSource, "data")  # type: ignore[type-abstract]
         rule = _named(partition, "partition")
-        self.data = DataConfig(participants, rule, seed, min_samples)
+        if indicator_samples is None:
+            indicator_samples = 0 if participants is None else held_back([self.method])
+        self.data = DataConfig(participants, rule, seed, min_samples, indicator_samples)
         require(
             participants is None or min_clients <= participants,
             f"run: min_clients = {min_clients} is more than participants = {participants}; each site hosts at "
@@ -133,7 +139,9 @@ class ClusteredRecipe(Recipe):
         job.set_app_packages(["cfl_flare"])
         spec = marked(describe_method(self.method))
         values = {"data": dataclasses.asdict(self.data), "training": _plain(self.training)}
-        job.to_server(ClusteringAggregator(spec, marked(self.model)), id="aggregator")
+        compares = self.method.indicator is not None
+        held = marked({"source": self.source, "data": values["data"]}) if compares else None
+        job.to_server(ClusteringAggregator(spec, marked(self.model), held), id="aggregator")
         job.to_server(ClusterModelPersistor(run_name=name, resume_from=resume_from), id="persistor")
         facts = {"name": name, "source": self.source, **values}
         controller = ClusteredController(**dataclasses.asdict(settings), task_timeout=task_timeout, facts=marked(facts))

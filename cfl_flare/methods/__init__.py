@@ -14,9 +14,11 @@ from cfl_flare.methods.base import Assignment, Download, Method, Participant, Se
 from cfl_flare.methods.cam import CAM
 from cfl_flare.methods.cfl import CFL
 from cfl_flare.methods.cuau import FedCUAU
+from cfl_flare.methods.dsmic import FedDS, FedDSMIC
 from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local
 from cfl_flare.methods.hierarchy import FLHC, FedGroup
 from cfl_flare.methods.ifca import IFCA
+from cfl_flare.methods.maml import PerFedAvg
 from cfl_flare.methods.named import COMBINATIONS
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
 from cfl_flare.methods.personal import Ditto, FedBABU, FedPer
@@ -27,8 +29,8 @@ from cfl_flare.methods.wecfl import FeSEM, WeCFL
 METHODS: dict[str, type[Method]] = {
     cls.name: cls
     for cls in (
-        *(FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto),
-        *(IFCA, FeSEM, WeCFL, FedCUAU, CFL, FLHC, FedGroup),
+        *(FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, PerFedAvg),
+        *(IFCA, FeSEM, WeCFL, FedDS, FedDSMIC, FedCUAU, CFL, FLHC, FedGroup),
         *(CAM, Together),
     )
 }
@@ -106,6 +108,8 @@ __all__ = [
     "FedAvg",
     "FedBABU",
     "FedCUAU",
+    "FedDS",
+    "FedDSMIC",
     "FedGroup",
     "FedPer",
     "FedProx",
@@ -115,6 +119,7 @@ __all__ = [
     "Method",
     "Participant",
     "Penalty",
+    "PerFedAvg",
     "Proximal",
     "ServerState",
     "Together",

@@ -17,6 +17,7 @@ import numpy as np
 
 from cfl_flare.config import check_types, require
 from cfl_flare.ensemble import Served
+from cfl_flare.methods.indicator import Indicator, Predict
 from cfl_flare.methods.penalties import Penalty
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.params import Layout, Params, WeightedMean, weighted_mean
@@ -109,12 +110,15 @@ class ServerState:
         assignment: cluster of each participant seen so far.
         round: rounds completed.
         extras: small JSON values that a method adds.
+        logits: what models predict on the server's indicator samples. It is there in `Method.assign`, of a method that
+            has an ``indicator``; it is no part of what is stored.
     """
 
     bank: Mapping[str, Params]
     assignment: Assignment = field(default_factory=dict)
     round: int = 0
     extras: Mapping[str, Any] = field(default_factory=dict)
+    logits: Predict | None = field(default=None, compare=False, repr=False)
 
     def layout(self, slot: str) -> Layout:
         """The layout of a model in the bank, or of a part of one."""
@@ -203,6 +207,11 @@ class Method(ABC):
         """Whether the coming round asks all participants to train, whatever the run's sampling."""
         return False
 
+    @property
+    def indicator(self) -> Indicator | None:
+        """The samples on which the server compares what models predict; None for a method that needs none."""
+        return None
+
     def needs(self, state: ServerState) -> int:
         """Fewest answers with which the coming round can be aggregated."""
         return 1
@@ -228,6 +237,10 @@ class Method(ABC):
     def start(self, initial: Callable[[int], Params]) -> ServerState:
         """The state before round 0. ``initial(i)`` is the untrained model from the run's i-th seed."""
         return ServerState(bank={GLOBAL: initial(0)})
+
+    def admit(self, state: ServerState, participants: Sequence[str]) -> ServerState:
+        """The state once the participants are known, before a run's first round or when it goes on with others."""
+        return state
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Distribution step: what this participant is sent, for training and for prediction alike."""
@@ -330,7 +343,7 @@ class Method(ABC):
                 means[slot].add(state.bank[slot] + diff, self.weight(update))
         return {slot: mean.result(state.bank[slot]) for slot, mean in means.items()}
 
-    def centres(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> dict[str, Params]:
+    def centres(self, state: ServerState, updates: Iterable[Update], assignment: Assignment) -> dict[str, Params]:
         """Weighted mean of the trained models inside each cluster; an empty cluster keeps its model.
 
         One pass over the updates: large ones lie on disk.
@@ -343,7 +356,7 @@ class Method(ABC):
         slots = [cluster_slot(k) for k in range(clusters)]
         return {s: mean.result(state.bank.get(s) or state.bank[GLOBAL]) for s, mean in zip(slots, means)}
 
-    def cluster_weights(self, updates: Sequence[Update], assignment: Assignment) -> list[float]:
+    def cluster_weights(self, updates: Iterable[Update], assignment: Assignment) -> list[float]:
         """Each cluster's share of the round's weight, w_k = sum of psi_i in it (thesis Eq. 5.5)."""
         weights = np.zeros(self.clusters)
         for update in updates:

@@ -64,6 +64,8 @@ class CAM(Method):
             whole_bank, f"method cam: base = {self.base.label} has its models in parts; name one that has whole ones"
         )
         require(whole, "method cam: base has shared_backbone = True, but only whole models can be added; leave it out")
+        compared = self.base.indicator is not None
+        require(not compared, f"method cam: base = {self.base.label!r} compares whole models, not sums; take another")
         require(self.weighting == "samples", "method cam: weighting belongs to its base; give it there")
         require(not self.base.finetune, "method cam: finetune belongs to the whole; give it to cam, not to its base")
         require(self.warmup >= 0, f"method cam: warmup = {self.warmup} should be >= 0")
@@ -91,6 +93,10 @@ class CAM(Method):
         if self.base.assigns_on_site or not self.lam:
             return self.base
         return replace(self.base, penalties=(*self.base.penalties, Proximal(mu=self.lam)))
+
+    def admit(self, state: ServerState, participants: Sequence[str]) -> ServerState:
+        """As the base."""
+        return self.base.admit(state, participants)
 
     def needs(self, state: ServerState) -> int:
         """As the base."""

@@ -15,6 +15,7 @@ import numpy as np
 from cfl_flare.config import require
 from cfl_flare.ensemble import VOTES, Served
 from cfl_flare.methods.base import Assignment, Download, Mapped, Method, ServerState, Update
+from cfl_flare.methods.indicator import Indicator
 from cfl_flare.params import Layout, Params
 from cfl_flare.training.learner import Learner
 
@@ -75,6 +76,12 @@ class Together(Method):
         """Whether a part does."""
         return any(part.asks_all(self._state(state, i)) for i, part in enumerate(self.parts))
 
+    @property
+    def indicator(self) -> Indicator | None:
+        """Of the part that clusters."""
+        i = self._clustering
+        return None if i is None else self.parts[i].indicator
+
     def needs(self, state: ServerState) -> int:
         """As the most demanding part."""
         return max(part.needs(self._state(state, i)) for i, part in enumerate(self.parts))
@@ -94,6 +101,11 @@ class Together(Method):
         states = [part.start(partial(_later, initial, first)) for part, first in zip(self.parts, self._seeds)]
         return self._joined(ServerState({}), states)
 
+    def admit(self, state: ServerState, participants: Sequence[str]) -> ServerState:
+        """As all parts."""
+        states = [part.admit(self._state(state, i), participants) for i, part in enumerate(self.parts)]
+        return self._joined(state, states)
+
     @property
     def _seeds(self) -> list[int]:
         """The first of each part's seeds."""
@@ -103,7 +115,7 @@ class Together(Method):
         """What part i knows."""
         bank = {slot.partition(".")[2]: m for slot, m in state.bank.items() if slot.startswith(f"{i}.")}
         assignment = state.assignment if i == self._clustering else {}
-        return ServerState(bank, assignment, state.round, state.extras.get(str(i), {}))
+        return ServerState(bank, assignment, state.round, state.extras.get(str(i), {}), state.logits)
 
     def _joined(self, before: ServerState, states: Sequence[ServerState]) -> ServerState:
         """What all parts know."""

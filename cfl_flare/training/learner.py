@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -19,8 +20,9 @@ from cfl_flare.ensemble import Served, combined
 from cfl_flare.errors import AbortedError
 from cfl_flare.params import Params
 from cfl_flare.seeds import stream
-from cfl_flare.training.drawer import Drawer
+from cfl_flare.training.maml import ahead, descend
 from cfl_flare.training.measures import accuracy, macro_f1
+from cfl_flare.training.memory import Drawer
 from cfl_flare.training.penalties import Step, Term
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings, batch_bounds
@@ -158,6 +160,11 @@ class Learner:
         view.round, view._losses = number, {}
         return view
 
+    @property
+    def lr(self) -> float:
+        """The run's learning rate in this round."""
+        return self._workshop.settings.lr_at(self.round)
+
     def train(
         self,
         start: Params,
@@ -165,8 +172,9 @@ class Learner:
         purpose: str = "train",
         epochs: int | None = None,
         frozen: str | Sequence[str] = (),
+        inner_lr: float | None = None,
     ) -> Params:
-        """One round of local SGD steps (thesis Alg. 1, line 7).
+        """One round of local SGD steps (thesis Alg. 1, line 7), or of first-order MAML (FedDSMIC Alg. 2).
 
         Args:
             start: the model to start from.
@@ -174,30 +182,74 @@ class Learner:
             purpose: names the random stream; only ``"train"`` writes the participant's momentum back to its memory.
             epochs: passes over the training data, in place of the run's steps.
             frozen: the parameters that stay as they are, momentum included; as for `Layout.select`.
+            inner_lr: eta of first-order MAML: each step takes its gradient where a step of this length on a batch of
+                its own would lead; see `cfl_flare.training.maml`. None for plain SGD.
 
         Returns:
             The trained model.
         """
         work, settings = self._workshop, self._workshop.settings
-        rng = stream(work.seed, self.participant, self.round, purpose)
         settings = settings if epochs is None else replace(settings, local_epochs=epochs, local_steps=None)
+        rng = self._stream(purpose)
         batches = self._batches(rng, settings.steps(self.samples))
-        fixed = self._fixed(batches, terms)  # before the model is loaded: it may need the resident module
-        work.resident.load(start)
-        work.resident.module.train()
-        work.optimizer.param_groups[0]["lr"] = settings.lr_at(self.round)
+        inner = [] if inner_lr is None else self._batches(self._stream(f"{purpose} ahead"), len(batches))
+        fixed = self._fixed([*batches, *inner], terms)  # before the model is loaded: it may need the resident module
+        self._load(start)
+        work.optimizer.param_groups[0]["lr"] = self.lr
         self._start_momentum()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(rng.integers(2**62)))  # for dropout
-            compared = any(term.compares for term in terms)
-            with work.resident.watching_head(compared) as seen, work.resident.holding(frozen) as put_back:
-                for i, batch in enumerate(batches):
-                    self._step(batch, terms, [None if f is None else f[i] for f in fixed], seen)
-                    put_back()
+        watching = work.resident.watching_head(any(term.compares for term in terms))
+        with self._dropout(rng), watching as seen, work.resident.holding(frozen) as put_back:
+            gradients = [
+                partial(self._backward, batch, terms, [None if f is None else f[i] for f in fixed], seen)
+                for i, batch in enumerate([*batches, *inner])
+            ]
+            for i, outer in enumerate(gradients[: len(batches)]):
+                looks = inner_lr is not None
+                with ahead(work.resident, inner_lr or 0, gradients[len(batches) + i]) if looks else nullcontext():
+                    outer()
+                work.optimizer.step()
+                put_back()
         if purpose == "train":
             self._keep_momentum(frozen)
         self.trained = work.resident.read()
         return self.trained
+
+    def adapted(self, start: Params, steps: int, lr: float) -> Params:
+        """A model after a few plain gradient steps on own training data: no momentum, weight decay or penalties.
+
+        It is a personal model to predict with (FedDSMIC Alg. 1, Eq. 8): nothing of it is remembered. The batches have
+        the run's size, and BatchNorm's running statistics move in each step as they do in training.
+
+        Args:
+            start: the model to start from.
+            steps: how many.
+            lr: the length of each.
+        """
+        if not steps:
+            return start
+        rng = self._stream("adapt")
+        batches = self._batches(rng, steps)
+        (beside,) = self._fixed(batches, ())
+        self._load(start)
+        with self._dropout(rng):
+            for i, batch in enumerate(batches):
+                self._backward(batch, (), [None if beside is None else beside[i]], ())
+                descend(self._workshop.resident, lr)
+        return self._workshop.resident.read()
+
+    def _stream(self, purpose: str) -> np.random.Generator:
+        return stream(self._workshop.seed, self.participant, self.round, purpose)
+
+    def _load(self, start: Params) -> None:
+        self._workshop.resident.load(start)
+        self._workshop.resident.module.train()
+
+    @contextmanager
+    def _dropout(self, rng: np.random.Generator) -> Iterator[None]:
+        """Within it, what modules draw themselves comes from a stream, too."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(rng.integers(2**62)))
+            yield
 
     @torch.no_grad()
     def _fixed(self, batches: list[Tensor], terms: Sequence[Term]) -> list[tuple[Tensor, ...] | None]:
@@ -211,7 +263,10 @@ class Learner:
         compared = [self._predict(t.compares, x, features=True).split(sizes, 1) if t.compares else None for t in terms]
         return [beside, *compared]
 
-    def _step(self, batch: Tensor, terms: Sequence[Term], fixed: list[Tensor | None], seen: Sequence[Tensor]) -> None:
+    def _backward(
+        self, batch: Tensor, terms: Sequence[Term], fixed: list[Tensor | None], seen: Sequence[Tensor]
+    ) -> None:
+        """Makes the resident gradient that of the loss on one batch."""
         work = self._workshop
         if work.should_stop():
             raise AbortedError(f"aborted while {self.participant} was training")
@@ -222,7 +277,6 @@ class Learner:
         for term, others in zip(terms, compared):
             loss = loss + term(Step(work.resident.parameters, seen[0] if seen else None, others))
         loss.backward()
-        work.optimizer.step()
 
     def _batches(self, rng: np.random.Generator, steps: int) -> list[Tensor]:
         """Indices of the batches: passes over fresh permutations, cut off after so many steps."""

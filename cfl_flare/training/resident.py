@@ -104,6 +104,18 @@ class ResidentModel:
             for parameter in held:
                 parameter.requires_grad_(True)
 
+    @contextlib.contextmanager
+    def keeping_statistics(self) -> Iterator[None]:
+        """After it, the buffers, such as BatchNorm's running statistics, are what they were before it."""
+        kept = [self.flat[self.layout.parameter_size :], *self._counters]
+        before = [tensor.clone() for tensor in kept]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, old in zip(kept, before):
+                    tensor.copy_(old)
+
     def read(self) -> Params:
         """A copy of the model that is loaded now."""
         counters = [c.detach().cpu().numpy().reshape(-1) for c in self._counters]

@@ -17,6 +17,7 @@ from cfl_flare.config import describe, parse_spec
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.files import load_arrays
 from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.indicator import held_back
 from cfl_flare.loop import run_loop
 from cfl_flare.methods import build_method
 from cfl_flare.models import MLP
@@ -71,6 +72,7 @@ IFCA_CAM, FESEM_CAM = "ifca-cam:k=3,warmup=1", "fesem-cam:k=3,warmup=2,updates=a
         ("fedcuau:k=3,base=fedprox", (), 2),
         ("cfl:eps1=9,eps2=0", (), 2),
         ("fl-hc:k=3,rounds_before=1", (), 2),
+        ("feddsmic:k=3", (), 2),
     ],
 )
 def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, penalties, sites):
@@ -82,7 +84,7 @@ def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, penalties
         method=built,
         model=describe(MLP((1, 8, 8), 10), "model"),
         source=Digits(),
-        data=DataConfig(8, PARTITION),
+        data=DataConfig(8, PARTITION, indicator_samples=held_back([built])),
         settings=ServerSettings(rounds, sample=6),
         training=TrainSettings(lr=0.05),
         folder=tmp_path / "loop" / "cfl",
@@ -131,6 +133,21 @@ def test_failing_and_diverging_participants_do_not_end_a_run(tmp_path, monkeypat
     assert all(len(r["trained"]) + len(r["failed"]) == 8 and r["trained"] for r in run.rounds)
     assert run.summary["rejected"]["participant_failed"] > 0
     assert np.isfinite(np.concatenate([a.ravel() for a in bank(run_dir)["global"].values()])).all()
+
+
+def test_the_server_of_real_sites_compares_models_on_a_file_of_its_own(tmp_path, monkeypatch):
+    digits, _ = Digits().load()
+    np.savez(tmp_path / "few.npz", train_images=digits.x[:, 0], train_labels=digits.y)
+    monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
+    job = {"participants": None, "partition": None, "data": HalfTheDigits(), "num_rounds": 1}
+    run_dir = in_simulator(tmp_path / "there", 2, method="fedds:k=2,indicator_file=few.npz", **job)
+    run = load_run(run_dir / "cfl")
+    assert {p["name"] for p in run.summary["participants"]} == {"site-1", "site-2"}
+    assert run.rounds[0]["aggregated"]
+    with pytest.raises(RuntimeError):
+        in_simulator(tmp_path / "absent", 2, method="fedds:k=2,indicator_file=none.npz", **job)
+    log = "".join(p.read_text() for p in (tmp_path / "absent").rglob("log.txt"))
+    assert "indicator_file: path = 'none.npz' is no file" in log
 
 
 def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A participant's memory, divided among the models that it trains in a round."""
+"""What a participant remembers between rounds."""
 
 from __future__ import annotations
 

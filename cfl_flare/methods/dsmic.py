@@ -1,0 +1,133 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""FedDSMIC and FedDS: the server clusters participants by what their models predict on samples of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from cfl_flare.clustering.divergence import divergences
+from cfl_flare.config import require
+from cfl_flare.ensemble import Served
+from cfl_flare.errors import ConfigError
+from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update, cluster_slot
+from cfl_flare.methods.indicator import Indicator
+from cfl_flare.methods.maml import Adapting
+from cfl_flare.params import Layout, Params
+from cfl_flare.seeds import derive
+
+# The untrained model from which a newcomer trains until it has a cluster, and the clusters from which the others start.
+NEWCOMER, START = "newcomer", "start"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDS(Method):
+    """Clusters by predictions: a participant belongs to the centre that predicts what its trained model predicts.
+
+    It is FedDSMIC's clustering alone: plain SGD, and each participant predicts with its cluster's centre.
+
+    The predictions that are compared are those on indicator samples at the server, a few of each class. A simulation
+    takes them out of the data before it deals it out; at real sites the server's operator provides a file.
+
+    Attributes:
+        k: number of clusters C; each centre starts from its own seed.
+        indicator_samples: how many of each class, N_c.
+        indicator_file: a file on the server, in MedMNIST's layout, from which they are drawn; a relative path is also
+            looked for in the server's ``$CFL_DATA_ROOT``. None for a simulation.
+        seed: of the participants' spread over the centres in their first round.
+    """
+
+    name: ClassVar[str] = "fedds"
+    paper: ClassVar[str] = "Li et al. 2022 (FedDSMIC): Alg. 1, Eq. 6, 7, 17"
+
+    k: int = 3
+    indicator_samples: int = 10
+    indicator_file: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where = f"method {self.name}"
+        require(self.k >= 1, f"{where}: k = {self.k} should be >= 1")
+        held = self.indicator_samples
+        require(held >= 1, f"{where}: indicator_samples = {held} should be >= 1")
+
+    @property
+    def clusters(self) -> int:
+        """C."""
+        return self.k
+
+    @property
+    def indicator(self) -> Indicator:
+        """N_c samples of each class (sec. 4.2)."""
+        return Indicator(self.indicator_samples, self.indicator_file)
+
+    @property
+    def slots(self) -> list[str]:
+        """The names of the C centres."""
+        return [cluster_slot(k) for k in range(self.k)]
+
+    def start(self, initial: Callable[[int], Params]) -> ServerState:
+        """C centres from C seeds (Alg. 1, line 1), and an untrained model for newcomers."""
+        models = {slot: initial(k) for k, slot in enumerate(self.slots)}
+        return ServerState(bank={**models, NEWCOMER: initial(self.k)})
+
+    def admit(self, state: ServerState, participants: Sequence[str]) -> ServerState:
+        """Spreads the participants over the centres evenly, in an order that depends on their names and the seed alone.
+
+        Those who join the run later are newcomers.
+        """
+        if START in state.extras:
+            return state
+        order = sorted(participants, key=lambda name: (derive(self.seed, "start", name), name))
+        return replace(state, extras={**state.extras, START: {name: i % self.k for i, name in enumerate(order)}})
+
+    def distribute(self, state: ServerState, participant: str) -> Download:
+        """Its cluster's centre (Alg. 1, line 18); a newcomer trains for a round alone, from an untrained model."""
+        cluster = state.assignment.get(participant, state.extras.get(START, {}).get(participant))
+        return Download((NEWCOMER,)) if cluster is None else self.with_penalties(state, (cluster_slot(cluster),))
+
+    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+        """c(i) = argmin_c KL(w_i^(t+1) || w~_c^t) on the indicator samples (Eq. 6, 7), ties to the lowest c.
+
+        As in Alg. 1, line 11, the trained models are compared with the centres that were sent in this round, before
+        they are averaged anew.
+
+        Raises:
+            ConfigError: there are no indicator samples.
+        """
+        predict = state.logits
+        if predict is None:
+            raise ConfigError(f"method {self.name}: the server has no indicator samples; give it logits of some")
+        centres = predict([state.bank[slot] for slot in self.slots])
+        distances = (divergences(predict([self.clustered(state, u)]), centres)[0] for u in updates)
+        return {u.participant: int(own.argmin()) for u, own in zip(updates, distances)}
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+        """w~_c = sum n_i / n_c w_i inside each cluster (Eq. 17); an empty cluster keeps its centre.
+
+        Newcomers' models, which did not start from a centre, tell their cluster and are left out of the mean. For
+        penalties that need it, the mean of the centres is kept as well (thesis Eq. 5.6).
+        """
+        centres = self.centres(state, (u for u in updates if NEWCOMER not in u.diffs), assignment)
+        if not self.penalties:
+            return state.after(centres, assignment)
+        weights = self.cluster_weights(updates, assignment)
+        return state.after({**centres, GLOBAL: self.common(centres, weights)}, assignment, weights=weights)
+
+    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+        """The C centres."""
+        return {slot: Served((state.bank[slot],)) for slot in self.slots}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDSMIC(Adapting, FedDS):
+    """FedDS whose centres are trained by first-order MAML; each participant tunes its centre by a step of its own.
+
+    tau of the paper is the run's local steps or epochs, epsilon its learning rate.
+    """
+
+    name: ClassVar[str] = "feddsmic"
+    paper: ClassVar[str] = "Li et al. 2022: Alg. 1, 2"
