@@ -12,6 +12,7 @@ from cfl_flare.config import build, class_path, from_dict
 from cfl_flare.errors import ConfigError
 from cfl_flare.methods.base import Assignment, Download, Method, Participant, ServerState, Update
 from cfl_flare.methods.cam import CAM
+from cfl_flare.methods.cfl import CFL
 from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local
 from cfl_flare.methods.hierarchy import FLHC, FedGroup
 from cfl_flare.methods.ifca import IFCA
@@ -22,7 +23,7 @@ from cfl_flare.methods.together import Together
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
 METHODS: dict[str, type[Method]] = {
-    cls.name: cls for cls in (FedAvg, FedProx, Finetune, Local, IFCA, FeSEM, WeCFL, CAM, Together, FLHC, FedGroup)
+    cls.name: cls for cls in (FedAvg, FedProx, Finetune, Local, IFCA, FeSEM, WeCFL, CAM, Together, CFL, FLHC, FedGroup)
 }
 METHODS["hypcluster"] = IFCA
 
@@ -83,6 +84,7 @@ def _described(value: Any) -> Any:
 
 __all__ = [
     "CAM",
+    "CFL",
     "COMBINATIONS",
     "FLHC",
     "GLOBAL",

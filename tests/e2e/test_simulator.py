@@ -67,6 +67,8 @@ IFCA_CAM, FESEM_CAM = "ifca-cam:k=3,warmup=1", "fesem-cam:k=3,warmup=2,updates=a
         (IFCA_CAM, (), 2),
         (FESEM_CAM, (), 2),
         ("fedavg+ifca:k=3", (), 2),
+        ("cfl:eps1=9,eps2=0", (), 2),
+        ("fl-hc:k=3,rounds_before=1", (), 2),
     ],
 )
 def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, penalties, sites):

@@ -113,7 +113,8 @@ def test_named_settings_are_those_that_are_built(name):
 
 
 EVERY = [
-    *(build_method({"method": name, **({"k": 3} if hasattr(cls, "k") or "k" in cls.__annotations__ else {})})
+    *(build_method({"method": name, **{f.name: 3 for f in dataclasses.fields(cls)
+                                       if f.default is dataclasses.MISSING or f.name == "k"}})
       for name, cls in METHODS.items() if cls not in (CAM, Together, FeSEM)),
     *(build_method({"method": name, "k": 3}) for name in COMBINATIONS),
     FeSEM(k=3, penalties=[Contrastive(scope="head"), KnowledgeSharing(lam=[0.1, 0.2, 0.3], scope="backbone")]),

@@ -1,0 +1,196 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""CFL: one cluster of all, split in two again and again where its members pull in different directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from cfl_flare.clustering.agglomerative import agglomerate, distances_between
+from cfl_flare.clustering.kmeans import stacked
+from cfl_flare.config import require
+from cfl_flare.ensemble import Served
+from cfl_flare.methods.base import Assignment, Download, Method, ServerState, Update, cluster_slot
+from cfl_flare.methods.hierarchy import is_cluster
+from cfl_flare.methods.parts import check_part, known_part
+from cfl_flare.params import Layout, Params, WeightedMean
+
+SPLITS, SETTLED = "splits", "settled"
+LINKAGES = ("complete", "single")
+
+
+def parent_slot(cluster: int) -> str:
+    """Name of the model that the members of a cluster's parent were sent in the round that split it."""
+    return f"parent-{cluster}"
+
+
+def half_slot(cluster: int, left: bool) -> str:
+    """Name of the mean model of one half in that round: of those that left for the new cluster, or of the others."""
+    return f"{'left' if left else 'stayed'}-{cluster}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CFL(Method):
+    """Clustered federated learning: FedAvg in each cluster, which is split where it has converged and its members not.
+
+    Participants are compared by their updates to the same model. Those that were absent when their cluster was split,
+    and newcomers, go down the tree of splits as the paper's new clients do, one split an appearance: they are sent the
+    model that was split, and go to the half whose mean update in that round is closer to their own by cosine
+    similarity. That update counts in no mean. Until then their cluster is the half that kept the id, and they predict
+    with the model that was split.
+
+    Attributes:
+        eps1: a cluster may be split when the norm of its members' mean update is below it;
+        eps2: and the largest norm of a member's update is above it.
+        min_rounds: rounds before the first split.
+        gamma_max: if given, a cluster is split only if the largest cosine similarity between the halves is below
+            sqrt((1 - gamma_max) / 2).
+        linkage: how the halves are found on cosine distance: ``complete``, as in the authors' code, or ``single``,
+            which makes the largest similarity between the halves as small as it can be (the paper's optimal
+            bipartition).
+        cluster_on: the parameters whose updates are compared, by norm and direction: ``all``, ``fc``, ``head``,
+            ``backbone``, or a list of parameter names.
+    """
+
+    name: ClassVar[str] = "cfl"
+    paper: ClassVar[str] = "Sattler et al. 2020"
+    shares_centres: ClassVar[bool] = False
+
+    eps1: float
+    eps2: float
+    min_rounds: int = 0
+    gamma_max: float | None = None
+    linkage: str = "complete"
+    cluster_on: str | tuple[str, ...] = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where, gamma = f"method {self.name}", self.gamma_max
+        for name in ("eps1", "eps2"):
+            value = getattr(self, name)
+            require(0 <= value < float("inf"), f"{where}: {name} = {value} should be a number >= 0")
+        require(self.min_rounds >= 0, f"{where}: min_rounds = {self.min_rounds} should be >= 0")
+        require(gamma is None or 0 <= gamma < 1, f"{where}: gamma_max = {gamma} should be in [0, 1) or None")
+        require(self.linkage in LINKAGES, f"{where}: linkage = {self.linkage!r} should be one of {LINKAGES}")
+        object.__setattr__(self, "cluster_on", known_part(self.cluster_on, where))
+
+    @property
+    def clusters(self) -> int:
+        """It begins with one."""
+        return 1
+
+    def clusters_in(self, state: ServerState) -> int:
+        """One more than there were splits."""
+        return 1 + len(state.extras[SPLITS])
+
+    def check_model(self, layout: Layout) -> None:
+        """The model has the part that is compared."""
+        super().check_model(layout)
+        check_part(self.cluster_on, layout, f"method {self.name}")
+
+    def features(self, model: Params) -> np.ndarray:
+        """What is compared."""
+        return model.part(self.cluster_on)
+
+    def start(self, initial: Callable[[int], Params]) -> ServerState:
+        """One cluster of all. ``splits`` has the parent of cluster 1, 2, ...; ``settled`` how many each knows."""
+        return ServerState({cluster_slot(0): initial(0)}, extras={SPLITS: [], SETTLED: {}})
+
+    def open_split(self, state: ServerState, participant: str) -> int | None:
+        """The cluster that came of the first split of its cluster in which this participant was absent."""
+        splits, at = state.extras[SPLITS], state.assignment.get(participant, 0)
+        known = state.extras[SETTLED].get(participant, 0)
+        return next((i + 1 for i in range(known, len(splits)) if splits[i] == at), None)
+
+    def distribute(self, state: ServerState, participant: str) -> Download:
+        """Its cluster's model, or the model at whose split it was absent."""
+        child = self.open_split(state, participant)
+        own = cluster_slot(state.assignment.get(participant, 0))
+        return Download((own if child is None else parent_slot(child),))
+
+    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+        """Splits the clusters that should be, and lets those who were absent choose their half."""
+        assignment = {}
+        for update in updates:
+            child, at = self.open_split(state, update.participant), state.assignment.get(update.participant, 0)
+            assignment[update.participant] = at if child is None else self._closer(state, update, at, child)
+        for parent in self._ripe(state, updates):
+            members = [i for i, u in enumerate(updates) if cluster_slot(parent) in u.diffs]
+            names = [updates[i].participant for i in members]
+            rows = ((self.features(self.moved(updates[i])), 1.0) for i in members)
+            halves = self._halves(stacked(rows, len(members))[0])
+            if halves is not None:
+                new = max([self.clusters_in(state) - 1, *assignment.values()]) + 1
+                assignment.update({name: new for name, half in zip(names, halves) if half})
+        return assignment
+
+    def _closer(self, state: ServerState, update: Update, parent: int, child: int) -> int:
+        """The half whose mean update in the split's round has the larger cosine similarity; ties to the parent's id."""
+        start, own = self.features(state.bank[parent_slot(child)]), self.features(self.moved(update))[None]
+        means = [self.features(state.bank[half_slot(child, left)]) - start for left in (False, True)]
+        stayed, left = (float(distances_between(own, mean[None], "cosine")[0, 0]) for mean in means)
+        return child if left < stayed else parent
+
+    def _ripe(self, state: ServerState, updates: Sequence[Update]) -> list[int]:
+        """The clusters with ||sum psi_i u_i|| < eps1 and max ||u_i|| > eps2, of two present members or more."""
+        sums: dict[str, np.ndarray] = {}
+        weights, largest, count = (dict[str, float]() for _ in range(3))
+        for update, slot in self._of_clusters(updates if state.round >= self.min_rounds else ()):
+            own, weight = self.features(self.moved(update)).astype(np.float64), self.weight(update)
+            sums[slot] = sums.get(slot, 0.0) + weight * own
+            weights[slot] = weights.get(slot, 0.0) + weight
+            largest[slot] = max(largest.get(slot, 0.0), float(np.linalg.norm(own)))
+            count[slot] = count.get(slot, 0) + 1
+        still = [s for s, total in sums.items() if np.linalg.norm(total) < self.eps1 * weights[s]]
+        ripe = [s for s in still if largest[s] > self.eps2 and count[s] > 1]
+        return [k for k in range(self.clusters_in(state)) if cluster_slot(k) in ripe]
+
+    def _halves(self, features: np.ndarray) -> np.ndarray | None:
+        """0 or 1 for each member, by cosine similarity; None where gamma_max says that they belong together."""
+        halves = agglomerate(features, "cosine", self.linkage, k=2)
+        if self.gamma_max is None:
+            return halves
+        crossing = 1 - distances_between(features[halves == 0], features[halves == 1], "cosine").min()
+        return halves if crossing < np.sqrt((1 - self.gamma_max) / 2) else None
+
+    @staticmethod
+    def _of_clusters(updates: Iterable[Update]) -> Iterator[tuple[Update, str]]:
+        """The updates to clusters' models, with their slots; without those that only choose a half."""
+        return ((update, slot) for update in updates for slot in update.diffs if is_cluster(slot))
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+        """The weighted mean in each cluster as it was before this round's splits; both halves start from it."""
+        clusters = {slot: model for slot, model in state.bank.items() if is_cluster(slot)}
+        bank = self.means(replace(state, bank=clusters), (u for u, _ in self._of_clusters(updates)))
+        of_slot = {cluster_slot(k): k for k in range(self.clusters_in(state))}
+        pairs = ((assignment[u.participant], of_slot[slot]) for u, slot in self._of_clusters(updates))
+        parents = {child: parent for child, parent in pairs if child != parent}
+        for child, parent in sorted(parents.items()):
+            bank[cluster_slot(child)] = bank[cluster_slot(parent)]
+            bank[parent_slot(child)] = state.bank[cluster_slot(parent)]
+        bank.update(self._half_means(state, updates, assignment, parents))
+        splits = [*state.extras[SPLITS], *(parents[child] for child in sorted(parents))]
+        known = {name: self.open_split(state, name) or len(splits) for name in assignment}
+        return state.after(bank, assignment, splits=splits, settled={**state.extras[SETTLED], **known})
+
+    def _half_means(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment, parents: dict[int, int]
+    ) -> dict[str, Params]:
+        """For those who come later: the mean models of the halves of the clusters that are split."""
+        children = {cluster_slot(parent): child for child, parent in parents.items()}
+        means: dict[str, WeightedMean] = {}
+        for update, slot in self._of_clusters(updates):
+            if slot in children:
+                half = half_slot(children[slot], assignment[update.participant] == children[slot])
+                mean = means.setdefault(half, WeightedMean(state.bank[slot].layout))
+                mean.add(state.trained(update), self.weight(update))
+        sent = {child: state.bank[cluster_slot(parent)] for child, parent in parents.items()}
+        return {half: mean.result(sent[int(half.rpartition("-")[2])]) for half, mean in means.items()}
+
+    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+        """The clusters' models."""
+        return {slot: Served((model,)) for slot, model in state.bank.items() if is_cluster(slot)}

@@ -1,0 +1,290 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cfl_flare.spool
+from cfl_flare.data import DataConfig, Digits
+from cfl_flare.errors import ConfigError
+from cfl_flare.loop import run_loop
+from cfl_flare.methods import CFL, FedAvg, Proximal, Together, build_method, describe_method
+from cfl_flare.methods.base import ServerState, Update
+from cfl_flare.report.figures import draw
+from cfl_flare.results import load_run
+from cfl_flare.server import ServerSettings
+from cfl_flare.store import state_facts, state_of
+from cfl_flare.training.settings import TrainSettings
+from tests.play import MODEL, assert_same_models, play, sent
+from tests.test_checkpoints import Stopped, assert_same, loop
+from tests.tiny import LAYOUT, coin, initial, update
+
+# Two opposed directions. Weighted by 3, 1, 1, 1 the mean is (0, 0.05); the longest is 2.00998.
+OPPOSED = {"a": (1, 0), "b": (1, 0.1), "c": (-2, 0), "d": (-2, 0.2)}
+SAMPLES = {"a": 3}
+SPLITS_ALWAYS = CFL(eps1=1e9, eps2=0)
+
+
+def updates_of(moves: dict[str, tuple[float, float]], slot: str = "cluster-0") -> list[Update]:
+    return [update(name, SAMPLES.get(name, 1), slot, *move) for name, move in moves.items()]
+
+
+def step(method: CFL, state: ServerState, updates: list[Update]) -> ServerState:
+    """One round; the participants' slots are those that they are sent."""
+    for u in updates:
+        assert method.distribute(state, u.participant).slots == tuple(u.diffs)
+    return method.aggregate(state, updates, method.assign(state, updates))
+
+
+def first(method: CFL, **more: tuple[float, float]) -> ServerState:
+    return step(method, method.start(initial), updates_of({**OPPOSED, **more}))
+
+
+def model(state: ServerState, slot: str) -> list[float]:
+    return [round(float(v), 5) for v in state.bank[slot].vector]
+
+
+@pytest.mark.parametrize(
+    ("settings", "split"),
+    [
+        ({"eps1": 0.051, "eps2": 2.0}, True),
+        ({"eps1": 0.049, "eps2": 2.0}, False),  # the mean has not come to rest
+        ({"eps1": 0.051, "eps2": 2.02}, False),  # nobody pulls
+        ({"eps1": 0.051, "eps2": 2.0, "weighting": "uniform"}, False),  # the plain mean is (-0.5, 0.075)
+        ({"eps1": 0.51, "eps2": 2.0, "weighting": "uniform"}, True),
+        ({"eps1": 0.051, "eps2": 2.0, "min_rounds": 1}, False),
+        ({"eps1": 0.051, "eps2": 2.0, "cluster_on": ["head.weight"]}, True),
+        ({"eps1": 0.051, "eps2": 2.0, "linkage": "single"}, True),
+    ],
+)
+def test_it_splits_where_the_paper_says_and_not_before(settings: dict[str, Any], split: bool) -> None:
+    method = CFL(**settings)
+    state = first(method)
+    assert state.assignment == ({"a": 0, "b": 0, "c": 1, "d": 1} if split else dict.fromkeys("abcd", 0))
+    assert method.clusters_in(state) == 1 + split
+    assert state.extras["splits"] == [0] * split
+
+
+def test_both_halves_start_from_the_cluster_s_model_and_go_on_by_themselves() -> None:
+    method = CFL(eps1=0.06, eps2=2)
+    state = first(method)
+    assert {slot: model(state, slot) for slot in state.bank} == {
+        "cluster-0": [0, 0.05],
+        "cluster-1": [0, 0.05],
+        "parent-1": [0, 0],
+        "stayed-1": [1, 0.025],
+        "left-1": [-2, 0.1],
+    }
+    state = step(method, state, [*updates_of({"a": (4, 0), "b": (0, 4)}), *updates_of({"d": (-1, 0)}, "cluster-1")])
+    assert model(state, "cluster-0") == [3, 1.05]
+    assert model(state, "cluster-1") == [-1, 0.05]
+    assert state.extras["splits"] == [0]
+    assert set(method.whole_models(state, LAYOUT)) == {"cluster-0", "cluster-1"}
+
+
+def test_a_split_needs_two_present_members_and_a_direction_needs_no_length() -> None:
+    assert SPLITS_ALWAYS.clusters_in(step(SPLITS_ALWAYS, SPLITS_ALWAYS.start(initial), updates_of({"a": (1, 1)}))) == 1
+    state = step(SPLITS_ALWAYS, SPLITS_ALWAYS.start(initial), updates_of({"a": (1, 0), "b": (0, 0), "c": (5, 1)}))
+    assert state.assignment == {"a": 0, "b": 1, "c": 0}
+
+
+def test_gamma_max_keeps_together_what_is_not_apart() -> None:
+    """The largest cosine between the halves of OPPOSED is that of b and d, -1.98 / (1.00499 * 2.00998) = -0.9802."""
+    assert first(CFL(eps1=0.06, eps2=2, gamma_max=0.9)).extras["splits"] == [0]
+    right = {"a": (1, 0), "b": (0, 1), "c": (-1, -1)}  # b and c at -0.71, a and b at 0, a and c at -0.71
+    for gamma, splits in ((0.9, [0]), (None, [0])):
+        method = CFL(eps1=10, eps2=0.1, gamma_max=gamma)
+        assert step(method, method.start(initial), updates_of(right)).extras["splits"] == splits
+    alike = {"a": (2, 1), "b": (1, 2)}  # 0.8 = sqrt((1 - gamma) / 2) has no gamma in [0, 1); the largest is 0.707
+    method = CFL(eps1=10, eps2=0.1, gamma_max=0.0)
+    assert step(method, method.start(initial), updates_of(alike)).extras["splits"] == []
+
+
+def test_ids_are_stable_and_splits_go_on_over_rounds() -> None:
+    method = CFL(eps1=0.06, eps2=1.9)
+    state = first(method)
+    both = [*updates_of({"a": (1, 9), "b": (1, -27)}), *updates_of({"c": (2, 1), "d": (-2, -1)}, "cluster-1")]
+    state = step(method, state, both)  # the weighted mean of a and b is (1, 0): only cluster 1 is at rest
+    assert state.assignment == {"a": 0, "b": 0, "c": 1, "d": 2}
+    assert state.extras["splits"] == [0, 1]
+    assert model(state, "cluster-1") == model(state, "cluster-2") == model(state, "parent-2") == [0, 0.05]
+    state = step(
+        method,
+        state,
+        [
+            *updates_of({"a": (1, 0), "b": (-3, 0)}),
+            update("c", 1, "cluster-1", 9, 9),
+            update("d", 1, "cluster-2", 1, 0),
+        ],
+    )
+    assert state.assignment == {"a": 0, "b": 3, "c": 1, "d": 2}
+    assert state.extras["splits"] == [0, 1, 0]
+    assert method.clusters_in(state) == 4
+
+
+def test_two_clusters_may_be_split_in_one_round() -> None:
+    method = CFL(eps1=0.06, eps2=1)
+    state = first(method)
+    both = [*updates_of({"a": (1, 0), "b": (-3, 0)}), *updates_of({"c": (2, 1), "d": (-2, -1)}, "cluster-1")]
+    state = step(method, state, both)
+    assert state.assignment == {"a": 0, "b": 2, "c": 1, "d": 3}
+    assert state.extras["splits"] == [0, 0, 1]
+
+
+def test_who_was_absent_chooses_a_half_at_the_next_appearance() -> None:
+    method = CFL(eps1=0.06, eps2=1)
+    state = step(method, method.start(initial), updates_of({"e": (0.1, 0.1), "f": (0.1, 0)}))
+    start = model(state, "cluster-0")
+    state = step(method, state, updates_of(OPPOSED))
+    moved = model(state, "cluster-0")
+    assert method.distribute(state, "e").slots == ("parent-1",)
+    assert model(state, "parent-1") == start != moved  # what the others' updates were to
+    assert state.assignment["e"] == 0
+    state = step(method, state, updates_of({"e": (-0.1, 9.0), "f": (3, 0)}, "parent-1"))
+    assert (state.assignment["e"], state.assignment["f"]) == (1, 0)
+    assert model(state, "cluster-0") == model(state, "cluster-1") == moved  # it counts in no mean
+    assert [method.distribute(state, n).slots for n in "ef"] == [("cluster-1",), ("cluster-0",)]
+
+
+def test_a_newcomer_goes_down_the_tree_of_splits_one_a_round() -> None:
+    method = CFL(eps1=0.06, eps2=1.9)
+    state = first(method)
+    both = [*updates_of({"c": (2, 1), "d": (-2, -1)}, "cluster-1")]
+    state = step(method, state, both)
+    assert state.extras["splits"] == [0, 1]
+    for expected, move in (("parent-1", (-1, 0)), ("parent-2", (-1, -1)), ("cluster-2", (0, 0))):
+        assert method.distribute(state, "new").slots == (expected,)
+        state = step(method, state, updates_of({"new": move}, expected))
+    assert state.assignment["new"] == 2
+    assert method.distribute(state, "other").slots == ("parent-1",)
+    state = step(method, state, updates_of({"other": (1, 0)}, "parent-1"))
+    assert method.distribute(state, "other").slots == ("cluster-0",)
+
+
+def test_choosing_a_half_that_is_split_in_the_same_round() -> None:
+    """It is then absent in the new split, and chooses again."""
+    method = CFL(eps1=0.06, eps2=1.9)
+    state = first(method)
+    again = [*updates_of({"a": (1, 0), "b": (-3, 0)}), *updates_of({"new": (1, 0)}, "parent-1")]
+    state = step(method, state, again)
+    assert state.extras["splits"] == [0, 0]
+    assert state.assignment == {"a": 0, "b": 2, "c": 1, "d": 1, "new": 0}
+    assert method.distribute(state, "new").slots == ("parent-2",)
+    state = step(method, state, updates_of({"new": (-1, 0)}, "parent-2"))
+    assert state.assignment["new"] == 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), size=st.integers(4, 9))
+def test_the_order_of_participants_does_not_matter(seed: int, size: int) -> None:
+    rng = np.random.default_rng(seed)
+    points = rng.normal(size=(size, 2))
+    moves = {f"p{i}": tuple(p) for i, p in enumerate(points.tolist())}
+    states = [
+        step(SPLITS_ALWAYS, SPLITS_ALWAYS.start(initial), updates_of({n: moves[n] for n in names}))
+        for names in (list(moves), [f"p{i}" for i in rng.permutation(size)])
+    ]
+    one, other = ({frozenset(n for n in s.assignment if s.assignment[n] == k) for k in (0, 1)} for s in states)
+    assert one == other
+    np.testing.assert_allclose(*(s.bank["cluster-0"].vector for s in states), atol=1e-6)
+
+
+@pytest.mark.parametrize("never", [{"eps1": 0.0, "eps2": 0.0}, {"eps1": 9.0, "eps2": 1e9}, {"eps1": 9.0, "eps2": 0.0}])
+def test_never_splitting_is_fedavg(never: dict[str, Any]) -> None:
+    never = never if never["eps1"] == 0 or never["eps2"] else {**never, "min_rounds": 99}
+    more: dict[str, Any] = {"keep_momentum": True, "momentum": 0.9, "sample": 4}
+    one, fedavg = play(CFL(**never), 4, **more), play(FedAvg(), 4, **more)
+    assert_same_models(one[-1].after.bank, fedavg[-1].after.bank, "cluster-0", "global")
+    assert one[-1].record == {} and one[0].record["cluster_sizes"] == [4]
+
+
+def test_sampling_and_updates_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for limit in (2**30, 0):
+        monkeypatch.setattr(cfl_flare.spool, "SPOOL_BYTES", limit)
+        found.append(play(SPLITS_ALWAYS, 5, sample=4))
+    assert_same_models(found[0][-1].after.bank, found[1][-1].after.bank)
+    assert found[0][-1].after.assignment == found[1][-1].after.assignment
+    assert any("parent-1" in slots for one in found[0] for slots in sent(one))
+    sizes = [one.record["cluster_sizes"] for one in found[0][:-1]]
+    assert len(sizes[0]) == 2 <= len(sizes[1]) <= len(sizes[-1])
+
+
+def test_beside_another_method() -> None:
+    both, alone = play(Together(parts=(FedAvg(), SPLITS_ALWAYS)), 3), play(SPLITS_ALWAYS, 3, first=1)
+    assert_same_models(both[-1].after.bank, alone[-1].after.bank, "1.")
+    assert both[-1].after.assignment == alone[-1].after.assignment
+    assert both[1].record["cluster_sizes"] == alone[1].record["cluster_sizes"]
+
+
+def test_its_state_is_json_and_models() -> None:
+    state = play(SPLITS_ALWAYS, 3, sample=4)[-1].after
+    again = state_of(state.bank, json.loads(json.dumps(state_facts(state))))
+    assert again == replace(state, bank=again.bank)
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 7])
+def test_a_stopped_run_ends_as_an_undisturbed_one(tmp_path: Path, stop_at: int) -> None:
+    method, more = CFL(eps1=1e9, eps2=0, min_rounds=2), {"sample": 3}
+    undisturbed = loop(method, tmp_path / "one", **more)
+    with pytest.raises(Stopped):
+        loop(method, tmp_path / "other", tmp_path / "checkpoints", stop_at, **more)
+    resumed = loop(method, tmp_path / "other", tmp_path / "checkpoints", **more)
+    assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
+    assert load_run(tmp_path / "one").summary["clusters"] > 2
+
+
+def test_the_groups_of_the_digits_are_found(tmp_path: Path) -> None:
+    run_loop(
+        method=CFL(eps1=1.0, eps2=1.9),
+        model=MODEL,
+        source=Digits(),
+        data=DataConfig(9, {"partition": "label_permutation", "groups": 3}),
+        settings=ServerSettings(10, keep_features=True),
+        training=TrainSettings(lr=0.1, local_steps=10),
+        folder=tmp_path,
+    )
+    run = load_run(tmp_path)
+    assert run.summary["final"]["ari"] == 1.0
+    assert run.summary["clusters"] == 3
+    assert sorted({len(r["cluster_sizes"]) for r in run.rounds}) == [1, 2, 3]
+    assert run.rounds[-1]["served_accuracy"] > run.rounds[1]["served_accuracy"] + 0.2
+    assert len(draw(run)) == 6
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({}, "setting 'eps1' is missing"),
+        ({"eps1": -1.0}, "eps1 = -1.0 should be a number >= 0"),
+        ({"eps2": float("nan")}, "eps2 = nan should be a number >= 0"),
+        ({"min_rounds": -1}, "min_rounds = -1 should be >= 0"),
+        ({"gamma_max": 1.0}, r"gamma_max = 1.0 should be in \[0, 1\) or None"),
+        ({"linkage": "ward"}, r"linkage = 'ward' should be one of \('complete', 'single'\)"),
+        ({"cluster_on": "tail"}, "cluster_on = 'tail' should be one of"),
+        ({"eps1": "x"}, "eps1 = 'x' should be float, not str"),
+        ({"penalties": [{"penalty": "knowledge_sharing"}]}, "needs a method with clusters: ifca, fesem or wecfl"),
+    ],
+)
+def test_refusals(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_method({"method": "cfl", **({"eps1": 1.0, "eps2": 1.0} if spec else {}), **spec})
+
+
+def test_a_part_that_the_model_does_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cluster_on = 'backbone' does not fit the model"):
+        CFL(eps1=1, eps2=1, cluster_on="backbone").check_model(LAYOUT)
+
+
+def test_the_way_through_a_job_file() -> None:
+    method = CFL(eps1=0.4, eps2=1.6, gamma_max=0.5, cluster_on=("head.weight",), penalties=(Proximal(mu=0.1),))
+    assert build_method(json.loads(json.dumps(describe_method(method)))) == method
+    assert coin(0, 0).layout == LAYOUT
