@@ -80,6 +80,8 @@ class ClusteringAggregator(ModelAggregator):
             for slot, model in fresh.bank.items():
                 fits = slot in resumed.bank and resumed.bank[slot].layout == model.layout
                 require(fits, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
+            missing = sorted(fresh.extras.keys() - resumed.extras.keys())
+            require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")
         self.server = Server(method, self.layout(fl_ctx), participants, settings, resumed or fresh, recorder)
 
     def plan(self) -> dict[str, FLModel]:
