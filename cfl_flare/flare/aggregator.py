@@ -98,6 +98,8 @@ class ClusteringAggregator(ModelAggregator):
             for slot, model in fresh.bank.items():
                 fits = slot in resumed.bank and resumed.bank[slot].layout == model.layout
                 require(fits, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
+            missing = sorted(fresh.extras.keys() - resumed.extras.keys())
+            require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")
         logits = self._logits(method, settings.seed, fl_ctx)
         state = resumed or fresh
         self.server = Server(method, self.layout(fl_ctx), participants, settings, state, recorder, logits=logits)
