@@ -99,6 +99,8 @@ class ClusteredExecutor(Executor):
                 f"the server runs cfl_flare {content['version']}, this site {__version__}: install the same"
             )
         site = self._prepared(content, fl_ctx)
+        if content["memory_of"] != self.run_name:  # what an earlier run of this name left is not this one's
+            store_for(self.run_name, fl_ctx).set_aside()
         hosted = [{"name": d.name, "samples": len(d.train), "group": d.group} for d in site.hosted.values()]
         return wire.to_shareable({}, {"participants": hosted})
 
@@ -144,20 +146,19 @@ class ClusteredExecutor(Executor):
     def _recall(self, number: int, site: Site, run_name: str, fl_ctx: FLContext) -> None:
         """Makes sure that the participants' memories are those of the round before this one.
 
-        They are not in a process that FLARE started in the middle of a run, nor in a resumed one.
+        They are not in a process that FLARE started in the middle of a run, nor in a resumed one. A site that had
+        nothing to do in the last rounds remembers what it knew before them.
         """
-        if self._store is not None and number == self._memory_round:
+        if self._store is not None and number >= self._memory_round:
             return
         self._store = store_for(self.run_name, fl_ctx)
         site.memory = {name: {} for name in site.hosted}
-        if number == 0:
-            self._store.set_aside()
-            return
         source = store_for(run_name, fl_ctx)
-        if not source.versions():
-            return  # the method remembers nothing
+        versions = [version for version in source.versions() if version <= number]
+        if not versions:
+            return  # the method remembers nothing, or this site is new
         try:
-            models, _ = source.load(number, site.workshop.resident.layout)
+            models, _ = source.load(versions[-1], site.workshop.resident.layout)
         except PayloadError as error:
             self.log_warning(fl_ctx, f"no memory of round {number} ({error}); participants start from their centre")
             return

@@ -1,0 +1,53 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a site remembers between the rounds in which it is asked."""
+
+import pytest
+
+from cfl_flare.flare import executor as module
+from cfl_flare.flare.executor import ClusteredExecutor
+from cfl_flare.methods import Local
+from cfl_flare.site import Site
+from cfl_flare.store import Store
+from cfl_flare.training.settings import TrainSettings
+from tests.tiny import Coin, coin
+
+
+@pytest.fixture
+def stores(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "store_for", lambda name, fl_ctx: Store(tmp_path / name / "site"))
+    return tmp_path
+
+
+def started() -> tuple[ClusteredExecutor, Site]:
+    site = Site(Local(), Coin, TrainSettings(), seed=0)
+    site.hosted = {"a": None, "b": None}  # type: ignore[dict-item]
+    return ClusteredExecutor({}, {}, {}, {}, {}, run_name="run"), site
+
+
+def recalled(executor: ClusteredExecutor, site: Site, number: int, run: str = "run") -> dict:
+    executor._recall(number, site, run, None)
+    return {name: {what: p.vector.tolist() for what, p in own.items()} for name, own in site.memory.items()}
+
+
+def test_a_site_that_had_nothing_to_do_keeps_its_memory(stores):
+    executor, site = started()
+    assert recalled(executor, site, 0) == {"a": {}, "b": {}}
+    site.memory["a"]["model"] = coin(1, 2)
+    executor._remember(1, site)
+    known = {"a": {"model": [1, 2]}, "b": {}}
+    assert recalled(executor, site, 1) == known
+    assert recalled(executor, site, 5) == known  # rounds 1 to 4 asked others
+    again = started()
+    assert recalled(*again, 5) == known  # a process of its own for the task
+
+
+def test_a_resumed_run_reads_the_round_that_it_goes_on_from(stores):
+    executor, site = started()
+    recalled(executor, site, 0)
+    for number in (1, 2):
+        site.memory["a"]["model"] = coin(number, 0)
+        executor._remember(number, site)
+    assert recalled(*started(), 1) == {"a": {"model": [1, 0]}, "b": {}}
+    assert recalled(*started(), 2) == {"a": {"model": [2, 0]}, "b": {}}
+    assert recalled(*started(), 0) == {"a": {}, "b": {}}
