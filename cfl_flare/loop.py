@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from cfl_flare.archive import Archive
 from cfl_flare.checkpoints import Checkpoint
 from cfl_flare.config import build, describe
 from cfl_flare.data import DataConfig, DataSource
@@ -23,7 +24,7 @@ from cfl_flare.methods.slots import with_parts
 from cfl_flare.results import Recorder
 from cfl_flare.server import Server, ServerSettings
 from cfl_flare.site import Site
-from cfl_flare.store import Store
+from cfl_flare.store import ARCHIVE, Store
 from cfl_flare.summary import RoundMetrics
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
@@ -95,7 +96,8 @@ def run_loop(
     recorder = None
     if folder is not None:
         recorder = Recorder(folder, facts, run["model"], begun.recorded, begun.last)
-    server = Server(method, layout, participants, settings, begun.state, recorder, begun.progress, logits)
+    archive = Archive(checkpoints.folder / ARCHIVE) if checkpoints is not None else None
+    server = Server(method, layout, participants, settings, begun.state, recorder, begun.progress, logits, archive)
     while True:
         number, last = server.state.round, server.finished
         orders = server.orders()
@@ -110,9 +112,12 @@ def run_loop(
             on_round(measured)
         if last:
             break
-        if checkpoints is not None and server.state.round % checkpoint_every == 0:
+        if checkpoints is None:
+            server.forget(server.state.round)
+        elif server.state.round % checkpoint_every == 0:
             measured = recorder.last if recorder is not None else None
             Checkpoint(server.state, server.progress, site.memory, measured).save(checkpoints, run)
+            server.forget(checkpoints.versions()[0])
     server.close({})
     return server
 

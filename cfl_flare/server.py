@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.analysis import analyse, gram
+from cfl_flare.archive import Archive
 from cfl_flare.checkpoints import Progress
 from cfl_flare.config import check_types, require
 from cfl_flare.errors import CFLError, PayloadError
@@ -86,6 +87,7 @@ class Server:
         recorder: where results are written; None for none.
         progress: where an interrupted run was; None at a run's start.
         logits: what models predict on the server's indicator samples, for a method that needs it.
+        archive: where a method that ``archives`` keeps its arrays; None is a temporary folder.
 
     Attributes:
         state: the server's state.
@@ -103,6 +105,7 @@ class Server:
         recorder: Recorder | None = None,
         progress: Progress | None = None,
         logits: Predict | None = None,
+        archive: Archive | None = None,
     ):
         require(bool(participants), "run: there are no participants")
         self.method, self.layout, self.settings, self._logits = method, layout, settings, logits
@@ -117,6 +120,9 @@ class Server:
         )
         method.check_model(layout)
         method.check_rounds(settings.num_rounds)
+        self.archive = (archive or Archive()) if method.archives else None
+        if self.archive is not None:
+            self.archive.rewind(state.round)
         self.progress = progress or Progress()
         self.rejected = self.progress.rejected
         self._recorder = recorder
@@ -279,11 +285,14 @@ class Server:
         enough = max(count_of(self.settings.min_answers, asked), self.method.needs(before))
         analysis: dict[str, Any] = {}
         if len(updates) >= enough:
-            assignment = self.method.assign(replace(before, logits=self._logits), updates)
-            self.state = self.method.aggregate(before, updates, assignment)
+            equipped = replace(before, logits=self._logits, archive=self.archive)
+            assignment = self.method.assign(equipped, updates)
+            self.state = self.method.aggregate(equipped, updates, assignment)
             if assignment:
+                assignment = {name: self.state.assignment[name] for name in updates.names}
                 analysis = analyse(self.method, before, self.state, updates, assignment)
                 self._keep_features(before, updates, assignment)
+            analysis |= self.method.notes(self.state)
             self.progress.failed_rounds = 0
         else:
             self.state = replace(before, round=before.round + 1)
@@ -314,7 +323,7 @@ class Server:
         """Writes the round's Gram matrix, where it is asked for."""
         if self._recorder is not None and self.settings.keep_features:
             products = gram(self.method, before, self.state, updates)
-            self._recorder.features(before.round, products, {n: assignment[n] for n in updates.names})
+            self._recorder.features(before.round, products, assignment)
 
     def _count_bytes(self, record: dict[str, Any]) -> None:
         """Adds this round's traffic: a model travels once to a site, however many of its participants need it."""
@@ -324,6 +333,11 @@ class Server:
         record["bytes_down"] += sum(self._bank_bytes[slot] for slots in wanted.values() for slot in travelling(slots))
         record["bytes_up"] += self._bytes_up
         record["seconds"] = round(record["seconds"] + time.monotonic() - self._started, 3)
+
+    def forget(self, number: int) -> None:
+        """No one will go back to a round before this one."""
+        if self.archive is not None:
+            self.archive.prune(number)
 
     def close(self, extra: Mapping[str, Any]) -> None:
         """Writes the summary and the models."""

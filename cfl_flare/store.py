@@ -26,6 +26,7 @@ from cfl_flare.params import Layout, Params
 logger = logging.getLogger(__name__)
 
 VERSION = 1
+ARCHIVE = "archive"
 
 
 class StoreError(CFLError):
@@ -65,7 +66,7 @@ class Store:
         previous = self.folder / "previous"
         shutil.rmtree(previous, ignore_errors=True)
         previous.mkdir()
-        for path in self.folder.glob("round-*"):
+        for path in (*self.folder.glob("round-*"), *self.folder.glob(ARCHIVE)):
             path.rename(previous / path.name)
 
     def save(self, number: int, models: Mapping[str, Params], facts: Mapping[str, Any]) -> None:

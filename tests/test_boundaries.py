@@ -22,7 +22,8 @@ MAY = {
     "data": BASICS,
     "clustering": BASICS,
     "training": BASICS | {"params", "models", "ensemble"},
-    "methods": BASICS | {"params", "training", "clustering", "ensemble"},
+    "archive": BASICS | {"params"},
+    "methods": BASICS | {"params", "training", "clustering", "ensemble", "archive"},
     "site": BASICS | {"params", "training", "methods", "data"},
     "summary": BASICS | {"clustering", "methods"},
     "analysis": BASICS | {"params", "methods", "clustering"},
@@ -30,13 +31,15 @@ MAY = {
     "store": BASICS | {"files", "params", "methods"},
     "spool": {"methods"},
     "checkpoints": BASICS | {"params", "methods", "store", "summary"},
-    "server": BASICS | {"params", "methods", "site", "results", "summary", "spool", "checkpoints", "analysis"},
+    "server": BASICS
+    | {"params", "methods", "site", "results", "summary", "spool", "checkpoints", "analysis"}
+    | {"archive"},
     "indicator": BASICS | {"params", "methods", "training", "data"},
     "rehearsal": BASICS | {"params", "methods", "training", "data", "site", "server", "indicator"},
     "report": {"errors", "results", "data"},
     "loop": BASICS
     | {"params", "methods", "training", "data", "site", "server", "results", "summary", "checkpoints", "store"}
-    | {"indicator"},
+    | {"indicator", "archive"},
 }
 TOP = {"cli", "arguments", "simulate", "flare"}
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -4,33 +4,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
-from sklearn.decomposition import PCA
 from sklearn.metrics.pairwise import cosine_similarity, euclidean_distances
 
+from cfl_flare.clustering.measures import COLUMNS
 
-def directions(models: np.ndarray, dimensions: int) -> np.ndarray:
+# Models that are mapped at a time.
+ROWS = 16
+
+
+def directions(models: Sequence[np.ndarray], dimensions: int) -> np.ndarray:
     """The map M: the leading principal directions of some models.
 
     Args:
-        models: ``(s, d)``, one row a model.
+        models: s vectors ``(d,)``, such as memory-mapped files: a few columns of all of them are read at a time.
         dimensions: D; at most ``s - 1`` are there.
 
     Returns:
-        ``(min(D, s - 1, d), d)`` float32, orthonormal rows.
+        ``(min(D, s - 1, d), d)`` float32, at least one row. The rows are orthonormal; those along which the models do
+        not differ are zero.
+
+    >>> np.abs(directions([np.array([0.0, 5.0]), np.array([2.0, 5.0])], 3)).tolist()
+    [[1.0, 0.0]]
     """
-    kept = min(dimensions, len(models) - 1, models.shape[1])
-    pca = PCA(kept, svd_solver="full").fit(models.astype(np.float64))
-    return pca.components_.astype(np.float32)
+    products = sum(part @ part.T for _, part in _centred(models))
+    values, vectors = np.linalg.eigh(products)
+    kept = max(1, min(dimensions, len(models) - 1, len(models[0])))
+    values, vectors = values[::-1][:kept], vectors[:, ::-1][:, :kept]
+    there = values > 1e-12 * max(values[0], 1e-300)
+    scaled = vectors.T * np.where(there, 1 / np.sqrt(np.where(there, values, 1)), 0)[:, None]
+    found = np.empty((kept, len(models[0])), np.float32)
+    for place, part in _centred(models):
+        found[:, place] = scaled @ part
+    return found
 
 
-def mapped(models: np.ndarray, along: np.ndarray) -> np.ndarray:
-    """Models in those directions, ``(m, D)`` float64, without centring: a mean of models maps to the mean of their maps.
+def _centred(models: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
+    """The models less their mean, some columns at a time, float64."""
+    for start in range(0, len(models[0]), COLUMNS):
+        place = slice(start, start + COLUMNS)
+        part = np.stack([model[place] for model in models]).astype(np.float64)
+        yield place, part - part.mean(axis=0)
 
-    >>> mapped(np.array([[1.0, 2.0, 3.0]]), np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]))
-    array([[1., 3.]])
+
+def mapped(models: Sequence[np.ndarray], along: np.ndarray) -> np.ndarray:
+    """Models in those directions, ``(m, D)`` float64, not centred: a mean of models maps to the mean of their maps.
+
+    >>> mapped([np.array([1.0, 2.0, 3.0])], np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])).tolist()
+    [[1.0, 3.0]]
     """
-    return np.asarray(models.astype(np.float64) @ along.T.astype(np.float64))
+    starts = range(0, len(models), ROWS)
+    return np.concatenate([np.stack(models[i : i + ROWS]) @ along.T for i in starts]).astype(np.float64)
 
 
 def similarity(models: np.ndarray, centres: np.ndarray, kind: str = "lrcos") -> np.ndarray:

@@ -14,6 +14,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
 
+from cfl_flare.archive import Archive
 from cfl_flare.config import build, from_dict, require, unmarked
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.errors import PayloadError
@@ -82,8 +83,17 @@ class ClusteringAggregator(ModelAggregator):
         recorder: Recorder,
         fl_ctx: FLContext,
         resumed: ServerState | None = None,
+        archive: Archive | None = None,
     ) -> None:
         """Starts the method with these participants, from the beginning or from a resumed state.
+
+        Args:
+            participants: all of them.
+            settings: what is scheduled.
+            recorder: where results are written.
+            fl_ctx: FLARE's context.
+            resumed: the state to go on from.
+            archive: where a method that needs it keeps arrays on disk.
 
         Raises:
             ConfigError: the method cannot be run with them, or lacks indicator samples.
@@ -102,7 +112,9 @@ class ClusteringAggregator(ModelAggregator):
             require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")
         logits = self._logits(method, settings.seed, fl_ctx)
         state = resumed or fresh
-        self.server = Server(method, self.layout(fl_ctx), participants, settings, state, recorder, logits=logits)
+        self.server = Server(
+            method, self.layout(fl_ctx), participants, settings, state, recorder, None, logits, archive
+        )
 
     def plan(self) -> dict[str, FLModel]:
         """The coming round's task for each site that has one: its participants' orders, and each model once."""

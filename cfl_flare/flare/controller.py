@@ -98,7 +98,7 @@ class ClusteredController(PerSiteController):
             "sites_left_out": self.left_out,
         }
         recorder = Recorder(Path(self.get_run_dir()) / RESULTS, facts, self.aggregator.model)
-        self.aggregator.begin(participants, settings, recorder, self.fl_ctx, resumed)
+        self.aggregator.begin(participants, settings, recorder, self.fl_ctx, resumed, persistor.archive)
         self.info(f"{len(participants)} participants on {len({p.site for p in participants})} sites")
 
     def _check_in(self) -> list[Participant]:
@@ -177,6 +177,7 @@ class ClusteredController(PerSiteController):
         self.event(AppEventType.BEFORE_LEARNABLE_PERSIST)
         learnable = make_model_learnable(weights={}, meta_props={"state": self.aggregator.running.state})
         self.persistor.save(learnable, self.fl_ctx)
+        self.aggregator.running.forget(self.persistor.store.versions()[0])
         self.event(AppEventType.AFTER_LEARNABLE_PERSIST)
 
 

@@ -11,11 +11,12 @@ from nvflare.app_common.abstract.learnable import Learnable
 from nvflare.app_common.abstract.learnable_persistor import LearnablePersistor
 from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey, make_model_learnable
 
+from cfl_flare.archive import Archive
 from cfl_flare.config import check_run_name
 from cfl_flare.flare.places import store_for
 from cfl_flare.methods import ServerState
 from cfl_flare.params import Layout
-from cfl_flare.store import Store, state_facts, state_of
+from cfl_flare.store import ARCHIVE, Store, state_facts, state_of
 
 
 class ClusterModelPersistor(LearnablePersistor):
@@ -53,12 +54,23 @@ class ClusterModelPersistor(LearnablePersistor):
         self.log_info(fl_ctx, f"resuming run {self.resume_from!r} after {number} rounds")
         if source is not self._store:
             self._store.set_aside()
+            self.archive.adopt(Archive(source.folder / ARCHIVE))
         return state_of(models, facts)
+
+    @property
+    def store(self) -> Store:
+        """The run's folder."""
+        assert self._store is not None, "open() comes first"
+        return self._store
+
+    @property
+    def archive(self) -> Archive:
+        """Where the method keeps its arrays."""
+        return Archive(self.store.folder / ARCHIVE)
 
     def save_state(self, state: ServerState) -> None:
         """Writes a checkpoint."""
-        assert self._store is not None, "open() comes first"
-        self._store.save(state.round, state.bank, state_facts(state))
+        self.store.save(state.round, state.bank, state_facts(state))
 
     def load(self, fl_ctx: FLContext) -> ModelLearnable:
         """FLARE's own loading, for components that ask for it: empty, the models are the method's to make."""

@@ -15,13 +15,14 @@ from cfl_flare.methods.cam import CAM
 from cfl_flare.methods.cfl import CFL
 from cfl_flare.methods.cuau import FedCUAU
 from cfl_flare.methods.dsmic import FedDS, FedDSMIC
+from cfl_flare.methods.fedac import FedAC
 from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local
 from cfl_flare.methods.hierarchy import FLHC, FedGroup
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.maml import PerFedAvg
 from cfl_flare.methods.named import COMBINATIONS
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
-from cfl_flare.methods.personal import Ditto, FedBABU, FedPer
+from cfl_flare.methods.personal import CGPFL, Ditto, FedBABU, FedPer
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.methods.together import Together
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
@@ -30,7 +31,7 @@ METHODS: dict[str, type[Method]] = {
     cls.name: cls
     for cls in (
         *(FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, PerFedAvg),
-        *(IFCA, FeSEM, WeCFL, FedDS, FedDSMIC, FedCUAU, CFL, FLHC, FedGroup),
+        *(IFCA, FeSEM, WeCFL, CGPFL, FedAC, FedDS, FedDSMIC, FedCUAU, CFL, FLHC, FedGroup),
         *(CAM, Together),
     )
 }
@@ -94,6 +95,7 @@ def _described(value: Any) -> Any:
 __all__ = [
     "CAM",
     "CFL",
+    "CGPFL",
     "COMBINATIONS",
     "FLHC",
     "GLOBAL",
@@ -105,6 +107,7 @@ __all__ = [
     "Ditto",
     "Download",
     "FeSEM",
+    "FedAC",
     "FedAvg",
     "FedBABU",
     "FedCUAU",

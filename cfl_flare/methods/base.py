@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from cfl_flare.archive import Archive
 from cfl_flare.config import check_types, require
 from cfl_flare.ensemble import Served
 from cfl_flare.methods.indicator import Indicator, Predict
@@ -112,6 +113,8 @@ class ServerState:
         extras: small JSON values that a method adds.
         logits: what models predict on the server's indicator samples. It is there in `Method.assign`, of a method that
             has an ``indicator``; it is no part of what is stored.
+        archive: the arrays on the server's disk. It is there in `Method.assign` and `Method.aggregate` of a method that
+            ``archives``, and no part of what is stored: extras say which versions belong to the state.
     """
 
     bank: Mapping[str, Params]
@@ -119,6 +122,7 @@ class ServerState:
     round: int = 0
     extras: Mapping[str, Any] = field(default_factory=dict)
     logits: Predict | None = field(default=None, compare=False, repr=False)
+    archive: Archive | None = field(default=None, compare=False, repr=False)
 
     def layout(self, slot: str) -> Layout:
         """The layout of a model in the bank, or of a part of one."""
@@ -152,6 +156,7 @@ class Method(ABC):
         assigns_on_site: each participant picks its cluster itself.
         predicts_with_several: what it serves is several models, which others cannot take apart.
         no_penalties: why it takes none itself, and the way out; empty if it does.
+        archives: it keeps arrays on the server's disk.
         shares_centres: K is fixed, a participant may be sent all centres, and the common model is their mean: what
             penalties of clusters and CAM build on.
     """
@@ -162,6 +167,7 @@ class Method(ABC):
     predicts_with_several: ClassVar[bool] = False
     no_penalties: ClassVar[str] = ""
     shares_centres: ClassVar[bool] = True
+    archives: ClassVar[bool] = False
 
     weighting: str = "samples"
     penalties: tuple[Penalty, ...] = ()
@@ -290,6 +296,10 @@ class Method(ABC):
     @abstractmethod
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """M-step: the new models."""
+
+    def notes(self, state: ServerState) -> dict[str, Any]:
+        """What a round's record says of the method's own, as JSON values; ``state`` is the one after the round."""
+        return {}
 
     def compose(self, download: Download, layout: Layout) -> Download:
         """On the site: the whole models, where they travelled in parts."""

@@ -1,55 +1,63 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedAC: personal models held near their cluster's centre, a global embedding, low-rank cosine similarity."""
+"""FedAC: personal models held near their cluster's centre, a global embedding, clusters whose number adapts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-from sklearn.cluster import kmeans_plusplus
-from sklearn.metrics.pairwise import euclidean_distances
+from sklearn.preprocessing import normalize
 
-from cfl_flare.archive import Archive
+from cfl_flare.archive import LatestModels
 from cfl_flare.clustering.kmeans import first_kmeans
 from cfl_flare.clustering.lowrank import directions, mapped, similarity
-from cfl_flare.clustering.number import changes, looseness
-from cfl_flare.config import require
-from cfl_flare.methods.base import Assignment, Download, Method, ServerState, Update
+from cfl_flare.config import require, require_whole
+from cfl_flare.ensemble import Served
+from cfl_flare.errors import ConfigError
+from cfl_flare.methods.base import Assignment, Download, ServerState, Update
+from cfl_flare.methods.personal import OwnModel
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
+from cfl_flare.methods.tuning import Clusters, as_json, tune
 from cfl_flare.params import Layout, Params, weighted_mean
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Pull, Term
 
-PHI = "phi"
+PHI, MAP = "phi", "map"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAC(Method):
+class FedAC(OwnModel):
     """Adaptive clustered FL: a participant keeps its own model omega_i = (phi_i, h_i) and predicts with it.
 
-    The server knows each participant's latest model, on disk, and clusters all of them in each round, also those that do
-    not take part in it.
+    The server knows each participant's latest model, on disk, and clusters all of them in each round, also those of
+    participants that are not asked in it. One that was never asked is in no cluster, and starts from their mean.
 
     Attributes:
         k: number of clusters to begin with.
-        mu: mu/2 ||omega - Omega_c(i)||^2 holds a model near its cluster's centre.
-        lam: lambda/2 ||phi - Phi||^2 holds its embedding near the global one.
-        likeness: ``lrcos``, cosine of models mapped to few dimensions (Alg. 2); ``l2``, their distance (the ablation).
-        dimensions: D of the map.
-        map_every: rounds after which the map is fitted anew, on the round's models.
+        mu: mu/2 ||omega_i - Omega_c(i)||^2 holds a model near its cluster's centre.
+        lam: lambda/2 ||phi_i - Phi||^2 holds its backbone near the global embedding.
+        likeness: ``lrcos``, the cosine of models that are mapped to few dimensions (Alg. 2), or ``l2``, their distance
+            there (the ablation).
+        dimensions: D of the map, at most one less than the participants of the round in which it is fitted.
+        map_every: rounds after which it is fitted anew.
         tuning: let the number of clusters change (Alg. 3).
-        low: a; a cluster with G_k below it is merged into the nearest one.
-        high: b; a cluster with G_k above it is split.
+        low: a; a cluster whose G_k is below it is merged into the nearest one.
+        high: b; a cluster whose G_k is above it is split in two.
         cooldown: rounds in which a change is not taken back.
-        seed: of k-means++.
+        starts: k-means++ starts of the first E-step and of a split; the best is kept.
+        seed: of those starts.
     """
 
     name: ClassVar[str] = "fedac"
     paper: ClassVar[str] = "Zhang et al. 2024, Alg. 1-3"
+    shares_centres: ClassVar[bool] = False
+    archives: ClassVar[bool] = True
 
+    weighting: str = "uniform"
     k: int
     mu: float = 0.1
     lam: float = 0.1
@@ -60,32 +68,177 @@ class FedAC(Method):
     low: float = 0.2
     high: float = 0.8
     cooldown: int = 10
+    starts: int = 10
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where = f"method {self.name}"
+        whole = {key: getattr(self, key) for key in ("k", "dimensions", "map_every", "starts")}
+        require_whole(where, **whole)
+        require(self.cooldown >= 0, f"{where}: cooldown = {self.cooldown} should be >= 0")
+        require(0 <= self.seed < 2**32, f"{where}: seed = {self.seed} should be in 0..2**32 - 1")
+        for key in ("mu", "lam"):
+            value = getattr(self, key)
+            require(0 <= value < float("inf"), f"{where}: {key} = {value} should be >= 0")
+        known = self.likeness in ("lrcos", "l2")
+        require(known, f"{where}: likeness = {self.likeness!r} should be 'lrcos' or 'l2'")
+        ordered = 0 <= self.low < self.high < float("inf")
+        require(ordered, f"{where}: low = {self.low} and high = {self.high} should be 0 <= low < high")
+
+    @property
+    def clusters(self) -> int:
+        """K to begin with."""
+        return self.k
+
+    def clusters_in(self, state: ServerState) -> int:
+        """Ids given out: each split takes a new one."""
+        return int(state.extras["ids"])
+
+    def needs(self, state: ServerState) -> int:
+        """The first E-step needs a participant for each cluster, and the map two of them."""
+        return 1 if state.assignment else max(2, self.k)
+
+    def check_model(self, layout: Layout) -> None:
+        """The model has a backbone, the embedding."""
+        super().check_model(layout)
+        try:
+            layout.select("backbone")
+        except ConfigError as error:
+            raise ConfigError(f"method fedac: the backbone is the embedding, but {error}") from error
+
     def start(self, initial: Callable[[int], Params]) -> ServerState:
-        """One common model, and its embedding."""
+        """One common model, and its embedding (Alg. 1, line 1)."""
         model = initial(0)
-        return ServerState(bank={GLOBAL: model, PHI: model.take(model.layout.backbone)})
+        bank = {GLOBAL: model, PHI: model.take(model.layout.backbone)}
+        return ServerState(bank, extras={"ids": self.k, "known": {}, "map": None, "looseness": {}, "changes": []})
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """Its cluster's centre, or before it has one the common model, and the global embedding (Alg. 1, line 5)."""
-        known = state.assignment.get(participant)
-        return Download((GLOBAL if known is None else cluster_slot(known), PHI))
+        """Its cluster's centre, or without a cluster the common model; the global embedding to train (line 5)."""
+        cluster = state.assignment.get(participant)
+        return Download((GLOBAL if cluster is None else cluster_slot(cluster),), to_train=(PHI,))
 
     def terms(self, learner: Learner, download: Download, own: str) -> list[Term]:
-        """Both regularisers (Eq. 2), beside any other penalty; without a cluster there is no centre to be held near."""
+        """Both regularisers (Eq. 3); without a cluster there is no centre to be held near."""
         centre, phi = download.model(own), download.model(PHI)
         near = [Pull(self.mu, centre.part("all"), centre.layout.select("all"))] if own != GLOBAL else []
         alike = Pull(self.lam, phi.part("all"), centre.layout.select("backbone"))
         return [*near, alike, *super().terms(learner, download, own)]
 
-    def local_update(self, learner: Learner, download: Download) -> Update:
-        """Goes on with its own model; one that was lost starts from the centre (Alg. 1, LocalUpdate)."""
-        own, centre = download.slots[0], download.models[0]
-        trained = learner.train(self.serve(learner, download), self.terms(learner, download, own))
-        learner.memory["own"] = trained
-        return Update(learner.participant, learner.samples, {own: trained - centre})
+    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+        """E-step: everyone whose model is known goes to the centre that is most like it (lines 10 and 11, Eq. 4).
 
-    def serve(self, learner: Learner, download: Download) -> Params:
-        """Its own model."""
-        return learner.memory.get("own") or download.models[0]
+        The first one is k-means++ on the mapped models.
+        """
+        if state.archive is None:
+            return self._joining(state, updates)
+        known = self._known(state, updates)
+        for update in updates:
+            known.keep(update.participant, state.trained(update))
+        if self._map_of(state) == state.round:
+            fitted = directions([known.parameters(u.participant) for u in updates], self.dimensions)
+            state.archive.put(MAP, state.round, fitted)
+        along = self._along(state)
+        rows = mapped([known.parameters(name) for name in known.names], along)
+        if not state.assignment:
+            labels = first_kmeans(self._comparable(rows), self.k, np.ones(len(rows)), self.starts, self.seed)
+            return dict(zip(known.names, labels.tolist()))
+        slots = self._slots(state)
+        centres = mapped([state.bank[slot].part("all") for slot in slots.values()], along)
+        return self._most_like(known.names, rows, list(slots), centres)
+
+    def _most_like(self, names: Sequence[str], rows: np.ndarray, ids: Sequence[int], centres: np.ndarray) -> Assignment:
+        nearest = similarity(rows, centres, self.likeness).argmax(axis=1)
+        return {name: ids[i] for name, i in zip(names, nearest)}
+
+    def _joining(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+        """The clusters of newcomers to a finished run, whose map and models are gone: by the models as they are."""
+        slots = self._slots(state)
+        rows, centres = (
+            np.stack([model.part("all") for model in models])
+            for models in ([state.trained(u) for u in updates], [state.bank[slot] for slot in slots.values()])
+        )
+        return self._most_like([u.participant for u in updates], rows, list(slots), centres)
+
+    def _comparable(self, rows: np.ndarray) -> np.ndarray:
+        """Mapped models whose Euclidean distances order them as their likeness does."""
+        return np.asarray(normalize(rows) if self.likeness == "lrcos" else rows)
+
+    def _slots(self, state: ServerState) -> dict[int, str]:
+        """The clusters that there are, by id, and their slots."""
+        return {k: cluster_slot(k) for k in range(self.clusters_in(state)) if cluster_slot(k) in state.bank}
+
+    def _known(self, state: ServerState, updates: Sequence[Update]) -> LatestModels:
+        """The latest known models once these updates have come."""
+        assert state.archive is not None
+        new = {u.participant: (state.round, u.samples) for u in updates}
+        return LatestModels(state.archive, state.bank[GLOBAL].layout, {**state.extras["known"], **new})
+
+    def _map_of(self, state: ServerState) -> int:
+        """The round whose models the map of this round is fitted on: an earlier one, or this one."""
+        fitted = state.extras["map"]
+        return state.round if fitted is None or state.round - fitted >= self.map_every else int(fitted)
+
+    def _along(self, state: ServerState) -> np.ndarray:
+        assert state.archive is not None
+        return state.archive.get(MAP, self._map_of(state))
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+        """Phi (line 9), the M-step over all known models (line 12, Eq. 5), cluster-number tuning (line 13).
+
+        Phi is the mean of the round's embeddings; the paper prints their sum.
+        """
+        if state.archive is None:
+            return state.after({}, assignment)
+        phi, common, known = state.bank[PHI], state.bank[GLOBAL], self._known(state, updates)
+        embeddings = ((state.trained(u).take(phi.layout), self.weight(u)) for u in updates)
+        slots = self._slots(state) or {k: cluster_slot(k) for k in range(self.k)}
+        members: dict[int, list[str]] = {k: [] for k in slots}
+        for name in known.names:
+            members[assignment[name]].append(name)
+        centres = {k: self._mean(known, members[k], state.bank.get(slot, common)) for k, slot in slots.items()}
+        clusters = Clusters(members, centres, state.extras["ids"], known, partial(self._mean, known))
+        past, new = [c for c in state.extras["changes"] if state.round - c["round"] <= self.cooldown], []
+        if self.tuning:
+            new = tune(clusters, partial(self._halves, state, known), self.low, self.high, past)
+        bank = {cluster_slot(k): centre for k, centre in centres.items()}
+        bank |= {PHI: weighted_mean(embeddings, phi), GLOBAL: self._mean(known, known.names, common)}
+        return ServerState(
+            bank,
+            {name: k for k, names in members.items() for name in names},
+            state.round + 1,
+            {
+                "ids": clusters.ids,
+                "known": known.versions,
+                "map": self._map_of(state),
+                "looseness": as_json(clusters.looseness()),
+                "changes": [*past, *({"round": state.round, **change} for change in new)],
+            },
+        )
+
+    def _mean(self, known: LatestModels, names: Sequence[str], otherwise: Params) -> Params:
+        return known.mean(names, self.weighting, otherwise)
+
+    def _halves(self, state: ServerState, known: LatestModels, names: Sequence[str]) -> tuple[list[str], list[str]]:
+        """A cluster's members dealt out to two new centres: k-means++ of their mapped models."""
+        if len(names) < 2:
+            return list(names), []
+        rows = self._comparable(mapped([known.parameters(name) for name in names], self._along(state)))
+        if (rows == rows[0]).all():
+            return list(names), []
+        labels = first_kmeans(rows, 2, np.ones(len(rows)), self.starts, self.seed)
+        one, two = ([name for name, label in zip(names, labels) if label == half] for half in (0, 1))
+        return one, two
+
+    def notes(self, state: ServerState) -> dict[str, Any]:
+        """G_k after the round, and how the tuning changed the clusters in it."""
+        done = [c for c in state.extras["changes"] if c["round"] == state.round - 1]
+        return {"looseness": state.extras["looseness"], "changes": done}
+
+    def centre(self, state: ServerState, cluster: int) -> Params:
+        """Its centre; the common model for one that was merged away, which has no members."""
+        return state.bank.get(cluster_slot(cluster)) or state.bank[GLOBAL]
+
+    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+        """The centres and the common model; what participants predict with stays with them."""
+        return {slot: Served((model,)) for slot, model in state.bank.items() if slot != PHI}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Methods that leave a part of the model, or a model of its own, with each participant: FedPer, FedBABU, Ditto."""
+"""Methods that leave a part of the model, or a whole one, with each participant: FedPer, FedBABU, Ditto, CGPFL."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import ClassVar
 from cfl_flare.config import require
 from cfl_flare.ensemble import Served
 from cfl_flare.errors import ConfigError
-from cfl_flare.methods.base import Download, ServerState, Update
+from cfl_flare.methods.base import Download, Method, ServerState, Update
 from cfl_flare.methods.fedavg import FedAvg
 from cfl_flare.methods.ifca import BACKBONE
 from cfl_flare.methods.slots import GLOBAL
+from cfl_flare.methods.wecfl import FeSEM
 from cfl_flare.params import Layout, Params
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.penalties import Pull
+from cfl_flare.training.penalties import Pull, Term
 
 HEAD = "head"
 PERSONAL = "personal"
@@ -176,3 +177,48 @@ class Ditto(FedAvg):
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """v_i after one more local round without its pull, with its own momentum."""
         return super().finetuned(learner.part(PERSONAL), served)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModel(Method):
+    """A participant goes on with a model of its own, sends it, and predicts with it: CGPFL and FedAC.
+
+    What it is sent first is its cluster's centre. It starts there in its first round, and where its memory was lost.
+    """
+
+    def local_update(self, learner: Learner, download: Download) -> Update:
+        """Trains its own model; sends it as a difference to the centre."""
+        own, centre = download.slots[0], download.models[0]
+        trained = learner.train(self.serve(learner, download), self.terms(learner, download, own))
+        learner.memory[PERSONAL] = trained
+        return Update(learner.participant, learner.samples, {own: trained - centre})
+
+    def serve(self, learner: Learner, download: Download) -> Params:
+        """Its own model."""
+        return learner.memory.get(PERSONAL) or download.models[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CGPFL(OwnModel, FeSEM):
+    """Contextualised generalisation: personal models, each held near the k-means centre of its group of them.
+
+    Attributes:
+        lam: lambda, the strength of lambda/2 ||theta_i - Omega_c(i)||^2.
+    """
+
+    name: ClassVar[str] = "cgpfl"
+    paper: ClassVar[str] = "Tang et al. 2022"
+    shares_centres: ClassVar[bool] = False
+
+    cluster_on: str | tuple[str, ...] = "all"
+    lam: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.lam < float("inf"), f"method cgpfl: lam = {self.lam} should be >= 0")
+
+    def terms(self, learner: Learner, download: Download, own: str) -> list[Term]:
+        """The pull to its centre; in its first round it has none."""
+        centre = download.model(own)
+        near = [Pull(self.lam, centre.part("all"), centre.layout.select("all"))] if own != GLOBAL else []
+        return [*near, *super().terms(learner, download, own)]

@@ -46,6 +46,8 @@ class Together(Method):
         several = [part.label for part in self.parts if part.predicts_with_several]
         require(not several, f"method together: parts = {several} predict with several models; name ones that have one")
         require(self.vote in VOTES, f"method together: vote = {self.vote!r} should be in {VOTES}")
+        archived = [part.label for part in self.parts if part.archives]
+        require(not archived, f"method together: parts = {archived} keep models on the server's disk; run them alone")
         clustering = [part.label for part in self.parts if part.clusters]
         require(len(clustering) <= 1, f"method together: parts = {clustering} all cluster; take one of them")
         require(self.weighting == "samples", "method together: weighting belongs to its parts; give it there")

@@ -1,0 +1,125 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Cluster-number tuning at work on the clusters of one round (FedAC Alg. 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.metrics.pairwise import euclidean_distances
+
+from cfl_flare.archive import LatestModels
+from cfl_flare.clustering.number import changes, looseness
+from cfl_flare.params import Params
+
+Halves = Callable[[Sequence[str]], tuple[list[str], list[str]]]
+
+
+@dataclass
+class Clusters:
+    """A round's clusters after the M-step; tuning changes them in place.
+
+    Attributes:
+        members: names by cluster id; an empty cluster is left alone.
+        centres: by the same ids.
+        ids: ids given out so far.
+        known: the participants' models.
+        mean: the centre of some participants.
+    """
+
+    members: dict[int, list[str]]
+    centres: dict[int, Params]
+    ids: int
+    known: LatestModels
+    mean: Callable[[Sequence[str], Params], Params]
+
+    def looseness(self) -> dict[int, float]:
+        """G_k of each cluster that has members."""
+        used = [k for k, names in self.members.items() if names]
+        return looseness({k: self.known.spread(self.members[k], self.centres[k]) for k in used}, self.between(used))
+
+    def between(self, used: Sequence[int]) -> np.ndarray:
+        """Squared distances of these centres; what they share is taken off before squaring."""
+        rows = np.stack([self.centres[k].part("all").astype(np.float64) for k in used])
+        return np.asarray(euclidean_distances(rows - rows.mean(axis=0), squared=True))
+
+    def merge(self, cluster: int, into: int) -> None:
+        """Gives a cluster's members to another one; its id is gone."""
+        self.members[into] += self.members.pop(cluster)
+        self.centres[into] = self.mean(self.members[into], self.centres.pop(cluster))
+
+    def split(self, cluster: int, halves: tuple[list[str], list[str]]) -> int:
+        """Gives the second half of a cluster's members a cluster of their own.
+
+        Returns:
+            Its id.
+        """
+        new, before = self.ids, self.centres[cluster]
+        self.ids += 1
+        for k, names in zip((cluster, new), halves):
+            self.members[k], self.centres[k] = names, self.mean(names, before)
+        return new
+
+
+def tune(
+    clusters: Clusters, halves: Halves, low: float, high: float, past: Sequence[dict[str, int]]
+) -> list[dict[str, int]]:
+    """One call of the tuning: G_k is computed for all first, then each cluster changes at most once.
+
+    Args:
+        clusters: changed in place.
+        halves: deals a cluster's members out to two new centres.
+        low: a.
+        high: b.
+        past: changes that may not be taken back yet, as they are returned.
+
+    Returns:
+        What was done: ``{"cluster", "into"}`` of a merge, ``{"cluster", "new"}`` of a split.
+    """
+    loose = clusters.looseness()
+    if len(loose) == 1:
+        return _first_split(clusters, halves, low, high, past)
+    done = []
+    for change in changes(
+        loose,
+        {k: len(clusters.members[k]) for k in loose},
+        clusters.between(list(loose)),
+        low,
+        high,
+        {(c["cluster"], c["new"]) for c in past if "new" in c},
+        {c["into"] for c in past if "into" in c},
+    ):
+        if change.into is not None:
+            clusters.merge(change.cluster, change.into)
+            done.append({"cluster": change.cluster, "into": change.into})
+            continue
+        parts = halves(clusters.members[change.cluster])
+        if all(parts):
+            done.append({"cluster": change.cluster, "new": clusters.split(change.cluster, parts)})
+    return done
+
+
+def _first_split(
+    clusters: Clusters, halves: Halves, low: float, high: float, past: Sequence[dict[str, int]]
+) -> list[dict[str, int]]:
+    """A single cluster has no G: a split is tried, and kept if both halves end with a <= G <= b."""
+    ((cluster, names),) = [(k, names) for k, names in clusters.members.items() if names]
+    parts = halves(names)
+    if not all(parts) or any(c.get("into") == cluster for c in past):
+        return []
+    centre, ids = clusters.centres[cluster], clusters.ids
+    new = clusters.split(cluster, parts)
+    if all(low <= g <= high for g in clusters.looseness().values()):
+        return [{"cluster": cluster, "new": new}]
+    clusters.members[cluster], clusters.centres[cluster], clusters.ids = names, centre, ids
+    del clusters.members[new], clusters.centres[new]
+    return []
+
+
+def as_json(loose: dict[int, float]) -> dict[str, Any]:
+    """G_k by cluster, None where it is infinite: a single cluster, or centres that coincide."""
+    return {str(k): g if math.isfinite(g) else None for k, g in loose.items()}
