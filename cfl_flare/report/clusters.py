@@ -114,3 +114,29 @@ def _clusterability(axes: Any, run: Run) -> None:
     )
     _line(axes, rounds, [sum(b) / len(b) for b in known], COLOURS[0], "mean (shaded: lowest to highest)")
     axes.legend(fontsize=8, framealpha=0.7)
+
+
+def tuning(run: Run, path: Path) -> Path:
+    """FedAC's number of clusters over rounds, and each one's G_k beside the bounds a and b (FedAC Fig. 4)."""
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    number, loose = figure.subplots(2, 1, sharex=True)
+    measured = [r for r in run.rounds if "looseness" in r]
+    rounds = [r["round"] + 1 for r in measured]
+    number.step(rounds, [r["clusters_in_use"] for r in measured], where="mid", color=COLOURS[0])
+    number.set(ylabel="clusters K", ylim=(0, None))
+    points = [(n, g) for n, r in zip(rounds, measured) for g in r["looseness"].values() if g is not None]
+    loose.plot(*zip(*points) if points else ([], []), ".", color=COLOURS[1], markersize=4, label="G_k")
+    method = run.summary["method"]
+    if method.get("tuning"):
+        for key, style in (("low", ":"), ("high", "--")):
+            loose.axhline(method[key], color="grey", linestyle=style, label=f"{key} = {method[key]}")
+    loose.set(xlabel="round", ylabel="inside / between")
+    if points and min(g for _, g in points) > 0:
+        loose.set_yscale("log")
+    loose.legend(fontsize=8, framealpha=0.7)
+    for axes in (number, loose):
+        axes.grid(alpha=0.3)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.suptitle(run.name, fontsize=11)
+    figure.savefig(path, dpi=120)
+    return path

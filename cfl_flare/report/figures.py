@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cfl_flare.report.clusters import analysis, cluster_sizes
+from cfl_flare.report.clusters import analysis, cluster_sizes, tuning
 from cfl_flare.report.colours import palette
 from cfl_flare.report.features import cosines, participants
 from cfl_flare.report.flows import flows
@@ -24,7 +24,7 @@ def draw(run: Run) -> list[Path]:
     """Draws a run's figures into its folder.
 
     ``accuracy.png``; for a clustered method ``cluster_sizes.png``, ``analysis.png`` and ``flows.png``; where the
-    participants' features were kept, ``participants.png`` and ``cosines.png``.
+    participants' features were kept, ``participants.png`` and ``cosines.png``; for FedAC ``tuning.png``.
 
     Returns:
         The files.
@@ -35,6 +35,8 @@ def draw(run: Run) -> list[Path]:
         files.append(flows(run, run.folder / "flows.png"))
     if any("objective" in r for r in run.rounds):
         files.append(analysis(run, run.folder / "analysis.png"))
+    if any("looseness" in r for r in run.rounds):
+        files.append(tuning(run, run.folder / "tuning.png"))
     if run.feature_files:
         files.append(participants(run, run.folder / "participants.png"))
         files.append(cosines(run, run.folder / "cosines.png"))

@@ -1,0 +1,289 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cfl_flare.archive import Archive, LatestModels
+from cfl_flare.clustering.number import changes, looseness
+from cfl_flare.data import DataConfig, Digits
+from cfl_flare.errors import ConfigError
+from cfl_flare.loop import run_loop
+from cfl_flare.methods import CGPFL, Download, FedAC, ServerState, Together, Update
+from cfl_flare.methods.tuning import Clusters, tune
+from cfl_flare.params import Params
+from cfl_flare.report.figures import draw
+from cfl_flare.results import load_run
+from cfl_flare.server import ServerSettings
+from cfl_flare.store import Store
+from cfl_flare.training.settings import TrainSettings
+from tests.methods.test_ifca import SPLIT, split
+from tests.methods.test_personal import G, backbone, learner
+from tests.play import MODEL, play
+from tests.tiny import LAYOUT, coin, initial
+from tests.tiny import learner as coin_learner
+
+
+def start(method: FedAC) -> ServerState:
+    state = method.start(lambda index: split(0, 0, 0))
+    return replace(state, archive=Archive())
+
+
+def moved(name: str, slot: str, *values: float, samples: int = 1) -> Update:
+    return Update(name, samples, {slot: split(*values)})
+
+
+def step(method: FedAC, state: ServerState, updates: list[Update]) -> ServerState:
+    """One round of the server, archive and all."""
+    return replace(method.aggregate(state, updates, method.assign(state, updates)), archive=state.archive)
+
+
+FOUR = [moved(n, "global", v, v, 0) for n, v in (("a", 4), ("b", 6), ("c", -4), ("d", -6))]
+
+
+def test_a_local_step_goes_on_with_the_own_model_under_both_pulls():
+    """Alg. 1, LocalUpdate: cross-entropy's gradient is (-2g, -g, g) at (1, 1, -1); see FedPer's test."""
+    method = FedAC(k=2, mu=0.2, lam=0.1)
+    work = learner({"personal": split(1, 1, -1)})
+    centre = split(0.5, 0, 0)
+    done = method.local_update(work, Download(("cluster-1", "phi"), (centre, backbone(3))))
+    expected = np.array([1 + 2 * G - 0.2 * 0.5 + 0.1 * 2, 1 + G - 0.2, -1 - G + 0.2])
+    np.testing.assert_allclose(work.memory["personal"].vector, expected, rtol=1e-5)
+    assert done.diffs.keys() == {"cluster-1"}
+    np.testing.assert_allclose(done.diffs["cluster-1"].vector, expected - centre.vector, rtol=1e-5)
+    assert method.serve(work, Download(("cluster-1",), (centre,))) is work.memory["personal"]
+
+
+def test_without_a_cluster_only_the_embedding_pulls():
+    method = FedAC(k=2, mu=0.2, lam=0.1)
+    work = learner()
+    method.local_update(work, Download(("global", "phi"), (split(1, 1, -1), backbone(3))))
+    expected = [1 + 2 * G + 0.1 * 2, 1 + G, -1 - G]
+    np.testing.assert_allclose(work.memory["personal"].vector, expected, rtol=1e-5)
+
+
+def test_phi_is_a_mean_over_the_round_and_the_centres_are_means_over_all_known_models():
+    method = FedAC(k=2, tuning=False)
+    state = step(method, start(method), FOUR)
+    assert state.assignment == {"a": 0, "b": 0, "c": 1, "d": 1}
+    assert state.bank["cluster-0"].vector.tolist() == [5, 5, 0]
+    assert state.bank["phi"].vector.tolist() == [0]
+    assert state.bank["global"].vector.tolist() == [0, 0, 0]
+    state = step(method, state, [moved("a", "cluster-0", 3, 3, 2)])  # a's model is now (8, 8, 2), b's still (6, 6, 0)
+    assert state.bank["cluster-0"].vector.tolist() == [7, 7, 1]
+    assert state.bank["cluster-1"].vector.tolist() == [-5, -5, 0]
+    assert state.bank["phi"].vector.tolist() == [8]
+    np.testing.assert_allclose(state.bank["global"].vector, [1, 1, 0.5])
+
+
+def test_the_e_step_moves_those_who_are_not_asked_too():
+    """c was asked, and takes its cluster's centre with it past d: d's model is now most like the other centre."""
+    method = FedAC(k=2, tuning=False, likeness="l2")
+    state = step(method, start(method), [moved(n, "global", v, 0, 0) for n, v in (("a", 0), ("c", 10), ("d", 7))])
+    assert state.assignment == {"a": 0, "c": 1, "d": 1}
+    state = step(method, state, [moved("c", "cluster-1", 31.5, 0, 0)])  # to 40: the centre goes to 23.5
+    assert state.assignment == {"a": 0, "c": 1, "d": 1}  # the E-step was by the old centres
+    state = step(method, state, [moved("c", "cluster-1", 16.5, 0, 0)])
+    assert state.assignment == {"a": 0, "c": 1, "d": 0}
+
+
+def test_the_map_is_fitted_anew_after_so_many_rounds():
+    method = FedAC(k=2, tuning=False, map_every=2)
+    state, fitted = start(method), []
+    for number in range(5):
+        slot = "global" if not number else "cluster-0"
+        state = step(method, state, FOUR if not number else [moved("a", slot, 1, 0, 0), moved("b", slot, 0, 1, 0)])
+        fitted.append(state.extras["map"])
+    assert fitted == [0, 0, 2, 2, 4]
+
+
+def test_weights_may_be_samples():
+    method = FedAC(k=1, weighting="samples", tuning=False)
+    state = step(method, start(method), [moved("a", "global", 1, 0, 0, samples=3), moved("b", "global", 5, 0, 0)])
+    assert state.bank["cluster-0"].vector.tolist() == [2, 0, 0]
+    assert state.bank["phi"].vector.tolist() == [2]
+
+
+def clusters(places: dict[int, dict[str, float]]) -> Clusters:
+    """Clusters of participants on a line."""
+    known = LatestModels(Archive(), LAYOUT, {n: (0, 1) for own in places.values() for n in own})
+    for own in places.values():
+        for name, place in own.items():
+            known.keep(name, coin(place, 0))
+
+    def mean(names, otherwise: Params) -> Params:
+        return known.mean(names, "uniform", otherwise)
+
+    members = {k: list(own) for k, own in places.items()}
+    return Clusters(members, {k: mean(n, coin(0, 0)) for k, n in members.items()}, max(places) + 1, known, mean)
+
+
+def by_sign(found: Clusters):
+    def halves(names):
+        low = [n for n in names if found.known.model(n).vector[0] < found.mean(names, coin(0, 0)).vector[0]]
+        return low, [n for n in names if n not in low]
+
+    return halves
+
+
+def test_looseness_by_hand():
+    """Centres 1, 6, 11. Distances of centres 25, 100 and 25, 25; inside 1, 0, 4."""
+    found = clusters({0: {"a": 0, "b": 2}, 1: {"c": 6}, 2: {"d": 9, "e": 13}})
+    assert found.looseness() == pytest.approx({0: 1 / 62.5, 1: 0, 2: 4 / 62.5})
+
+
+def test_a_tight_cluster_is_merged_and_a_loose_one_split():
+    found = clusters({0: {"a": 0, "b": 2}, 1: {"c": 6}, 2: {"d": 9, "e": 13}})
+    assert tune(found, by_sign(found), 0.02, 0.05, []) == [{"cluster": 0, "into": 1}, {"cluster": 2, "new": 3}]
+    assert found.members == {1: ["c", "a", "b"], 2: ["d"], 3: ["e"]}
+    centres = {k: float(c.vector[0]) for k, c in found.centres.items()}
+    assert centres == pytest.approx({1: 8 / 3, 2: 9, 3: 13})
+    assert found.ids == 4
+
+
+def test_a_cluster_of_one_is_neither_merged_nor_split():
+    apart = np.array([[0.0, 9.0], [9.0, 0.0]])
+    assert changes({0: 0.0, 1: 0.5}, {0: 1, 1: 4}, apart, 0.2, 0.8) == []
+
+
+def test_a_change_is_not_taken_back_for_a_while():
+    places = {0: {"a": 0, "b": 2}, 1: {"c": 6}, 2: {"d": 9, "e": 13}}
+    found = clusters(places)
+    assert tune(found, by_sign(found), 0.02, 9, [{"round": 0, "cluster": 0, "new": 1}]) == []
+    found = clusters(places)
+    assert tune(found, by_sign(found), 0, 0.05, [{"round": 0, "cluster": 7, "into": 2}]) == []
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "kept"), [(1 / 200, 1 / 20, True), (1 / 100, 1 / 20, False), (1 / 200, 1 / 40, False)]
+)
+def test_a_single_cluster_is_split_if_both_halves_are_neither_tight_nor_loose(low, high, kept):
+    """Halves (0, 2) and (10, 14): centres 1 and 12, G = 1/121 and 4/121."""
+    found = clusters({4: {"a": 0, "b": 2, "c": 10, "d": 14}})
+    assert looseness({4: 1.0}, np.zeros((1, 1))) == {4: float("inf")}
+    assert tune(found, by_sign(found), low, high, []) == ([{"cluster": 4, "new": 5}] if kept else [])
+    assert found.members == ({4: ["a", "b"], 5: ["c", "d"]} if kept else {4: ["a", "b", "c", "d"]})
+    assert found.ids == (6 if kept else 5)
+    assert float(found.centres[4].vector[0]) == (1 if kept else 6.5)
+
+
+def test_merged_and_new_clusters_in_the_state_and_in_the_record():
+    method = FedAC(k=2, low=0.2, high=0.8, cooldown=3)
+    state = step(method, start(method), FOUR)  # G = (2) / 200 each: both far too tight
+    assert state.extras["changes"] == [{"round": 0, "cluster": 0, "into": 1}]
+    assert set(state.assignment.values()) == {1}
+    assert "cluster-0" not in state.bank
+    assert method.clusters_in(state) == 2
+    assert method.notes(state) == {
+        "looseness": {"1": None},
+        "changes": [{"round": 0, "cluster": 0, "into": 1}],
+    }
+    json.dumps(state.extras)
+    assert method.distribute(state, "a").slots == ("cluster-1",)
+    assert method.distribute(state, "z").slots == ("global",)
+    assert method.whole_models(state, SPLIT).keys() == {"cluster-1", "global"}
+    assert method.centre(state, 0) is state.bank["global"]
+
+
+def test_only_those_who_train_are_sent_the_embedding():
+    one = play(FedAC(k=2), 2, sample=3)[1]
+    slots = {name: order.slots for name, order in one.orders.items()}
+    assert all(("phi" in slots[n]) == order.train for n, order in one.orders.items())
+    assert sum("phi" in own for own in slots.values()) == 3
+
+
+@pytest.mark.parametrize("checkpoint_every", [2, 3])
+def test_a_stopped_run_reads_the_models_that_the_undisturbed_one_read(tmp_path, checkpoint_every):
+    class Stop(Exception):
+        pass
+
+    def run(folder, stop=None):
+        def watch(measured):
+            if measured.record["round"] == stop:
+                raise Stop
+
+        return run_loop(
+            method=FedAC(k=2, tuning=False, map_every=4),
+            model=MODEL,
+            source=Digits(),
+            data=DataConfig(8, {"partition": "label_permutation", "groups": 2}),
+            settings=ServerSettings(9, sample=3),
+            training=TrainSettings(lr=0.1, local_steps=3),
+            checkpoints=Store(folder),
+            checkpoint_every=checkpoint_every,
+            on_round=watch,
+        ).state
+
+    whole = run(tmp_path / "whole")
+    with pytest.raises(Stop):
+        run(tmp_path / "part", stop=6)
+    rest = run(tmp_path / "part")
+    assert rest.assignment == whole.assignment
+    for slot, model in whole.bank.items():
+        np.testing.assert_array_equal(model.vector, rest.bank[slot].vector)
+    versions = [p.name for p in (tmp_path / "part" / "archive").glob("model*")]
+    assert 8 <= len(versions) <= 8 + 3 * 2 * checkpoint_every  # what nobody needs any more is gone
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_groups_are_found_and_personal_models_serve_them(tmp_path, tuned):
+    last = []
+    run_loop(
+        method=FedAC(k=2, tuning=tuned, low=0.01, high=0.9),
+        folder=tmp_path,
+        model=MODEL,
+        source=Digits(),
+        data=DataConfig(8, {"partition": "label_permutation", "groups": 2}),
+        settings=ServerSettings(8, sample=0.5),
+        training=TrainSettings(lr=0.1),
+        on_round=lambda measured: last.append(measured.record),
+    )
+    assert last[-1]["ari"] == 1
+    assert last[-1]["served_accuracy"] > 0.7
+    assert tmp_path / "tuning.png" in draw(load_run(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 0}, "k = 0"),
+        ({"k": 2, "mu": -1.0}, "mu = -1.0 should be >= 0"),
+        ({"k": 2, "likeness": "cos"}, "likeness = 'cos' should be 'lrcos' or 'l2'"),
+        ({"k": 2, "low": 0.8, "high": 0.2}, "low = 0.8 and high = 0.2 should be 0 <= low < high"),
+        ({"k": 2, "map_every": 0}, "map_every = 0"),
+        ({"k": 2, "cooldown": -1}, "cooldown = -1"),
+    ],
+)
+def test_refusals(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        FedAC(**settings)
+
+
+def test_it_needs_a_backbone_and_runs_by_itself():
+    with pytest.raises(ConfigError, match="method fedac: the backbone is the embedding, but"):
+        FedAC(k=2).check_model(LAYOUT)
+    with pytest.raises(ConfigError, match="keep models on the server's disk; run them alone"):
+        Together(parts=(FedAC(k=2),))
+
+
+def test_cgpfl_s_model_is_pulled_to_its_centre():
+    """x = 1, one sample of label 0: the gradient at (0, 0) is (-1/2, 1/2)."""
+    memory = {"personal": coin(0, 0)}
+    method = CGPFL(k=1, lam=0.5)
+    done = method.local_update(coin_learner([0], memory=memory), Download(("cluster-0",), (coin(2, 4),)))
+    np.testing.assert_allclose(memory["personal"].vector, [0.5 + 0.5 * 2, -0.5 + 0.5 * 4])
+    np.testing.assert_allclose(done.diffs["cluster-0"].vector, [1.5 - 2, 1.5 - 4])
+    with pytest.raises(ConfigError, match=r"lam = -1\.0 should be >= 0"):
+        CGPFL(k=1, lam=-1.0)
+
+
+def test_cgpfl_clusters_personal_models_by_k_means():
+    method = CGPFL(k=2)
+    state = method.start(initial)
+    updates = [Update(n, 1, {"global": coin(*v)}) for n, v in (("a", (0, 0)), ("b", (2, 0)), ("c", (9, 0)))]
+    state = method.aggregate(state, updates, method.assign(state, updates))
+    assert state.assignment == {"a": 0, "b": 0, "c": 1}
+    assert state.bank["cluster-0"].vector.tolist() == [1, 0]
+    assert method.distribute(state, "c").slots == ("cluster-1",)
