@@ -33,8 +33,8 @@ class FedCUAU(Method):
     participant's batches and learning rate are those of the base's round t - 1, and the shared layers with those of
     the last cluster, (w^s, w^CC), are at its end exactly the base's model. The server samples for each round anew.
 
-    In stage 1 nothing is sent: each participant builds the run's initial model from the seed. One that is not there in
-    round 0 does stage 1 in the first round that it takes part in, as it would have done it then, and is placed between
+    In stage 1 nothing is sent: each participant builds the run's initial model from the seed. One that fails in round 0,
+    or joins later, does stage 1 in the first round that it takes part in, as it would have done it then, and is placed between
     round 0's percentile points by its distance to round 0's AU. Until then it is served C1's model.
 
     Attributes:
@@ -112,6 +112,10 @@ class FedCUAU(Method):
     def needs(self, state: ServerState) -> int:
         """Stage 1 needs a participant for each cluster."""
         return 1 if "thresholds" in state.extras else self.k
+
+    def asks_all(self, state: ServerState) -> bool:
+        """Stage 1 is one shot for all (lines 2-5)."""
+        return "thresholds" not in state.extras
 
     def check_model(self, layout: Layout) -> None:
         """The model has cluster layers and others, and a head to send in stage 1."""

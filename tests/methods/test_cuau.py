@@ -302,12 +302,10 @@ def test_so_they_are_with_batch_norm_and_when_a_part_of_the_participants_is_ther
     sampled = Server.sampled
 
     def earlier(self: Server) -> set[str]:
-        if not isinstance(self.method, FedCUAU):
+        if not isinstance(self.method, FedCUAU) or not self.state.round:
             return sampled(self)
-        state, number = self.state, self.state.round
-        if not number:
-            return set(self.participants)
-        self.state = ServerState({}, round=number - 1)
+        state = self.state
+        self.state = ServerState({}, round=state.round - 1, extras=state.extras)
         try:
             return sampled(self)
         finally:
@@ -443,7 +441,7 @@ def test_models_that_do_not_fit_are_refused(method, model, message):
 def test_runs_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match="stage 1 takes the first of 1 rounds"):
         FedCUAU().check_rounds(1)
-    with pytest.raises(ConfigError, match="k = 3 clusters need as many participants in the first round"):
-        play(FedCUAU(k=3), 2, sample=2)
+    with pytest.raises(ConfigError, match="k = 7 clusters need as many participants in the first round"):
+        play(FedCUAU(k=7), 2, sample=2)
     with pytest.raises(ConfigError, match="base = fedavg-cuau has its models in parts"):
         CAM(base=FedCUAU())
