@@ -16,7 +16,7 @@ from cfl_flare.models import MLP
 from cfl_flare.results import load_run
 from tests.e2e.plugin import SlowMLP
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]  # one at a time
 
 
 @pytest.fixture
