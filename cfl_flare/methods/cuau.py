@@ -33,9 +33,9 @@ class FedCUAU(Method):
     participant's batches and learning rate are those of the base's round t - 1, and the shared layers with those of
     the last cluster, (w^s, w^CC), are at its end exactly the base's model. The server samples for each round anew.
 
-    In stage 1 nothing is sent: each participant builds the run's initial model from the seed. One that fails in round 0,
-    or joins later, does stage 1 in the first round that it takes part in, as it would have done it then, and is placed between
-    round 0's percentile points by its distance to round 0's AU. Until then it is served C1's model.
+    In stage 1 nothing is sent: each participant builds the run's initial model from the seed. One that fails in round
+    0, or joins later, does stage 1 in the first round that it takes part in, as it would have done it then, and is
+    placed between round 0's percentile points by its distance to round 0's AU. Until then it is served C1's model.
 
     Attributes:
         base: the method that is improved: ``fedavg``, ``fedprox``, ``fedbabu`` or ``fedper``, or one of them with its

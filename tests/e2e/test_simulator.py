@@ -73,6 +73,8 @@ IFCA_CAM, FESEM_CAM = "ifca-cam:k=3,warmup=1", "fesem-cam:k=3,warmup=2,updates=a
         ("cfl:eps1=9,eps2=0", (), 2),
         ("fl-hc:k=3,rounds_before=1", (), 2),
         ("feddsmic:k=3", (), 2),
+        *((name, (), 2) for name in ("fedbabu", "ditto", "per-fedavg", "fedds:k=3", "fedgroup:k=3", "cgpfl:k=3")),
+        ("fedac:k=3,low=0.01", (), 2),
     ],
 )
 def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, penalties, sites):
@@ -151,8 +153,8 @@ def test_the_server_of_real_sites_compares_models_on_a_file_of_its_own(tmp_path,
 
 
 def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path, monkeypatch):
-    """Local keeps its models on the sites, WeCFL its centres on the server."""
-    for method in ("local", "wecfl:k=3"):
+    """FedAC keeps models on the sites and in the server's archive, WeCFL its centres on the server."""
+    for method in ("fedac:k=3,tuning=False", "wecfl:k=3"):
         name = method.partition(":")[0]
         monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state" / name))
         training = {"lr": 0.05, "keep_momentum": True}
