@@ -64,7 +64,8 @@ nvflare job submit -j my-job
 
 - Set what is in both files in both: a site whose value is not the server's is left out, and says which it is.
 - `model_class` is a `torch.nn.Module`; `data_class`, what a site reads, is a `cfl_flare.data.DataSource`: class paths,
-  installed at the server and every site. Arguments of theirs that the table does not show have long names:
+  installed at the server and every site. Arguments of theirs that the table does not show, numbers and text, have long
+  names:
   `executors[0].executor.args.source.args.NAME=...` and `executors[0].executor.args.model.args.NAME=...` in
   `config_fed_client.conf`, `components[2].args.model.args.NAME=...` in `config_fed_server.conf`.
 - `nvflare job create` passes over `key=0`: write `key=0e0`. A key that a file does not have is added to it and changes

@@ -40,6 +40,7 @@ def test_the_two_files_of_a_template_agree(name):
     assert set(SHARED) <= server.keys() & executor.keys()
     check_settings(server, executor, "site-1")
     assert build_method(unmarked(executor["method"]))
+    assert config(name, "server")["components"][2]["id"] == "aggregator"  # the long names of info.md
     assert config(name, "server")["model_class"] == config(name, "client")["model_class"]
 
 
