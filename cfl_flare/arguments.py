@@ -12,6 +12,9 @@ from cfl_flare.data import SOURCES
 from cfl_flare.errors import ConfigError
 from cfl_flare.models import MODELS
 
+# What a real site reads, where a job does not say otherwise.
+SITE_DATA = "npz:path=site.npz"
+
 EPILOG = """examples:
   cfl-flare run                                     the main job: FedAvg and WeCFL on scikit-learn's digits
   cfl-flare run --method ifca:k=3 --rounds 40       another method
@@ -61,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"cfl-flare {__version__}")
     commands = top.add_subparsers(dest="command", required=True)
     _add_run(commands)
+    _add_export(commands)
     commands.add_parser("methods", help="list methods, penalties, partitions, data and models with their settings")
     dealt = commands.add_parser("partition", help="deal a data set out and report who gets what, without training")
     _add_data(dealt)
@@ -80,56 +84,93 @@ def _add_run(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = run.add_argument_group("what is run")
-    what.add_argument(
-        "--method", action=AddMethod, metavar="M", help="may be given several times; default: fedavg and wecfl:k=3"
-    )
-    what.add_argument(
-        "--penalty", action=AddPenalty, metavar="P", help="added to the --method before it; may be given several times"
-    )
-    what.add_argument(
-        "--model", metavar="NET", help=f"{', '.join(MODELS)} or package.Class; default: one that fits the data"
-    )
+    _add_method(what, "may be given several times; default: fedavg and wecfl:k=3")
     _add_data(what)
     how = run.add_argument_group("how it is run")
     how.add_argument(
         "--sites", type=int, default=2, metavar="N", help="FLARE clients that host the participants (%(default)s)"
     )
-    how.add_argument("--rounds", type=int, default=20, metavar="N", help="communication rounds (%(default)s)")
-    how.add_argument(
-        "--sample", default="1.0", metavar="S", help="participants a round: a share like 0.25, or a count (%(default)s)"
-    )
-    how.add_argument(
-        "--min-answers", default="1", metavar="S", help="fewest good answers a round: share or count (%(default)s)"
-    )
-    how.add_argument(
-        "--evaluate-every", type=int, default=1, metavar="N", help="rounds between measurements (%(default)s)"
-    )
-    how.add_argument("--evaluate-trained", action="store_true", help="measure the locally trained models as well")
-    how.add_argument("--keep-features", action="store_true", help="keep what draws the participants (thesis Fig. 3.5)")
-    how.add_argument(
-        "--task-timeout", type=int, default=3600, metavar="S", help="seconds that a round may take (%(default)s)"
-    )
-    how.add_argument("--seed", type=int, default=0, help="of everything random (%(default)s)")
+    _add_schedule(how)
     how.add_argument("--out", metavar="DIR", help="where results go; default: cfl-runs/<time>")
     how.add_argument("--loop", action="store_true", help="in this process, without FLARE: the same numbers, sooner")
-    train = run.add_argument_group("local training")
-    train.add_argument("--lr", type=float, default=0.05, help="learning rate (%(default)s)")
-    train.add_argument("--momentum", type=float, default=0.9, help="(%(default)s)")
-    train.add_argument("--keep-momentum", action="store_true", help="keep it on the participant between rounds")
-    train.add_argument("--batch-size", type=int, default=32, metavar="N", help="(%(default)s)")
-    train.add_argument("--local-steps", type=int, metavar="N", help="steps a round; default: 10")
-    train.add_argument(
+    _add_training(run.add_argument_group("local training"))
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser(
+        "export",
+        help="write a FLARE job for real sites, without running it",
+        description="Writes a FLARE job. By default each site is one participant with its own data; with --partition "
+        "and --participants the job simulates them from one pooled set.",
+    )
+    what = export.add_argument_group("what is run")
+    _add_method(what, "once; default: wecfl:k=3")
+    _add_data(what, real=True)
+    how = export.add_argument_group("how it is run")
+    how.add_argument("--name", default="clustered", help="of the job, and of its state on the sites (%(default)s)")
+    fewest = "fewest sites with which FLARE starts the job (%(default)s)"
+    how.add_argument("--min-clients", type=int, default=2, metavar="N", help=fewest)
+    _add_schedule(how)
+    how.add_argument("--out", default="jobs", metavar="DIR", help="where the job's folder goes (%(default)s)")
+    carry = "let the job carry cfl_flare's code, for sites where it is not installed"
+    how.add_argument("--byoc", action="store_true", help=carry)
+    _add_training(export.add_argument_group("local training"))
+
+
+def _add_method(group: Any, often: str) -> None:
+    """The method, its penalties and its model."""
+    group.add_argument("--method", action=AddMethod, metavar="M", help=often)
+    group.add_argument(
+        "--penalty", action=AddPenalty, metavar="P", help="added to the --method before it; may be given several times"
+    )
+    group.add_argument(
+        "--model", metavar="NET", help=f"{', '.join(MODELS)} or package.Class; default: one that fits the data"
+    )
+
+
+def _add_schedule(group: Any) -> None:
+    """What the server schedules, and what is measured."""
+    group.add_argument("--rounds", type=int, default=20, metavar="N", help="communication rounds (%(default)s)")
+    group.add_argument(
+        "--sample", default="1.0", metavar="S", help="participants a round: a share like 0.25, or a count (%(default)s)"
+    )
+    group.add_argument(
+        "--min-answers", default="1", metavar="S", help="fewest good answers a round: share or count (%(default)s)"
+    )
+    group.add_argument(
+        "--evaluate-every", type=int, default=1, metavar="N", help="rounds between measurements (%(default)s)"
+    )
+    group.add_argument("--evaluate-trained", action="store_true", help="measure the locally trained models as well")
+    group.add_argument(
+        "--keep-features", action="store_true", help="keep what draws the participants (thesis Fig. 3.5)"
+    )
+    group.add_argument(
+        "--task-timeout", type=int, default=3600, metavar="S", help="seconds that a round may take (%(default)s)"
+    )
+    group.add_argument("--seed", type=int, default=0, help="of everything random (%(default)s)")
+
+
+def _add_training(group: Any) -> None:
+    """How a participant trains."""
+    group.add_argument("--lr", type=float, default=0.05, help="learning rate (%(default)s)")
+    group.add_argument("--momentum", type=float, default=0.9, help="(%(default)s)")
+    group.add_argument("--keep-momentum", action="store_true", help="keep it on the participant between rounds")
+    group.add_argument("--batch-size", type=int, default=32, metavar="N", help="(%(default)s)")
+    group.add_argument("--local-steps", type=int, metavar="N", help="steps a round; default: 10")
+    group.add_argument(
         "--local-epochs", type=int, metavar="N", help="passes over the own data a round, instead of steps"
     )
 
 
-def _add_data(group: Any) -> None:
-    """What is dealt out, and how."""
+def _add_data(group: Any, real: bool = False) -> None:
+    """What is read, and how a simulation deals it out; at real sites there is none unless it is asked for."""
     sources = f"{', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class (%(default)s)"
-    group.add_argument("--data", default="digits", metavar="D", help=sources)
-    rule = "how the data is dealt out (%(default)s)"
-    group.add_argument("--partition", default="label_permutation:groups=3", metavar="P", help=rule)
-    many = "how many share the data (%(default)s)"
-    group.add_argument("--participants", type=int, default=24, metavar="N", help=many)
+    data = SITE_DATA if real else "digits"
+    group.add_argument("--data", default=data, metavar="D", help=("what each site reads: " if real else "") + sources)
+    default = "; default: each site is one participant" if real else " (%(default)s)"
+    rule = None if real else "label_permutation:groups=3"
+    group.add_argument("--partition", default=rule, metavar="P", help=f"how the data is dealt out{default}")
+    many = None if real else 24
+    group.add_argument("--participants", type=int, default=many, metavar="N", help=f"how many share it{default}")
     fewest = "fewest training samples of one (%(default)s)"
     group.add_argument("--min-samples", type=int, default=8, metavar="N", help=fewest)

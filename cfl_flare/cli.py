@@ -19,10 +19,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from cfl_flare.arguments import parser
-from cfl_flare.config import build, from_dict, parse_spec, require
+from cfl_flare.config import build, check_run_name, from_dict, parse_spec, require
 from cfl_flare.data import PARTITIONS, SOURCES, DataConfig, DataSource
 from cfl_flare.data.samples import read
-from cfl_flare.errors import CFLError, ConfigError, RunFailedError
+from cfl_flare.errors import CFLError, ConfigError, DataError, RunFailedError
 from cfl_flare.indicator import held_back
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Method, build_method
 from cfl_flare.methods.named import Combination
@@ -36,7 +36,7 @@ from cfl_flare.training.settings import TrainSettings
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; bad input is one line on stderr and exit status 2."""
-    commands = {"run": run, "methods": methods, "partition": partition, "show": show}
+    commands = {"run": run, "export": export, "methods": methods, "partition": partition, "show": show}
     try:
         arguments = parser().parse_args(argv)
         commands[arguments.command](arguments)
@@ -57,14 +57,19 @@ def share_or_count(text: str, option: str) -> float | int:
         raise ConfigError(f"{option} = {text!r} should be a share like 0.25 or a count like 25") from error
 
 
-def read_source(text: str) -> DataSource:
-    """The data source that the command line names."""
+def read_source(text: str, here: bool = True) -> DataSource:
+    """The data source that the command line names.
+
+    Args:
+        text: as it was written.
+        here: the sites run on this machine, but in other folders: paths that are there become absolute.
+    """
     name, settings = parse_spec(text)
     if name.endswith(".npz"):
         name, settings = "npz", {"path": name, **settings}
     if name in SOURCES:
-        for key in ("path", "root"):  # the sites work in other folders
-            if isinstance(settings.get(key), str) and Path(settings[key]).exists():
+        for key in ("path", "root"):
+            if here and isinstance(settings.get(key), str) and Path(settings[key]).exists():
                 settings[key] = str(Path(settings[key]).resolve())
         return from_dict(SOURCES[name], settings, f"data {name}")
     require(
@@ -82,6 +87,34 @@ def read_model(text: str | None, shape: tuple[int, ...], classes: int) -> dict[s
         return {"class_path": f"cfl_flare.models.{MODELS[name].__name__}", "args": args}
     require("." in name, f"model {name!r} is unknown; there are {', '.join(MODELS)}, or package.Class")
     return {"class_path": name, "args": settings}
+
+
+def model_of_job(text: str | None, source: DataSource, data: str) -> dict[str, Any]:
+    """The model of a job for other machines: its shape and classes are said, or read from the data where it is here.
+
+    Raises:
+        ConfigError: neither.
+    """
+    name, settings = parse_spec(text) if text else ("mlp", {})
+    if text and (name not in MODELS or {"input_shape", "num_classes"} <= settings.keys()):
+        return read_model(text, (), 0)
+    try:
+        return read_model(text, *shape_and_classes(source, data))
+    except DataError as error:
+        raise ConfigError(
+            f"the model's input_shape and num_classes are not given, and cannot be read from the data here ({error}); "
+            f"give --model {name}:input_shape=[1,28,28],num_classes=10 with the sites' own, or a --data that is here"
+        ) from error
+
+
+def shape_and_classes(source: DataSource, data: str) -> tuple[tuple[int, ...], int]:
+    """Shape of a sample, and the number of classes.
+
+    Raises:
+        DataError: the samples cannot be read, or are unsound.
+    """
+    train, test = read(source, f"data {data}")
+    return tuple(train.x.shape[1:]), int(max(train.y.max(), test.y.max())) + 1
 
 
 def fitting_model(shape: tuple[int, ...]) -> str:
@@ -118,30 +151,18 @@ def run(arguments: argparse.Namespace) -> None:
     out = Path(arguments.out or f"cfl-runs/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     check_out(out)
     source = read_source(arguments.data)
-    train, test = read(source, f"data {arguments.data}")
-    classes = int(max(train.y.max(), test.y.max())) + 1
-    training = {
-        f.name: getattr(arguments, f.name) for f in dataclasses.fields(TrainSettings) if hasattr(arguments, f.name)
-    }
     name, rule = parse_spec(arguments.partition)
     settings = RunSettings(
         source=source,
-        model=read_model(arguments.model, tuple(train.x.shape[1:]), classes),
+        model=read_model(arguments.model, *shape_and_classes(source, arguments.data)),
         partition={"partition": name, **rule},
         participants=arguments.participants,
         min_samples=arguments.min_samples,
         indicator_samples=held_back(methods_to_run),
         sites=arguments.sites,
         rounds=arguments.rounds,
-        sample=share_or_count(arguments.sample, "--sample"),
-        min_answers=share_or_count(arguments.min_answers, "--min-answers"),
-        evaluate_every=arguments.evaluate_every,
-        evaluate_trained=arguments.evaluate_trained,
-        keep_features=arguments.keep_features,
-        task_timeout=arguments.task_timeout,
-        seed=arguments.seed,
-        training=from_dict(TrainSettings, training, "training"),
         loop=arguments.loop,
+        **scheduled(arguments),
     )
     runs = simulate(dict(zip(names, methods_to_run)), settings, out)
     console = Console()
@@ -149,6 +170,53 @@ def run(arguments: argparse.Namespace) -> None:
     if len(runs) > 1:
         draw_comparison(runs, out)
     console.print(f"results: {out}", soft_wrap=True)
+
+
+def export(arguments: argparse.Namespace) -> None:
+    """``cfl-flare export``."""
+    given = arguments.method or [("wecfl:k=3", [])]
+    require(len(given) == 1, f"--method is given {len(given)} times; a job has one, export another job for another")
+    (text, penalties), simulated = given[0], arguments.partition is not None or arguments.participants is not None
+    method = build_named(text, penalties, here=simulated)
+    check_run_name(arguments.name, "--name")
+    folder = Path(arguments.out).absolute() / arguments.name
+    check_out(folder)
+    source = read_source(arguments.data, here=simulated)
+    model = model_of_job(arguments.model, source, arguments.data)
+    from cfl_flare.flare import ClusteredRecipe
+
+    recipe = ClusteredRecipe(
+        name=arguments.name,
+        method=method,
+        model=model,
+        data=source,
+        participants=arguments.participants,
+        partition=arguments.partition,
+        min_samples=arguments.min_samples,
+        num_rounds=arguments.rounds,
+        min_clients=arguments.min_clients,
+        byoc=arguments.byoc,
+        **scheduled(arguments),
+    )
+    recipe.export(str(folder.parent))
+    Console().print(f"job: {folder}; submit it with: nvflare job submit -j {folder}", soft_wrap=True)
+
+
+def scheduled(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What ``run`` and ``export`` share of how a job is run, by the names of `ClusteredRecipe`."""
+    training = {
+        f.name: getattr(arguments, f.name) for f in dataclasses.fields(TrainSettings) if hasattr(arguments, f.name)
+    }
+    return {
+        "sample": share_or_count(arguments.sample, "--sample"),
+        "min_answers": share_or_count(arguments.min_answers, "--min-answers"),
+        "evaluate_every": arguments.evaluate_every,
+        "evaluate_trained": arguments.evaluate_trained,
+        "keep_features": arguments.keep_features,
+        "task_timeout": arguments.task_timeout,
+        "seed": arguments.seed,
+        "training": from_dict(TrainSettings, training, "training"),
+    }
 
 
 def partition(arguments: argparse.Namespace) -> None:
@@ -175,11 +243,11 @@ def partition(arguments: argparse.Namespace) -> None:
         console.print(str(draw_partition(report, figure)), soft_wrap=True)
 
 
-def build_named(text: str, penalties: Sequence[str] = ()) -> Method:
-    """A method from the command line, with its penalties."""
+def build_named(text: str, penalties: Sequence[str] = (), here: bool = True) -> Method:
+    """A method from the command line, with its penalties; ``here`` as for `read_source`."""
     name, settings = parse_spec(text)
     file = settings.get("indicator_file")
-    if isinstance(file, str) and Path(file).exists():  # the server works in another folder
+    if here and isinstance(file, str) and Path(file).exists():
         settings["indicator_file"] = str(Path(file).resolve())
     if penalties:
         require("penalties" not in settings, f"--method {text}: give its penalties there or by --penalty, not both")

@@ -13,10 +13,9 @@ from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 
-from cfl_flare import __version__
-from cfl_flare.config import require
+from cfl_flare.config import require, unmarked
 from cfl_flare.errors import CFLError, PayloadError
-from cfl_flare.flare import wire
+from cfl_flare.flare import agreement, wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.compat import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
@@ -39,7 +38,8 @@ class ClusteredController(PerSiteController):
         max_failed_rounds: the job ends after so many rounds in a row with too few answers.
         keep_features: keep the Gram matrix of the participants' features in each round.
         task_timeout: seconds that a round may take; who has not answered by then is left out of it.
-        facts: about the run, for its summary.
+        facts: about the run, for its summary; ``data`` and ``training`` must be as the sites' executors have them.
+        made_by: the software that made the job; see `cfl_flare.flare.agreement`.
         aggregator_id: the ClusteringAggregator's id in the job.
         persistor_id: the ClusterModelPersistor's id in the job.
     """
@@ -55,6 +55,7 @@ class ClusteredController(PerSiteController):
         keep_features: bool = False,
         task_timeout: int = 3600,
         facts: dict[str, Any] | None = None,
+        made_by: dict[str, str] | None = None,
         aggregator_id: str = "aggregator",
         persistor_id: str = "persistor",
     ):
@@ -63,7 +64,7 @@ class ClusteredController(PerSiteController):
         self.min_answers, self.evaluate_every = min_answers, evaluate_every
         self.max_failed_rounds, self.task_timeout = max_failed_rounds, task_timeout
         self.keep_features = keep_features
-        self.facts = facts
+        self.facts, self.made_by = facts, made_by
         self.aggregator_id = aggregator_id
         self.left_out: dict[str, str] = {}
 
@@ -78,6 +79,10 @@ class ClusteredController(PerSiteController):
             self.panic(str(error))
 
     def _begin(self) -> None:
+        unused = agreement.unused_copy(self.fl_ctx)
+        if unused:
+            self.warning(unused)
+        agreement.check_software(unmarked(self.made_by or {}), "the job was made by", "the server")
         settings = ServerSettings(
             self.num_rounds,
             self.seed,
@@ -94,6 +99,7 @@ class ClusteredController(PerSiteController):
         require(bool(participants), f"run: no site can take part: {reasons}")
         facts = {
             **(self.facts or {}),
+            "name": persistor.run_name,
             "resumed_at": resumed.round if resumed else None,
             "sites_left_out": self.left_out,
         }
@@ -104,7 +110,7 @@ class ClusteredController(PerSiteController):
     def _check_in(self) -> list[Participant]:
         """Asks every site whom it hosts. A site that cannot take part is left out, with its reason."""
         sites = sorted((client.name for client in self.engine.get_clients()), key=natural)
-        common = {"sites": len(sites), "version": __version__, "memory_of": self.persistor.resume_from}
+        common = {"sites": len(sites), "memory_of": self.persistor.resume_from}
         self._hosting = {site: {"index": i, **common} for i, site in enumerate(sites)}
         hosted: dict[str, list[Participant]] = {}
 
@@ -121,7 +127,10 @@ class ClusteredController(PerSiteController):
                 self.left_out[site] = str(error)
             return site in hosted
 
-        data = {site: wire.message({}, content, 0, self.num_rounds) for site, content in self._hosting.items()}
+        ours = {"software": agreement.SOFTWARE, "job": self._shared()}
+        data = {
+            site: wire.message({}, {**ours, **content}, 0, self.num_rounds) for site, content in self._hosting.items()
+        }
         self.exchange(wire.CHECK_TASK, data, self.task_timeout, on_answer)
         said = dict(self.left_out)
         silent = {site: self.site_errors.get(site, "no answer in time") for site in sites}
@@ -129,6 +138,12 @@ class ClusteredController(PerSiteController):
         for site, reason in self.left_out.items():
             self.error(f"{site} is left out: {reason}")
         return [p for site in sites for p in hosted.get(site, [])]
+
+    def _shared(self) -> dict[str, Any]:
+        """The settings that the sites must share; see `cfl_flare.flare.agreement.SHARED`."""
+        of_aggregator = {"method": self.aggregator.method, "model": self.aggregator.model}
+        told = {key: value for key, value in (self.facts or {}).items() if key in ("data", "training")}
+        return {**unmarked({**of_aggregator, **told}), "seed": self.seed, "run_name": self.persistor.run_name}
 
     def _round(self) -> bool:
         """One round; after the last one, one more exchange that only measures. False when all is done."""

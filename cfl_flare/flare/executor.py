@@ -15,11 +15,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from cfl_flare import __version__
-from cfl_flare.config import build, from_dict, unmarked
+from cfl_flare.config import build, from_dict, require, unmarked
 from cfl_flare.data import DataConfig, DataSource
-from cfl_flare.errors import AbortedError, CFLError, ConfigError, PayloadError
-from cfl_flare.flare import wire
+from cfl_flare.errors import AbortedError, CFLError, PayloadError
+from cfl_flare.flare import agreement, wire
 from cfl_flare.flare.compat import component_policy
 from cfl_flare.flare.places import store_for
 from cfl_flare.methods import build_method
@@ -45,6 +44,9 @@ class ClusteredExecutor(Executor):
         evaluate_trained: measure locally trained models as well.
         device: where to compute, e.g. ``"cpu"`` or ``"cuda:0"``.
         torch_threads: threads that torch may use; sites that share a machine slow each other down with more.
+        made_by: the software that made the job; see `cfl_flare.flare.agreement`.
+        kwargs: settings that this version does not know; the site refuses them in its first task, as an error here
+            would end the job for all.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class ClusteredExecutor(Executor):
         evaluate_trained: bool = False,
         device: str = "cpu",
         torch_threads: int = 1,
+        made_by: dict[str, str] | None = None,
+        **kwargs: Any,
     ):
         super().__init__()
         self.method, self.model, self.source = method, model, source
@@ -66,6 +70,8 @@ class ClusteredExecutor(Executor):
         self.run_name, self.seed = run_name, seed
         self.evaluate_trained = evaluate_trained
         self.device, self.torch_threads = device, torch_threads
+        self.made_by = made_by
+        self._unknown = sorted(kwargs)
         self._site: Site | None = None
         self._store: Store | None = None
         self._memory_round = 0
@@ -92,17 +98,27 @@ class ClusteredExecutor(Executor):
         return wire.to_shareable({}, {"error": wire.without_paths(reason)})
 
     def _check(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Reads the data, builds the model, and says whom this site hosts."""
+        """Checks that the server's job is this one, reads the data, builds the model, and says whom this site hosts."""
         content = wire.content_of(wire.from_shareable(shareable).meta)
-        if content["version"] != __version__:
-            raise ConfigError(
-                f"the server runs cfl_flare {content['version']}, this site {__version__}: install the same"
-            )
+        self._agree(content, fl_ctx)
         site = self._prepared(content, fl_ctx)
         if content["memory_of"] != self.run_name:  # what an earlier run of this name left is not this one's
             store_for(self.run_name, fl_ctx).set_aside()
         hosted = [{"name": d.name, "samples": len(d.train), "group": d.group} for d in site.hosted.values()]
         return wire.to_shareable({}, {"participants": hosted})
+
+    def _agree(self, content: dict[str, Any], fl_ctx: FLContext) -> None:
+        """Checks that the job and the server go with what is installed here, and that both run the same settings."""
+        place = fl_ctx.get_identity_name()
+        unused = agreement.unused_copy(fl_ctx)
+        if unused:
+            self.log_warning(fl_ctx, unused)
+        agreement.check_software(unmarked(self.made_by or {}), "the job was made by", place)
+        agreement.check_software(content["software"], "the server runs", place)
+        require(
+            not self._unknown, f"job: {place} does not know the executor's settings {self._unknown}; leave them out"
+        )
+        agreement.check_settings(content["job"], {key: getattr(self, key) for key in agreement.SHARED}, place)
 
     def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """One round for all participants that were given orders."""

@@ -27,6 +27,7 @@ from cfl_flare.config import build, check_run_name, describe, from_dict, marked,
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.errors import ConfigError
 from cfl_flare.flare.aggregator import ClusteringAggregator
+from cfl_flare.flare.agreement import SOFTWARE
 from cfl_flare.flare.compat import allow_list_key
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
@@ -139,13 +140,16 @@ class ClusteredRecipe(Recipe):
         job.set_app_packages(["cfl_flare"])
         spec = marked(describe_method(self.method))
         values = {"data": dataclasses.asdict(self.data), "training": _plain(self.training)}
+        # At real sites, what each of them reads is its own business, and the server has no use for it.
+        dealt = {} if participants is None else {"source": self.source}
+        made_by = marked(SOFTWARE)
         compares = self.method.indicator is not None
-        held = marked({"source": self.source, "data": values["data"]}) if compares else None
+        held = marked({**dealt, "data": values["data"]}) if compares else None
         job.to_server(ClusteringAggregator(spec, marked(self.model), held), id="aggregator")
         job.to_server(ClusterModelPersistor(run_name=name, resume_from=resume_from), id="persistor")
-        facts = {"name": name, "source": self.source, **values}
-        controller = ClusteredController(**dataclasses.asdict(settings), task_timeout=task_timeout, facts=marked(facts))
-        job.to_server(controller)
+        facts = marked({**dealt, **values})
+        scheduled = {**dataclasses.asdict(settings), "task_timeout": task_timeout}
+        job.to_server(ClusteredController(**scheduled, facts=facts, made_by=made_by))
         executor = ClusteredExecutor(
             spec,
             marked(self.model),
@@ -156,6 +160,7 @@ class ClusteredRecipe(Recipe):
             evaluate_trained=evaluate_trained,
             device=device,
             torch_threads=torch_threads,
+            made_by=made_by,
         )
         job.to_clients(executor, tasks=["check", "train"])
         # A round's fixed cost is the sites' polling; FLARE's own 2 s would be most of a small round.
