@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import time
+import traceback
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,10 +19,10 @@ from nvflare.apis.signal import Signal
 
 from cfl_flare import __version__
 from cfl_flare.config import build, from_dict, unmarked
-from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.errors import AbortedError, CFLError, ConfigError, PayloadError
 from cfl_flare.flare import wire
-from cfl_flare.flare.compat import component_policy
+from cfl_flare.flare.compat import component_policy, study_of
 from cfl_flare.flare.places import store_for
 from cfl_flare.methods import build_method
 from cfl_flare.site import Site
@@ -84,12 +86,16 @@ class ClusteredExecutor(Executor):
             self.log_info(fl_ctx, str(error))
             return make_reply(ReturnCode.TASK_ABORTED)
         except CFLError as error:
-            self.log_error(fl_ctx, str(error))
-            reason = str(error)
+            reason = whole = str(error)
         except Exception as error:
-            self.log_exception(fl_ctx, f"task {task_name!r} failed: {error}")
-            reason = f"{type(error).__name__}: {error}"
+            reason, whole = f"{type(error).__name__}: {error}", traceback.format_exc()
+        self._log_failure(f"task {task_name!r}", reason, whole, fl_ctx)
         return wire.to_shareable({}, {"error": wire.without_paths(reason)})
+
+    def _log_failure(self, what: str, reason: str, whole: str, fl_ctx: FLContext) -> None:
+        """Errors are logged as they may leave: a kit's default is to stream the log of errors to the server."""
+        self.log_error(fl_ctx, f"{what} failed: {wire.without_paths(reason)}")
+        self.log_info(fl_ctx, f"{what} failed, in full: {whole}")
 
     def _check(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Reads the data, builds the model, and says whom this site hosts."""
@@ -116,7 +122,7 @@ class ClusteredExecutor(Executor):
         answers = [site.answer(name, order, models, number) for name, order in orders.items()]
         for answer in answers:
             if answer.error:
-                self.log_error(fl_ctx, f"round {number}: {answer.participant} failed: {answer.error}")
+                self._log_failure(f"round {number}: {answer.participant}", answer.error, answer.error, fl_ctx)
         self._remember(number + 1, site)
         did = "trained" if any(order.train for order in orders.values()) else "measured the final models of"
         seconds = time.monotonic() - started
@@ -129,6 +135,8 @@ class ClusteredExecutor(Executor):
             torch.set_num_threads(self.torch_threads)
             policy = component_policy(fl_ctx)
             source = build(self.source, DataSource, "data", policy)  # type: ignore[type-abstract]
+            if isinstance(source, SiteData) and source.study is None:
+                source = replace(source, study=study_of(fl_ctx))
             config = from_dict(DataConfig, unmarked(self.data), "data")
             site = Site(
                 build_method(unmarked(self.method), policy),
