@@ -23,7 +23,7 @@ MAY = {
     "clustering": BASICS,
     "training": BASICS | {"params", "models", "ensemble"},
     "methods": BASICS | {"params", "training", "clustering", "ensemble"},
-    "site": BASICS | {"params", "training", "methods", "data"},
+    "site": BASICS | {"params", "training", "methods", "data", "ensemble"},
     "summary": BASICS | {"clustering", "methods"},
     "analysis": BASICS | {"params", "methods", "clustering"},
     "results": BASICS | {"files", "ensemble", "params", "methods", "summary", "training"},
@@ -38,7 +38,7 @@ MAY = {
     | {"params", "methods", "training", "data", "site", "server", "results", "summary", "checkpoints", "store"}
     | {"indicator"},
 }
-TOP = {"cli", "arguments", "simulate", "flare"}
+TOP = {"cli", "arguments", "simulate", "flare", "operate"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
