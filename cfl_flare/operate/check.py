@@ -107,17 +107,17 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
     try:
         spec = read_model(model, facts.shape, max(2, len(facts.train)))
         site = check_data(FedAvg(), spec, [hosted], TrainSettings(local_steps=STEPS), device=device)
+        seconds = step_seconds(site)
     except CFLError as error:
         yield _failed("model", error)
+        return
+    except Exception as error:  # the device may not be there, and the model may be the user's, and raise anything
+        yield Finding("training", one_line(error), "mend the model, or name another --device", True)
         return
     layout = site.workshop.resident.layout
     name = spec["class_path"].rpartition(".")[2]
     yield Finding("model", f"{name}, {layout.parameter_size:,} parameters, {human_bytes(layout.nbytes)}")
-    try:
-        yield Finding("training", f"{step_seconds(site) * 1000:.1f} ms a step of 32 samples on {device}")
-    except Exception as error:  # the model may be the user's, and raise anything
-        yield Finding("training", one_line(error), "mend the model, or name another --device", True)
-        return
+    yield Finding("training", f"{seconds * 1000:.1f} ms a step of 32 samples on {device}")
     yield disk(state_root, MODELS_ON_DISK * layout.nbytes)
 
 
