@@ -120,6 +120,8 @@ class Npz(DataSource):
 class SiteData(DataSource):
     """What the site itself says is its data: an .npz file in MedMNIST's layout, or a folder of images by class.
 
+    A folder with a single .npz file in it stands for that file, as what is mounted is always a folder.
+
     The first of these that is given counts, and must be there: ``path``; the site's environment variable ``CFL_DATA``;
     the one dataset that FLARE's container launchers (Docker, Kubernetes, Slurm) mount for the job's study.
 
@@ -145,6 +147,8 @@ class SiteData(DataSource):
     def load(self) -> tuple[Samples, Samples]:
         """Training and test samples, as the source npz or the source folder reads them."""
         place, how = self.place()
+        within = list(place.glob("*.npz")) if place.is_dir() else []
+        place = within[0] if len(within) == 1 else place
         logger.info("data: %s (%s)", place, how)
         source = Folder(str(place), self.size, self.channels) if place.is_dir() else Npz(str(place))
         return source.load()

@@ -46,6 +46,11 @@ def test_the_first_place_that_is_given_counts(tmp_path, monkeypatch):
     assert first(SiteData(str(npz(tmp_path / "given.npz", 3)), study="blood")) == 3
 
 
+def test_a_folder_with_one_npz_file_stands_for_it(tmp_path, monkeypatch):
+    mount(monkeypatch, npz(tmp_path / "data" / "blood" / "ours" / "cells.npz", 5).parent)
+    assert first(SiteData(study="blood")) == 5
+
+
 def test_what_is_named_must_be_there(tmp_path, monkeypatch):
     monkeypatch.setenv("CFL_DATA", "$WARD/none.npz")
     monkeypatch.setenv("WARD", str(tmp_path))
