@@ -168,9 +168,10 @@ class Deployment:
         meta = session.wait_for_job(job_id, timeout=seconds, poll_interval=0.5)
         return str(meta["status"]), Path(session.download_job_result(job_id)) / "workspace"
 
-    def round_done(self, run_name: str, number: int, site: str = SERVER) -> bool:
-        """Whether a run's checkpoint after so many rounds is there."""
-        return any((self.state_root(site) / run_name).glob(f"*/round-{number:06d}.json"))
+    def rounds(self, run_name: str) -> int:
+        """Rounds of a run that the server has written a checkpoint of."""
+        found = (self.state_root(SERVER) / run_name).glob("*/round-*.json")
+        return max((int(path.stem.removeprefix("round-")) for path in found), default=0)
 
 
 class _Closing:
