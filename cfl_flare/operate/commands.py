@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cfl_flare.cli import read_source
-from cfl_flare.config import require
+from cfl_flare.config import parse_spec, require
 from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.errors import UnfitError
 from cfl_flare.operate import check
@@ -76,7 +76,7 @@ def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
 
 def own_source(text: str | None) -> DataSource:
     """What ``--data`` names: a place, or a source; without it, what a job finds."""
-    if text is None or Path(text).expanduser().exists() or "/" in text:
+    if text is None or Path(text).expanduser().exists() or "/" in parse_spec(text)[0]:
         return SiteData(text)
     return read_source(text)
 

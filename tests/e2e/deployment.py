@@ -45,7 +45,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def until(what: str, ready: Callable[[], object], seconds: float = 90) -> None:
+def until(what: str, ready: Callable[[], object], seconds: float = 300) -> None:
     """Waits for a condition, so that no test depends on how fast the machine is."""
     deadline = time.monotonic() + seconds
     while not ready():
@@ -93,7 +93,7 @@ class Deployment:
 
     def command(self, *words: str) -> str:
         """Runs a command of a user's and returns what it printed."""
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=self.env(), cwd=self.folder)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=330, env=self.env(), cwd=self.folder)
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -158,13 +158,13 @@ class Deployment:
                 found.append(process)
         return found
 
-    def run(self, job: Path, seconds: float = 120) -> tuple[str, Path]:
+    def run(self, job: Path, seconds: float = 300) -> tuple[str, Path]:
         """Submits a job by FLARE's API and waits; returns how it ended, and the server's run directory."""
         with self.session() as session:
             job_id = session.submit_job(str(job))
             return self.wait(session, job_id, seconds)
 
-    def wait(self, session: Session, job_id: str, seconds: float = 120) -> tuple[str, Path]:
+    def wait(self, session: Session, job_id: str, seconds: float = 300) -> tuple[str, Path]:
         meta = session.wait_for_job(job_id, timeout=seconds, poll_interval=0.5)
         return str(meta["status"]), Path(session.download_job_result(job_id)) / "workspace"
 

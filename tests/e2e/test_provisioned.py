@@ -39,7 +39,7 @@ def trial(tmp_path_factory) -> Iterator[Deployment]:
 
 def exported(trial: Deployment, name: str, method: str, **settings) -> Path:
     """The folder of a job, as its author exports it: it knows no site's path."""
-    values = {"num_rounds": ROUNDS, "min_clients": 3, "training": {"lr": 0.05}, "task_timeout": 60}
+    values = {"num_rounds": ROUNDS, "min_clients": 3, "training": {"lr": 0.05}, "task_timeout": 240}
     model = Logistic((3, 14, 14), 8)
     recipe = ClusteredRecipe(name=name, method=method, model=model, data=SiteData(), **{**values, **settings})
     recipe.export(str(trial.folder / "jobs"))
@@ -71,7 +71,7 @@ def undisturbed(trial) -> dict[str, tuple[dict[str, dict[str, np.ndarray]], Run]
     job = exported(trial, "wecfl", "wecfl:k=2")
     kit = ["--startup-kit", str(trial.admin)]
     job_id = re.findall(JOB_ID, trial.command("nvflare", "job", "submit", "-j", str(job), *kit))[0]
-    assert "COMPLETED" in trial.command("nvflare", "job", "wait", job_id, "--timeout", "110", "--interval", "1", *kit)
+    assert "COMPLETED" in trial.command("nvflare", "job", "wait", job_id, "--timeout", "300", "--interval", "1", *kit)
     trial.command("nvflare", "job", "download", job_id, "-o", str(trial.folder / "downloaded"), *kit)
     (results,) = (trial.folder / "downloaded").glob("**/workspace")
     ended, other = trial.run(exported(trial, "ditto", "ditto"))
@@ -121,7 +121,7 @@ class Console:
         )
         os.close(theirs)
 
-    def says(self, pattern: str, seconds: float = 60) -> str:
+    def says(self, pattern: str, seconds: float = 300) -> str:
         """Reads until something is said."""
         text, deadline = "", time.monotonic() + seconds
         while not (found := re.search(pattern, text)):
@@ -144,14 +144,14 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     trial.data["hospital-3"].rename(trial.folder / "elsewhere.npz")
     try:
         with trial.session() as session:
-            job = exported(trial, "paused", "fedavg", task_timeout=20, num_rounds=6)
+            job = exported(trial, "paused", "fedavg", task_timeout=30, num_rounds=6)
             job_id = session.submit_job(str(job))
             until("the first rounds", lambda: trial.rounds("paused") >= 1)
             paused = trial.jobs_of("hospital-2")
             for process in paused:
                 process.suspend()
             before = trial.rounds("paused")
-            until("the round to go on without it", lambda: trial.rounds("paused") > before + 1, 60)
+            until("the round to go on without it", lambda: trial.rounds("paused") > before + 1)
             for process in paused:
                 process.resume()
             ended, results = trial.wait(session, job_id)
