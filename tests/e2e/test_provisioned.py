@@ -144,7 +144,7 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     trial.data["hospital-3"].rename(trial.folder / "elsewhere.npz")
     try:
         with trial.session() as session:
-            job = exported(trial, "paused", "fedavg", task_timeout=30, num_rounds=6)
+            job = exported(trial, "paused", "fedavg", task_timeout=10, num_rounds=10)
             job_id = session.submit_job(str(job))
             until("the first rounds", lambda: trial.rounds("paused") >= 1)
             paused = trial.jobs_of("hospital-2")
@@ -162,7 +162,7 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     assert run.summary["sites_left_out"].keys() == {"hospital-3"}
     assert "CFL_DATA: path = '<path>' is no file" in run.summary["sites_left_out"]["hospital-3"]
     missed = [r["round"] for r in run.rounds if r["failed"]]
-    assert len(missed) in (1, 2)
+    assert 1 <= len(missed) <= 3
     assert run.rounds[missed[0]]["failed"] == {"hospital-2": "no answer in time"}
     assert run.rounds[missed[0]]["trained"] == ["hospital-1"]
     assert run.rounds[-1]["trained"] == ["hospital-1", "hospital-2"]
