@@ -166,8 +166,11 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     assert run.rounds[missed[0]]["failed"] == {"hospital-2": "no answer in time"}
     assert run.rounds[missed[0]]["trained"] == ["hospital-1"]
     assert run.rounds[-1]["trained"] == ["hospital-1", "hospital-2"]
-    left = [path for path in results.parent.glob("**/*") if path.is_file() and b"ward 3" in path.read_bytes()]
-    assert not left and "ward 3" not in (trial.folder / f"{SERVER}.out").read_text()
+    log = next((trial.folder / "nvflare").glob("**/ERRORLOG_hospital-3"))  # a kit streams it to the server by default
+    assert "CFL_DATA: path = '<path>'" in log.read_text()
+    at_server = [results.parent, trial.folder / "nvflare", trial.kits / SERVER]
+    files = [path for folder in at_server for path in folder.glob("**/*") if path.is_file()]
+    assert not [path for path in files if b"ward 3" in path.read_bytes()]
 
 
 def after_rounds(trial: Deployment, name: str, more: int = 3) -> None:
