@@ -11,6 +11,7 @@ from cfl_flare import __version__
 from cfl_flare.data import SOURCES
 from cfl_flare.errors import ConfigError
 from cfl_flare.models import MODELS
+from cfl_flare.operate.arguments import add_predict, add_site
 
 # What a real site reads, where a job does not say otherwise.
 SITE_DATA = "npz:path=site.npz"
@@ -73,6 +74,8 @@ def parser() -> argparse.ArgumentParser:
     dealt.add_argument("--figure", metavar="FILE", help="draw label counts by participant (thesis Fig. A.1-A.4)")
     show = commands.add_parser("show", help="print a run's table again, and draw its figures")
     show.add_argument("run", help="folder of a run, or one with several runs below it")
+    add_site(commands)
+    add_predict(commands)
     return top
 
 

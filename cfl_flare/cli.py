@@ -22,7 +22,7 @@ from cfl_flare.arguments import parser
 from cfl_flare.config import build, check_run_name, from_dict, parse_spec, require
 from cfl_flare.data import PARTITIONS, SOURCES, DataConfig, DataSource
 from cfl_flare.data.samples import read
-from cfl_flare.errors import CFLError, ConfigError, DataError, RunFailedError
+from cfl_flare.errors import CFLError, ConfigError, DataError, RunFailedError, UnfitError
 from cfl_flare.indicator import held_back
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Method, build_method
 from cfl_flare.methods.named import Combination
@@ -37,12 +37,13 @@ from cfl_flare.training.settings import TrainSettings
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; bad input is one line on stderr and exit status 2."""
     commands = {"run": run, "export": export, "methods": methods, "partition": partition, "show": show}
+    commands |= {"site": operate, "predict": operate}
     try:
         arguments = parser().parse_args(argv)
         commands[arguments.command](arguments)
     except CFLError as error:
         print("cfl-flare:", " ".join(str(error).split()), file=sys.stderr)
-        return 1 if isinstance(error, RunFailedError) else 2
+        return 1 if isinstance(error, (RunFailedError, UnfitError)) else 2
     except KeyboardInterrupt:
         print("cfl-flare: interrupted", file=sys.stderr)
         return 130
@@ -309,6 +310,13 @@ def show(arguments: argparse.Namespace) -> None:
         files += draw_comparison(runs, Path(arguments.run))
     for path in files:
         console.print(str(path), soft_wrap=True)
+
+
+def operate(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site`` and ``cfl-flare predict``."""
+    from cfl_flare.operate import commands
+
+    getattr(commands, arguments.command)(arguments)
 
 
 if __name__ == "__main__":

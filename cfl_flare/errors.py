@@ -34,3 +34,7 @@ class AbortedError(CFLError):
 
 class RunFailedError(CFLError):
     """FLARE ended a run before its time."""
+
+
+class UnfitError(CFLError):
+    """A site would make a job fail."""

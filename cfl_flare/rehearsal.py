@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from torch import nn
 
 from cfl_flare.config import build, one_line, require
-from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.data import DataConfig, ParticipantData
 from cfl_flare.data.report import participant_names
 from cfl_flare.errors import CFLError, ConfigError
 from cfl_flare.indicator import check_indicator
@@ -58,14 +58,24 @@ def check_job(
 
 
 def check_data(
-    method: Method, model: Mapping[str, Any], source: DataSource, data: DataConfig, training: TrainSettings
-) -> None:
-    """Checks what a site checks in a job's first task, where the job's author has the site's data.
+    method: Method,
+    model: Mapping[str, Any],
+    hosted: Iterable[ParticipantData],
+    training: TrainSettings,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Site:
+    """Checks what a site checks in a job's first task, where the site's data is at hand.
+
+    Returns:
+        The site, ready to train.
 
     Raises:
-        CFLError: the samples cannot be read or dealt out, or do not fit the model.
+        CFLError: the samples do not fit the model.
     """
-    Site(method, partial(build, model, nn.Module, "model"), training, data.seed).add(data.host(source, "local", 0, 1))
+    site = Site(method, partial(build, model, nn.Module, "model"), training, seed, device=device)
+    site.add(hosted)
+    return site
 
 
 def _layout(module: nn.Module) -> Layout:

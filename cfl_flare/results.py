@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
 FEATURES = "features"
+# At a site, below its folder of the run in the state root: what each of its participants predicts with.
+SERVED = "served"
 
 
 class Recorder:
@@ -110,10 +112,7 @@ class Recorder:
     ) -> None:
         """Writes the models, then the summary."""
         for slot, served in models.items():
-            meta: dict[str, Any] = {"slot": slot, "round": state.round, "model": self._model}
-            if len(served.models) > 1:
-                meta["ensemble"] = {"parts": len(served.models), "vote": served.vote}
-            save_arrays(self.folder / MODELS / f"{slot}.safetensors", arrays_of(served), meta)
+            save_served(self.folder / MODELS, slot, served, self._model, state.round)
         last = self.last
         summary = {
             "method": describe_method(method),
@@ -178,6 +177,23 @@ def arrays_of(served: Served) -> dict[str, Any]:
     if len(served.models) == 1:
         return served.models[0].arrays()
     return {f"parts.{i}.{name}": a for i, model in enumerate(served.models) for name, a in model.arrays().items()}
+
+
+def save_served(folder: Path, name: str, served: Served, model: Mapping[str, Any], rounds: int) -> None:
+    """Writes what is predicted with, for `read_model`.
+
+    Args:
+        folder: where to; it is made.
+        name: of the file, without its ending: a slot or a participant.
+        served: one model or several.
+        model: the module's ``{"class_path", "args"}``.
+        rounds: rounds completed.
+    """
+    meta: dict[str, Any] = {"slot": name, "round": rounds, "model": unmarked(model)}
+    if len(served.models) > 1:
+        meta["ensemble"] = {"parts": len(served.models), "vote": served.vote}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_arrays(folder / f"{name}.safetensors", arrays_of(served), meta)
 
 
 @dataclass(frozen=True)
@@ -278,15 +294,29 @@ def load_model(run: str | Path, slot: str = GLOBAL, model: torch.nn.Module | Non
     Raises:
         ConfigError: no such model in the run, or its class is not cfl_flare's and no module was given.
     """
-    from torch import nn
-
-    from cfl_flare.training.resident import ResidentModel
-
     folder = Path(run) if (Path(run) / MODELS).is_dir() else the_run(run)
     path = folder / MODELS / f"{slot}.safetensors"
     if not path.is_file():
         there = ", ".join(sorted(p.stem for p in path.parent.glob("*.safetensors"))) or "none"
         raise ConfigError(f"{run} has no model {slot!r}; it has: {there}")
+    return read_model(path, model)
+
+
+def read_model(path: Path, model: torch.nn.Module | None = None) -> torch.nn.Module:
+    """A model that `save_served` wrote, ready to predict.
+
+    Args:
+        path: its file.
+        model: a module of its class; needed where that is not one of cfl_flare's own.
+
+    Raises:
+        PayloadError: the file is damaged.
+        ConfigError: its class is not cfl_flare's and no module was given.
+    """
+    from torch import nn
+
+    from cfl_flare.training.resident import ResidentModel
+
     arrays, meta = load_arrays(path)
     spec, ensemble = meta["model"], meta.get("ensemble")
     if model is None:

@@ -90,7 +90,8 @@ def simulate(methods: Mapping[str, Method], settings: RunSettings, out: Path) ->
     for method in methods.values():
         check_job(method, settings.model, settings.data, settings.scheduled)
     # Data and model are the same for all methods.
-    check_data(next(iter(methods.values())), settings.model, settings.source, settings.data, settings.training)
+    hosted = settings.data.host(settings.source, "local", 0, 1)
+    check_data(next(iter(methods.values())), settings.model, hosted, settings.training, settings.seed)
     jobs = {name: _job(name, method, settings, out) for name, method in methods.items()}
     runs = []
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:

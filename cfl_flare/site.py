@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from cfl_flare.config import one_line
 from cfl_flare.data import ParticipantData
+from cfl_flare.ensemble import Served
 from cfl_flare.errors import AbortedError, DataError
 from cfl_flare.methods import Download, Method, Update
 from cfl_flare.params import Params
@@ -127,7 +128,18 @@ class Site:
                 f"model's num_classes to {top + 1} or more"
             )
 
-    def answer(self, participant: str, order: Order, models: Mapping[str, Params], round_number: int) -> Answer:
+    def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
+        """A participant in a round, with what it remembers."""
+        return Learner(self.workshop, participant, *self._splits[participant], memory, round_number)
+
+    def answer(
+        self,
+        participant: str,
+        order: Order,
+        models: Mapping[str, Params],
+        round_number: int,
+        on_served: Callable[[str, Served], None] = lambda participant, served: None,
+    ) -> Answer:
         """Carries out one order. What goes wrong for one participant stays with it.
 
         Args:
@@ -135,20 +147,22 @@ class Site:
             order: what is asked.
             models: the models that came with the round, by slot.
             round_number: counted from 0.
+            on_served: given the participant and what it predicts with, where that is measured.
 
         Raises:
             AbortedError: the job was aborted meanwhile.
         """
         memory = dict(self.memory[participant])
-        learner = Learner(self.workshop, participant, *self._splits[participant], memory, round_number)
+        learner = self.learner(participant, memory, round_number)
         metrics: dict[str, float] = {}
         update = None
         try:
             sent = Download(order.slots, tuple(models[slot] for slot in order.slots), order.facts)
             download = self.method.compose(sent, self.workshop.resident.layout)
             if order.evaluate:
-                served = learner.evaluate(self.method.predictor(learner, download))
-                metrics.update({f"served_{name}": value for name, value in served.items()})
+                served = Served.of(self.method.predictor(learner, download))
+                metrics.update({f"served_{name}": value for name, value in learner.evaluate(served).items()})
+                on_served(participant, served)
             if order.train:
                 update = self.method.local_update(learner, download)
                 if self._evaluate_trained and learner.trained is not None:

@@ -24,7 +24,7 @@ MAY = {
     "training": BASICS | {"params", "models", "ensemble"},
     "archive": BASICS | {"params"},
     "methods": BASICS | {"params", "training", "clustering", "ensemble", "archive"},
-    "site": BASICS | {"params", "training", "methods", "data"},
+    "site": BASICS | {"params", "training", "methods", "data", "ensemble"},
     "summary": BASICS | {"clustering", "methods"},
     "analysis": BASICS | {"params", "methods", "clustering"},
     "results": BASICS | {"files", "ensemble", "params", "methods", "summary", "training"},
@@ -41,7 +41,7 @@ MAY = {
     | {"params", "methods", "training", "data", "site", "server", "results", "summary", "checkpoints", "store"}
     | {"indicator", "archive"},
 }
-TOP = {"cli", "arguments", "simulate", "flare"}
+TOP = {"cli", "arguments", "simulate", "flare", "operate"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

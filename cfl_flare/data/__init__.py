@@ -6,7 +6,7 @@ from cfl_flare.data.deal import Deal, Partition, Pool, dealt
 from cfl_flare.data.federate import DataConfig, ParticipantData
 from cfl_flare.data.partitions import PARTITIONS, build_partition
 from cfl_flare.data.report import PartitionReport, report_of
-from cfl_flare.data.sources import SOURCES, DataSource, Digits, Npz, Samples
+from cfl_flare.data.sources import SOURCES, DataSource, Digits, Npz, Samples, SiteData
 
 __all__ = [
     "PARTITIONS",
@@ -21,6 +21,7 @@ __all__ = [
     "PartitionReport",
     "Pool",
     "Samples",
+    "SiteData",
     "build_partition",
     "dealt",
     "report_of",

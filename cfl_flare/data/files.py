@@ -23,13 +23,13 @@ def expanded(path: str) -> Path:
     return Path(os.path.expandvars(path)).expanduser()
 
 
-def find(path: str, where: str, folder: bool = False) -> Path:
+def find(path: str, where: str, folder: bool | None = False) -> Path:
     """A file, or a folder; a relative path that is not found is looked for in ``$CFL_DATA_ROOT``.
 
     Args:
         path: as the user wrote it.
         where: the source, for the error.
-        folder: look for a folder.
+        folder: look for a folder; None for a file or a folder.
 
     Raises:
         DataError: it is in none of the places; all are named.
@@ -39,10 +39,10 @@ def find(path: str, where: str, folder: bool = False) -> Path:
     if root and not tried[0].is_absolute():
         tried.append(Path(root) / tried[0])
     for candidate in tried:
-        if candidate.is_dir() if folder else candidate.is_file():
+        if (candidate.is_dir() and folder is not False) or (candidate.is_file() and not folder):
             return candidate
     hint = "" if root else f"; {ROOT} is not set"
-    what = "folder" if folder else "file"
+    what = {True: "folder", False: "file", None: "file or folder"}[folder]
     raise DataError(f"{where}: path = {path!r} is no {what}; tried {', '.join(map(str, tried))}{hint}")
 
 

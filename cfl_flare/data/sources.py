@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -26,7 +28,24 @@ from cfl_flare.data.samples import (
 from cfl_flare.data.table import Table
 from cfl_flare.errors import DataError
 
-__all__ = ["SOURCES", "DataSource", "Digits", "Npz", "Samples", "checked", "normalised", "split_by_class"]
+__all__ = [
+    "PLACE",
+    "SOURCES",
+    "DataSource",
+    "Digits",
+    "Npz",
+    "Samples",
+    "SiteData",
+    "checked",
+    "normalised",
+    "split_by_class",
+]
+
+logger = logging.getLogger(__name__)
+
+PLACE = "CFL_DATA"
+# Where FLARE's container launchers mount the datasets of a job's study: /data/<study>/<dataset>.
+MOUNTS = Path("/data")
 
 
 @dataclass(frozen=True)
@@ -97,9 +116,72 @@ class Npz(DataSource):
         return Samples(images, one_label_each(arrays[f"{split}_labels"]), key).check(f"{path}: {split}")
 
 
+@dataclass(frozen=True)
+class SiteData(DataSource):
+    """What the site itself says is its data: an .npz file in MedMNIST's layout, or a folder of images by class.
+
+    A folder with a single .npz file in it stands for that file, as what is mounted is always a folder.
+
+    The first of these that is given counts, and must be there: ``path``; the site's environment variable ``CFL_DATA``;
+    the one dataset that FLARE's container launchers (Docker, Kubernetes, Slurm) mount for the job's study.
+
+    Attributes:
+        path: for a site by itself; a job leaves it out, as its author does not know the sites' paths.
+        study: the study whose mounted dataset is taken; a job leaves it out, and gets its own study's.
+        size: resize a folder's images to this height and width; None if they have one size already.
+        channels: 1 (grey) or 3 (colour), to which a folder's images are converted; None if they agree already.
+    """
+
+    name: ClassVar[str] = "site"
+
+    path: str | None = None
+    study: str | None = None
+    size: int | None = None
+    channels: int | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self, "data site")
+        require(self.path is None or bool(self.path), "data site: path = '' should name a file or a folder")
+        Folder("", self.size, self.channels)  # its checks of both
+
+    def load(self) -> tuple[Samples, Samples]:
+        """Training and test samples, as the source npz or the source folder reads them."""
+        place, how = self.place()
+        within = list(place.glob("*.npz")) if place.is_dir() else []
+        place = within[0] if len(within) == 1 else place
+        logger.info("data: %s (%s)", place, how)
+        source = Folder(str(place), self.size, self.channels) if place.is_dir() else Npz(str(place))
+        return source.load()
+
+    def place(self) -> tuple[Path, str]:
+        """Where the data is, and by which of the ways it was found.
+
+        Raises:
+            DataError: nowhere, or what was named is not there.
+        """
+        if self.path is not None:
+            return find(self.path, "data site", folder=None), "path"
+        named = os.environ.get(PLACE)
+        if named:
+            return find(named, f"data site: {PLACE}", folder=None), PLACE
+        mounted = self._mounted()
+        if len(mounted) == 1:
+            return mounted[0], f"mounted for study {self.study}"
+        of_study = f"{MOUNTS / self.study}/* ({len(mounted)} mounted)" if self.study else "a study's mount (no study)"
+        raise DataError(
+            f"data site: this site does not say where its data is; tried path (not given), {PLACE} (not set), "
+            f"{of_study}; set {PLACE} to an .npz file or a folder of images by class, where the site is started"
+        )
+
+    def _mounted(self) -> list[Path]:
+        """The study's datasets. A plain folder of that name is none: the job's author chooses the study."""
+        return [p for p in sorted((MOUNTS / self.study).glob("*")) if os.path.ismount(p)] if self.study else []
+
+
 SOURCES: dict[str, type[DataSource]] = {
     "digits": Digits,
     "npz": Npz,
+    "site": SiteData,
     "jpeg-npz": JpegNpz,
     "folder": Folder,
     "table": Table,

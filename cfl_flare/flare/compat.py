@@ -12,6 +12,7 @@ from nvflare.apis.client import Client
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import get_job_meta_study
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
@@ -105,6 +106,11 @@ def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
             )
 
     return authorize
+
+
+def study_of(fl_ctx: FLContext) -> str:
+    """The study that the job belongs to; FLARE calls that of a job without one ``default``."""
+    return str(get_job_meta_study(fl_ctx.get_prop(FLContextKey.JOB_META)))
 
 
 def allow_list_key() -> str:

@@ -24,6 +24,8 @@ from cfl_flare.results import Recorder, load_run
 from cfl_flare.server import ServerSettings
 
 RESULTS = "cfl"
+# Seconds that the first task may take at least: it starts with the site's process, imports torch and reads the data.
+CHECK_IN = 300
 
 
 class ClusteredController(PerSiteController):
@@ -37,7 +39,8 @@ class ClusteredController(PerSiteController):
         evaluate_every: rounds between measurements of the served models.
         max_failed_rounds: the job ends after so many rounds in a row with too few answers.
         keep_features: keep the Gram matrix of the participants' features in each round.
-        task_timeout: seconds that a round may take; who has not answered by then is left out of it.
+        task_timeout: seconds that a round may take; who has not answered by then is left out of it. The check at the
+            job's start takes as long, or five minutes.
         facts: about the run, for its summary; ``data`` and ``training`` must be as the sites' executors have them.
         made_by: the software that made the job; see `cfl_flare.flare.agreement`.
         aggregator_id: the ClusteringAggregator's id in the job.
@@ -131,7 +134,7 @@ class ClusteredController(PerSiteController):
         data = {
             site: wire.message({}, {**ours, **content}, 0, self.num_rounds) for site, content in self._hosting.items()
         }
-        self.exchange(wire.CHECK_TASK, data, self.task_timeout, on_answer)
+        self.exchange(wire.CHECK_TASK, data, max(self.task_timeout, CHECK_IN), on_answer)
         said = dict(self.left_out)
         silent = {site: self.site_errors.get(site, "no answer in time") for site in sites}
         self.left_out = {site: said.get(site, silent[site]) for site in sites if site not in hosted}

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import time
+import traceback
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,14 +16,18 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.app_common.app_constant import AppConstants
 
 from cfl_flare.config import build, from_dict, require, unmarked
-from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.data import DataConfig, DataSource, SiteData
+from cfl_flare.data.facts import facts_of
+from cfl_flare.ensemble import Served
 from cfl_flare.errors import AbortedError, CFLError, PayloadError
 from cfl_flare.flare import agreement, wire
-from cfl_flare.flare.compat import component_policy
+from cfl_flare.flare.compat import component_policy, study_of
 from cfl_flare.flare.places import store_for
 from cfl_flare.methods import build_method
+from cfl_flare.results import SERVED, save_served
 from cfl_flare.site import Site
 from cfl_flare.store import Store
 from cfl_flare.training.settings import TrainSettings
@@ -90,12 +96,16 @@ class ClusteredExecutor(Executor):
             self.log_info(fl_ctx, str(error))
             return make_reply(ReturnCode.TASK_ABORTED)
         except CFLError as error:
-            self.log_error(fl_ctx, str(error))
-            reason = str(error)
+            reason = whole = str(error)
         except Exception as error:
-            self.log_exception(fl_ctx, f"task {task_name!r} failed: {error}")
-            reason = f"{type(error).__name__}: {error}"
+            reason, whole = f"{type(error).__name__}: {error}", traceback.format_exc()
+        self._log_failure(f"task {task_name!r}", reason, whole, fl_ctx)
         return wire.to_shareable({}, {"error": wire.without_paths(reason)})
+
+    def _log_failure(self, what: str, reason: str, whole: str, fl_ctx: FLContext) -> None:
+        """Errors are logged as they may leave: a kit's default is to stream the log of errors to the server."""
+        self.log_error(fl_ctx, f"{what} failed: {wire.without_paths(reason)}")
+        self.log_info(fl_ctx, f"{what} failed, in full: {whole}")
 
     def _check(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Checks that the server's job is this one, reads the data, builds the model, and says whom this site hosts."""
@@ -104,6 +114,11 @@ class ClusteredExecutor(Executor):
         site = self._prepared(content, fl_ctx)
         if content["memory_of"] != self.run_name:  # what an earlier run of this name left is not this one's
             store_for(self.run_name, fl_ctx).set_aside()
+        for own in site.hosted.values() if len(site.hosted) == 1 else ():
+            facts = facts_of(own)
+            self.log_info(fl_ctx, f"data: {facts.line}")
+            for remark in facts.remarks:
+                self.log_warning(fl_ctx, f"data: {remark}")
         hosted = [{"name": d.name, "samples": len(d.train), "group": d.group} for d in site.hosted.values()]
         return wire.to_shareable({}, {"participants": hosted})
 
@@ -129,12 +144,14 @@ class ClusteredExecutor(Executor):
         number = content["round"]
         self._recall(number, site, content["memory_of"] or self.run_name, fl_ctx)
         started = time.monotonic()
-        answers = [site.answer(name, order, models, number) for name, order in orders.items()]
+        last = number == shareable.get_header(AppConstants.NUM_ROUNDS)
+        keep = partial(self._keep, number, fl_ctx) if last else _leave
+        answers = [site.answer(name, order, models, number, keep) for name, order in orders.items()]
         for answer in answers:
             if answer.error:
-                self.log_error(fl_ctx, f"round {number}: {answer.participant} failed: {answer.error}")
+                self._log_failure(f"round {number}: {answer.participant}", answer.error, answer.error, fl_ctx)
         self._remember(number + 1, site)
-        did = "trained" if any(order.train for order in orders.values()) else "measured the final models of"
+        did = "measured the final models of" if last else "worked for"
         seconds = time.monotonic() - started
         self.log_info(fl_ctx, f"round {number}: {did} {len(answers)} participants in {seconds:.2f} s")
         return wire.encode_answers(answers, {"round": number})
@@ -145,6 +162,8 @@ class ClusteredExecutor(Executor):
             torch.set_num_threads(self.torch_threads)
             policy = component_policy(fl_ctx)
             source = build(self.source, DataSource, "data", policy)  # type: ignore[type-abstract]
+            if isinstance(source, SiteData) and source.study is None:
+                source = replace(source, study=study_of(fl_ctx))
             config = from_dict(DataConfig, unmarked(self.data), "data")
             site = Site(
                 build_method(unmarked(self.method), policy),
@@ -183,6 +202,16 @@ class ClusteredExecutor(Executor):
             if name in site.memory:
                 site.memory[name][what] = params
 
+    def _keep(self, number: int, fl_ctx: FLContext, participant: str, served: Served) -> None:
+        """Writes what a participant got from the run, where the site's operator finds it."""
+        folder = store_for(self.run_name, fl_ctx).folder / SERVED
+        try:
+            save_served(folder, participant, served, self.model, number)
+        except OSError as error:  # the run has its answers all the same
+            self._log_failure(f"keeping {participant}'s model", str(error), str(error), fl_ctx)
+        else:
+            self.log_info(fl_ctx, f"{participant}'s model: {folder}")
+
     def _remember(self, number: int, site: Site) -> None:
         """Writes the participants' memories, where the method has any."""
         assert self._store is not None
@@ -190,3 +219,7 @@ class ClusteredExecutor(Executor):
         if models:
             self._store.save(number, models, {})
         self._memory_round = number
+
+
+def _leave(participant: str, served: Served) -> None:
+    """Before the last round, what is predicted with is not kept."""

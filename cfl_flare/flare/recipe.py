@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import re
 import shutil
 import sysconfig
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
@@ -28,9 +26,9 @@ from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.errors import ConfigError
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.agreement import SOFTWARE
-from cfl_flare.flare.compat import allow_list_key
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
+from cfl_flare.flare.kit import allow
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.indicator import held_back
 from cfl_flare.methods import Method, build_method, describe_method
@@ -281,18 +279,3 @@ def _named(value: Mapping[str, Any] | str | None, key: str) -> dict[str, Any] | 
 
 def _plain(settings: TrainSettings) -> dict[str, Any]:
     return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(settings).items()}
-
-
-def allow(resources: Path, classes: list[str]) -> None:
-    """Adds class path prefixes to a site's component policy, keeping what is there.
-
-    Args:
-        resources: ``local/resources.json``; made if it is not there, with FLARE's own default list.
-        classes: prefixes; ``"package."`` is all of a package.
-    """
-    key = allow_list_key()
-    content = json.loads(resources.read_text()) if resources.is_file() else {"format_version": 2}
-    listed = list(content.get(key, DEFAULT_CLASS_ALLOW_LIST))
-    content[key] = listed + [c for c in classes if c not in listed]
-    resources.parent.mkdir(parents=True, exist_ok=True)
-    resources.write_text(json.dumps(content, indent=2))

@@ -8,6 +8,7 @@ arrays by parameter name, float32 (integer buffers int64).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from cfl_flare.site import Answer, Order
 
 SCHEMA = 1
 META = "cfl"
+# Environment variables that name a site's files and folders.
+OWN_PLACES = ("CFL_DATA", "CFL_DATA_ROOT", "CFL_STATE_ROOT", "HOME")
 CHECK_TASK = "check"
 TRAIN_TASK = "train"
 
@@ -160,5 +163,11 @@ def _diff(name: str, slot: str, dxo: Any, layout: Layout) -> Params:
 
 
 def without_paths(text: str) -> str:
-    """A reason fit to be sent: a site's file paths are its own business."""
+    """A reason fit to be sent: a site's file paths are its own business.
+
+    What the environment names is known, spaces and all; beside it, a path is what looks like one.
+    """
+    own = {os.environ.get(name, "") for name in OWN_PLACES}
+    for place in sorted((p for p in own if "/" in p[1:]), key=len, reverse=True):
+        text = re.sub(re.escape(place) + r"[^:;,()'\"\n]*", "<path>", text)
     return re.sub(r"(?<![\w.])(?:~|\$\w+)?(?:/[\w.\-+@]+)+/?", "<path>", text)[:500]

@@ -172,3 +172,10 @@ def test_reasons_leave_without_the_site_s_paths():
 def test_a_foreign_message_on_the_site_is_refused():
     with pytest.raises(PayloadError, match="no cfl_flare content"):
         wire.decode_task(DXO(DataKind.WEIGHTS, data={"w": np.ones(1)}).to_shareable(), LAYOUT)
+
+
+def test_places_that_the_site_names_are_masked_whole(monkeypatch):
+    monkeypatch.setenv("CFL_DATA", "/srv/ward 3/blood cells.npz")
+    monkeypatch.setenv("CFL_DATA_ROOT", "/srv/ward 3")
+    said = wire.without_paths("/srv/ward 3/blood cells.npz: no array 'x'; /srv/ward 3/Ann Lee/scan 1.png (bad), 1/2")
+    assert said == "<path>: no array 'x'; <path>(bad), 1/2"

@@ -1,0 +1,92 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Where a site finds its own data."""
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cfl_flare.data import SiteData, sources
+from cfl_flare.errors import ConfigError, DataError
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(tmp_path, monkeypatch):
+    for name in ("CFL_DATA", "CFL_DATA_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sources, "MOUNTS", tmp_path / "data")
+
+
+def npz(path: Path, value: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images, labels = np.full((4, 3, 3), value, np.uint8), np.arange(4) % 2
+    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    return path
+
+
+def mount(monkeypatch, *mounted: Path) -> None:
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) in mounted)
+
+
+def first(source: SiteData) -> int:
+    return int(source.load()[0].x.flat[0])
+
+
+def test_the_first_place_that_is_given_counts(tmp_path, monkeypatch):
+    mounted = tmp_path / "data" / "blood" / "ours"
+    mounted.mkdir(parents=True)
+    mount(monkeypatch, mounted)
+    assert SiteData(study="blood").place() == (mounted, "mounted for study blood")
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "env.npz", 2)))
+    assert first(SiteData(study="blood")) == 2
+    assert first(SiteData(str(npz(tmp_path / "given.npz", 3)), study="blood")) == 3
+
+
+def test_a_folder_with_one_npz_file_stands_for_it(tmp_path, monkeypatch):
+    mount(monkeypatch, npz(tmp_path / "data" / "blood" / "ours" / "cells.npz", 5).parent)
+    assert first(SiteData(study="blood")) == 5
+
+
+def test_what_is_named_must_be_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("CFL_DATA", "$WARD/none.npz")
+    monkeypatch.setenv("WARD", str(tmp_path))
+    with pytest.raises(DataError, match=f"CFL_DATA: path = '.WARD/none.npz' is no file or folder; tried {tmp_path}"):
+        SiteData().load()
+    with pytest.raises(DataError, match="data site: path = 'gone' is no file or folder"):
+        SiteData("gone").load()
+
+
+def test_one_error_lists_all_places(tmp_path, monkeypatch):
+    with pytest.raises(
+        DataError, match=r"tried path \(not given\), CFL_DATA \(not set\), a study's mount \(no study\)"
+    ):
+        SiteData().load()
+    for dataset in ("a", "b"):
+        (tmp_path / "data" / "blood" / dataset).mkdir(parents=True)
+    with pytest.raises(DataError, match=r"data/blood/\* \(0 mounted\); set CFL_DATA to an .npz file"):
+        SiteData(study="blood").load()  # plain folders
+    mount(monkeypatch, *(tmp_path / "data" / "blood" / d for d in "ab"))
+    with pytest.raises(DataError, match=r"\(2 mounted\)"):
+        SiteData(study="blood").load()
+
+
+def test_a_folder_of_images_by_class(tmp_path, monkeypatch, caplog):
+    for i in range(10):
+        (tmp_path / "cells" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (5, 6 + i)).save(tmp_path / "cells" / "ab"[i % 2] / f"{i}.png")
+    monkeypatch.setenv("CFL_DATA", str(tmp_path / "cells"))
+    with caplog.at_level(logging.INFO):
+        train, test = SiteData(size=4, channels=1).load()
+    assert train.x.shape == (8, 1, 4, 4) and test.x.shape == (2, 1, 4, 4)
+    assert f"data: {tmp_path / 'cells'} (CFL_DATA)" in caplog.text
+
+
+def test_settings_are_checked():
+    with pytest.raises(ConfigError, match="channels = 2"):
+        SiteData(channels=2)
+    with pytest.raises(ConfigError, match="path = ''"):
+        SiteData("")

@@ -1,0 +1,213 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""A provisioned FLARE system on this machine: a server and hospitals as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from cfl_flare.cli import main
+
+ADMIN = "admin@hospitals.org"
+SERVER = "localhost"
+ROOT = Path(__file__).parents[2]
+PROJECT = """
+api_version: 3
+name: trial
+participants:
+  - {{name: localhost, type: server, org: hospitals, fed_learn_port: {port}}}
+{sites}
+  - {{name: {admin}, type: admin, org: hospitals, role: project_admin}}
+builders:
+  - path: nvflare.lighter.impl.workspace.WorkspaceBuilder
+  - path: nvflare.lighter.impl.static_file.StaticFileBuilder
+    args: {{config_folder: config}}
+  - path: nvflare.lighter.impl.cert.CertBuilder
+  - path: nvflare.lighter.impl.signature.SignatureBuilder
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return int(s.getsockname()[1])
+
+
+def until(what: str, ready: Callable[[], object], seconds: float = 300) -> None:
+    """Waits for a condition, so that no test depends on how fast the machine is."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.2)
+
+
+class Deployment:
+    """A provisioned system; each of its processes is started and stopped by its own handle.
+
+    Args:
+        folder: everything is written in it.
+        data: each hospital's own file.
+    """
+
+    def __init__(self, folder: Path, data: dict[str, Path]):
+        self.folder, self.data, self.sites = folder, data, list(data)
+        self.processes: dict[str, subprocess.Popen] = {}
+        sites = "\n".join(f"  - {{name: {site}, type: client, org: hospitals}}" for site in data)
+        (folder / "project.yml").write_text(PROJECT.format(port=free_port(), sites=sites, admin=ADMIN))
+        self.command("nvflare", "provision", "-p", str(folder / "project.yml"), "-w", str(folder / "ws"))
+        self.kits = folder / "ws" / "trial" / "prod_00"
+        self.admin = self.kits / ADMIN
+        for name in (SERVER, *data):
+            assert main(["site", "prepare", str(self.kits / name)]) == 0
+        self._keep_inside()
+
+    def _keep_inside(self) -> None:
+        """FLARE's own places are below /tmp/nvflare; and nobody waits ten seconds for a job to be scheduled."""
+        resources = self.kits / SERVER / "local" / "resources.json"
+        content = json.loads(resources.read_text().replace("/tmp/nvflare", str(self.folder / "nvflare")))
+        next(c for c in content["components"] if c["id"] == "job_scheduler")["args"]["min_schedule_interval"] = 1
+        resources.write_text(json.dumps(content))
+
+    def env(self, name: str = "") -> dict[str, str]:
+        """The environment of a process, with what the operator of a kit sets."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
+        env["CFL_STATE_ROOT"] = str(self.state_root(name))
+        env.pop("CFL_DATA_ROOT", None)
+        return {**env, "CFL_DATA": str(self.data[name])} if name in self.data else env
+
+    def state_root(self, name: str) -> Path:
+        return self.folder / "state" / (name or "nobody")
+
+    def command(self, *words: str) -> str:
+        """Runs a command of a user's and returns what it printed."""
+        done = subprocess.run(words, capture_output=True, text=True, timeout=330, env=self.env(), cwd=self.folder)
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def start(self, *names: str) -> None:
+        """Starts kits by FLARE's own script, which becomes the server or the site itself."""
+        for name in names:
+            script = self.kits / name / "startup" / "sub_start.sh"
+            with (self.folder / f"{name}.out").open("a") as out:
+                self.processes[name] = subprocess.Popen(
+                    ["bash", str(script), "--once"], env=self.env(name), stdout=out, stderr=out, start_new_session=True
+                )
+
+    def start_all(self) -> None:
+        self.start(SERVER, *self.sites)
+        self.until_connected()
+
+    def until_connected(self) -> None:
+        def connected() -> bool:
+            try:
+                with self.session(timeout=5) as session:
+                    return {c.name for c in session.get_system_info().client_info} == set(self.sites)
+            except Exception:
+                return False
+
+        until("the sites to connect", connected)
+
+    def session(self, timeout: float = 10) -> _Closing:
+        return _Closing(new_secure_session(ADMIN, str(self.admin), timeout=timeout))
+
+    def jobs_of(self, name: str) -> list[psutil.Process]:
+        """The job processes of a kit; they have sessions of their own."""
+        return psutil.Process(self.processes[name].pid).children(recursive=True)
+
+    def kill(self, name: str, jobs: bool = True) -> None:
+        """Kills a kit's process, and its jobs' if asked."""
+        process = self.processes.pop(name)
+        children = self.jobs_of_pid(process.pid)
+        process.kill()
+        process.wait(30)
+        for child in children if jobs else ():
+            child.kill()
+
+    @staticmethod
+    def jobs_of_pid(pid: int) -> list[psutil.Process]:
+        try:
+            return psutil.Process(pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def stop(self) -> None:
+        """Stops all that is left, whatever a test did."""
+        for name in list(self.processes):
+            self.kill(name)
+        for process in self.leftovers():
+            process.send_signal(signal.SIGKILL)
+
+    def leftovers(self) -> list[psutil.Process]:
+        """Processes that work in this deployment's folder: orphans of a killed parent."""
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            if str(self.kits) in " ".join(process.info["cmdline"] or ()) and process.pid != os.getpid():
+                found.append(process)
+        return found
+
+    def run(self, job: Path, seconds: float = 300) -> tuple[str, Path]:
+        """Submits a job by FLARE's API and waits; returns how it ended, and the server's run directory."""
+        with self.session() as session:
+            job_id = session.submit_job(str(job))
+            return self.wait(session, job_id, seconds)
+
+    def wait(self, session: Session, job_id: str, seconds: float = 300) -> tuple[str, Path]:
+        meta = session.wait_for_job(job_id, timeout=seconds, poll_interval=0.5)
+        return str(meta["status"]), Path(session.download_job_result(job_id)) / "workspace"
+
+    def rounds(self, run_name: str) -> int:
+        """Rounds of a run that the server has written a checkpoint of."""
+        found = (self.state_root(SERVER) / run_name).glob("*/round-*.json")
+        return max((int(path.stem.removeprefix("round-")) for path in found), default=0)
+
+
+class _Closing:
+    """A session that is closed at the end."""
+
+    def __init__(self, session: Session):
+        self._session = session
+
+    def __enter__(self) -> Session:
+        return self._session
+
+    def __exit__(self, *exception: object) -> None:
+        self._session.close()
+
+
+def hospitals(source: Path, folder: Path, count: int = 3, train: int = 240, test: int = 80) -> dict[str, Path]:
+    """Each hospital's file, cut from one set; the last names the classes by another scheme."""
+    folder.mkdir(parents=True)
+    files = {}
+    with np.load(source) as arrays:
+        for i in range(count):
+            cut = {}
+            for split, size in (("train", train), ("test", test)):
+                images = arrays[f"{split}_images"][i * size : (i + 1) * size, ::2, ::2]
+                labels = arrays[f"{split}_labels"][i * size : (i + 1) * size]
+                cut |= {f"{split}_images": images, f"{split}_labels": (labels + 3 * (i == count - 1)) % 8}
+            files[f"hospital-{i + 1}"] = folder / f"ward {i + 1}.npz"
+            np.savez(files[f"hospital-{i + 1}"], **cut)
+    return files
+
+
+def deployed(folder: Path, data: dict[str, Path]) -> Iterator[Deployment]:
+    """A running deployment, for a fixture."""
+    deployment = Deployment(folder, data)
+    try:
+        deployment.start_all()
+        yield deployment
+    finally:
+        deployment.stop()

@@ -1,0 +1,237 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Three hospitals and a server, provisioned and started as operators do it; their faults, and what resuming gives."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cfl_flare.cli import main
+from cfl_flare.data import Npz, SiteData
+from cfl_flare.files import load_arrays
+from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.models import Logistic
+from cfl_flare.results import Run, load_model, load_run
+from tests.e2e.deployment import ADMIN, SERVER, Deployment, deployed, hospitals, until
+
+pytestmark = pytest.mark.slow
+ROUNDS = 16
+JOB_ID = r"[0-9a-f]{8}-[0-9a-f-]{27}"
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory) -> Iterator[Deployment]:
+    source = Path(os.environ.get("CFL_DATA_ROOT", "")) / "bloodmnist28.npz"
+    if not os.environ.get("CFL_DATA_ROOT") or not source.is_file():
+        pytest.skip("CFL_DATA_ROOT holds no bloodmnist28.npz")
+    folder = tmp_path_factory.mktemp("trial")
+    yield from deployed(folder, hospitals(source, folder / "data"))
+
+
+def exported(trial: Deployment, name: str, method: str, **settings) -> Path:
+    """The folder of a job, as its author exports it: it knows no site's path."""
+    values = {"num_rounds": ROUNDS, "min_clients": 3, "training": {"lr": 0.05}, "task_timeout": 240}
+    model = Logistic((3, 14, 14), 8)
+    recipe = ClusteredRecipe(name=name, method=method, model=model, data=SiteData(), **{**values, **settings})
+    recipe.export(str(trial.folder / "jobs"))
+    return trial.folder / "jobs" / name
+
+
+def models(folder: Path) -> dict[str, dict[str, np.ndarray]]:
+    return {path.stem: load_arrays(path)[0] for path in sorted(folder.glob("**/*.safetensors"))}
+
+
+def assert_same(one: dict[str, dict[str, np.ndarray]], other: dict[str, dict[str, np.ndarray]]) -> None:
+    assert one.keys() == other.keys() != set()
+    for name, arrays in one.items():
+        for key, array in arrays.items():
+            np.testing.assert_allclose(array, other[name][key], atol=1e-6, err_msg=f"{name} {key}")
+
+
+def everything(trial: Deployment, run_name: str, results: Path) -> dict[str, dict[str, np.ndarray]]:
+    """The models of the server's results, and those that the hospitals hold."""
+    held: dict[str, dict[str, np.ndarray]] = {}
+    for site in trial.sites:
+        held |= models(trial.state_root(site) / run_name / site / "served")
+    return {**held, **models(results / "cfl" / "clusters")}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trial) -> dict[str, tuple[dict[str, dict[str, np.ndarray]], Run]]:
+    """One run of each method without a fault: WeCFL by FLARE's command line, Ditto by its API."""
+    job = exported(trial, "wecfl", "wecfl:k=2")
+    kit = ["--startup-kit", str(trial.admin)]
+    job_id = re.findall(JOB_ID, trial.command("nvflare", "job", "submit", "-j", str(job), *kit))[0]
+    assert "COMPLETED" in trial.command("nvflare", "job", "wait", job_id, "--timeout", "300", "--interval", "1", *kit)
+    trial.command("nvflare", "job", "download", job_id, "-o", str(trial.folder / "downloaded"), *kit)
+    (results,) = (trial.folder / "downloaded").glob("**/workspace")
+    ended, other = trial.run(exported(trial, "ditto", "ditto"))
+    assert ended == "FINISHED:COMPLETED"
+    folders = {"wecfl": results, "ditto": other}
+    return {name: (everything(trial, name, f), load_run(f / "cfl")) for name, f in folders.items()}
+
+
+def test_hospitals_find_their_groups_and_keep_what_they_are_served(trial, undisturbed):
+    _, run = undisturbed["wecfl"]
+    clusters = {p["name"]: p["cluster"] for p in run.summary["participants"]}
+    assert clusters["hospital-1"] == clusters["hospital-2"] != clusters["hospital-3"]
+    assert run.summary["final"]["served_accuracy"] > 0.5
+    assert not run.summary["sites_left_out"]
+    assert (run.folder / "accuracy.png").is_file() and (run.folder.parent / "metrics").is_dir()
+    for participant in run.summary["participants"]:
+        site = participant["name"]
+        held = trial.state_root(site) / "wecfl" / site
+        assert [p.stem for p in (held / "served").iterdir()] == [site]
+        theirs = load_arrays(held / "served" / f"{site}.safetensors")[0]
+        assert_same(
+            {"": theirs}, {"": load_arrays(run.folder / "clusters" / f"cluster-{clusters[site]}.safetensors")[0]}
+        )
+        out = trial.folder / f"{site}.csv"
+        assert main(["predict", str(held), "--data", str(trial.data[site]), "--out", str(out)]) == 0
+        lines = out.read_text().splitlines()
+        _, test = Npz(str(trial.data[site])).load()
+        correct = np.mean([int(line.split(",")[1]) == y for line, y in zip(lines[1:], test.y)])
+        assert correct == pytest.approx(participant["served_accuracy"], abs=1e-6)
+
+
+def test_a_personal_model_stays_with_its_hospital(trial, undisturbed):
+    held, run = undisturbed["ditto"]
+    assert set(held) == {*trial.sites, "global"}
+    assert load_model(run.folder).head.weight.shape == (8, 588)
+    assert not np.allclose(held["hospital-1"]["head.weight"], held["hospital-2"]["head.weight"])
+
+
+class Console:
+    """FLARE's admin console in a terminal of its own."""
+
+    def __init__(self, trial: Deployment):
+        self._own, theirs = pty.openpty()
+        command = ["bash", str(trial.admin / "startup" / "fl_admin.sh")]
+        self._process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=trial.env(), start_new_session=True
+        )
+        os.close(theirs)
+
+    def says(self, pattern: str, seconds: float = 300) -> str:
+        """Reads until something is said."""
+        text, deadline = "", time.monotonic() + seconds
+        while not (found := re.search(pattern, text)):
+            assert time.monotonic() < deadline, f"no {pattern!r} in {text!r}"
+            if select.select([self._own], [], [], 0.5)[0]:
+                text += os.read(self._own, 65536).decode(errors="replace")
+        return found[0]
+
+    def type(self, line: str) -> None:
+        os.write(self._own, f"{line}\n".encode())
+
+    def close(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(30)
+        os.close(self._own)
+
+
+def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
+    """Hospital-3's file is gone; hospital-2 stands still for longer than a round may take."""
+    trial.data["hospital-3"].rename(trial.folder / "elsewhere.npz")
+    try:
+        with trial.session() as session:
+            job = exported(trial, "paused", "fedavg", task_timeout=10, num_rounds=10)
+            job_id = session.submit_job(str(job))
+            until("the first rounds", lambda: trial.rounds("paused") >= 1)
+            paused = trial.jobs_of("hospital-2")
+            for process in paused:
+                process.suspend()
+            before = trial.rounds("paused")
+            until("the round to go on without it", lambda: trial.rounds("paused") > before + 1)
+            for process in paused:
+                process.resume()
+            ended, results = trial.wait(session, job_id)
+    finally:
+        (trial.folder / "elsewhere.npz").rename(trial.data["hospital-3"])
+    assert ended == "FINISHED:COMPLETED"
+    run = load_run(results / "cfl")
+    assert run.summary["sites_left_out"].keys() == {"hospital-3"}
+    assert "CFL_DATA: path = '<path>' is no file" in run.summary["sites_left_out"]["hospital-3"]
+    missed = [r["round"] for r in run.rounds if r["failed"]]
+    assert 1 <= len(missed) <= 3
+    assert run.rounds[missed[0]]["failed"] == {"hospital-2": "no answer in time"}
+    assert run.rounds[missed[0]]["trained"] == ["hospital-1"]
+    assert run.rounds[-1]["trained"] == ["hospital-1", "hospital-2"]
+    log = next((trial.folder / "nvflare").glob("**/ERRORLOG_hospital-3"))  # a kit streams it to the server by default
+    assert "CFL_DATA: path = '<path>'" in log.read_text()
+    at_server = [results.parent, trial.folder / "nvflare", trial.kits / SERVER]
+    files = [path for folder in at_server for path in folder.glob("**/*") if path.is_file()]
+    assert not [path for path in files if b"ward 3" in path.read_bytes()]
+
+
+def after_rounds(trial: Deployment, name: str, more: int = 3) -> None:
+    """Waits until a run has done a few rounds more."""
+    before = trial.rounds(name)
+    until(f"some rounds of {name}", lambda: trial.rounds(name) >= before + more)
+
+
+def kill_job_at(trial: Deployment, site: str) -> None:
+    for process in trial.jobs_of(site):
+        process.kill()
+
+
+def resumed(trial: Deployment, job: Path, name: str) -> tuple[dict[str, dict[str, np.ndarray]], Run]:
+    """Runs a job to its end; all models that it leaves, and what it recorded."""
+    ended, results = trial.run(job)
+    assert ended == "FINISHED:COMPLETED"
+    run = load_run(results / "cfl")
+    assert 0 < run.summary["resumed_at"] < ROUNDS
+    return everything(trial, name, results), run
+
+
+def test_a_site_s_job_dies_and_the_resumed_run_ends_as_if_nothing_had_been(trial, undisturbed):
+    """The job is submitted in the admin console, which also sees its end."""
+    job = exported(trial, "wecfl-died", "wecfl:k=2")
+    console = Console(trial)
+    try:
+        console.says("User Name:")
+        console.type(ADMIN)
+        console.says("> $")
+        console.type(f"submit_job {job}")
+        job_id = re.findall(JOB_ID, console.says(f"Submitted job: {JOB_ID}"))[0]
+        after_rounds(trial, "wecfl-died")
+        kill_job_at(trial, "hospital-2")
+        with trial.session() as session:
+            until("the job's end", lambda: session.get_job_meta(job_id)["status"].startswith("FINISHED"))
+        console.type("list_jobs")
+        console.says(rf"{job_id}[^\n]*FINISHED:(?!COMPLETED)")
+    finally:
+        console.close()
+    found, run = resumed(trial, exported(trial, "wecfl-died", "wecfl:k=2", resume_from="wecfl-died"), "wecfl-died")
+    expected, whole = undisturbed["wecfl"]
+    assert_same(found, expected)
+    assert run.summary["final"]["served_loss"] == pytest.approx(whole.summary["final"]["served_loss"], abs=1e-6)
+
+
+def test_a_site_s_job_dies_and_then_the_server_and_personal_models_are_as_if_nothing_had_been(trial, undisturbed):
+    """Last, as FLARE's own record of a job whose server was killed stays at RUNNING for ever."""
+    with trial.session() as session:
+        job_id = session.submit_job(str(exported(trial, "ditto-died", "ditto")))
+        after_rounds(trial, "ditto-died")
+        kill_job_at(trial, "hospital-2")
+        ended, _ = trial.wait(session, job_id)
+        assert ended != "FINISHED:COMPLETED"
+        job = exported(trial, "ditto-died", "ditto", resume_from="ditto-died")
+        session.submit_job(str(job))
+        after_rounds(trial, "ditto-died")
+    trial.kill(SERVER)
+    trial.start(SERVER)
+    trial.until_connected()
+    found, run = resumed(trial, job, "ditto-died")
+    expected, whole = undisturbed["ditto"]
+    assert_same(found, expected)
+    assert run.summary["final"]["served_loss"] == pytest.approx(whole.summary["final"]["served_loss"], abs=1e-6)

@@ -1,0 +1,92 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Preparing a startup kit."""
+
+import json
+from pathlib import Path
+
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+
+from cfl_flare.cli import main
+from cfl_flare.flare.kit import preparation
+
+OURS = ["cfl_flare."]
+
+
+def kit(folder: Path, **content) -> Path:
+    for name in ("startup", "local"):
+        (folder / name).mkdir(parents=True)
+    (folder / "local" / "resources.json.default").write_text(json.dumps({"format_version": 2, **content}))
+    return folder
+
+
+def allowed(folder: Path) -> list[str]:
+    return json.loads((folder / "local" / "resources.json").read_text())["class_allow_list"]
+
+
+def test_a_kit_s_list_is_kept_and_its_default_left_alone(tmp_path, capsys):
+    folder = kit(tmp_path / "site", class_allow_list=["a.B"], client={"retry_timeout": 30})
+    default = (folder / "local" / "resources.json.default").read_text()
+    assert main(["site", "prepare", str(folder)]) == 0
+    assert allowed(folder) == ["a.B", "cfl_flare."]
+    assert json.loads((folder / "local" / "resources.json").read_text())["client"] == {"retry_timeout": 30}
+    assert (folder / "local" / "resources.json.default").read_text() == default
+    said = capsys.readouterr().out
+    assert '+    "cfl_flare."' in said and "--keep-logs" in said
+    assert main(["site", "prepare", str(folder)]) == 0
+    assert "nothing to change" in capsys.readouterr().out
+    assert {p.name for p in (folder / "local").iterdir()} == {"resources.json", "resources.json.default"}
+
+
+def test_a_file_of_the_operator_s_own_is_backed_up_once(tmp_path):
+    folder = kit(tmp_path / "site")
+    own = '{"format_version": 2,  "class_allow_list": ["a.B"]}'
+    (folder / "local" / "resources.json").write_text(own)
+    assert preparation(folder, OURS).write() == folder / "local" / "resources.json.before-cfl"
+    assert preparation(folder, ["more."]).write() is None
+    assert allowed(folder) == ["a.B", "cfl_flare.", "more."]
+    assert (folder / "local" / "resources.json.before-cfl").read_text() == own
+
+
+def test_a_dry_run_writes_nothing(tmp_path, capsys):
+    folder = kit(tmp_path / "site", class_allow_list=["a.B"])
+    assert main(["site", "prepare", str(folder), "--dry-run", "--keep-logs"]) == 0
+    assert '+  "allow_log_streaming": false' in capsys.readouterr().out
+    assert [p.name for p in (folder / "local").iterdir()] == ["resources.json.default"]
+
+
+def test_without_a_list_flare_s_own_is_written_out(tmp_path):
+    (tmp_path / "simulator").mkdir()
+    preparation(tmp_path / "simulator", OURS).write()
+    assert allowed(tmp_path / "simulator") == [*DEFAULT_CLASS_ALLOW_LIST, "cfl_flare."]
+    assert preparation(tmp_path / "simulator", OURS).after is None
+
+
+def test_a_site_that_allows_everything_needs_nothing(tmp_path):
+    assert preparation(kit(tmp_path / "site", class_allow_list=["*"]), OURS).after is None
+
+
+def test_logs_stay_where_asked(tmp_path):
+    folder = kit(tmp_path / "site", class_allow_list=[], allow_log_streaming=True)
+    assert preparation(folder, OURS).streams_logs
+    preparation(folder, OURS, keep_logs=True).write()
+    assert json.loads((folder / "local" / "resources.json").read_text())["allow_log_streaming"] is False
+
+
+def test_what_is_no_kit_is_refused(tmp_path, capsys):
+    def refused(folder: Path) -> str:
+        assert main(["site", "prepare", str(folder)]) == 2
+        return capsys.readouterr().err
+
+    kits = tmp_path / "prod_00"
+    site, admin = kit(kits / "site"), kit(kits / "admin")
+    (admin / "startup" / "fed_admin.json").write_text("{}")
+    assert "is no folder" in refused(tmp_path / "none")
+    assert "name one of the kits in it: admin, site" in refused(kits)
+    assert "an admin's kit, which runs no jobs" in refused(admin)
+    (site / "local" / "resources.json").write_text("{")
+    assert "is not JSON" in refused(site)
+    (site / "local" / "resources.json").write_text('{"class_allow_list": "a.B"}')
+    assert "should be a list" in refused(site)
+    (tmp_path / "other" / "x").mkdir(parents=True)
+    assert "lacks the folders 'startup' and 'local'" in refused(tmp_path / "other")
