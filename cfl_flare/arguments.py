@@ -14,7 +14,7 @@ from cfl_flare.models import MODELS
 from cfl_flare.operate.arguments import add_predict, add_site
 
 # What a real site reads, where a job does not say otherwise.
-SITE_DATA = "npz:path=site.npz"
+SITE_DATA = "site"
 
 EPILOG = """examples:
   cfl-flare run                                     the main job: FedAvg and WeCFL on scikit-learn's digits

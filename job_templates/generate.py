@@ -31,8 +31,13 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "cfl_ifca_pt": ("ifca:k=3", (), "IFCA: each site picks the best of K models"),
     "cfl_fesem_pt": ("fesem:k=3", (), "FeSEM: the server clusters the trained models"),
     "cfl_wecfl_pt": ("wecfl:k=3", (), "WeCFL: as FeSEM, sites weighted by their samples"),
-    "cfl_con_cks_pt": ("wecfl:k=3", ("contrastive", "knowledge_sharing"), "WeCFL with the penalties CON and CKS"),
+    "cfl_con_cks_pt": (
+        "wecfl:k=3",
+        ("contrastive:scope=head", "knowledge_sharing:scope=backbone"),
+        "WeCFL with the penalties CON and CKS",
+    ),
     "cfl_cam_pt": ("ifca-cam:k=3,warmup=10", (), "Fed-CAM: a global model added to IFCA's clusters"),
+    "cfl_fedac_pt": ("fedac:k=3", (), "FedAC: personal models, clusters whose number adapts"),
     "cfl_fedcuau_pt": ("fedcuau:k=2", (), "FedCUAU: clusters by how heterogeneous a site's data is"),
     "cfl_feddsmic_pt": ("feddsmic:k=3,indicator_file=indicator.npz", (), "FedDSMIC: clusters by what models predict"),
 }
@@ -41,7 +46,17 @@ COMPONENTS = {
     for cls in (ClusteredController, ClusteringAggregator, ClusterModelPersistor, ClusteredExecutor)
 }
 # What key=value should not change: what FLARE links the parts by, and what a simulation alone has.
-FIXED = {"config_type", "path", "class_path", "aggregator_id", "persistor_id", "method", "penalty", "penalties"}
+FIXED = {
+    "config_type",
+    "path",
+    "class_path",
+    "aggregator_id",
+    "persistor_id",
+    "method",
+    "penalty",
+    "penalties",
+    "scope",
+}
 FIXED |= {"held", "participants", "partition", "indicator_samples"}
 
 SERVER, CLIENT = "config_fed_server.conf", "config_fed_client.conf"

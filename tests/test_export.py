@@ -27,7 +27,6 @@ def exported(folder: Path, *words: str) -> tuple[dict, dict, dict]:
 
 def test_a_job_for_real_sites(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "site.npz").touch()  # the sites have theirs elsewhere
     words = ["--name", "ward", "--min-clients", "3", "--rounds", "7", "--model", MODEL, "--sample", "0.5"]
     words += ["--method", "ifca:k=4", "--penalty", "proximal:mu=0.1", "--lr", "0.2", "--local-epochs", "2"]
     meta, controller, executor = exported(tmp_path / "jobs", *words)
@@ -37,7 +36,8 @@ def test_a_job_for_real_sites(tmp_path, monkeypatch, capsys):
     assert executor["method"]["penalties"][0]["mu"] == 0.1
     assert (executor["training"]["lr"], executor["training"]["local_epochs"]) == (0.2, 2)
     assert executor["model"]["args"]["input_shape"] == [1, 8, 8]
-    assert executor["source"]["args"]["path"] == "site.npz"
+    assert executor["source"]["class_path"].endswith(".SiteData")
+    assert "path" not in executor["source"]["args"] or executor["source"]["args"]["path"] is None
     assert executor["data"]["participants"] is executor["data"]["partition"] is None
     assert executor["run_name"] == "ward"
     assert executor["made_by"] == controller["made_by"]
@@ -76,7 +76,7 @@ def test_a_job_can_carry_the_code(tmp_path):
 @pytest.mark.parametrize(
     "words, says",
     [
-        ("", r"input_shape and num_classes are not given, .*site\.npz.*; give --model mlp:input_shape="),
+        ("", r"input_shape and num_classes are not given, .*CFL_DATA.*; give --model mlp:input_shape="),
         (
             "--model fashion-cnn:num_classes=4",
             r"are not given.*; give --model fashion-cnn:input_shape=",

@@ -22,16 +22,16 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def nvflare(tmp_path):
-    """FLARE's command, with a home of its own; the sites' data is what ``site.npz`` holds."""
+    """FLARE's command, with a home of its own; every site has the same data."""
     train, test = Digits().load()
     arrays = {"train_images": train.x[:, 0], "train_labels": train.y, "test_images": test.x[:, 0]}
     (tmp_path / "data").mkdir()
     np.savez(tmp_path / "data" / "site.npz", **arrays, test_labels=test.y)
-    places = {"HOME": str(tmp_path), "CFL_DATA_ROOT": str(tmp_path / "data"), "CFL_STATE_ROOT": str(tmp_path / "state")}
+    places = {"HOME": tmp_path, "CFL_DATA": tmp_path / "data" / "site.npz", "CFL_STATE_ROOT": tmp_path / "state"}
     command = [sys.executable, "-c", "from nvflare.cli import main; main()"]
 
     def run(*words: str) -> str:
-        env = {**os.environ, **places, "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, **{key: str(place) for key, place in places.items()}, "PYTHONPATH": str(ROOT)}
         options = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True, "timeout": 300}
         done = subprocess.run([*command, *words], **options)
         return done.stdout + done.stderr
