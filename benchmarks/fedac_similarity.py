@@ -6,7 +6,7 @@ As in the paper, participants train by FedAvg for 20 rounds, then each goes on a
 come out are compared: low-rank cosine (LrCos), cosine without reduction, and L2 distance. Each is laid beside the
 Kullback-Leibler divergence of the pair's label distributions, the mean of both directions, by Spearman's correlation
 over the pairs. 1 would be the same order: a cosine counts as the distance 1 - cos. Besides the models themselves, as in
-the paper, also their differences from the common model are compared.
+the paper, also their differences from the common model are compared, of which L2 is the same.
 
     CFL_DATA_ROOT=... python benchmarks/fedac_similarity.py --partitions dirichlet n_class --out benchmarks/results/x
 """
@@ -105,11 +105,11 @@ def measured(plan: Plan, partition: str, seed: int, local_rounds: int) -> dict[s
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """A line a row."""
-    names = list(rows[0]["models"])
-    titles = ["partition", "seed", "rounds + alone", *names, *(f"{name}, differences" for name in names)]
+    columns = [*(("models", name) for name in rows[0]["models"]), ("differences", "LrCos"), ("differences", "cosine")]
+    titles = ["partition", "seed", "rounds + alone", *(f"{name} of {kind}" for kind, name in columns)]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for r in rows:
-        figures = [f"{r[kind][name]:.2f}" for kind in ("models", "differences") for name in names]
+        figures = [f"{r[kind][name]:.2f}" for kind, name in columns]
         lines.append(
             f"| {r['partition']} | {r['seed']} | {r['rounds']} + {r['local_rounds']} | {' | '.join(figures)} |"
         )

@@ -25,7 +25,7 @@ PLAN = Plan(
     model=model("logistic", (1, 28, 28), 10),
     training=TrainSettings(lr=0.01, momentum=0.9, batch_size=32, local_steps=20),
     participants=100,
-    rounds=100,
+    rounds=200,
     indicator_samples=100,
     partitions={f"alpha{a}": {"partition": "class_groups", "groups": 3, "alpha": a} for a in (0.05, 0.5, 1, 10)},
     rows={
