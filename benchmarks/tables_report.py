@@ -8,6 +8,7 @@ import dataclasses
 import json
 import shlex
 import statistics
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -99,7 +100,9 @@ def way(cell: Mapping[str, Any], one: Run) -> dict[str, Any]:
     own, plan = cell.get("settings", {}), plan_of(cell)
     usual = {key: value for key, value in dataclasses.asdict(plan.training).items() if key in own}
     model = plan.model if "model" in own else one.summary["model"]
-    return {"model": model, "training": {**one.summary["training"], **usual}}
+    scheduled = one.summary.get("run", {})
+    run = {k: getattr(plan, k) if k in own else scheduled.get(k) for k in ("sample", "evaluate_every")}
+    return {"model": model, "training": {**one.summary["training"], **usual}, "run": run}
 
 
 def table_rows(found: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -198,15 +201,15 @@ def notes(plan: Plan) -> str:
     which, count = plan.averaged
     rounds = {"last": f"the last {count} measured rounds", "best": f"the {count} measured rounds of the best accuracy"}
     compared = " / ".join(FIGURES[name][2] for name in plan.compared)
-    return f"""
+    text = f"""
 Accuracies and macro-F1 are in percent, of the served models on the participants' own test splits, weighted by their
 training samples: the mean over seeds of the mean of {rounds[which]}, ± the sample standard deviation over seeds; so are
 the accuracy of the worst participant, that of the five worst (bottom), ARI and the clusters in use. What is measured of
 the models once a run is done (initial, personalised) is of its end alone. Bytes are those of a whole run in one
 process, where a model goes down once a round for all participants. The difference is ours less the published figure
 ({compared}; its table in brackets), in units of the larger of the two standard deviations; a single seed has none, nor
-have some published figures, and where those are of other data, no difference is given.
-"""
+have some published figures, and where those are of other data, no difference is given."""
+    return f"\n{textwrap.fill(text.strip(), 120)}\n"
 
 
 def markdown(rows: Sequence[dict[str, Any]], plan: Plan, settings: Mapping[str, Any], name: str) -> str:
@@ -291,9 +294,7 @@ def keep(cells: Path, to: Path) -> None:
 def write_report(cells: Path, out: Path) -> None:
     """Writes ``<out>.json``, ``<out>.md`` and ``<out>.png``."""
     found = finished(cells)
-    plan, rows = plan_of(found[0][0]), table_rows(found)
-    scheduled = {k: getattr(plan, k) for k in ("sample", "evaluate_every", "min_samples", "indicator_samples")}
-    settings = {**way(*found[0]), "run": scheduled}
+    plan, rows, settings = plan_of(found[0][0]), table_rows(found), way(*found[0])
     out.parent.mkdir(parents=True, exist_ok=True)
     content = {"plan": plan.name, "commands": commands(rows), **settings, "rows": rows}
     Path(f"{out}.json").write_text(json.dumps(content, indent=1) + "\n")

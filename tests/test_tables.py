@@ -117,6 +117,10 @@ def test_cells_that_were_trained_in_two_ways_make_no_table(tmp_path: Path) -> No
     summary.write_text(summary.read_text().replace('"lr": 0.1', '"lr": 0.2'))
     with pytest.raises(SystemExit, match="trained in 2 ways"):
         report.finished(tmp_path)
+    facts = tmp_path / "wecfl-0-1" / "cell.json"
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "settings": {"lr": 0.2}}))
+    (tmp_path / "fedavg-0-1" / "summary.json").write_text(summary.read_text().replace('"lr": 0.2', '"lr": 0.001'))
+    assert len(report.finished(tmp_path)) == 2  # the one says so, and the other has the plan's
 
 
 def test_the_files_name_their_commands_and_what_is_contradictory(tmp_path: Path) -> None:
