@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows of a published table, measured: every method on every partition with every seed, in the in-process loop.
 
-``run`` measures cells. A finished cell is not run again, and one that was stopped goes on from its last checkpoint.
-Several of these processes may work on the same folder, each takes the next free cell. ``report`` reads the finished
-cells and writes a table as JSON and Markdown, with the published figures beside ours, and a figure. ``ensembles``
-adds the logits of finished cells' models. ``keep`` copies what ``report`` needs to where it can be committed.
+A plan says what belongs to a paper (``plans/``). ``run`` measures cells. A finished cell is not run again, and one that
+was stopped goes on from its last checkpoint. Several of these processes may work on the same folder, each takes the
+next free cell. A row is a name of the plan's or any method, and a plan's settings can be changed for some cells.
+``report`` reads the finished cells and writes a table as JSON and Markdown, with the published figures beside ours, and
+a figure. ``ensembles`` adds the logits of finished cells' models. ``keep`` copies what ``report`` needs to where it can
+be committed.
 
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --rows fedavg ifca --partitions dirichlet --seeds 0 1
+    CFL_DATA_ROOT=... python benchmarks/tables.py run --plan fedac --out cells --rows fedavg fedac:k=3,mu=1 --set lr=0.1
     python benchmarks/tables.py report --cells cells --out benchmarks/results/family
 """
 
@@ -16,49 +19,26 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import re
 import resource
 import shutil
 import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from plans import PLANS, Plan
+
 from cfl_flare.cli import build_named
-from cfl_flare.data import DataConfig, Npz
+from cfl_flare.config import parse_spec, require
+from cfl_flare.errors import CFLError
 from cfl_flare.loop import run_loop
-from cfl_flare.server import ServerSettings
 from cfl_flare.store import Store
 from cfl_flare.summary import RoundMetrics
-from cfl_flare.training.settings import TrainSettings
-
-MODEL = {"class_path": "cfl_flare.models.FashionCNN", "args": {"input_shape": [1, 28, 28], "num_classes": 10}}
-# The thesis's settings (sec. 3.5). Its reference code keeps the momentum, and its accuracies depend on it.
-TRAINING = TrainSettings(lr=0.001, momentum=0.9, batch_size=32, local_steps=10, keep_momentum=True)
-PARTITIONS: dict[str, dict[str, Any]] = {
-    "cluster_dirichlet": {"partition": "cluster_dirichlet", "a_between": 0.1, "a_within": 10.0, "groups": 10},
-    "cluster_n_class": {"partition": "cluster_n_class", "n_group": 3, "n_client": 2, "groups": 10},
-    "dirichlet": {"partition": "dirichlet", "alpha": 0.1},
-}
-IFCA, FEW_SHOT = "k=10,assignment_samples=320", "k=10,clustering_rounds=10"
-CON, REP, CKS = "contrastive:mu=2,tau=0.1", "contrastive:on=representations,mu=0.5,tau=1", "knowledge_sharing:lam=0.1"
-CON_CKS = (f"{CON},scope=head", f"{CKS},scope=backbone")
-# A method and its penalties. The thesis clusters in the first ten rounds alone where FeSEM and WeCFL have penalties.
-ROWS: dict[str, tuple[str, ...]] = {
-    "fedavg": ("fedavg",),
-    "ifca": (f"ifca:{IFCA}",),
-    "fesem": ("fesem:k=10",),
-    "wecfl": ("wecfl:k=10",),
-    "wecfl-con-para": (f"wecfl:{FEW_SHOT}", CON),
-    "wecfl-con-rep": (f"wecfl:{FEW_SHOT}", REP),
-    "wecfl-cks": (f"wecfl:{FEW_SHOT}", CKS),
-    "wecfl-con-cks": (f"wecfl:{FEW_SHOT}", *CON_CKS),
-    "ifca-con-para": (f"ifca:{IFCA}", CON),
-    "ifca-cks": (f"ifca:{IFCA}", CKS),
-    "ifca-cam": (f"ifca-cam:{IFCA},warmup=18",),
-    "fesem-cam": ("fesem-cam:k=10,warmup=18",),
-}
 
 
 @cache
@@ -105,8 +85,24 @@ def write(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def run_cell(folder: Path, row: str, partition: str, seed: int, participants: int, rounds: int) -> None:
-    """Runs one cell, if no other process has it and it is not done."""
+def cell_name(plan: Plan, row: str, partition: str, seed: int, settings: Mapping[str, Any]) -> str:
+    """A cell's folder; what a file system may not like in a row or a setting becomes a dash."""
+    changes = "".join(f"-{key}={value}" for key, value in settings.items())
+    name = re.sub(r"[^\w.,=+-]+", "-", row + changes)
+    return f"{partition}/{name}-m{plan.participants}-r{plan.rounds}-s{seed}"
+
+
+def run_cell(folder: Path, plan: Plan, row: str, partition: str, seed: int, settings: Mapping[str, Any]) -> None:
+    """Runs one cell, if no other process has it and it is not done.
+
+    Args:
+        folder: the cell's own.
+        plan: with the settings already in it.
+        row: of the plan, or a method.
+        partition: of the plan.
+        seed: of partition, models and batches.
+        settings: those that are not the plan's.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         try:
@@ -116,24 +112,29 @@ def run_cell(folder: Path, row: str, partition: str, seed: int, participants: in
         if (folder / "cell.json").exists():
             return
         attempts = Attempts(folder / "attempts.json")
+        method, *penalties = plan.method(row)
         run_loop(
-            method=build_named(*ROWS[row][:1], ROWS[row][1:]),
-            model=MODEL,
-            source=Npz(path="fashionmnist.npz"),
-            data=DataConfig(participants, PARTITIONS[partition], seed),
-            settings=ServerSettings(rounds, seed),
-            training=TRAINING,
+            method=build_named(method, penalties),
+            model=plan.model,
+            source=plan.source,
+            data=plan.data(partition, seed),
+            settings=plan.scheduled(seed),
+            training=plan.training,
             folder=folder,
             on_round=attempts.count,
             checkpoints=Store(folder / "checkpoints"),
         )
+        if plan.after is not None:
+            write(folder / "after.json", json.dumps(plan.after(plan, folder)))
         facts = {
+            "plan": plan.name,
             "row": row,
-            "method": " + ".join(ROWS[row]),
+            "method": " + ".join(plan.method(row)),
             "partition": partition,
             "seed": seed,
-            "participants": participants,
-            "rounds": rounds,
+            "participants": plan.participants,
+            "rounds": plan.rounds,
+            "settings": dict(settings),
             "commit": commit(),
             "wall_seconds": attempts.total("wall_seconds"),
             "cpu_seconds": attempts.total("cpu_seconds"),
@@ -147,9 +148,19 @@ def run_cell(folder: Path, row: str, partition: str, seed: int, participants: in
 def run(given: argparse.Namespace) -> None:
     """``run``."""
     commit()  # the code that is running, whatever is checked out meanwhile
-    for seed, partition, row in product(given.seeds, given.partitions, given.rows):
-        name = f"{partition}/{row}-m{given.participants}-r{given.rounds}-s{seed}"
-        run_cell(given.out / name, row, partition, seed, given.participants, given.rounds)
+    plan = PLANS[given.plan]
+    _, settings = parse_spec("set:" + ",".join(given.set))
+    asked = {key: getattr(given, key) for key in ("participants", "rounds") if getattr(given, key) is not None}
+    altered = plan.altered({**settings, **asked})
+    partitions, rows = given.partitions or list(plan.partitions), plan.expanded(given.rows or list(plan.rows))
+    for partition in partitions:
+        there = ", ".join(plan.partitions)
+        require(partition in plan.partitions, f"plan {plan.name}: partition {partition!r} is unknown; there: {there}")
+    for method, *penalties in map(plan.method, rows):
+        build_named(method, penalties)  # what is wrong is said before the first cell
+    for seed, partition, row in product(given.seeds, partitions, rows):
+        name = cell_name(altered, row, partition, seed, settings)
+        run_cell(given.out / name, altered, row, partition, seed, settings)
         print(name, flush=True)
 
 
@@ -181,11 +192,13 @@ def main() -> None:
     running = commands.add_parser("run", help="measure cells")
     running.set_defaults(do=run)
     running.add_argument("--out", type=Path, required=True)
-    running.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    running.add_argument("--partitions", nargs="+", choices=PARTITIONS, default=list(PARTITIONS))
+    running.add_argument("--plan", choices=PLANS, default="family", help="which paper's (%(default)s)")
+    running.add_argument("--rows", nargs="+", help="names of rows or sweeps, or methods; default the plan's main rows")
+    running.add_argument("--partitions", nargs="+", help="default all of the plan's")
     running.add_argument("--seeds", nargs="+", type=int, default=[0])
-    running.add_argument("--participants", type=int, default=50)
-    running.add_argument("--rounds", type=int, default=60)
+    running.add_argument("--participants", type=int, help="default the plan's")
+    running.add_argument("--rounds", type=int, help="default the plan's")
+    running.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings that are not the plan's")
     reporting = commands.add_parser("report", help="write the table of the finished cells")
     reporting.set_defaults(do=report)
     reporting.add_argument("--cells", type=Path, required=True)
@@ -197,11 +210,14 @@ def main() -> None:
     summing = commands.add_parser("ensembles", help="thesis Table 7.5 from the models of finished cells")
     summing.set_defaults(do=ensembles)
     summing.add_argument("--cells", type=Path, required=True)
-    summing.add_argument("--partition", choices=PARTITIONS, default="cluster_dirichlet")
+    summing.add_argument("--partition", choices=PLANS["family"].partitions, default="cluster_dirichlet")
     summing.add_argument("--suffix", default="-m50-r60-s0", help="of the cells' names (%(default)s)")
     summing.add_argument("--out", type=Path, required=True, help="the file's name without its ending")
     given = options.parse_args()
-    given.do(given)
+    try:
+        given.do(given)
+    except CFLError as error:
+        sys.exit(f"tables.py: {error}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shlex
 import statistics
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,28 +16,48 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from plans import PLANS, Plan
 
 from cfl_flare.report.colours import COLOURS
 from cfl_flare.results import Run, load_run
 
 Cell = tuple[dict[str, Any], Run]
 
-PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())
-MEASURED_ROUNDS = 3  # the published figures are means of the last three rounds
-FIGURES: dict[str, tuple[str, float]] = {  # of a row: their key in rounds.jsonl, and their unit
-    "accuracy": ("served_accuracy", 100),
-    "macro_f1": ("served_macro_f1", 100),
-    "worst_accuracy": ("served_worst_accuracy", 100),
-    "ari": ("ari", 1),
-    "clusters_in_use": ("clusters_in_use", 1),
+AFTER = "after.json"  # what a plan measured of a finished run, beside its rounds
+# Figures of a row: their key in rounds.jsonl or in after.json, their unit, their title and their digits.
+FIGURES: dict[str, tuple[str, float, str, int]] = {
+    "accuracy": ("served_accuracy", 100, "accuracy", 2),
+    "macro_f1": ("served_macro_f1", 100, "macro-F1", 2),
+    "worst_accuracy": ("served_worst_accuracy", 100, "worst", 2),
+    "bottom_accuracy": ("served_bottom_accuracy", 100, "bottom", 2),
+    "initial": ("initial", 100, "initial", 2),
+    "personalised": ("personalised", 100, "personalised", 2),
+    **{tier: (tier, 100, tier.upper(), 2) for tier in ("c1", "c2", "c3", "c4")},
+    "ari": ("ari", 1, "ARI", 2),
+    "clusters_in_use": ("clusters_in_use", 1, "clusters", 1),
 }
 
 
-def last_rounds(one: Run, key: str) -> float | None:
-    """The mean over the last measured rounds; None where the run does not measure it."""
-    measured = [r for r in one.rounds if "served_accuracy" in r][-MEASURED_ROUNDS:]
-    values = [r[key] for r in measured if r.get(key) is not None]
-    return statistics.fmean(values) if values else None
+def plan_of(cell: Mapping[str, Any]) -> Plan:
+    """The plan of a cell; the first ones did not say it."""
+    return PLANS[cell.get("plan", "family")]
+
+
+def chosen_rounds(one: Run, averaged: tuple[str, int]) -> list[dict[str, Any]]:
+    """The measured rounds over which a run's figures are averaged: the last ones, or those of the best accuracy."""
+    which, count = averaged
+    measured = [r for r in one.rounds if "served_accuracy" in r]
+    ranked = measured if which == "last" else sorted(measured, key=lambda r: r["served_accuracy"])
+    return ranked[-count:]
+
+
+def figure_of(one: Run, key: str, averaged: tuple[str, int]) -> float | None:
+    """A figure of a run, from its rounds or from what was measured after them; None where neither has it."""
+    values = [r[key] for r in chosen_rounds(one, averaged) if r.get(key) is not None]
+    if values:
+        return statistics.fmean(values)
+    after = one.folder / AFTER
+    return json.loads(after.read_text()).get(key) if after.exists() else None
 
 
 def over_seeds(values: Sequence[float | None], scale: float = 1.0) -> dict[str, float | None]:
@@ -58,36 +81,57 @@ def finished(cells: Path) -> list[Cell]:
     """The finished cells, in the order of the table.
 
     Raises:
-        SystemExit: there are none, or they were not trained the same way.
+        SystemExit: there are none, they are of several plans, or they were not trained the same way.
     """
     found = [(json.loads(path.read_text()), load_run(path.parent)) for path in sorted(cells.rglob("cell.json"))]
-    settings = {json.dumps([one.summary["model"], one.summary["training"]], sort_keys=True) for _, one in found}
-    if len(settings) != 1:
-        raise SystemExit(f"{cells}: {len(found)} finished cells, trained in {len(settings)} ways; one way is expected")
-    order = list(next(iter(PUBLISHED["figures"].values())))
+    plans = {plan_of(cell).name: plan_of(cell) for cell, _ in found}
+    if len(plans) > 1:
+        raise SystemExit(f"{cells}: cells of the plans {', '.join(plans)}; keep each plan's in a folder of its own")
+    ways = {json.dumps(way(cell, one), sort_keys=True) for cell, one in found}
+    if len(ways) != 1:
+        raise SystemExit(f"{cells}: {len(found)} finished cells, trained in {len(ways)} ways; one way is expected")
+    (plan,) = plans.values()
+    order = list(dict.fromkeys([*next(iter(plan.published["figures"].values()), {}), *plan.named_rows]))
     return sorted(found, key=lambda f: (order.index(f[0]["row"]) if f[0]["row"] in order else len(order), f[0]["seed"]))
 
 
+def way(cell: Mapping[str, Any], one: Run) -> dict[str, Any]:
+    """How a cell was trained, but for the settings that it says are its own."""
+    own, plan = cell.get("settings", {}), plan_of(cell)
+    usual = {key: value for key, value in dataclasses.asdict(plan.training).items() if key in own}
+    model = plan.model if "model" in own else one.summary["model"]
+    scheduled = one.summary.get("run", {})
+    run = {k: getattr(plan, k) if k in own else scheduled.get(k) for k in ("sample", "evaluate_every")}
+    return {"model": model, "training": {**one.summary["training"], **usual}, "run": run}
+
+
 def table_rows(found: Sequence[Cell]) -> list[dict[str, Any]]:
-    """One row for the seeds of a method on a partition, with so many participants and rounds."""
+    """One row for the seeds of a method on a partition, with the same participants, rounds and settings."""
     groups: dict[str, list[Cell]] = defaultdict(list)
     for cell, one in found:
-        groups[json.dumps([cell[k] for k in ("partition", "row", "method", "participants", "rounds")])].append(
-            (cell, one)
-        )
+        what = [cell[k] for k in ("partition", "row", "method", "participants", "rounds")]
+        groups[json.dumps([*what, cell.get("settings", {})])].append((cell, one))
     return [table_row([cell for cell, _ in members], [one for _, one in members]) for members in groups.values()]
 
 
 def table_row(cells: Sequence[dict[str, Any]], runs: Sequence[Run]) -> dict[str, Any]:
     """What the cells of all seeds amount to, beside what is published."""
-    published = PUBLISHED["figures"].get(cells[0]["partition"], {}).get(cells[0]["row"], [])
+    first, plan = cells[0], plan_of(cells[0])
+    published = plan.published["figures"].get(first["partition"], {}).get(first["row"], [])
     figures = {
-        name: over_seeds([last_rounds(one, key) for one in runs], scale) for name, (key, scale) in FIGURES.items()
+        name: over_seeds([figure_of(one, key, plan.averaged) for one in runs], scale)
+        for name, (key, scale, _, _) in FIGURES.items()
+        if name in plan.columns
     }
+    compared = {k: published[0].get(k, (None, None)) for k in plan.compared} if published else {}
+    if plan.published.get("other_data"):
+        compared = {}
     # A round that was done again after a stop has cost its time twice, and counts twice.
     attempts = [attempt for cell in cells for attempt in cell.get("attempts", [cell])]
     return {
-        **{key: cells[0][key] for key in ("partition", "row", "method", "participants", "rounds")},
+        "plan": plan.name,
+        **{key: first[key] for key in ("partition", "row", "method", "participants", "rounds")},
+        "settings": first.get("settings", {}),
         "rule": runs[0].summary["data"]["partition"],
         "seeds": [cell["seed"] for cell in cells],
         **figures,
@@ -95,21 +139,29 @@ def table_row(cells: Sequence[dict[str, Any]], runs: Sequence[Run]) -> dict[str,
         "gigabytes_up": statistics.fmean(one.summary["bytes_up"] / 1e9 for one in runs),
         "cpu_seconds_a_round": sum(a["cpu_seconds"] for a in attempts) / sum(a["rounds"] for a in attempts),
         "published": published,
-        "units": {k: units(figures[k], published[0][k]) for k in ("accuracy", "macro_f1")} if published else {},
+        "units": {k: units(figures[k], theirs) for k, theirs in compared.items()},
         "commits": sorted({attempt["commit"] for attempt in attempts}),
     }
+
+
+def label(row: str, settings: Mapping[str, Any]) -> str:
+    """A row's name with the settings that are not the plan's."""
+    return " ".join([row, *(f"{key}={value}" for key, value in settings.items())])
 
 
 def commands(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The commands that measure these rows and no others."""
     together: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for r in rows:
-        together[r["partition"], r["participants"], r["rounds"], tuple(r["seeds"])].append(r["row"])
+        changes = tuple(f"{key}={value}" for key, value in r["settings"].items())
+        key = (r["plan"], r["partition"], r["participants"], r["rounds"], tuple(r["seeds"]), changes)
+        together[key].append(r["row"])
     return [
-        "CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells "
-        f"--rows {' '.join(dict.fromkeys(names))} --partitions {partition} "
+        f"CFL_DATA_ROOT=... python benchmarks/tables.py run --plan {plan} --out cells "
+        f"--rows {shlex.join(dict.fromkeys(names))} --partitions {partition} "
         f"--seeds {' '.join(map(str, seeds))} --participants {participants} --rounds {rounds}"
-        for (partition, participants, rounds, seeds), names in together.items()
+        + (f" --set {shlex.join(changes)}" if changes else "")
+        for (plan, partition, participants, rounds, seeds, changes), names in together.items()
     ]
 
 
@@ -120,15 +172,21 @@ def shown(mean: float | None, std: float | None = None, digits: int = 2) -> str:
     return f"{mean:.{digits}f}" + ("" if std is None else f"±{std:.{digits}f}")
 
 
+def head(plan: Plan) -> list[str]:
+    """The titles of the Markdown table."""
+    figures = [FIGURES[name][2] for name in plan.columns]
+    ends = ("GB down / up", "CPU s a round", "published", "difference", "commit")
+    return ["row", "rounds", "participants", "seeds", *figures, *ends]
+
+
 def markdown_row(r: Mapping[str, Any]) -> str:
     """A row of the Markdown table."""
-    figures = [shown(**r[k]) for k in ("accuracy", "macro_f1", "worst_accuracy", "ari")]
-    published = r["published"]
-    theirs = quoted(published[0]) if published else "-"
+    plan, published = PLANS[r["plan"]], r["published"]
+    theirs = quoted(published[0], plan) if published else "-"
     distance = " / ".join("-" if v is None else f"{v:+.1f}" for v in r["units"].values()) or "-"
     cells = [
-        *(r["row"], str(r["rounds"]), str(r["participants"]), ", ".join(map(str, r["seeds"])), *figures),
-        shown(**r["clusters_in_use"], digits=1),
+        *(label(r["row"], r["settings"]), str(r["rounds"]), str(r["participants"]), ", ".join(map(str, r["seeds"]))),
+        *(shown(**r[name], digits=FIGURES[name][3]) for name in plan.columns),
         f"{r['gigabytes_down']:.3f} / {r['gigabytes_up']:.3f}",
         f"{r['cpu_seconds_a_round']:.1f}",
         theirs + ("†" if len(published) > 1 else ""),
@@ -138,72 +196,89 @@ def markdown_row(r: Mapping[str, Any]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-HEAD = (
-    "row | rounds | participants | seeds | accuracy | macro-F1 | worst | ARI | clusters | GB down / up | CPU s a round "
-    "| published | difference | commit"
-)
-NOTES = """
-Accuracy and macro-F1 are in percent, of the served models on the participants' own test splits, weighted by their
-training samples: the mean over seeds of the mean of the last three measured rounds, ± the sample standard deviation
-over seeds; so are the worst participant's accuracy, ARI and the clusters in use. Bytes are those of a whole run in one
+def notes(plan: Plan) -> str:
+    """What the table's figures are."""
+    which, count = plan.averaged
+    rounds = {"last": f"the last {count} measured rounds", "best": f"the {count} measured rounds of the best accuracy"}
+    compared = " / ".join(FIGURES[name][2] for name in plan.compared)
+    text = f"""
+Accuracies and macro-F1 are in percent, of the served models on the participants' own test splits, weighted by their
+training samples: the mean over seeds of the mean of {rounds[which]}, ± the sample standard deviation over seeds; so are
+the accuracy of the worst participant, that of the five worst (bottom), ARI and the clusters in use. What is measured of
+the models once a run is done (initial, personalised) is of its end alone. Bytes are those of a whole run in one
 process, where a model goes down once a round for all participants. The difference is ours less the published figure
-(accuracy / macro-F1; its table in brackets), in units of the larger of the two standard deviations; a single seed has
-none, nor have some published figures.
-"""
+({compared}; its table in brackets), in units of the larger of the two standard deviations; a single seed has none, nor
+have some published figures, and where those are of other data, no difference is given."""
+    return f"\n{textwrap.fill(text.strip(), 120)}\n"
 
 
-def markdown(rows: Sequence[dict[str, Any]], settings: Mapping[str, Any], name: str) -> str:
+def markdown(rows: Sequence[dict[str, Any]], plan: Plan, settings: Mapping[str, Any], name: str) -> str:
     """The report: commands, settings, a table a partition."""
-    lines = ["# Measured beside published: Fashion-MNIST", "", "```", *commands(rows)]
+    lines = [f"# Measured beside published: {plan.title}", "", "```", *commands(rows)]
     lines += [f"python benchmarks/tables.py report --cells cells --out benchmarks/results/{name}", "```", ""]
     lines += [f"- {key}: `{json.dumps(value)}`" for key, value in settings.items()]
     lines += dict.fromkeys(f"- {r['row']}: `{r['method']}`" for r in rows)
-    lines += [NOTES, "Published: " + " ".join(PUBLISHED["about"])]
+    lines += [notes(plan), "Published: " + " ".join(plan.published["about"])]
+    titles = head(plan)
     for partition in dict.fromkeys(r["partition"] for r in rows):
         here = [r for r in rows if r["partition"] == partition]
         lines += ["", f"## {partition}", "", f"`{json.dumps(here[0]['rule'])}`", ""]
-        lines += [f"| {HEAD} |", "|---" * HEAD.count("|") + "|---|", *map(markdown_row, here)]
+        lines += [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *map(markdown_row, here)]
         lines += dict.fromkeys(note for r in here for note in contradictions(r))
     return "\n".join(lines) + "\n"
 
 
 def contradictions(r: Mapping[str, Any]) -> list[str]:
     """What other published tables say of the same cell, where they say something else."""
-    return [f"\n† {r['row']}: another published figure is {quoted(other)}." for other in r["published"][1:]]
+    plan = PLANS[r["plan"]]
+    return [f"\n† {r['row']}: another published figure is {quoted(other, plan)}." for other in r["published"][1:]]
 
 
-def quoted(published: Mapping[str, Any]) -> str:
+def quoted(published: Mapping[str, Any], plan: Plan) -> str:
     """A published figure with its table."""
-    return " / ".join(shown(*published[k]) for k in ("accuracy", "macro_f1")) + f" ({published['tables'][0]})"
+    return " / ".join(shown(*published.get(k, (None,))) for k in plan.compared) + f" ({published['tables'][0]})"
+
+
+def sweep_of(cell: Mapping[str, Any]) -> str:
+    """The sweep to which a cell belongs; empty for the main table."""
+    if cell.get("settings"):
+        return ", ".join(cell["settings"])
+    plan = plan_of(cell)
+    return next((name for name, rows in plan.sweeps.items() if cell["row"] in rows), "")
 
 
 def draw(found: Sequence[Cell], path: Path) -> None:
-    """Accuracy over rounds: a panel a partition, a line a row, the mean over its seeds."""
-    lines: dict[str, dict[tuple[str, int, int], list[Run]]] = defaultdict(lambda: defaultdict(list))
+    """Accuracy over rounds: a column a partition, a line of panels a sweep, a line a row, the mean over its seeds."""
+    panels: dict[tuple[str, str], dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    several = len({(cell["participants"], cell["rounds"]) for cell, _ in found}) > 1
     for cell, one in found:
-        lines[cell["partition"]][cell["row"], cell["participants"], cell["rounds"]].append(one)
-    labels = list(dict.fromkeys(label for panel in lines.values() for label in panel))
-    sizes = {label[1:] for label in labels}
-    figure = Figure(figsize=(5 * len(lines), 4), layout="constrained")
-    for axes, (partition, panel) in zip(figure.subplots(1, len(lines), sharey=True, squeeze=False)[0], lines.items()):
-        for label, runs in panel.items():
-            i = labels.index(label)
+        name = label(cell["row"], cell.get("settings", {}))
+        name += f" (m = {cell['participants']}, {cell['rounds']} rounds)" if several else ""
+        panels[sweep_of(cell), cell["partition"]][name].append(one)
+    sweeps, partitions = (list(dict.fromkeys(key[i] for key in panels)) for i in (0, 1))
+    names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
+    figure = Figure(figsize=(5 * len(partitions), 4 * len(sweeps)), layout="constrained")
+    grid = figure.subplots(len(sweeps), len(partitions), sharey=True, squeeze=False)
+    for (sweep, partition), panel in panels.items():
+        axes = grid[sweeps.index(sweep)][partitions.index(partition)]
+        for name, runs in panel.items():
+            i = names.index(name)
             accuracy = np.mean(
                 [[100 * r["served_accuracy"] for r in one.rounds if "served_accuracy" in r] for one in runs], 0
             )
             rounds = [r["round"] + 1 for r in runs[0].rounds if "served_accuracy" in r]
-            name = label[0] + (f" (m = {label[1]}, {label[2]} rounds)" if len(sizes) > 1 else "")
             style = ("-", "--", ":")[i // len(COLOURS) % 3]
             axes.plot(rounds, accuracy, style, color=COLOURS[i % len(COLOURS)], label=name)
-        axes.set(title=partition, xlabel="round")
+        axes.set(title=f"{partition}: {sweep}" if sweep else partition, xlabel="round")
         axes.legend(fontsize="small")
-    figure.axes[0].set_ylabel("accuracy of the served models (%)")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("accuracy of the served models (%)")
     figure.savefig(path, dpi=150)
 
 
 def keep(cells: Path, to: Path) -> None:
     """Copies what the report needs of the finished cells, so that they can be kept: ``run`` takes them for done."""
-    needed = {"round", *(key for key, _ in FIGURES.values())}
+    needed = {"round", *(key for key, *_ in FIGURES.values())}
     for cell, one in finished(cells):
         folder = to / one.folder.relative_to(cells)
         folder.mkdir(parents=True, exist_ok=True)
@@ -212,14 +287,16 @@ def keep(cells: Path, to: Path) -> None:
         rounds = [{k: v for k, v in line.items() if k in needed} for line in one.rounds]
         (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
         (folder / "cell.json").write_text(json.dumps(cell, indent=1) + "\n")
+        if (one.folder / AFTER).exists():
+            (folder / AFTER).write_text((one.folder / AFTER).read_text() + "\n")
 
 
 def write_report(cells: Path, out: Path) -> None:
     """Writes ``<out>.json``, ``<out>.md`` and ``<out>.png``."""
     found = finished(cells)
-    rows, settings = table_rows(found), {k: found[0][1].summary[k] for k in ("model", "training")}
+    plan, rows, settings = plan_of(found[0][0]), table_rows(found), way(*found[0])
     out.parent.mkdir(parents=True, exist_ok=True)
-    content = {"commands": commands(rows), **settings, "rows": rows}
+    content = {"plan": plan.name, "commands": commands(rows), **settings, "rows": rows}
     Path(f"{out}.json").write_text(json.dumps(content, indent=1) + "\n")
-    Path(f"{out}.md").write_text(markdown(rows, settings, out.name))
+    Path(f"{out}.md").write_text(markdown(rows, plan, settings, out.name))
     draw(found, Path(f"{out}.png"))

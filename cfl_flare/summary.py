@@ -13,6 +13,9 @@ import numpy as np
 from cfl_flare.clustering.measures import agreement, size_entropy
 from cfl_flare.methods import Participant, ServerState
 
+# FedDSMIC's bottom accuracy is the mean of so many of the worst (sec. 5.3): a single one is noisy.
+BOTTOM = 5
+
 
 @dataclass(frozen=True)
 class RoundMetrics:
@@ -79,6 +82,7 @@ def measure_round(
     served = [own["served_accuracy"] for own in metrics.values() if "served_accuracy" in own]
     if served:
         record["served_worst_accuracy"] = min(served)
+        record["served_bottom_accuracy"] = float(np.mean(sorted(served)[:BOTTOM]))
     assignment = state.assignment
     members: dict[int, list[str]] = {k: [] for k in range(clusters)}
     for name, cluster in assignment.items():

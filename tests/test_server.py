@@ -138,6 +138,7 @@ def test_metrics_belong_to_the_round_before_and_are_weighted_by_samples():
     assert record["served_accuracy"] == pytest.approx((0 + 3 * 1 + 2 * 0.5) / 6)
     assert record["served_accuracy_unweighted"] == pytest.approx(0.5)
     assert record["served_worst_accuracy"] == 0.0
+    assert record["served_bottom_accuracy"] == 0.5  # of the five worst, or of as many as there are
 
 
 def test_bytes_count_a_model_once_a_site():

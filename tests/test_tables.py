@@ -1,32 +1,33 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of the report on measured tables, on cells made by hand, and the cost of a cell that was stopped."""
+"""The plans of the papers, the arithmetic of the report on cells made by hand, and the cost of a stopped cell."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from cfl_flare.cli import build_named
 from cfl_flare.data import Digits
+from cfl_flare.errors import ConfigError
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import tables
+import tables_report as report
+from plans import PLANS
+from plans.plan import Some, model
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-report = script("tables_report")
-tables = script("tables")
+# Methods of rows that are not there yet.
+NOT_YET = ("fedac", "cgpfl")
+FAMILY = PLANS["family"]
+SMALL = replace(FAMILY, source=Digits(), model=model("mlp", (1, 8, 8), 10), participants=4, rounds=12)
 
 
 def cell(folder: Path, row: str, seed: int, accuracy: list[float | None], **more: Any) -> None:
@@ -116,6 +117,10 @@ def test_cells_that_were_trained_in_two_ways_make_no_table(tmp_path: Path) -> No
     summary.write_text(summary.read_text().replace('"lr": 0.1', '"lr": 0.2'))
     with pytest.raises(SystemExit, match="trained in 2 ways"):
         report.finished(tmp_path)
+    facts = tmp_path / "wecfl-0-1" / "cell.json"
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "settings": {"lr": 0.2}}))
+    (tmp_path / "fedavg-0-1" / "summary.json").write_text(summary.read_text().replace('"lr": 0.2', '"lr": 0.001'))
+    assert len(report.finished(tmp_path)) == 2  # the one says so, and the other has the plan's
 
 
 def test_the_files_name_their_commands_and_what_is_contradictory(tmp_path: Path) -> None:
@@ -135,10 +140,6 @@ def test_the_files_name_their_commands_and_what_is_contradictory(tmp_path: Path)
 def test_a_stopped_cell_goes_on_and_its_cost_is_that_of_all_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        tables, "MODEL", {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10}}
-    )
-    monkeypatch.setattr(tables, "Npz", lambda path: Digits())
     monkeypatch.setattr(tables, "commit", lambda: "abc")
     count = tables.Attempts.count
 
@@ -149,10 +150,10 @@ def test_a_stopped_cell_goes_on_and_its_cost_is_that_of_all_attempts(
 
     monkeypatch.setattr(tables.Attempts, "count", stopping)
     with pytest.raises(KeyboardInterrupt):
-        tables.run_cell(tmp_path, "fedavg", "dirichlet", 0, 4, 12)
+        tables.run_cell(tmp_path, SMALL, "fedavg", "dirichlet", 0, {})
     assert (tmp_path / "checkpoints").is_dir()
     monkeypatch.setattr(tables.Attempts, "count", count)
-    tables.run_cell(tmp_path, "fedavg", "dirichlet", 0, 4, 12)
+    tables.run_cell(tmp_path, SMALL, "fedavg", "dirichlet", 0, {})
     facts = json.loads((tmp_path / "cell.json").read_text())
     assert [attempt["rounds"] for attempt in facts["attempts"]] == [11, 3]  # on from round 10, record 9 still open
     assert facts["cpu_seconds"] == pytest.approx(sum(a["cpu_seconds"] for a in facts["attempts"]))
@@ -160,5 +161,163 @@ def test_a_stopped_cell_goes_on_and_its_cost_is_that_of_all_attempts(
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         *("assignments.jsonl", "cell.json", "clusters", "lock", "rounds.jsonl", "summary.json")
     ]
-    tables.run_cell(tmp_path, "fedavg", "dirichlet", 0, 4, 12)
+    tables.run_cell(tmp_path, SMALL, "fedavg", "dirichlet", 0, {})
     assert json.loads((tmp_path / "cell.json").read_text()) == facts
+
+
+def test_the_cells_that_are_kept_can_be_read(tmp_path: Path) -> None:
+    kept = Path(report.__file__).parent / "results" / "family"
+    report.write_report(kept / "cells", tmp_path / "family")
+    ours = {(r["partition"], r["row"]): r["accuracy"] for r in json.loads((kept / "family.json").read_text())["rows"]}
+    again = json.loads((tmp_path / "family.json").read_text())["rows"]
+    assert {(r["partition"], r["row"]): r["accuracy"] for r in again} == ours
+
+
+def rows_with(there: bool) -> list[tuple[str, ...]]:
+    """Rows of all plans whose method is there, or not."""
+    rows = [row for plan in PLANS.values() for row in plan.named_rows.values()]
+    return [row for row in rows if (row[0].partition(":")[0] not in NOT_YET) == there]
+
+
+@pytest.mark.parametrize("row", rows_with(True))
+def test_every_row_can_be_built(row: tuple[str, ...]) -> None:
+    build_named(row[0], row[1:])
+
+
+@pytest.mark.parametrize("row", rows_with(False))
+def test_rows_that_cannot_be_built_yet_are_still_of_methods_that_are_not_there(row: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="is unknown"):
+        build_named(row[0], row[1:])
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
+def test_no_row_is_named_twice_and_what_is_published_is_of_partitions_that_are_there(plan: Any) -> None:
+    names = [*plan.rows, *plan.sweeps, *(name for sweep in plan.sweeps.values() for name in sweep)]
+    assert len(set(names)) == len(names)
+    assert set(plan.published["figures"]) <= set(plan.partitions)
+    shown = [k for rows in plan.published["figures"].values() for row in rows.values() for e in row for k in e]
+    assert set(shown) <= {"tables", *report.FIGURES}
+    assert set(plan.compared) <= set(plan.columns) <= set(report.FIGURES)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
+def test_partitions_can_be_dealt(plan: Any) -> None:
+    small = replace(plan, source=Digits(), participants=20, min_samples=1, indicator_samples=0)
+    for name, rule in plan.partitions.items():
+        sizes = {"lo": 5, "hi": 20} if rule["partition"] == "quantity" else {}
+        dealt = replace(small, partitions={name: {**rule, **sizes}}).data(name, 0).host(small.source, "local", 0, 1)
+        assert len(dealt) == 20 * len(plan.groups.get(name, (0,))) / (4 if name in plan.groups else 1)
+        plan.data(name, 0)  # as many participants as the plan has
+
+
+def test_of_some_groups_the_participants_are_those_of_the_whole_partition() -> None:
+    plan = replace(PLANS["fedcuau"], source=Digits(), participants=8)
+    whole = plan.data("tiers", 0).host(plan.source, "local", 0, 1)
+    some = plan.data("C3+C4", 0)
+    assert isinstance(some, Some)
+    found = some.host(plan.source, "local", 0, 1)
+    assert [data.name for data in found] == ["p4", "p5", "p6", "p7"]
+    assert all((a.train.x == b.train.x).all() for a, b in zip(found, whole[4:]))
+
+
+def test_settings_are_changed_by_their_names() -> None:
+    plan = PLANS["feddsmic"].altered({"local_steps": 10, "sample": 0.2, "model": "leaf-cnn", "rounds": 3})
+    assert (plan.training.local_steps, plan.training.lr) == (10, 0.01)
+    assert (plan.scheduled(1).sample, plan.scheduled(1).num_rounds) == (0.2, 3)
+    assert plan.model == model("leaf-cnn", (1, 28, 28), 10)
+    with pytest.raises(ConfigError, match="unknown setting"):
+        plan.altered({"local_step": 10})
+    with pytest.raises(ConfigError, match="model = 'leaf' is unknown"):
+        plan.altered({"model": "leaf"})
+
+
+def test_names_of_cells() -> None:
+    assert tables.cell_name(FAMILY, "ifca-cam", "dirichlet", 1, {}) == "dirichlet/ifca-cam-m50-r60-s1"
+    name = tables.cell_name(FAMILY, "wecfl:k=3 + proximal:mu=0.1", "dirichlet", 0, {"lr": 0.1})
+    assert name == "dirichlet/wecfl-k=3-+-proximal-mu=0.1-lr=0.1-m50-r60-s0"
+    assert FAMILY.method("wecfl:k=3 + proximal:mu=0.1") == ("wecfl:k=3", "proximal:mu=0.1")
+    assert PLANS["fedac"].expanded(["fedavg", "likeness", "fedac:k=3"]) == ["fedavg", "fedac-l2", "fedac:k=3"]
+
+
+def test_a_row_without_a_name_and_with_settings_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "commit", lambda: "abc")
+    monkeypatch.setitem(PLANS, "family", SMALL)
+    command = ["tables.py", "run", "--out", str(tmp_path / "cells"), "--partitions", "dirichlet", "--rounds", "2"]
+    for more in (["--rows", "fedavg"], ["--rows", "fedavg", "wecfl:k=2,seed=1", "--set", "lr=0.1", "local_steps=1"]):
+        monkeypatch.setattr(sys, "argv", [*command, *more])
+        tables.main()
+    report.keep(tmp_path / "cells", tmp_path / "kept")
+    report.write_report(tmp_path / "kept", tmp_path / "out")
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["training"]["lr"] == 0.001
+    assert [(r["row"], r["settings"]) for r in content["rows"]] == [
+        *(
+            ("fedavg", {"lr": 0.1, "local_steps": 1}),
+            ("fedavg", {}),
+            ("wecfl:k=2,seed=1", {"lr": 0.1, "local_steps": 1}),
+        )
+    ]
+    text = (tmp_path / "out.md").read_text()
+    assert "--rows fedavg wecfl:k=2,seed=1 --partitions dirichlet" in text
+    assert "--participants 4 --rounds 2 --set lr=0.1 local_steps=1" in text
+    assert "| fedavg lr=0.1 local_steps=1 | 2 | 4 |" in text
+
+
+def test_what_cannot_be_run_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong, message in (
+        (["--partitions", "tiers"], "partition 'tiers' is unknown; there: cluster_dirichlet"),
+        (["--rows", "fedawg"], "method 'fedawg' is unknown"),
+        (["--set", "lrr=1"], "unknown setting"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["tables.py", "run", "--out", str(tmp_path / "cells"), *wrong])
+        with pytest.raises(SystemExit, match=message):
+            tables.main()
+    assert not (tmp_path / "cells").exists()
+
+
+def test_figures_are_of_the_best_rounds_where_the_paper_says_so(tmp_path: Path) -> None:
+    accuracies = [0.1, 0.9, 0.2, 0.8, 0.7, 0.6, 0.5, None]
+    cell(tmp_path, "feddsmic", 0, accuracies, plan="feddsmic", partition="alpha0.5")
+    row = only_row(tmp_path)
+    assert row["accuracy"]["mean"] == pytest.approx(70)  # of 0.9, 0.8, 0.7, 0.6, 0.5
+    assert row["bottom_accuracy"]["mean"] is None
+    assert row["published"][0]["bottom_accuracy"] == [86.0, None]
+    assert row["units"] == {}  # they are of other data
+
+
+def test_what_was_measured_after_a_run_is_a_figure_of_its_row(tmp_path: Path) -> None:
+    for seed, initial in ((0, 0.5), (1, 0.7)):
+        cell(tmp_path, "fedavg", seed, [0.5], plan="fedcuau", partition="C1")
+        (tmp_path / f"fedavg-{seed}-1" / "after.json").write_text(json.dumps({"initial": initial, "c1": 0.25}))
+    row = only_row(tmp_path)
+    assert row["initial"]["mean"] == pytest.approx(60)
+    assert row["c1"] == {"mean": 25, "std": 0}
+    assert row["units"]["initial"] == pytest.approx((60 - 82.76) / 200**0.5)
+    assert report.markdown_row(row).startswith("| fedavg | 1 | 4 | 0, 1 | 60.00±14.14 | - | 25.00±0.00 |")
+
+
+def test_cells_of_two_plans_make_no_table(tmp_path: Path) -> None:
+    cell(tmp_path, "fedavg", 0, [0.5])
+    cell(tmp_path, "fedavg", 1, [0.5], plan="fedac")
+    with pytest.raises(SystemExit, match="of the plans family, fedac"):
+        report.finished(tmp_path)
+
+
+SMALLEST: dict[str, tuple[str, str, Mapping[str, Any]]] = {
+    "family": ("wecfl:k=2", "cluster_dirichlet", {"participants": 10}),
+    "fedac": ("ifca:k=2", "n_class", {"participants": 4, "sample": 2}),
+    "fedcuau": ("fedavg", "C1+C2", {"participants": 40, "sample": 2, "model": "logistic"}),
+    "feddsmic": ("feddsmic", "alpha0.5", {"participants": 4}),
+    "feddsmic-blood": ("feddsmic", "alpha1", {"participants": 4}),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_cell_of_each_plan_runs_on_its_own_data(name: str, data_root: Path, tmp_path: Path) -> None:
+    row, partition, settings = SMALLEST[name]
+    plan = PLANS[name].altered({**settings, "rounds": 1})
+    tables.run_cell(tmp_path / "cells" / "one", plan, row, partition, 0, settings)
+    report.write_report(tmp_path / "cells", tmp_path / "out")
+    (found,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert all(0 <= found[figure]["mean"] <= 100 for figure in plan.compared)
+    assert f"| {row} " in (tmp_path / "out.md").read_text()

@@ -1,0 +1,155 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which likeness of models tells that their participants' labels are alike (FedAC sec. 4.3, Fig. 2)?
+
+As in the paper, participants train by FedAvg for 20 rounds, then each goes on alone, and all pairs of the models that
+come out are compared: low-rank cosine (LrCos), cosine without reduction, and L2 distance. Each is laid beside the
+Kullback-Leibler divergence of the pair's label distributions, the mean of both directions, by Spearman's correlation
+over the pairs. 1 would be the same order: a cosine counts as the distance 1 - cos. Besides the models themselves, as in
+the paper, also their differences from the common model are compared, of which L2 is the same.
+
+    CFL_DATA_ROOT=... python benchmarks/fedac_similarity.py --partitions dirichlet n_class --out benchmarks/results/x
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from plans import PLANS, Plan
+from scipy.stats import spearmanr
+from sklearn.metrics.pairwise import cosine_distances, euclidean_distances
+from torch import nn
+
+from cfl_flare.cli import build_named
+from cfl_flare.config import build
+from cfl_flare.files import load_arrays
+from cfl_flare.loop import run_loop
+from cfl_flare.training.learner import Learner, Split, Workshop
+
+DIMENSIONS = 50  # D (sec. 4.3)
+SMOOTHING = 0.01  # of a label's probability, so that a label that somebody lacks makes no infinity
+
+
+def label_divergences(labels: list[np.ndarray], smoothing: float = SMOOTHING) -> np.ndarray:
+    """``(m, m)`` mean of KL(p_i || p_j) and KL(p_j || p_i) of the participants' label distributions.
+
+    >>> label_divergences([np.array([0, 1]), np.array([0, 1, 0, 1])]).tolist()
+    [[0.0, 0.0], [0.0, 0.0]]
+    """
+    classes = 1 + max(int(own.max()) for own in labels)
+    counts = np.stack([np.bincount(own, minlength=classes) for own in labels])
+    p = counts / counts.sum(axis=1, keepdims=True) + smoothing
+    p /= p.sum(axis=1, keepdims=True)
+    log = np.log(p)
+    forward = (p * log).sum(axis=1)[:, None] - p @ log.T
+    return np.asarray((forward + forward.T) / 2)
+
+
+def distances(models: np.ndarray) -> dict[str, np.ndarray]:
+    """``(m, m)`` by each likeness of models ``(m, d)``; the largest is the least alike."""
+    from cfl_flare.clustering.lowrank import directions, mapped, similarity
+
+    low = mapped(models, directions(models, DIMENSIONS))
+    return {"LrCos": 1 - similarity(low, low), "cosine": cosine_distances(models), "L2": euclidean_distances(models)}
+
+
+def correlations(found: dict[str, np.ndarray], divergences: np.ndarray) -> dict[str, float]:
+    """Spearman's, over the pairs."""
+    pairs = np.triu_indices(len(divergences), 1)
+    return {name: float(spearmanr(own[pairs], divergences[pairs]).statistic) for name, own in found.items()}
+
+
+def trained(plan: Plan, partition: str, seed: int, local_rounds: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The participants' models ``(m, d)``, the common model ``(d,)`` that they started from, and the labels' KL."""
+    data = plan.data(partition, seed)
+    with TemporaryDirectory() as folder:
+        run_loop(
+            method=build_named("fedavg"),
+            model=plan.model,
+            source=plan.source,
+            data=data,
+            settings=plan.scheduled(seed),
+            training=plan.training,
+            folder=Path(folder),
+        )
+        arrays, _ = load_arrays(Path(folder) / "clusters" / "global.safetensors")
+    work = Workshop(partial(build, plan.model, nn.Module, "model"), plan.training, seed)
+    common, models, labels = work.resident.layout.pack(arrays), [], []
+    for own in data.host(plan.source, "local", 0, 1):
+        splits = Split.of(own.train.x, own.train.y), Split.of(own.test.x, own.test.y)
+        model = common
+        for i in range(local_rounds):
+            model = Learner(work, own.name, *splits, {}, plan.rounds + i).train(model, purpose="alone")
+        models.append(model.part("all"))
+        labels.append(own.train.y)
+    return np.stack(models), common.part("all"), label_divergences(labels)
+
+
+def measured(plan: Plan, partition: str, seed: int, local_rounds: int) -> dict[str, Any]:
+    """One row."""
+    models, common, divergences = trained(plan, partition, seed, local_rounds)
+    return {
+        **{"partition": partition, "seed": seed, "rounds": plan.rounds, "local_rounds": local_rounds},
+        "models": correlations(distances(models), divergences),
+        "differences": correlations(distances(models - common), divergences),
+        "matrices": {"KL": divergences.tolist(), **{k: d.tolist() for k, d in distances(models).items()}},
+    }
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """A line a row."""
+    columns = [*(("models", name) for name in rows[0]["models"]), ("differences", "LrCos"), ("differences", "cosine")]
+    titles = ["partition", "seed", "rounds + alone", *(f"{name} of {kind}" for kind, name in columns)]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for r in rows:
+        figures = [f"{r[kind][name]:.2f}" for kind, name in columns]
+        lines.append(
+            f"| {r['partition']} | {r['seed']} | {r['rounds']} + {r['local_rounds']} | {' | '.join(figures)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """The paper's Fig. 2: the matrices, a line of panels a row."""
+    figure = Figure(figsize=(16, 4 * len(rows)), layout="constrained")
+    for line, r in zip(figure.subplots(len(rows), 4, squeeze=False), rows):
+        for axes, (name, matrix) in zip(line, r["matrices"].items()):
+            figure.colorbar(axes.imshow(matrix), ax=axes, shrink=0.7)
+            axes.set_title(f"{name}: {r['partition']}, seed {r['seed']}")
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    """The command line."""
+    plan = PLANS["fedac"]
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--partitions", nargs="+", choices=plan.partitions, default=list(plan.partitions))
+    options.add_argument("--seeds", nargs="+", type=int, default=[0])
+    options.add_argument("--participants", type=int, default=plan.participants)
+    options.add_argument("--rounds", type=int, default=20, help="of FedAvg (%(default)s)")
+    options.add_argument("--local-rounds", nargs="+", type=int, default=[1, 20], help="alone, after them")
+    options.add_argument("--out", type=Path, required=True, help="the files' name without its ending")
+    given = options.parse_args()
+    altered = plan.altered({"participants": given.participants, "rounds": given.rounds, "evaluate_every": given.rounds})
+    rows = []
+    for partition in given.partitions:
+        for seed in given.seeds:
+            for local_rounds in given.local_rounds:
+                rows.append(measured(altered, partition, seed, local_rounds))
+                print(partition, seed, local_rounds, rows[-1]["models"], rows[-1]["differences"], flush=True)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    draw(rows, Path(f"{given.out}.png"))
+    kept = [{key: value for key, value in row.items() if key != "matrices"} for row in rows]
+    Path(f"{given.out}.json").write_text(json.dumps({"model": altered.model, "rows": kept}, indent=1) + "\n")
+    Path(f"{given.out}.md").write_text(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()

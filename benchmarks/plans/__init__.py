@@ -1,0 +1,8 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The papers whose tables are measured, one file each."""
+
+from plans import family, fedac, fedcuau, feddsmic
+from plans.plan import Plan
+
+PLANS: dict[str, Plan] = {p.name: p for p in (family.PLAN, fedac.PLAN, fedcuau.PLAN, feddsmic.PLAN, feddsmic.BLOOD)}

@@ -1,0 +1,49 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""FedCUAU on CIFAR-10 (sec. 4 and 6.3): Table 1, where some tiers alone train, and Table 3, with and without CUAU.
+
+The paper trains a ResNet-18 for 500 rounds, and drops the learning rate at half and at three quarters of them; here it
+is a small network with BatchNorm for 120. The paper names no batch size and no momentum. Initial and personalised
+accuracy are measured once a run is done, on all participants, of whichever tiers trained. FedCUAU's first round is its
+stage 1, so it is given one more than its base:
+
+    tables.py run --plan fedcuau --partitions tiers --rows fedavg fedbabu --out cells
+    tables.py run --plan fedcuau --partitions tiers --rows fedavg-cuau fedbabu-cuau --rounds 121 --out cells
+    tables.py run --plan fedcuau --partitions C1 C1+C2 C1+C2+C3 C4 C3+C4 C2+C3+C4 --rows fedavg --out cells
+"""
+
+from fedcuau_personal import personal
+
+from cfl_flare.data.images import JpegNpz
+from cfl_flare.training.settings import TrainSettings
+from plans.plan import Plan, model
+
+TIERS = {"partition": "heterogeneity_tiers", "alphas": [1000, 1, 0.5, 0.1]}
+TRAINED_ON = {
+    **{"C1": (0,), "C1+C2": (0, 1), "C1+C2+C3": (0, 1, 2)},
+    **{"C4": (3,), "C3+C4": (2, 3), "C2+C3+C4": (1, 2, 3)},
+}
+
+PLAN = Plan(
+    name="fedcuau",
+    title="FedCUAU on CIFAR-10",
+    source=JpegNpz(path="cifar10_jpeg.npz"),
+    model=model("fashion-cnn", (3, 32, 32), 10),
+    training=TrainSettings(lr=0.1, momentum=0.0, batch_size=32, local_epochs=1, lr_decay=0.1, lr_milestones=(60, 90)),
+    participants=100,
+    rounds=120,
+    sample=10,
+    evaluate_every=10,
+    partitions={"tiers": TIERS, **dict.fromkeys(TRAINED_ON, TIERS)},
+    groups=TRAINED_ON,
+    rows={
+        "fedavg": ("fedavg",),
+        "fedbabu": ("fedbabu:finetune=False",),
+        "fedavg-cuau": ("fedcuau:base=fedavg,k=2",),
+        "fedbabu-cuau": ("fedcuau:base=fedbabu,k=2",),
+    },
+    columns=("initial", "personalised", "c1", "c2", "c3", "c4", "ari", "clusters_in_use"),
+    compared=("initial", "personalised"),
+    averaged=("last", 1),
+    after=personal,
+)

@@ -1,0 +1,137 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the measuring of one paper consists of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cfl_flare.config import from_dict, require
+from cfl_flare.data import DataConfig, DataSource, ParticipantData
+from cfl_flare.models import MODELS
+from cfl_flare.server import ServerSettings
+from cfl_flare.training.settings import TrainSettings
+
+PUBLISHED = Path(__file__).parents[1] / "published"
+SCHEDULED = ("participants", "rounds", "sample", "evaluate_every", "min_samples", "indicator_samples")
+
+Rows = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Some(DataConfig):
+    """Of a simulation's participants those of some true groups; the others keep their samples and take no part.
+
+    Attributes:
+        groups: those that take part.
+    """
+
+    groups: tuple[int, ...] = ()
+
+    def host(self, source: DataSource, site: str, index: int, sites: int) -> list[ParticipantData]:
+        """The participants of the site that are in these groups."""
+        return [data for data in super().host(source, site, index, sites) if data.group in self.groups]
+
+
+def model(name: str, input_shape: Sequence[int], num_classes: int) -> dict[str, Any]:
+    """One of the package's networks, as a job names it."""
+    args = {"input_shape": list(input_shape), "num_classes": num_classes}
+    return {"class_path": f"cfl_flare.models.{MODELS[name].__name__}", "args": args}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings of a paper, and what is laid beside its tables.
+
+    Attributes:
+        name: on the command line.
+        title: of the report.
+        source: the samples.
+        model: the network, as a job names it.
+        training: how participants train.
+        partitions: rules by name.
+        rows: of the main table: a method and its penalties.
+        participants: how many share the samples.
+        rounds: of a cell, unless others are asked for.
+        sweeps: further rows, by the name of what is swept in them.
+        groups: of a partition's participants only those of these true groups take part.
+        sample: participants a round, a share or a count.
+        evaluate_every: rounds between measurements.
+        min_samples: fewest training samples of a participant.
+        indicator_samples: of each class, taken out of the samples before they are dealt out.
+        columns: the figures that the report's table shows.
+        compared: those that are laid beside published ones.
+        averaged: over which rounds of a run figures are averaged: so many of the ``last`` or of the ``best`` ones.
+        after: what is measured of a finished run beside its rounds, from its folder.
+    """
+
+    name: str
+    title: str
+    source: DataSource
+    model: Mapping[str, Any]
+    training: TrainSettings
+    partitions: Mapping[str, Mapping[str, Any]]
+    rows: Rows
+    participants: int
+    rounds: int
+    sweeps: Mapping[str, Rows] = field(default_factory=dict)
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sample: float | int = 1.0
+    evaluate_every: int = 1
+    min_samples: int = 8
+    indicator_samples: int = 0
+    columns: tuple[str, ...] = ("accuracy", "macro_f1", "worst_accuracy", "ari", "clusters_in_use")
+    compared: tuple[str, ...] = ("accuracy", "macro_f1")
+    averaged: tuple[str, int] = ("last", 3)
+    after: Callable[[Plan, Path], Mapping[str, float]] | None = None
+
+    @cached_property
+    def published(self) -> dict[str, Any]:
+        """The paper's own figures, ``published/<name>.json``; none where it has none of such samples."""
+        path = PUBLISHED / f"{self.name}.json"
+        return json.loads(path.read_text()) if path.exists() else {"about": ["Nothing."], "figures": {}}
+
+    @property
+    def named_rows(self) -> dict[str, tuple[str, ...]]:
+        """The rows of the main table and of all sweeps."""
+        return {**self.rows, **{name: row for sweep in self.sweeps.values() for name, row in sweep.items()}}
+
+    def expanded(self, texts: Sequence[str]) -> list[str]:
+        """Rows; a sweep's name stands for its rows."""
+        return [row for text in texts for row in self.sweeps.get(text, (text,))]
+
+    def method(self, row: str) -> tuple[str, ...]:
+        """A row's method and penalties; a row without a name says them itself, as in ``wecfl:k=3 + proximal:mu=1``."""
+        return self.named_rows.get(row) or tuple(row.split(" + "))
+
+    def data(self, partition: str, seed: int) -> DataConfig:
+        """How the samples are dealt out."""
+        common = (self.participants, dict(self.partitions[partition]), seed, self.min_samples, self.indicator_samples)
+        groups = self.groups.get(partition)
+        return DataConfig(*common) if groups is None else Some(*common, groups=groups)
+
+    def scheduled(self, seed: int) -> ServerSettings:
+        """What the server schedules."""
+        return ServerSettings(self.rounds, seed, self.sample, evaluate_every=self.evaluate_every)
+
+    def altered(self, settings: Mapping[str, Any]) -> Plan:
+        """The plan with other settings: what is scheduled, how participants train, or ``model`` by its name.
+
+        Raises:
+            ConfigError: an unknown setting, or a value out of its range.
+        """
+        training = {f.name: settings.get(f.name, getattr(self.training, f.name)) for f in fields(self.training)}
+        known = ("model", *SCHEDULED, *training)
+        unknown = [name for name in settings if name not in known]
+        require(not unknown, f"plan {self.name}: unknown setting {unknown[:1]}; there are {', '.join(known)}")
+        own = {name: settings[name] for name in SCHEDULED if name in settings}
+        if "model" in settings:
+            name = settings["model"]
+            require(name in MODELS, f"plan {self.name}: model = {name!r} is unknown; there are {', '.join(MODELS)}")
+            own["model"] = model(name, **self.model["args"])
+        return replace(self, training=from_dict(TrainSettings, training, "training"), **own)
