@@ -167,7 +167,7 @@ class SiteData(DataSource):
         mounted = self._mounted()
         if len(mounted) == 1:
             return mounted[0], f"mounted for study {self.study}"
-        of_study = f"{MOUNTS / self.study}/* ({len(mounted)} mounted)" if self.study else "a study's mount (no study)"
+        of_study = f"what is mounted for study {self.study} ({len(mounted)} datasets)" if self.study else "no study"
         raise DataError(
             f"data site: this site does not say where its data is; tried path (not given), {PLACE} (not set), "
             f"{of_study}; set {PLACE} to an .npz file or a folder of images by class, where the site is started"

@@ -61,16 +61,14 @@ def test_what_is_named_must_be_there(tmp_path, monkeypatch):
 
 
 def test_one_error_lists_all_places(tmp_path, monkeypatch):
-    with pytest.raises(
-        DataError, match=r"tried path \(not given\), CFL_DATA \(not set\), a study's mount \(no study\)"
-    ):
+    with pytest.raises(DataError, match=r"tried path \(not given\), CFL_DATA \(not set\), no study; set"):
         SiteData().load()
     for dataset in ("a", "b"):
         (tmp_path / "data" / "blood" / dataset).mkdir(parents=True)
-    with pytest.raises(DataError, match=r"data/blood/\* \(0 mounted\); set CFL_DATA to an .npz file"):
+    with pytest.raises(DataError, match=r"for study blood \(0 datasets\); set CFL_DATA to an .npz file"):
         SiteData(study="blood").load()  # plain folders
     mount(monkeypatch, *(tmp_path / "data" / "blood" / d for d in "ab"))
-    with pytest.raises(DataError, match=r"\(2 mounted\)"):
+    with pytest.raises(DataError, match=r"\(2 datasets\)"):
         SiteData(study="blood").load()
 
 
