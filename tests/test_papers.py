@@ -73,7 +73,6 @@ def test_correlations_are_over_pairs() -> None:
 
 
 def test_likenesses_of_models() -> None:
-    pytest.importorskip("cfl_flare.clustering.lowrank")
     found = fedac_similarity.distances(np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [1.0, 0.0, 0.0]]))
     assert found["cosine"][0] == pytest.approx([0, 1, 0])
     assert found["L2"][0] == pytest.approx([0, math.sqrt(5), 0])
