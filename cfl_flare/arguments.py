@@ -67,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
     dealt.add_argument("--seed", type=int, default=0, help="of the partition (%(default)s)")
     dealt.add_argument("--show", action="store_true", help="list every participant")
     dealt.add_argument("--figure", metavar="FILE", help="draw label counts by participant (thesis Fig. A.1-A.4)")
+    _add_onboard(commands)
     show = commands.add_parser("show", help="print a run's table again, and draw its figures")
     show.add_argument("run", help="folder of a run, or one with several runs below it")
     return top
@@ -90,6 +91,8 @@ def _add_run(commands: Any) -> None:
         "--model", metavar="NET", help=f"{', '.join(MODELS)} or package.Class; default: one that fits the data"
     )
     _add_data(what)
+    held = "participants held back from training, to join afterwards: a share like 0.2, or a count (%(default)s)"
+    what.add_argument("--unseen", default="0", metavar="S", help=held)
     how = run.add_argument_group("how it is run")
     how.add_argument(
         "--sites", type=int, default=2, metavar="N", help="FLARE clients that host the participants (%(default)s)"
@@ -123,10 +126,29 @@ def _add_run(commands: Any) -> None:
     )
 
 
+def _add_onboard(commands: Any) -> None:
+    join = commands.add_parser("onboard", help="give a participant that was not in training its cluster and its model")
+    join.add_argument("run", help="folder of a finished run, or one with a single run below it")
+    _add_source(join, default=None)
+    join.add_argument("--name", default="newcomer", metavar="N", help="what the newcomer is called (%(default)s)")
+    file = "the server's samples, for a method that compares models on some; default: the file that the run names"
+    join.add_argument("--indicator-file", metavar="F", help=file)
+    stay = "rounds in its cluster; more of them train more of what is its own (%(default)s)"
+    join.add_argument("--rounds", type=int, default=1, metavar="N", help=stay)
+    trust = "a class of the run's that is not cfl_flare's own and may be imported; may be given several times"
+    join.add_argument("--allow", action="append", default=[], metavar="CLASS", help=trust)
+    join.add_argument("--out", metavar="DIR", help="where its model goes; default: newcomers/NAME in the run's folder")
+
+
+def _add_source(group: Any, default: str | None) -> None:
+    sources = f"{', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class"
+    shown = sources + (" (%(default)s)" if default else "")
+    group.add_argument("--data", default=default, required=default is None, metavar="D", help=shown)
+
+
 def _add_data(group: Any) -> None:
     """What is dealt out, and how."""
-    sources = f"{', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class (%(default)s)"
-    group.add_argument("--data", default="digits", metavar="D", help=sources)
+    _add_source(group, default="digits")
     rule = "how the data is dealt out (%(default)s)"
     group.add_argument("--partition", default="label_permutation:groups=3", metavar="P", help=rule)
     many = "how many share the data (%(default)s)"

@@ -147,6 +147,7 @@ class Method(ABC):
         penalties: terms that are added to the loss in each local step; see `cfl_flare.methods.penalties`.
         finetune: each participant trains what it predicts with for one more local round before it does (thesis
             sec. 7.4.4).
+        finetune_epochs: passes over its training data in that round; None for as long as any other.
         name: what the method is called in a job.
         paper: where it comes from.
         assigns_on_site: each participant picks its cluster itself.
@@ -166,13 +167,18 @@ class Method(ABC):
     weighting: str = "samples"
     penalties: tuple[Penalty, ...] = ()
     finetune: bool = False
+    finetune_epochs: int | None = None
 
     def __post_init__(self) -> None:
-        check_types(self, f"method {self.name}")
+        where, epochs = f"method {self.name}", self.finetune_epochs
+        check_types(self, where)
         self._check_penalties()
+        require(epochs is None or epochs >= 1, f"{where}: finetune_epochs = {epochs} should be >= 1 or None")
+        used = self.finetune or epochs == type(self).finetune_epochs
+        require(used, f"{where}: finetune_epochs = {epochs} does nothing without finetune = True; set that too")
         require(
             self.weighting in ("samples", "uniform"),
-            f"method {self.name}: weighting = {self.weighting!r} should be 'samples' or 'uniform'",
+            f"{where}: weighting = {self.weighting!r} should be 'samples' or 'uniform'",
         )
 
     def _check_penalties(self) -> None:
@@ -206,6 +212,23 @@ class Method(ABC):
     def asks_all(self, state: ServerState) -> bool:
         """Whether the coming round asks all participants to train, whatever the run's sampling."""
         return False
+
+    @property
+    def joins_by(self) -> str:
+        """By what a newcomer to a finished run gets its cluster, in a few words."""
+        return "the method's own assignment" if self.clusters else ""
+
+    def join(self, state: ServerState, update: Update) -> ServerState:
+        """The state of a finished run once a newcomer has sent an update: it may be placed, nothing else changes.
+
+        No model of the bank moves, and nobody else changes cluster.
+        """
+        placed = {**state.assignment, **self.assign(state, [update])}
+        return replace(state, assignment=placed, round=state.round + 1)
+
+    def placed(self, state: ServerState, participant: str) -> bool:
+        """Whether a participant has the cluster in which it will stay for now; always, where there are none."""
+        return not self.clusters_in(state) or participant in state.assignment
 
     @property
     def indicator(self) -> Indicator | None:
@@ -309,9 +332,9 @@ class Method(ABC):
         return self.finetuned(learner, served) if self.finetune else served
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
-        """The models after one more local round, each by itself."""
+        """The models after one more local round of ``finetune_epochs``, each by itself."""
         served = Served.of(served)
-        models = tuple(learner.train(model, purpose="finetune") for model in served.models)
+        models = tuple(learner.train(m, purpose="finetune", epochs=self.finetune_epochs) for m in served.models)
         return replace(served, models=models)
 
     def clustered(self, state: ServerState, update: Update) -> Params:

@@ -87,6 +87,19 @@ class CFL(Method):
         """One more than there were splits."""
         return 1 + len(state.extras[SPLITS])
 
+    @property
+    def joins_by(self) -> str:
+        """As the paper's new clients."""
+        return "down the tree of splits, by cosine similarity"
+
+    def join(self, state: ServerState, update: Update) -> ServerState:
+        """One split further down; ``settled`` says how far. A single update splits no cluster."""
+        return replace(self.aggregate(state, [update], self.assign(state, [update])), bank=state.bank)
+
+    def placed(self, state: ServerState, participant: str) -> bool:
+        """There is no split left to go down."""
+        return super().placed(state, participant) and self.open_split(state, participant) is None
+
     def check_model(self, layout: Layout) -> None:
         """The model has the part that is compared."""
         super().check_model(layout)

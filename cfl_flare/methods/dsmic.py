@@ -60,6 +60,11 @@ class FedDS(Method):
         return self.k
 
     @property
+    def joins_by(self) -> str:
+        """As everyone in each round (Eq. 6)."""
+        return "smallest KL divergence on the indicator samples"
+
+    @property
     def indicator(self) -> Indicator:
         """N_c samples of each class (sec. 4.2)."""
         return Indicator(self.indicator_samples, self.indicator_file)

@@ -78,6 +78,11 @@ class OneShot(Method):
         """Whether the coming round is the one that clusters."""
         return not self.found(state)
 
+    @property
+    def joins_by(self) -> str:
+        """As those who were not in that round."""
+        return "closest direction of its first update" if self.distance == "cosine" else "nearest to its first update"
+
     def needs(self, state: ServerState) -> int:
         """The round that clusters needs a participant for each cluster, where their number is given."""
         return max(1, self.clusters) if self.clusters_now(state) else 1

@@ -56,6 +56,11 @@ class IFCA(Method):
         return self.k
 
     @property
+    def joins_by(self) -> str:
+        """As everyone in each round."""
+        return "smallest loss on its training data"
+
+    @property
     def slots(self) -> tuple[str, ...]:
         """The names of the K models, or of their heads."""
         return tuple(cluster_slot(k) for k in range(self.k))

@@ -55,6 +55,11 @@ class WeCFL(Method):
         """K."""
         return self.k
 
+    @property
+    def joins_by(self) -> str:
+        """K-means with one update moves no centre."""
+        return "nearest centre to its trained model"
+
     def check_model(self, layout: Layout) -> None:
         """The model has the part that is clustered."""
         super().check_model(layout)
