@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -84,17 +85,24 @@ METHOD_LIST: dict[str, Method] = {
 }
 
 
-def run_of(method: Method, folder: Path, participants: int = 8, rounds: int = 3, groups: int = 2) -> Path:
+def run_of(
+    method: Method,
+    folder: Path,
+    participants: int = 8,
+    rounds: int = 3,
+    groups: int = 2,
+    model: dict[str, Any] = MODEL,
+    training: TrainSettings = TRAINING,
+) -> Path:
     """A finished run with a quarter of the participants held back."""
     rule = {"partition": "label_permutation", "groups": groups}
-    data = DataConfig(participants, rule, indicator_samples=held_back([method]), unseen=0.25)
     run_loop(
         method=method,
-        model=MODEL,
+        model=model,
         source=Digits(),
-        data=data,
+        data=DataConfig(participants, rule, indicator_samples=held_back([method]), unseen=0.25),
         settings=ServerSettings(rounds, evaluate_every=rounds),
-        training=TRAINING,
+        training=training,
         folder=folder,
     )
     return folder
@@ -203,7 +211,9 @@ def test_a_run_that_goes_on_places_a_late_participant_as_onboarding_does(
 @pytest.mark.parametrize("spec", ["ifca", "wecfl", "fesem", "fedgroup", "fedds", "wecfl-cam"])
 def test_a_newcomer_joins_those_of_its_own_group(tmp_path: Path, spec: str) -> None:
     method = build_method({"method": spec, "k": 3, **({"warmup": 2} if spec.endswith("cam") else {})})
-    folder = run_of(method, tmp_path / "cfl", participants=16, rounds=8, groups=3)
+    wide = {**MODEL, "args": {"input_shape": [1, 8, 8], "num_classes": 10}}
+    training = TrainSettings(lr=0.1, local_epochs=10)
+    folder = run_of(method, tmp_path / "cfl", 16, rounds=6, groups=3, model=wide, training=training)
     summary = load_run(folder).summary
     assert summary["final"]["ari"] == 1
     cluster_of = {p["group"]: p["cluster"] for p in summary["participants"]}
@@ -353,11 +363,10 @@ def npz(path: Path, size: int = 8, top: int = 9, count: int = 40) -> Path:
     """Digits of one participant in MedMNIST's layout."""
     train, test = Digits().load()
     arrays = {}
-    for split_name, samples in (("train", train), ("test", test)):
-        images = (255 * samples.x[:count, 0]).astype(np.uint8)
-        arrays[f"{split_name}_images"] = np.pad(images, ((0, 0), (0, size - 8), (0, size - 8)))
-        arrays[f"{split_name}_labels"] = np.where(samples.y[:count] == 9, top, samples.y[:count])
-    arrays["train_labels"][0] = top
+    for name, samples in (("train", train), ("test", test)):
+        some = samples.take(np.random.default_rng(0).permutation(len(samples))[:count])
+        arrays[f"{name}_images"] = np.pad((255 * some.x[:, 0]).astype(np.uint8), ((0, 0), *[(0, size - 8)] * 2))
+        arrays[f"{name}_labels"] = np.where(some.y == 9, top, some.y)
     np.savez(path, **arrays)
     return path
 
@@ -423,7 +432,7 @@ def test_a_class_that_is_not_the_package_s_own_has_to_be_allowed(
         ({"data": partial(npz, size=9)}, r"MLP does not take samples of shape \(1, 9, 9\) .*bring the samples to what"),
         ({"data": partial(npz, top=11)}, r"label 11 does not fit .*\(1, 10\); .*bring the labels to its classes"),
         ({"--name": "a/b"}, r"--name = 'a/b' should be letters"),
-        ({"--name": "p0"}, r"'p0' is a participant of the run; give it another name"),
+        ({"--name": "p1"}, r"'p1' is a participant of the run; give it another name"),
         ({"--out": "."}, r"--out = '.*' is not an empty folder"),
         ({"--rounds": "0"}, r"rounds = 0 should be a whole number >= 1"),
         ({"--indicator-file": "x.npz"}, r"fedavg: needs no indicator samples; leave --indicator-file out"),
@@ -447,7 +456,7 @@ def test_the_command_refuses(
     assert main(["onboard", run, "--data", str(make(tmp_path / "own.npz")), *given]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert pytest.importorskip("re").search(message, said), said
+    assert re.search(message, said), said
     assert kept_files(folder) == before
 
 
@@ -496,3 +505,25 @@ def test_samples_that_do_not_fit_are_refused_in_python_too(runs: Callable[[str],
     samples = Samples(np.zeros((9, 1, 9, 9), np.float32), np.zeros(9, np.int64))
     with pytest.raises(DataError, match="does not take samples of shape"):
         Finished(runs("fedavg")).join(ParticipantData("new", samples, samples))
+
+
+@pytest.mark.parametrize("rounds", range(1, 7))
+def test_what_is_served_is_the_model_of_the_cluster_that_is_named(rounds: int) -> None:
+    """One sample in turn decides, another in each round."""
+    newcomer = joined(IFCA(k=2, assignment_samples=1), TWO, (0, 1, 0, 1), rounds)
+    assert served(newcomer) == [TWO[f"cluster-{newcomer.cluster}"].vector.tolist()]
+
+
+def test_a_simulation_s_newcomers_stand_in_the_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "--loop", "--rounds", "2", "--method", "wecfl:k=3", "--method", "fedavg", "--out", str(tmp_path)]
+    assert main([*words, "--unseen", "0.25"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    header = next(line for line in lines if line.startswith("method"))
+    column = header.split().index("unseen")
+    for run, name in (("fedavg", "fedavg"), ("wecfl-k3", "wecfl")):
+        newcomers = load_run(tmp_path / run).newcomers
+        assert newcomers is not None
+        row = next(line for line in lines if line.startswith(name) and "/2" not in line).replace(" (K=3)", "")
+        assert row.split()[column] == f"{newcomers['served_accuracy']:.3f}"
+        assert len(newcomers["participants"]) == 6
+        assert len(load_run(tmp_path / run).summary["participants"]) == 18
