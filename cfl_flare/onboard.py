@@ -201,7 +201,7 @@ def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict
         ConfigError: the run held nobody back.
         CFLError: as for `Finished`.
     """
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # as in the run itself
     finished = Finished(run)
     data = from_dict(DataConfig, finished.summary["data"], "data")
     people = data.newcomers(source)

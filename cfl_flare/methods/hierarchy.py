@@ -81,7 +81,8 @@ class OneShot(Method):
     @property
     def joins_by(self) -> str:
         """As those who were not in that round."""
-        return "closest direction of its first update" if self.distance == "cosine" else "nearest to its first update"
+        closest = "closest in direction" if self.distance == "cosine" else "nearest"
+        return f"cluster whose mean update is {closest} to its own"
 
     def needs(self, state: ServerState) -> int:
         """The round that clusters needs a participant for each cluster, where their number is given."""
