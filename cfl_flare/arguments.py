@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     dealt.add_argument("--seed", type=int, default=0, help="of the partition (%(default)s)")
     dealt.add_argument("--show", action="store_true", help="list every participant")
     dealt.add_argument("--figure", metavar="FILE", help="draw label counts by participant (thesis Fig. A.1-A.4)")
+    _add_onboard(commands)
     show = commands.add_parser("show", help="print a run's table again, and draw its figures")
     show.add_argument("run", help="folder of a run, or one with several runs below it")
     add_site(commands)
@@ -89,6 +90,8 @@ def _add_run(commands: Any) -> None:
     what = run.add_argument_group("what is run")
     _add_method(what, "may be given several times; default: fedavg and wecfl:k=3")
     _add_data(what)
+    held = "participants held back from training, to join afterwards: a share like 0.2, or a count (%(default)s)"
+    what.add_argument("--unseen", default="0", metavar="S", help=held)
     how = run.add_argument_group("how it is run")
     how.add_argument(
         "--sites", type=int, default=2, metavar="N", help="FLARE clients that host the participants (%(default)s)"
@@ -165,11 +168,29 @@ def _add_training(group: Any) -> None:
     )
 
 
+def _add_onboard(commands: Any) -> None:
+    join = commands.add_parser("onboard", help="give a participant that was not in training its cluster and its model")
+    join.add_argument("run", help="folder of a finished run, or one with a single run below it")
+    _add_source(join, default=None)
+    join.add_argument("--name", default="newcomer", metavar="N", help="what the newcomer is called (%(default)s)")
+    file = "the server's samples, for a method that compares models on some; default: the file that the run names"
+    join.add_argument("--indicator-file", metavar="F", help=file)
+    stay = "rounds in its cluster; more of them train more of what is its own (%(default)s)"
+    join.add_argument("--rounds", type=int, default=1, metavar="N", help=stay)
+    trust = "a class of the run's that is not cfl_flare's own and may be imported; may be given several times"
+    join.add_argument("--allow", action="append", default=[], metavar="CLASS", help=trust)
+    join.add_argument("--out", metavar="DIR", help="where its model goes; default: newcomers/NAME in the run's folder")
+
+
+def _add_source(group: Any, default: str | None, whose: str = "") -> None:
+    sources = f"{whose}{', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class"
+    shown = sources + (" (%(default)s)" if default else "")
+    group.add_argument("--data", default=default, required=default is None, metavar="D", help=shown)
+
+
 def _add_data(group: Any, real: bool = False) -> None:
     """What is read, and how a simulation deals it out; at real sites there is none unless it is asked for."""
-    sources = f"{', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class (%(default)s)"
-    data = SITE_DATA if real else "digits"
-    group.add_argument("--data", default=data, metavar="D", help=("what each site reads: " if real else "") + sources)
+    _add_source(group, SITE_DATA if real else "digits", "what each site reads: " if real else "")
     default = "; default: each site is one participant" if real else " (%(default)s)"
     rule = None if real else "label_permutation:groups=3"
     group.add_argument("--partition", default=rule, metavar="P", help=f"how the data is dealt out{default}")

@@ -11,8 +11,9 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -33,11 +34,14 @@ from cfl_flare.report.table import results_table
 from cfl_flare.results import find_runs
 from cfl_flare.training.settings import TrainSettings
 
+if TYPE_CHECKING:
+    from cfl_flare.onboard import Newcomer
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; bad input is one line on stderr and exit status 2."""
     commands = {"run": run, "export": export, "methods": methods, "partition": partition, "show": show}
-    commands |= {"site": operate, "predict": operate}
+    commands |= {"onboard": onboard, "site": operate, "predict": operate}
     try:
         arguments = parser().parse_args(argv)
         commands[arguments.command](arguments)
@@ -160,6 +164,7 @@ def run(arguments: argparse.Namespace) -> None:
         participants=arguments.participants,
         min_samples=arguments.min_samples,
         indicator_samples=held_back(methods_to_run),
+        unseen=share_or_count(arguments.unseen, "--unseen"),
         sites=arguments.sites,
         rounds=arguments.rounds,
         loop=arguments.loop,
@@ -255,6 +260,45 @@ def build_named(text: str, penalties: Sequence[str] = (), here: bool = True) -> 
         named = [parse_spec(penalty) for penalty in penalties]
         settings["penalties"] = [{"penalty": what, **own} for what, own in named]
     return build_method({"method": name, **settings})
+
+
+def onboard(arguments: argparse.Namespace) -> None:
+    """``cfl-flare onboard``."""
+    from cfl_flare.onboard import Finished
+
+    name = arguments.name
+    check_run_name(name, "--name")
+    finished = Finished(arguments.run, partial(check_allowed, arguments.allow))
+    out = Path(arguments.out) if arguments.out else finished.folder / "newcomers" / name
+    check_out(out)
+    (data,) = DataConfig(min_samples=1).host(read_source(arguments.data), name, 0, 1)
+    newcomer = finished.join(data, finished.logits(arguments.indicator_file), arguments.rounds)
+    path = out / "model.safetensors"
+    finished.save(newcomer, path)
+    console = Console()
+    console.print(newcomer_table(newcomer, finished.method.joins_by))
+    console.print(f"model: {path}", soft_wrap=True)
+
+
+def check_allowed(allowed: Sequence[str], path: str) -> None:
+    """Whether a class that a run names may be imported.
+
+    Raises:
+        ConfigError: it is neither the package's own nor was it allowed.
+    """
+    known = path.startswith("cfl_flare.") or path in allowed
+    require(known, f"the run names {path}, which is not cfl_flare's own; if you trust it, add --allow {path}")
+
+
+def newcomer_table(newcomer: Newcomer, joins_by: str) -> Table:
+    """One line."""
+    table = Table(title="the newcomer, on its own test split", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    cluster = "no clusters" if newcomer.cluster is None else str(newcomer.cluster)
+    measures = [f"{newcomer.metrics[f'served_{what}']:.3f}" for what in ("accuracy", "macro_f1")]
+    for column in ("name", "cluster", "joined by", "rounds", "accuracy", "macro-F1"):
+        table.add_column(column)
+    table.add_row(newcomer.name, cluster, joins_by or "-", str(newcomer.rounds), *measures)
+    return table
 
 
 def methods(arguments: argparse.Namespace) -> None:

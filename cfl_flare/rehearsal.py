@@ -12,7 +12,6 @@ from torch import nn
 
 from cfl_flare.config import build, one_line, require
 from cfl_flare.data import DataConfig, ParticipantData
-from cfl_flare.data.report import participant_names
 from cfl_flare.errors import CFLError, ConfigError
 from cfl_flare.indicator import check_indicator
 from cfl_flare.methods import Method, Participant
@@ -45,15 +44,14 @@ def check_job(
     check_indicator(method, data)
     if data.participants is None:
         return
-    require(
-        method.clusters <= data.participants,
-        f"method {method.name}: k = {method.clusters} is more than participants = {data.participants}; lower k",
-    )
+    most = len(data.names)
+    more = f"is more than {data.who_trains}"
+    require(method.clusters <= most, f"method {method.name}: k = {method.clusters} {more}; lower k")
     sample = settings.sample
-    fits = isinstance(sample, float) or sample <= data.participants
-    require(fits, f"run: sample = {sample} is more than participants = {data.participants}; 1.0 is all of them")
+    fits = isinstance(sample, float) or sample <= most
+    require(fits, f"run: sample = {sample} {more}; 1.0 is all of them")
     if not resumed:  # the server itself says whether it could start
-        participants = [Participant(name, "site", 1) for name in participant_names(data.participants)]
+        participants = [Participant(name, "site", 1) for name in data.names]
         Server(method, layout, participants, settings, method.start(partial(untrained, make_model, settings.seed)))
 
 

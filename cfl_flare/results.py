@@ -3,8 +3,9 @@
 """What a run leaves on disk, written as it goes, and how it is read again.
 
 A run's folder holds ``rounds.jsonl`` (one line a round), ``assignments.jsonl`` (one line a round and participant),
-``clusters/*.safetensors`` (the models) and ``summary.json`` (written last); where they were asked for, also
-``features/round-*.safetensors`` (the Gram matrix of the participants' features).
+``clusters/*.safetensors`` (the models), ``state/`` (the server's state, which newcomers join) and ``summary.json``
+(written last); where they were asked for, also ``features/round-*.safetensors`` (the Gram matrix of the participants'
+features) and ``newcomers.json`` (how participants that were held back fare).
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from cfl_flare.errors import ConfigError
 from cfl_flare.files import load_arrays, save_arrays
 from cfl_flare.methods import GLOBAL, Method, Participant, ServerState, describe_method
 from cfl_flare.params import Layout
+from cfl_flare.store import Store, state_facts
 from cfl_flare.summary import RoundMetrics
 
 if TYPE_CHECKING:
     import torch
 
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
-FEATURES = "features"
+FEATURES, STATE, NEWCOMERS = "features", "state", "newcomers.json"
 # At a site, below its folder of the run in the state root: what each of its participants predicts with.
 SERVED = "served"
 
@@ -65,7 +67,8 @@ class Recorder:
         self.folder, self._run, self._model, self.last = folder, unmarked(run), unmarked(model), last
         (folder / MODELS).mkdir(parents=True, exist_ok=True)
         (folder / SUMMARY).unlink(missing_ok=True)
-        for old in (folder / MODELS).glob("*.safetensors"):
+        (folder / NEWCOMERS).unlink(missing_ok=True)
+        for old in [*(folder / MODELS).glob("*.safetensors"), *(folder / STATE).glob("round-*")]:
             old.unlink()
         if not recorded:  # later rounds are written over
             for old in (folder / FEATURES).glob("*.safetensors"):
@@ -110,9 +113,10 @@ class Recorder:
         method: Method,
         extra: Mapping[str, Any],
     ) -> None:
-        """Writes the models, then the summary."""
+        """Writes the models and the server's state, then the summary."""
         for slot, served in models.items():
             save_served(self.folder / MODELS, slot, served, self._model, state.round)
+        Store(self.folder / STATE).save(state.round, state.bank, state_facts(state))
         last = self.last
         summary = {
             "method": describe_method(method),
@@ -153,12 +157,14 @@ class Run:
         summary: ``summary.json``.
         rounds: the lines of ``rounds.jsonl``.
         assignments: the lines of ``assignments.jsonl``.
+        newcomers: ``newcomers.json``; None where no participants were held back.
     """
 
     folder: Path
     summary: dict[str, Any]
     rounds: list[dict[str, Any]] = field(default_factory=list)
     assignments: list[dict[str, Any]] = field(default_factory=list)
+    newcomers: dict[str, Any] | None = None
 
     @property
     def feature_files(self) -> list[Path]:
@@ -254,7 +260,8 @@ def load_run(folder: str | Path) -> Run:
         raise ConfigError(f"{folder} holds no finished run: there is no {SUMMARY}")
     try:
         summary = json.loads((folder / SUMMARY).read_text())
-        return Run(folder, summary, read_lines(folder / ROUNDS), read_lines(folder / ASSIGNMENTS))
+        newcomers = json.loads((folder / NEWCOMERS).read_text()) if (folder / NEWCOMERS).is_file() else None
+        return Run(folder, summary, read_lines(folder / ROUNDS), read_lines(folder / ASSIGNMENTS), newcomers)
     except ValueError as error:
         raise ConfigError(f"{folder} holds a damaged run: {error}; copy its files again from where it ran") from error
 
@@ -302,7 +309,7 @@ def load_model(run: str | Path, slot: str = GLOBAL, model: torch.nn.Module | Non
     return read_model(path, model)
 
 
-def read_model(path: Path, model: torch.nn.Module | None = None) -> torch.nn.Module:
+def read_model(path: str | Path, model: torch.nn.Module | None = None) -> torch.nn.Module:
     """A model that `save_served` wrote, ready to predict.
 
     Args:
@@ -317,7 +324,7 @@ def read_model(path: Path, model: torch.nn.Module | None = None) -> torch.nn.Mod
 
     from cfl_flare.training.resident import ResidentModel
 
-    arrays, meta = load_arrays(path)
+    arrays, meta = load_arrays(Path(path))
     spec, ensemble = meta["model"], meta.get("ensemble")
     if model is None:
         if not spec["class_path"].startswith("cfl_flare."):

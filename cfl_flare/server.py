@@ -173,8 +173,7 @@ class Server:
         return self._orders
 
     def _order(self, participant: str, train: bool, evaluate: bool) -> Order:
-        sent = self.method.distribute(self.state, participant)
-        return Order((*sent.slots, *sent.to_train) if train else sent.slots, train, evaluate, sent.facts)
+        return Order.of(self.method.distribute(self.state, participant), train, evaluate)
 
     def accept(self, answer: Answer, site: str) -> None:
         """Checks an answer wholly, then keeps it.

@@ -23,6 +23,7 @@ from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.errors import RunFailedError
 from cfl_flare.loop import run_loop
 from cfl_flare.methods import Method
+from cfl_flare.onboard import onboard_unseen
 from cfl_flare.rehearsal import check_data, check_job
 from cfl_flare.report.figures import draw
 from cfl_flare.results import ROUNDS, Run, load_run, read_lines
@@ -42,6 +43,7 @@ class RunSettings:
     rounds: int
     min_samples: int = 8
     indicator_samples: int = 0
+    unseen: float | int = 0
     sample: float | int = 1.0
     min_answers: float | int = 1
     evaluate_every: int = 1
@@ -55,14 +57,21 @@ class RunSettings:
     def __post_init__(self) -> None:
         require_whole("run", task_timeout=self.task_timeout, sites=self.sites, participants=self.participants)
         require(
-            self.sites <= self.participants,
-            f"run: sites = {self.sites} is more than participants = {self.participants}; each site hosts at least one",
+            self.sites <= len(self.data.names),
+            f"run: sites = {self.sites} is more than {self.data.who_trains}; each site hosts at least one",
         )
 
     @property
     def data(self) -> DataConfig:
         """How the samples are dealt out."""
-        return DataConfig(self.participants, dict(self.partition), self.seed, self.min_samples, self.indicator_samples)
+        return DataConfig(
+            self.participants,
+            dict(self.partition),
+            self.seed,
+            self.min_samples,
+            self.indicator_samples,
+            self.unseen,
+        )
 
     @property
     def scheduled(self) -> ServerSettings:
@@ -80,7 +89,8 @@ class RunSettings:
 def simulate(methods: Mapping[str, Method], settings: RunSettings, out: Path) -> list[Run]:
     """Runs each method and leaves its results in ``out/<name>``.
 
-    Everything is checked for all methods before the first one starts, and before anything is written.
+    Everything is checked for all methods before the first one starts, and before anything is written. Participants that
+    were held back join each run when it is done.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -101,6 +111,10 @@ def simulate(methods: Mapping[str, Method], settings: RunSettings, out: Path) ->
             folder.mkdir(parents=True)
             with Display(console, name, settings.rounds) as display:
                 job(folder, display)
+            if settings.unseen:
+                failed = onboard_unseen(folder, settings.source)["failed"]
+                for reason in failed.values():
+                    console.print(f"could not join: {reason}", style="yellow")
             runs.append(load_run(folder))
     return runs
 
@@ -135,6 +149,7 @@ def _job(name: str, method: Method, settings: RunSettings, out: Path) -> Any:
         partition=settings.partition,
         min_samples=settings.min_samples,
         indicator_samples=settings.indicator_samples,
+        unseen=settings.unseen,
         num_rounds=settings.rounds,
         min_clients=settings.sites,
         training=settings.training,

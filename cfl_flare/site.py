@@ -36,6 +36,11 @@ class Order:
     evaluate: bool
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, sent: Download, train: bool, evaluate: bool) -> Order:
+        """The order that comes with what a method distributes."""
+        return cls((*sent.slots, *sent.to_train) if train else sent.slots, train, evaluate, sent.facts)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -114,7 +119,8 @@ class Site:
         except Exception as error:  # the module may be the user's, and raise anything
             raise DataError(
                 f"{data.name}: the model {type(module).__name__} does not take samples of shape {shape} "
-                f"({one_line(error)}); set the model's input_shape to {list(shape)}"
+                f"({one_line(error)}); set the model's input_shape to {list(shape)}, or bring the samples to what it "
+                "takes"
             ) from error
         if not isinstance(outputs, torch.Tensor):
             raise DataError(
@@ -125,7 +131,7 @@ class Site:
         if outputs.dim() != 2 or outputs.shape[1] <= top:
             raise DataError(
                 f"{data.name}: label {top} does not fit the model's output of shape {tuple(outputs.shape)}; set the "
-                f"model's num_classes to {top + 1} or more"
+                f"model's num_classes to {top + 1} or more, or bring the labels to its classes"
             )
 
     def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
@@ -153,12 +159,10 @@ class Site:
             AbortedError: the job was aborted meanwhile.
         """
         memory = dict(self.memory[participant])
-        learner = self.learner(participant, memory, round_number)
         metrics: dict[str, float] = {}
         update = None
         try:
-            sent = Download(order.slots, tuple(models[slot] for slot in order.slots), order.facts)
-            download = self.method.compose(sent, self.workshop.resident.layout)
+            learner, download = self._at_work(participant, order, models, round_number, memory)
             if order.evaluate:
                 served = Served.of(self.method.predictor(learner, download))
                 metrics.update({f"served_{name}": value for name, value in learner.evaluate(served).items()})
@@ -174,3 +178,27 @@ class Site:
             return Answer(participant, error=f"{type(error).__name__}: {error}")
         self.memory[participant] = memory
         return Answer(participant, update, metrics)
+
+    def served(
+        self, participant: str, order: Order, models: Mapping[str, Params], round_number: int
+    ) -> tuple[Served, dict[str, float]]:
+        """What a participant predicts with, and how it does on its own test split; nothing of it is remembered.
+
+        Args:
+            participant: whom the order is for.
+            order: what it was sent.
+            models: the models that came with it, by slot.
+            round_number: counted from 0.
+        """
+        memory = dict(self.memory[participant])
+        learner, download = self._at_work(participant, order, models, round_number, memory)
+        served = Served.of(self.method.predictor(learner, download))
+        return served, {f"served_{name}": value for name, value in learner.evaluate(served).items()}
+
+    def _at_work(
+        self, participant: str, order: Order, models: Mapping[str, Params], number: int, memory: dict[str, Params]
+    ) -> tuple[Learner, Download]:
+        """A participant in one round, and what it was sent as whole models."""
+        sent = Download(order.slots, tuple(models[slot] for slot in order.slots), order.facts)
+        learner = self.learner(participant, memory, number)
+        return learner, self.method.compose(sent, self.workshop.resident.layout)

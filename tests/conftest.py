@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,3 +17,18 @@ def data_root() -> Path:
     if not root or not Path(root).is_dir():
         pytest.skip("CFL_DATA_ROOT names no folder with the real image sets")
     return Path(root)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Finished runs by the name of their method, each made once and not to be changed."""
+    from tests.joining import METHOD_LIST, run_of
+
+    done: dict[str, Path] = {}
+
+    def finished(name: str) -> Path:
+        if name not in done:
+            done[name] = run_of(METHOD_LIST[name], tmp_path_factory.mktemp("run") / "cfl")
+        return done[name]
+
+    return finished

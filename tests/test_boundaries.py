@@ -27,7 +27,7 @@ MAY = {
     "site": BASICS | {"params", "training", "methods", "data", "ensemble"},
     "summary": BASICS | {"clustering", "methods"},
     "analysis": BASICS | {"params", "methods", "clustering"},
-    "results": BASICS | {"files", "ensemble", "params", "methods", "summary", "training"},
+    "results": BASICS | {"files", "ensemble", "params", "methods", "summary", "training", "store"},
     "store": BASICS | {"files", "params", "methods"},
     "spool": {"methods"},
     "checkpoints": BASICS | {"params", "methods", "store", "summary"},
@@ -36,6 +36,8 @@ MAY = {
     | {"archive"},
     "indicator": BASICS | {"params", "methods", "training", "data"},
     "rehearsal": BASICS | {"params", "methods", "training", "data", "site", "server", "indicator"},
+    "onboard": BASICS
+    | {"ensemble", "params", "methods", "training", "data", "site", "results", "summary", "store", "indicator"},
     "report": {"errors", "results", "data"},
     "loop": BASICS
     | {"params", "methods", "training", "data", "site", "server", "results", "summary", "checkpoints", "store"}

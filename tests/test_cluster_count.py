@@ -14,7 +14,8 @@ import pytest
 from cfl_flare.analysis import gram
 from cfl_flare.errors import ConfigError, PayloadError
 from cfl_flare.methods import CAM, Assignment, Contrastive, Download, FedAvg, Method, Participant, ServerState, Together
-from cfl_flare.methods.base import Update, cluster_slot
+from cfl_flare.methods.base import cluster_slot
+from cfl_flare.methods.state import Update
 from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.results import load_run, read_features
 from cfl_flare.server import Server, ServerSettings

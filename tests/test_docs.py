@@ -58,6 +58,11 @@ def test_every_penalty_of_the_document_is_there():
         assert build_named("wecfl:k=3", [spec]).penalties
 
 
+def test_the_rule_for_newcomers_to_every_method_is_there():
+    there = {parse_spec(spec)[0] for spec in first_column(ROOT / "docs" / "newcomers.md")}
+    assert there >= {*METHODS, *COMBINATIONS}
+
+
 def test_the_example_of_penalties_builds_what_it_says():
     names: dict = {}
     exec(blocks(ROOT / "docs" / "penalties-and-cam.md", "python")[0], names)

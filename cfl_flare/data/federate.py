@@ -17,6 +17,7 @@ from cfl_flare.data.partitions import build_partition
 from cfl_flare.data.report import PartitionReport, participant_names, report_of
 from cfl_flare.data.samples import DataSource, Samples, normalised, read
 from cfl_flare.errors import ConfigError
+from cfl_flare.seeds import stream
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class DataConfig:
         min_samples: fewest training samples of a participant.
         indicator_samples: training samples of each class that a simulation takes out before it deals the others out:
             no participant has them, and a server whose method compares predictions does.
+        unseen: how many of a simulation's participants are held back from the training, to join afterwards: a share in
+            [0.0, 1.0), or a count.
     """
 
     participants: int | None = None
@@ -55,6 +58,7 @@ class DataConfig:
     seed: int = 0
     min_samples: int = 8
     indicator_samples: int = 0
+    unseen: float | int = 0
 
     def __post_init__(self) -> None:
         where = "data"
@@ -79,9 +83,42 @@ class DataConfig:
                 f"{where}: participants = {self.participants!r} should be a whole number >= 1",
             )
             build_partition(self.partition).check(self.participants or 0)
+        self._check_unseen(where)
+
+    def _check_unseen(self, where: str) -> None:
+        unseen, participants = self.unseen, self.participants
+        share = 0 <= unseen < 1 if isinstance(unseen, float) else unseen >= 0
+        require(share, f"{where}: unseen = {unseen} should be a share in [0.0, 1.0) or a count")
+        if unseen:
+            require(
+                participants is not None,
+                f"{where}: unseen = {unseen} participants can be held back in a simulation only; a site that was not "
+                "in training joins by 'cfl-flare onboard'",
+            )
+            left = f"leaves none of {participants} participants to train; hold back fewer"
+            require(bool(self.names), f"{where}: unseen = {unseen} {left}")
+
+    @property
+    def names(self) -> list[str]:
+        """The participants of a simulation that train, by name; none where nobody knows them beforehand."""
+        every = participant_names(self.participants or 0)
+        return [every[i] for i in self._places(unseen=False)]
+
+    @property
+    def who_trains(self) -> str:
+        """How many participants of a simulation train, for messages: ``participants = 24``."""
+        every = f"participants = {self.participants}"
+        return f"the {len(self.names)} of {every} that train" if self.unseen else every
+
+    def _places(self, unseen: bool) -> list[int]:
+        """The places of those who are held back, or of the others; the seed alone decides."""
+        count = self.participants or 0
+        held = max(1, round(self.unseen * count)) if isinstance(self.unseen, float) and self.unseen else self.unseen
+        drawn_out = set(stream(self.seed, "unseen").permutation(count)[: int(held)].tolist())
+        return [i for i in range(count) if (i in drawn_out) == unseen]
 
     def host(self, source: DataSource, site: str, index: int, sites: int) -> list[ParticipantData]:
-        """The participants that a site hosts: its block of a simulation's, or itself.
+        """The participants that a site hosts: its block of those of a simulation that train, or itself.
 
         Args:
             source: what the site reads.
@@ -100,19 +137,37 @@ class DataConfig:
                 "lower that",
             )
             return [_prepared(site, train, test, None)]
+        places = self._places(unseen=False)
+        return self._deal_to(places[index * len(places) // sites : (index + 1) * len(places) // sites], train, test)
+
+    def newcomers(self, source: DataSource) -> list[ParticipantData]:
+        """The participants of a simulation that are held back from the training.
+
+        Args:
+            source: what is dealt out.
+
+        Raises:
+            DataError: the samples cannot be read, are unsound, or too few.
+        """
+        places = self._places(unseen=True)
+        return self._deal_to(places, *read(source, f"data {type(source).__name__}")) if places else []
+
+    def _deal_to(self, places: list[int], train: Samples, test: Samples) -> list[ParticipantData]:
+        """The participants of a simulation at these places."""
+        assert self.partition is not None and self.participants is not None
         rule, train = build_partition(self.partition), self._without_indicator(train)
         deal = dealt(train, test, rule, self.participants, self.seed, self.min_samples)
         classes = int(max(train.y.max(), test.y.max())) + 1
         names = participant_names(self.participants)
-        hosted = []
-        for i in range(index * self.participants // sites, (index + 1) * self.participants // sites):
+        people = []
+        for i in places:
             group = deal.truth[i]
             own, held_back = (
                 rule.alter(samples.take(indices), group, classes, self.seed)
                 for samples, indices in ((train, deal.train[i]), (test, deal.test[i]))
             )
-            hosted.append(_prepared(names[i], own, held_back, group))
-        return hosted
+            people.append(_prepared(names[i], own, held_back, group))
+        return people
 
     def report(self, source: DataSource) -> PartitionReport:
         """How the source is dealt out to the participants of a simulation.

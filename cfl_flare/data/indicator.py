@@ -33,7 +33,7 @@ def drawn(labels: np.ndarray, per_class: int, seed: int, where: str, spare: int 
         require(
             len(own) >= per_class + spare,
             f"{where}: class {c} has {len(own)} training samples, too few for indicator_samples = {per_class} of each "
-            f"class{' and others to train on' * bool(spare)}; lower indicator_samples",
+            f"class{' and others to train on' * bool(spare)}; lower indicator_samples, or give more samples",
         )
         chosen.append(stream(seed, "indicator samples", int(c)).permutation(own)[:per_class])
     return np.concatenate(chosen)

@@ -58,6 +58,8 @@ class ClusteredRecipe(Recipe):
         min_samples: fewest training samples of a participant.
         indicator_samples: to simulate: training samples of each class that no participant gets, on which the server
             compares models; None for as many as the method needs.
+        unseen: to simulate: how many participants are held back from the training, a share in [0.0, 1.0) or a count;
+            `cfl_flare.onboard.onboard_unseen` lets them join the finished run.
         num_rounds: communication rounds.
         min_clients: fewest sites with which FLARE starts the job; a site that comes up later misses it.
         training: TrainSettings or a dictionary of them.
@@ -89,6 +91,7 @@ class ClusteredRecipe(Recipe):
         partition: Mapping[str, Any] | str | None = None,
         min_samples: int = 8,
         indicator_samples: int | None = None,
+        unseen: float | int = 0,
         num_rounds: int,
         min_clients: int,
         training: TrainSettings | Mapping[str, Any] | None = None,
@@ -123,11 +126,10 @@ class ClusteredRecipe(Recipe):
         rule = _named(partition, "partition")
         if indicator_samples is None:
             indicator_samples = 0 if participants is None else held_back([self.method])
-        self.data = DataConfig(participants, rule, seed, min_samples, indicator_samples)
+        self.data = DataConfig(participants, rule, seed, min_samples, indicator_samples, unseen)
         require(
-            participants is None or min_clients <= participants,
-            f"run: min_clients = {min_clients} is more than participants = {participants}; each site hosts at "
-            "least one",
+            participants is None or min_clients <= len(self.data.names),
+            f"run: min_clients = {min_clients} is more than {self.data.who_trains}; each site hosts at least one",
         )
         check_job(self.method, self.model, self.data, settings, resumed=resume_from is not None)
         self.min_clients = min_clients
@@ -197,15 +199,15 @@ class ClusteredRecipe(Recipe):
         """
         if not isinstance(env, (SimEnv, PocEnv)):
             return  # provisioned sites are what they are
-        where, sites, most = type(env).__name__, env.num_clients, self.data.participants
+        where, sites = type(env).__name__, env.num_clients
         require(
             sites is None or sites >= self.min_clients,
             f"{where}: num_clients = {sites} is less than the job's min_clients = {self.min_clients}; it would "
             "never start",
         )
         require(
-            sites is None or most is None or sites <= most,
-            f"{where}: num_clients = {sites} is more than participants = {most}; each site hosts at least one",
+            sites is None or self.data.participants is None or sites <= len(self.data.names),
+            f"{where}: num_clients = {sites} is more than {self.data.who_trains}; each site hosts at least one",
         )
         if isinstance(env, SimEnv):
             folder = str(env.workspace_root)

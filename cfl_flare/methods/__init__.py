@@ -10,7 +10,7 @@ from typing import Any
 
 from cfl_flare.config import build, class_path, from_dict
 from cfl_flare.errors import ConfigError
-from cfl_flare.methods.base import Assignment, Download, Method, Participant, ServerState, Update
+from cfl_flare.methods.base import Method
 from cfl_flare.methods.cam import CAM
 from cfl_flare.methods.cfl import CFL
 from cfl_flare.methods.cuau import FedCUAU
@@ -24,6 +24,7 @@ from cfl_flare.methods.named import COMBINATIONS
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
 from cfl_flare.methods.personal import CGPFL, Ditto, FedBABU, FedPer
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
+from cfl_flare.methods.state import Assignment, Download, Participant, ServerState, Update
 from cfl_flare.methods.together import Together
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 

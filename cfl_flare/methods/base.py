@@ -9,136 +9,21 @@ server (``start``, ``distribute``, ``assign``, ``aggregate``) and on every site 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.archive import Archive
 from cfl_flare.config import check_types, require
 from cfl_flare.ensemble import Served
-from cfl_flare.methods.indicator import Indicator, Predict
+from cfl_flare.methods.indicator import Indicator
 from cfl_flare.methods.penalties import Penalty
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
+from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.params import Layout, Params, WeightedMean, weighted_mean
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Term
-
-Assignment = Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Participant:
-    """The unit that is clustered.
-
-    Attributes:
-        name: unique in the run.
-        site: the FLARE client that hosts it.
-        samples: its training samples, n_i.
-        group: its true group, where the partition knows one; used in measures alone.
-    """
-
-    name: str
-    site: str
-    samples: int
-    group: int | None = None
-
-
-@dataclass(frozen=True)
-class Download:
-    """What a participant is sent: names of models in the server's bank; on the site, the models themselves.
-
-    Attributes:
-        slots: names in the bank, in the order in which the method's local step expects them; ``cluster-3:head`` is a
-            part of a model.
-        models: the models, in the same order; filled in on the site.
-        facts: small JSON values that the method's local step needs beside them.
-        to_train: names of further models, that come after the others and only to a participant that trains; on the
-            site they are slots like the others.
-    """
-
-    slots: tuple[str, ...] = ()
-    models: tuple[Params, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    to_train: tuple[str, ...] = ()
-
-    def model(self, slot: str) -> Params:
-        """The model, or part of one, of this name."""
-        return self.models[self.slots.index(slot)]
-
-
-@dataclass(frozen=True)
-class Update:
-    """What a participant sends back.
-
-    Attributes:
-        participant: its name.
-        samples: its training samples, n_i.
-        diffs: for each slot that it moved, its model minus the one it was sent in that slot.
-        cluster: the cluster that it picked itself, for methods that assign on the site.
-    """
-
-    participant: str
-    samples: int
-    diffs: Mapping[str, Params] = field(default_factory=dict)
-    cluster: int | None = None
-
-
-class Mapped(Sequence[Update]):
-    """Updates seen through a function, one at a time: large ones lie on disk."""
-
-    def __init__(self, updates: Sequence[Update], function: Callable[[Update], Update]):
-        self._updates, self._function = updates, function
-
-    def __len__(self) -> int:
-        return len(self._updates)
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self._updates[index]
-        return Mapped(found, self._function) if isinstance(index, slice) else self._function(found)
-
-    def __iter__(self) -> Iterator[Update]:
-        return map(self._function, self._updates)
-
-
-@dataclass(frozen=True)
-class ServerState:
-    """All that the server knows between two rounds.
-
-    Attributes:
-        bank: the named models: ``global``, ``cluster-0``, ...
-        assignment: cluster of each participant seen so far.
-        round: rounds completed.
-        extras: small JSON values that a method adds.
-        logits: what models predict on the server's indicator samples. It is there in `Method.assign`, of a method that
-            has an ``indicator``; it is no part of what is stored.
-        archive: the arrays on the server's disk. It is there in `Method.assign` and `Method.aggregate` of a method that
-            ``archives``, and no part of what is stored: extras say which versions belong to the state.
-    """
-
-    bank: Mapping[str, Params]
-    assignment: Assignment = field(default_factory=dict)
-    round: int = 0
-    extras: Mapping[str, Any] = field(default_factory=dict)
-    logits: Predict | None = field(default=None, compare=False, repr=False)
-    archive: Archive | None = field(default=None, compare=False, repr=False)
-
-    def layout(self, slot: str) -> Layout:
-        """The layout of a model in the bank, or of a part of one."""
-        whole, _, role = slot.partition(":")
-        return self.bank[whole].layout.of_part(role)
-
-    def trained(self, update: Update) -> Params:
-        """The model that a participant ended its round with, where its update moved a single slot."""
-        ((slot, diff),) = update.diffs.items()
-        return self.bank[slot] + diff
-
-    def after(self, bank: Mapping[str, Params], assignment: Assignment | None = None, **extras: Any) -> ServerState:
-        """The state after a round: some models replaced, some participants assigned, some extras set."""
-        return ServerState(
-            {**self.bank, **bank}, {**self.assignment, **(assignment or {})}, self.round + 1, {**self.extras, **extras}
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +36,7 @@ class Method(ABC):
         penalties: terms that are added to the loss in each local step; see `cfl_flare.methods.penalties`.
         finetune: each participant trains what it predicts with for one more local round before it does (thesis
             sec. 7.4.4).
+        finetune_epochs: passes over its training data in that round; None for as long as any other.
         name: what the method is called in a job.
         paper: where it comes from.
         assigns_on_site: each participant picks its cluster itself.
@@ -172,13 +58,18 @@ class Method(ABC):
     weighting: str = "samples"
     penalties: tuple[Penalty, ...] = ()
     finetune: bool = False
+    finetune_epochs: int | None = None
 
     def __post_init__(self) -> None:
-        check_types(self, f"method {self.name}")
+        where, epochs = f"method {self.name}", self.finetune_epochs
+        check_types(self, where)
         self._check_penalties()
+        require(epochs is None or epochs >= 1, f"{where}: finetune_epochs = {epochs} should be >= 1 or None")
+        used = self.finetune or epochs == type(self).finetune_epochs
+        require(used, f"{where}: finetune_epochs = {epochs} does nothing without finetune = True; set that too")
         require(
             self.weighting in ("samples", "uniform"),
-            f"method {self.name}: weighting = {self.weighting!r} should be 'samples' or 'uniform'",
+            f"{where}: weighting = {self.weighting!r} should be 'samples' or 'uniform'",
         )
 
     def _check_penalties(self) -> None:
@@ -212,6 +103,23 @@ class Method(ABC):
     def asks_all(self, state: ServerState) -> bool:
         """Whether the coming round asks all participants to train, whatever the run's sampling."""
         return False
+
+    @property
+    def joins_by(self) -> str:
+        """By what a newcomer to a finished run gets its cluster, in a few words."""
+        return "the method's own assignment" if self.clusters else ""
+
+    def join(self, state: ServerState, update: Update) -> ServerState:
+        """The state of a finished run once a newcomer has sent an update: it may be placed, nothing else changes.
+
+        No model of the bank moves, and nobody else changes cluster.
+        """
+        placed = {**state.assignment, **self.assign(state, [update])}
+        return replace(state, assignment=placed, round=state.round + 1)
+
+    def placed(self, state: ServerState, participant: str) -> bool:
+        """Whether a participant has the cluster in which it will stay for now; always, where there are none."""
+        return not self.clusters_in(state) or participant in state.assignment
 
     @property
     def indicator(self) -> Indicator | None:
@@ -319,9 +227,9 @@ class Method(ABC):
         return self.finetuned(learner, served) if self.finetune else served
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
-        """The models after one more local round, each by itself."""
+        """The models after one more local round of ``finetune_epochs``, each by itself."""
         served = Served.of(served)
-        models = tuple(learner.train(model, purpose="finetune") for model in served.models)
+        models = tuple(learner.train(m, purpose="finetune", epochs=self.finetune_epochs) for m in served.models)
         return replace(served, models=models)
 
     def clustered(self, state: ServerState, update: Update) -> Params:

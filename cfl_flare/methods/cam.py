@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from cfl_flare.config import require
 from cfl_flare.ensemble import Served
-from cfl_flare.methods.base import Assignment, Download, Mapped, Method, ServerState, Update
+from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
+from cfl_flare.methods.state import Assignment, Download, Mapped, ServerState, Update
 from cfl_flare.params import Layout, Params, WeightedMean, weighted_mean
 from cfl_flare.training.learner import Learner
 
@@ -82,6 +84,11 @@ class CAM(Method):
     def clusters(self) -> int:
         """The base's."""
         return self.base.clusters
+
+    @property
+    def joins_by(self) -> str:
+        """The base's, of the sums."""
+        return self.base.joins_by
 
     def clusters_in(self, state: ServerState) -> int:
         """The base's."""
@@ -229,15 +236,11 @@ class CAM(Method):
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """Both parts after one more local round, each beside what the other was (thesis sec. 7.4.4)."""
+        tune = partial(Learner.train, purpose="finetune", epochs=self.finetune_epochs)
         if not isinstance(served, Served):  # in the warm-up
-            return (learner.part(SHARED) if self.base.assigns_on_site else learner).train(served, purpose="finetune")
+            return tune(learner.part(SHARED) if self.base.assigns_on_site else learner, served)
         shared, own = served.models
-        return Served(
-            (
-                learner.part(SHARED).beside(own).train(shared, purpose="finetune"),
-                learner.beside(shared).train(own, purpose="finetune"),
-            )
-        )
+        return Served((tune(learner.part(SHARED).beside(own), shared), tune(learner.beside(shared), own)))
 
     def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The sums."""

@@ -14,9 +14,10 @@ from cfl_flare.clustering.agglomerative import agglomerate, distances_between
 from cfl_flare.clustering.kmeans import stacked
 from cfl_flare.config import require
 from cfl_flare.ensemble import Served
-from cfl_flare.methods.base import Assignment, Download, Method, ServerState, Update, cluster_slot
+from cfl_flare.methods.base import Method, cluster_slot
 from cfl_flare.methods.hierarchy import is_cluster
 from cfl_flare.methods.parts import check_part, known_part
+from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.params import Layout, Params, WeightedMean
 
 SPLITS, SETTLED = "splits", "settled"
@@ -86,6 +87,19 @@ class CFL(Method):
     def clusters_in(self, state: ServerState) -> int:
         """One more than there were splits."""
         return 1 + len(state.extras[SPLITS])
+
+    @property
+    def joins_by(self) -> str:
+        """As the paper's new clients."""
+        return "down the tree of splits, by cosine similarity"
+
+    def join(self, state: ServerState, update: Update) -> ServerState:
+        """One split further down; ``settled`` says how far. A single update splits no cluster."""
+        return replace(self.aggregate(state, [update], self.assign(state, [update])), bank=state.bank)
+
+    def placed(self, state: ServerState, participant: str) -> bool:
+        """There is no split left to go down."""
+        return super().placed(state, participant) and self.open_split(state, participant) is None
 
     def check_model(self, layout: Layout) -> None:
         """The model has the part that is compared."""

@@ -14,10 +14,11 @@ from cfl_flare.clustering.bins import by_rank, placed, thresholds
 from cfl_flare.config import require, require_whole
 from cfl_flare.ensemble import Served
 from cfl_flare.errors import ConfigError
-from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update, cluster_slot
+from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.fedavg import FedAvg, FedProx
 from cfl_flare.methods.ifca import BACKBONE
 from cfl_flare.methods.personal import HEAD, BackboneOnly, FedBABU, FedPer
+from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.params import Layout, Params
 from cfl_flare.training.learner import Learner
 
@@ -48,7 +49,7 @@ class FedCUAU(Method):
             FedBABU and FedPer never the head.
         finetune: measures the personalised accuracy: the own cluster's model, fine-tuned; without it the initial one,
             of C1's model (FedPer has none, as its heads are the participants'; there it is the own cluster's model).
-        finetune_epochs: passes over the training data in that fine-tuning.
+        finetune_epochs: passes over the training data in that fine-tuning; None for as long as a round.
         in_parts: its bank holds no whole models.
     """
 
@@ -60,7 +61,7 @@ class FedCUAU(Method):
     base: Method | str = "fedavg"
     k: int = 2
     cluster_layers: tuple[str, ...] | None = None
-    finetune_epochs: int = 5
+    finetune_epochs: int | None = 5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +71,7 @@ class FedCUAU(Method):
         object.__setattr__(self, "base", base)
         require(not self.inner.finetune, "method fedcuau: finetune belongs to the whole; set base's finetune = False")
         require(self.weighting == "samples", "method fedcuau: weighting belongs to its base; give it there")
-        require_whole("method fedcuau", k=self.k, finetune_epochs=self.finetune_epochs)
+        require_whole("method fedcuau", k=self.k)
         require(self.k >= 2, f"method fedcuau: k = {self.k} should be >= 2; one cluster is its base")
         layers = self.cluster_layers
         if layers is not None:
@@ -94,6 +95,15 @@ class FedCUAU(Method):
     def clusters(self) -> int:
         """C."""
         return self.k
+
+    @property
+    def joins_by(self) -> str:
+        """As those who were not in round 0."""
+        return "distance of its first update to the mean update"
+
+    def join(self, state: ServerState, update: Update) -> ServerState:
+        """It is placed by `aggregate`, as its first update is no model that could be compared."""
+        return replace(self.aggregate(state, [update], self.assign(state, [update])), bank=state.bank)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -244,8 +254,7 @@ class FedCUAU(Method):
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """The personalised model (sec. 6.3)."""
-        (model,) = Served.of(served).models
-        return _stage_two(learner).train(model, purpose="finetune", epochs=self.finetune_epochs)
+        return super().finetuned(_stage_two(learner), served)
 
     def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """Each cluster's model; with FedBABU's head, or for FedPer the run's untrained one."""

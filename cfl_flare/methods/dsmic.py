@@ -12,9 +12,10 @@ from cfl_flare.clustering.divergence import divergences
 from cfl_flare.config import require
 from cfl_flare.ensemble import Served
 from cfl_flare.errors import ConfigError
-from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update, cluster_slot
+from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.indicator import Indicator
 from cfl_flare.methods.maml import Adapting
+from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.params import Layout, Params
 from cfl_flare.seeds import derive
 
@@ -58,6 +59,11 @@ class FedDS(Method):
     def clusters(self) -> int:
         """C."""
         return self.k
+
+    @property
+    def joins_by(self) -> str:
+        """As everyone in each round (Eq. 6)."""
+        return "smallest KL divergence on the indicator samples"
 
     @property
     def indicator(self) -> Indicator:

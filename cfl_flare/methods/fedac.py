@@ -18,9 +18,9 @@ from cfl_flare.clustering.lowrank import directions, mapped, similarity
 from cfl_flare.config import require, require_whole
 from cfl_flare.ensemble import Served
 from cfl_flare.errors import ConfigError
-from cfl_flare.methods.base import Assignment, Download, ServerState, Update
 from cfl_flare.methods.personal import OwnModel
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
+from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.methods.tuning import Clusters, as_json, tune
 from cfl_flare.params import Layout, Params, weighted_mean
 from cfl_flare.training.learner import Learner
@@ -94,6 +94,11 @@ class FedAC(OwnModel):
     def clusters_in(self, state: ServerState) -> int:
         """Ids given out: each split takes a new one."""
         return int(state.extras["ids"])
+
+    @property
+    def joins_by(self) -> str:
+        """Its trained model, as it is: the run's map is gone."""
+        return "most similar centre, cosine" if self.likeness == "lrcos" else "nearest centre"
 
     def needs(self, state: ServerState) -> int:
         """The first E-step needs a participant for each cluster, and the map two of them."""
@@ -188,8 +193,6 @@ class FedAC(OwnModel):
 
         Phi is the mean of the round's embeddings; the paper prints their sum.
         """
-        if state.archive is None:
-            return state.after({}, assignment)
         phi, common, known = state.bank[PHI], state.bank[GLOBAL], self._known(state, updates)
         embeddings = ((state.trained(u).take(phi.layout), self.weight(u)) for u in updates)
         slots = self._slots(state) or {k: cluster_slot(k) for k in range(self.k)}

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cfl_flare.config import require
-from cfl_flare.methods.base import Assignment, Download, Method, ServerState, Update
+from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
+from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.params import Params
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Term

@@ -21,8 +21,9 @@ from cfl_flare.clustering.agglomerative import (
 from cfl_flare.clustering.kmeans import first_kmeans, stacked
 from cfl_flare.config import require
 from cfl_flare.ensemble import Served
-from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update, cluster_slot
+from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.parts import check_part, known_part
+from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.params import Layout, Params
 
 
@@ -77,6 +78,12 @@ class OneShot(Method):
     def clusters_now(self, state: ServerState) -> bool:
         """Whether the coming round is the one that clusters."""
         return not self.found(state)
+
+    @property
+    def joins_by(self) -> str:
+        """As those who were not in that round."""
+        closest = "closest in direction" if self.distance == "cosine" else "nearest"
+        return f"cluster whose mean update is {closest} to its own"
 
     def needs(self, state: ServerState) -> int:
         """The round that clusters needs a participant for each cluster, where their number is given."""

@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from cfl_flare.config import require
 from cfl_flare.ensemble import Served
-from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update, cluster_slot
+from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
+from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.params import Layout, Params
 from cfl_flare.training.learner import Learner
 
@@ -54,6 +55,11 @@ class IFCA(Method):
     def clusters(self) -> int:
         """K."""
         return self.k
+
+    @property
+    def joins_by(self) -> str:
+        """As everyone in each round."""
+        return "smallest loss on its training data"
 
     @property
     def slots(self) -> tuple[str, ...]:

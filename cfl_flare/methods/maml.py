@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from cfl_flare.config import require
 from cfl_flare.ensemble import Served
-from cfl_flare.methods.base import Download, Method, Update
+from cfl_flare.methods.base import Method
 from cfl_flare.methods.fedavg import FedAvg
+from cfl_flare.methods.state import Download, Update
 from cfl_flare.params import Params
 from cfl_flare.training.learner import Learner
 

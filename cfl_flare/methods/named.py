@@ -18,6 +18,9 @@ from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.together import Together
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
+# Settings that every method has, and that belong to a combination as a whole.
+WHOLE = ("finetune", "finetune_epochs")
+
 
 @dataclass(frozen=True)
 class Combination:
@@ -67,10 +70,10 @@ class Combination:
             there = ", ".join(self.settings())
             raise ConfigError(f"{where}: unknown setting {unknown[0]!r}; it has: {there}")
         names = [{f.name for f in dataclasses.fields(cls)} for cls in self.inner]
-        # finetune is the whole's; what an inner method knows otherwise goes to it, the rest to the outer one
-        given = [{k: v for k, v in rest.items() if k in own and k != "finetune"} for own in names]
+        # fine-tuning is the whole's; what an inner method knows otherwise goes to it, the rest to the outer one
+        given = [{k: v for k, v in rest.items() if k in own and k not in WHOLE} for own in names]
         inner = [from_dict(c, {**self._fixed(own), **g}, where) for c, own, g in zip(self.inner, names, given)]
-        outer = {k: v for k, v in rest.items() if k == "finetune" or not any(k in own for own in names)}
+        outer = {k: v for k, v in rest.items() if k in WHOLE or not any(k in own for own in names)}
         outer = {**self._fixed({f.name for f in dataclasses.fields(self.outer)}.difference(*names)), **outer}
         if self.outer is CAM:
             return from_dict(CAM, {"base": inner[0], **outer}, where)

@@ -12,10 +12,11 @@ from typing import ClassVar
 from cfl_flare.config import require
 from cfl_flare.ensemble import Served
 from cfl_flare.errors import ConfigError
-from cfl_flare.methods.base import Download, Method, ServerState, Update
+from cfl_flare.methods.base import Method
 from cfl_flare.methods.fedavg import FedAvg
 from cfl_flare.methods.ifca import BACKBONE
 from cfl_flare.methods.slots import GLOBAL
+from cfl_flare.methods.state import Download, ServerState, Update
 from cfl_flare.methods.wecfl import FeSEM
 from cfl_flare.params import Layout, Params
 from cfl_flare.training.learner import Learner

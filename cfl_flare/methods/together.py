@@ -14,8 +14,9 @@ import numpy as np
 
 from cfl_flare.config import require
 from cfl_flare.ensemble import VOTES, Served
-from cfl_flare.methods.base import Assignment, Download, Mapped, Method, ServerState, Update
+from cfl_flare.methods.base import Method
 from cfl_flare.methods.indicator import Indicator
+from cfl_flare.methods.state import Assignment, Download, Mapped, ServerState, Update
 from cfl_flare.params import Layout, Params
 from cfl_flare.training.learner import Learner
 
@@ -69,6 +70,23 @@ class Together(Method):
     def clusters(self) -> int:
         """Of the part that clusters."""
         return sum(part.clusters for part in self.parts)
+
+    @property
+    def joins_by(self) -> str:
+        """Of the part that clusters."""
+        return next((part.joins_by for part in self.parts if part.clusters), "")
+
+    def join(self, state: ServerState, update: Update) -> ServerState:
+        """As all parts."""
+        states = [
+            part.join(self._state(state, i), _part_of(i, i == self._clustering, update))
+            for i, part in enumerate(self.parts)
+        ]
+        return self._joined(state, states)
+
+    def placed(self, state: ServerState, participant: str) -> bool:
+        """In all parts."""
+        return all(part.placed(self._state(state, i), participant) for i, part in enumerate(self.parts))
 
     def clusters_in(self, state: ServerState) -> int:
         """Of the part that clusters."""
@@ -203,9 +221,11 @@ class Together(Method):
         return Served(tuple(model for served in own for model in Served.of(served).models), self.vote)
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
-        """Each part's model after one more local round, with that part's memory."""
-        models = Served.of(served).models
-        own = [part.finetuned(self._view(learner, i), m) for i, (part, m) in enumerate(zip(self.parts, models))]
+        """Each part's model after one more local round, with that part's memory; as long as the part's if not given."""
+        models, parts = Served.of(served).models, self.parts
+        if self.finetune_epochs is not None:
+            parts = tuple(replace(part, finetune=True, finetune_epochs=self.finetune_epochs) for part in parts)
+        own = [part.finetuned(self._view(learner, i), m) for i, (part, m) in enumerate(zip(parts, models))]
         return Served(tuple(model for tuned in own for model in Served.of(tuned).models), self.vote)
 
     def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:

@@ -12,8 +12,9 @@ import numpy as np
 
 from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest, stacked
 from cfl_flare.config import require
-from cfl_flare.methods.base import GLOBAL, Assignment, Download, Method, ServerState, Update, cluster_slot
+from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.parts import check_part, known_part
+from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.params import Layout, Params
 
 
@@ -54,6 +55,11 @@ class WeCFL(Method):
     def clusters(self) -> int:
         """K."""
         return self.k
+
+    @property
+    def joins_by(self) -> str:
+        """K-means with one update moves no centre."""
+        return "nearest centre to its trained model"
 
     def check_model(self, layout: Layout) -> None:
         """The model has the part that is clustered."""

@@ -30,12 +30,15 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
 
     Accuracy and macro-F1 are means weighted by the participants' training samples; worst is the least accurate
     participant; ARI compares the clusters with the true groups; bytes are the models' arrays both ways; seconds are
-    those of the rounds, without the start of the processes.
+    those of the rounds, without the start of the processes. Unseen is the mean accuracy of participants that were
+    held back and joined afterwards.
     """
     title = "served models, on the participants' own test splits"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)
-    for name in ("rounds", "accuracy", "macro-F1", "worst", "clusters", "ARI", "bytes", "seconds"):
+    joined = any(run.newcomers for run in runs)
+    measures = ("rounds", "accuracy", "macro-F1", "worst", *(["unseen"] if joined else []))
+    for name in (*measures, "clusters", "ARI", "bytes", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     if folders:
         table.add_column("folder", no_wrap=True)
@@ -48,6 +51,7 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
             _number(final.get("served_accuracy")),
             _number(final.get("served_macro_f1")),
             _number(final.get("served_worst_accuracy")),
+            *([_number((run.newcomers or {}).get("served_accuracy"))] if joined else []),
             "/".join(map(str, sizes)) if len(sizes) <= 5 else f"{sum(v > 0 for v in sizes)} of {len(sizes)}",
             _number(final.get("ari")),
             human_bytes(s["bytes_down"] + s["bytes_up"]),

@@ -17,7 +17,7 @@ from cfl_flare.data import DataConfig, Digits
 from cfl_flare.errors import ConfigError
 from cfl_flare.loop import run_loop
 from cfl_flare.methods import CFL, FedAvg, Proximal, Together, build_method, describe_method
-from cfl_flare.methods.base import ServerState, Update
+from cfl_flare.methods.state import ServerState, Update
 from cfl_flare.report.figures import draw
 from cfl_flare.results import load_run
 from cfl_flare.server import ServerSettings

@@ -404,7 +404,7 @@ def test_it_survives_the_way_through_a_job_file(spec):
         ({"base": 3}, "base = 3 should be one of"),
         ({"weighting": "uniform"}, "weighting belongs to its base"),
         ({"penalties": [Proximal()]}, "belong to its base; give them there"),
-        ({"finetune_epochs": 0}, "finetune_epochs = 0 should be a whole number >= 1"),
+        ({"finetune_epochs": 0}, "finetune_epochs = 0 should be >= 1 or None"),
         ({"cluster_layers": []}, r"cluster_layers = \[\] should be a list of names, or None"),
         ({"cluster_layers": "head"}, "cluster_layers = 'head' should be a list of names"),
     ],

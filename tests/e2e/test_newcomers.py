@@ -1,0 +1,73 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Newcomers to a run that went through FLARE's simulator, by the commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cfl_flare.data import DataConfig, Digits
+from cfl_flare.results import Run, load_run, read_model
+
+pytestmark = pytest.mark.slow
+
+
+def cfl(*words: str) -> str:
+    command = [sys.executable, "-m", "cfl_flare.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env={**os.environ, "COLUMNS": "120"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_held_back_from_the_simulator_and_onboarded_to_what_it_left(tmp_path: Path) -> None:
+    words = [
+        "--method",
+        "wecfl:k=3",
+        "--rounds",
+        "4",
+        "--unseen",
+        "0.25",
+        "--participants",
+        "12",
+        "--local-epochs",
+        "5",
+    ]
+    said = cfl("run", *words, "--out", str(tmp_path / "flare"))
+    cfl("run", "--loop", *words, "--out", str(tmp_path / "loop"))
+    flare, loop = (load_run(tmp_path / name / "wecfl-k3") for name in ("flare", "loop"))
+    assert flare.newcomers == loop.newcomers
+    assert flare.newcomers is not None
+    assert f"{flare.newcomers['served_accuracy']:.3f}" in said
+    assert flare.summary["final"]["ari"] == 1
+    assert len(flare.summary["participants"]) == 9
+    cluster_of = cluster_of_group(flare)
+    assert [p["cluster"] for p in flare.newcomers["participants"]] == [
+        cluster_of[p["group"]] for p in flare.newcomers["participants"]
+    ]
+
+    # One of them as a participant of its own, from a file.
+    newcomer = DataConfig(**flare.summary["data"]).newcomers(Digits())[0]
+    arrays = {}
+    for split in ("train", "test"):
+        samples = getattr(newcomer, split)
+        arrays[f"{split}_images"], arrays[f"{split}_labels"] = (samples.x[:, 0] + 1) / 2, samples.y
+    np.savez(tmp_path / "own.npz", **arrays)
+    said = cfl("onboard", str(flare.folder), "--data", str(tmp_path / "own.npz"), "--name", newcomer.name)
+    expected = flare.newcomers["participants"][0]
+    row = next(line for line in said.splitlines() if line.startswith(newcomer.name)).split()
+    assert row[1] == str(expected["cluster"])
+    assert row[-2] == f"{expected['served_accuracy']:.3f}"
+    model = read_model(flare.folder / "newcomers" / newcomer.name / "model.safetensors")
+    theirs = read_model(flare.folder / "clusters" / f"cluster-{expected['cluster']}.safetensors")
+    for mine, other in zip(model.parameters(), theirs.parameters()):
+        assert (mine == other).all()
+
+
+def cluster_of_group(run: Run) -> dict[int, int]:
+    return {p["group"]: p["cluster"] for p in run.summary["participants"]}
