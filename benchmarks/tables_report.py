@@ -30,6 +30,7 @@ FIGURES: dict[str, tuple[str, float, str, int]] = {
     "macro_f1": ("served_macro_f1", 100, "macro-F1", 2),
     "worst_accuracy": ("served_worst_accuracy", 100, "worst", 2),
     "bottom_accuracy": ("served_bottom_accuracy", 100, "bottom", 2),
+    "unseen": ("unseen", 100, "unseen", 2),
     "initial": ("initial", 100, "initial", 2),
     "personalised": ("personalised", 100, "personalised", 2),
     **{tier: (tier, 100, tier.upper(), 2) for tier in ("c1", "c2", "c3", "c4")},

@@ -18,7 +18,7 @@ from cfl_flare.server import ServerSettings
 from cfl_flare.training.settings import TrainSettings
 
 PUBLISHED = Path(__file__).parents[1] / "published"
-SCHEDULED = ("participants", "rounds", "sample", "evaluate_every", "min_samples", "indicator_samples")
+SCHEDULED = ("participants", "rounds", "sample", "evaluate_every", "min_samples", "indicator_samples", "unseen")
 
 Rows = Mapping[str, tuple[str, ...]]
 
@@ -64,6 +64,7 @@ class Plan:
         evaluate_every: rounds between measurements.
         min_samples: fewest training samples of a participant.
         indicator_samples: of each class, taken out of the samples before they are dealt out.
+        unseen: participants held back from training, a share or a count.
         columns: the figures that the report's table shows.
         compared: those that are laid beside published ones.
         averaged: over which rounds of a run figures are averaged: so many of the ``last`` or of the ``best`` ones.
@@ -85,6 +86,7 @@ class Plan:
     evaluate_every: int = 1
     min_samples: int = 8
     indicator_samples: int = 0
+    unseen: float | int = 0
     columns: tuple[str, ...] = ("accuracy", "macro_f1", "worst_accuracy", "ari", "clusters_in_use")
     compared: tuple[str, ...] = ("accuracy", "macro_f1")
     averaged: tuple[str, int] = ("last", 3)
@@ -113,7 +115,7 @@ class Plan:
         """How the samples are dealt out."""
         common = (self.participants, dict(self.partitions[partition]), seed, self.min_samples, self.indicator_samples)
         groups = self.groups.get(partition)
-        return DataConfig(*common) if groups is None else Some(*common, groups=groups)
+        return DataConfig(*common, self.unseen) if groups is None else Some(*common, self.unseen, groups=groups)
 
     def scheduled(self, seed: int) -> ServerSettings:
         """What the server schedules."""
