@@ -4,8 +4,8 @@
 
 None of the paper's sets is at hand. Fashion-MNIST takes MNIST's place with all of its settings, the convex model
 included; blood cells stand for colour images, with the thesis's network for such a set in MobileNet-v2's place. 100
-samples of each class are held back whatever a row compares models on, so that all rows train on the same data. A fifth of
-the participants is held back from training, and joins the finished run (Table 3).
+samples of each class are held back whatever a row compares models on, so that all rows train on the same data. A fifth
+of the participants is held back from training, and joins the finished run (Table 3).
 
     tables.py run --plan feddsmic --out cells                                      Table 2 and Fig. 6
     tables.py run --plan feddsmic --rows indicator --partitions alpha0.5 ...       Fig. 7
