@@ -34,7 +34,11 @@ if TYPE_CHECKING:
     import torch
 
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
-FEATURES, STATE, NEWCOMERS = "features", "state", "newcomers.json"
+FEATURES = "features"
+# At a site, below its folder of the run in the state root: what each of its participants predicts with.
+SERVED = "served"
+# What newcomers join, and how those did that a simulation held back.
+STATE, NEWCOMERS = "state", "newcomers.json"
 
 
 class Recorder:
@@ -113,8 +117,7 @@ class Recorder:
     ) -> None:
         """Writes the models and the server's state, then the summary."""
         for slot, served in models.items():
-            meta = {"slot": slot, "round": state.round, "model": self._model}
-            save_model(self.folder / MODELS / f"{slot}.safetensors", served, meta)
+            save_served(self.folder / MODELS, slot, served, self._model, state.round)
         Store(self.folder / STATE).save(state.round, state.bank, state_facts(state))
         last = self.last
         summary = {
@@ -177,23 +180,28 @@ class Run:
         return self.summary["label"] + (f" (K={clusters})" if clusters else "")
 
 
-def save_model(path: Path, served: Served, meta: Mapping[str, Any]) -> None:
-    """Writes what `read_model` reads: a model, or several that predict together.
-
-    Args:
-        path: the file.
-        served: the models.
-        meta: what is stored beside them; ``model`` is the ``{"class_path", "args"}`` of each.
-    """
-    several = {"ensemble": {"parts": len(served.models), "vote": served.vote}} if len(served.models) > 1 else {}
-    save_arrays(path, arrays_of(served), {**meta, **several})
-
-
 def arrays_of(served: Served) -> dict[str, Any]:
     """The named arrays of a served model: its own, or each part's with a prefix, as in `Ensemble`'s state."""
     if len(served.models) == 1:
         return served.models[0].arrays()
     return {f"parts.{i}.{name}": a for i, model in enumerate(served.models) for name, a in model.arrays().items()}
+
+
+def save_served(folder: Path, name: str, served: Served, model: Mapping[str, Any], rounds: int) -> None:
+    """Writes what is predicted with, for `read_model`.
+
+    Args:
+        folder: where to; it is made.
+        name: of the file, without its ending: a slot or a participant.
+        served: one model or several.
+        model: the module's ``{"class_path", "args"}``.
+        rounds: rounds completed.
+    """
+    meta: dict[str, Any] = {"slot": name, "round": rounds, "model": unmarked(model)}
+    if len(served.models) > 1:
+        meta["ensemble"] = {"parts": len(served.models), "vote": served.vote}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_arrays(folder / f"{name}.safetensors", arrays_of(served), meta)
 
 
 @dataclass(frozen=True)
@@ -303,13 +311,22 @@ def load_model(run: str | Path, slot: str = GLOBAL, model: torch.nn.Module | Non
     return read_model(path, model)
 
 
-def read_model(path: str | Path, model: torch.nn.Module | None = None) -> torch.nn.Module:
-    """The model in a file, ready to predict; see `load_model`."""
+def read_model(path: Path, model: torch.nn.Module | None = None) -> torch.nn.Module:
+    """A model that `save_served` wrote, ready to predict.
+
+    Args:
+        path: its file.
+        model: a module of its class; needed where that is not one of cfl_flare's own.
+
+    Raises:
+        PayloadError: the file is damaged.
+        ConfigError: its class is not cfl_flare's and no module was given.
+    """
     from torch import nn
 
     from cfl_flare.training.resident import ResidentModel
 
-    arrays, meta = load_arrays(Path(path))
+    arrays, meta = load_arrays(path)
     spec, ensemble = meta["model"], meta.get("ensemble")
     if model is None:
         if not spec["class_path"].startswith("cfl_flare."):

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,7 +134,18 @@ class Site:
                 f"model's num_classes to {top + 1} or more, or bring the labels to its classes"
             )
 
-    def answer(self, participant: str, order: Order, models: Mapping[str, Params], round_number: int) -> Answer:
+    def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
+        """A participant in a round, with what it remembers."""
+        return Learner(self.workshop, participant, *self._splits[participant], memory, round_number)
+
+    def answer(
+        self,
+        participant: str,
+        order: Order,
+        models: Mapping[str, Params],
+        round_number: int,
+        on_served: Callable[[str, Served], None] = lambda participant, served: None,
+    ) -> Answer:
         """Carries out one order. What goes wrong for one participant stays with it.
 
         Args:
@@ -142,18 +153,22 @@ class Site:
             order: what is asked.
             models: the models that came with the round, by slot.
             round_number: counted from 0.
+            on_served: given the participant and what it predicts with, where that is measured.
 
         Raises:
             AbortedError: the job was aborted meanwhile.
         """
         memory = dict(self.memory[participant])
+        learner = self.learner(participant, memory, round_number)
         metrics: dict[str, float] = {}
         update = None
         try:
-            learner, download = self._at_work(participant, order, models, round_number, memory)
+            sent = Download(order.slots, tuple(models[slot] for slot in order.slots), order.facts)
+            download = self.method.compose(sent, self.workshop.resident.layout)
             if order.evaluate:
-                served = learner.evaluate(self.method.predictor(learner, download))
-                metrics.update({f"served_{name}": value for name, value in served.items()})
+                served = Served.of(self.method.predictor(learner, download))
+                metrics.update({f"served_{name}": value for name, value in learner.evaluate(served).items()})
+                on_served(participant, served)
             if order.train:
                 update = self.method.local_update(learner, download)
                 if self._evaluate_trained and learner.trained is not None:
@@ -165,27 +180,3 @@ class Site:
             return Answer(participant, error=f"{type(error).__name__}: {error}")
         self.memory[participant] = memory
         return Answer(participant, update, metrics)
-
-    def served(
-        self, participant: str, order: Order, models: Mapping[str, Params], round_number: int
-    ) -> tuple[Served, dict[str, float]]:
-        """What a participant predicts with, and how it does on its own test split; nothing of it is remembered.
-
-        Args:
-            participant: whom the order is for.
-            order: what it was sent.
-            models: the models that came with it, by slot.
-            round_number: counted from 0.
-        """
-        memory = dict(self.memory[participant])
-        learner, download = self._at_work(participant, order, models, round_number, memory)
-        served = Served.of(self.method.predictor(learner, download))
-        return served, {f"served_{name}": value for name, value in learner.evaluate(served).items()}
-
-    def _at_work(
-        self, participant: str, order: Order, models: Mapping[str, Params], number: int, memory: dict[str, Params]
-    ) -> tuple[Learner, Download]:
-        """A participant in one round, and what it was sent as whole models."""
-        sent = Download(order.slots, tuple(models[slot] for slot in order.slots), order.facts)
-        learner = Learner(self.workshop, participant, *self._splits[participant], memory, number)
-        return learner, self.method.compose(sent, self.workshop.resident.layout)

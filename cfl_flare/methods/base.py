@@ -9,7 +9,7 @@ server (``start``, ``distribute``, ``assign``, ``aggregate``) and on every site 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -82,23 +82,6 @@ class Update:
     samples: int
     diffs: Mapping[str, Params] = field(default_factory=dict)
     cluster: int | None = None
-
-
-class Mapped(Sequence[Update]):
-    """Updates seen through a function, one at a time: large ones lie on disk."""
-
-    def __init__(self, updates: Sequence[Update], function: Callable[[Update], Update]):
-        self._updates, self._function = updates, function
-
-    def __len__(self) -> int:
-        return len(self._updates)
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self._updates[index]
-        return Mapped(found, self._function) if isinstance(index, slice) else self._function(found)
-
-    def __iter__(self) -> Iterator[Update]:
-        return map(self._function, self._updates)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import numpy as np
 
 from cfl_flare.config import require
 from cfl_flare.ensemble import Served
-from cfl_flare.methods.base import Assignment, Download, Mapped, Method, ServerState, Update
+from cfl_flare.methods.base import Assignment, Download, Method, ServerState, Update
+from cfl_flare.methods.mapped import Mapped
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.params import Layout, Params, WeightedMean, weighted_mean

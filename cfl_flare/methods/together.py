@@ -14,8 +14,9 @@ import numpy as np
 
 from cfl_flare.config import require
 from cfl_flare.ensemble import VOTES, Served
-from cfl_flare.methods.base import Assignment, Download, Mapped, Method, ServerState, Update
+from cfl_flare.methods.base import Assignment, Download, Method, ServerState, Update
 from cfl_flare.methods.indicator import Indicator
+from cfl_flare.methods.mapped import Mapped
 from cfl_flare.params import Layout, Params
 from cfl_flare.training.learner import Learner
 
