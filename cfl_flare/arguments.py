@@ -80,6 +80,21 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _add_onboard(commands: Any) -> None:
+    join = commands.add_parser("onboard", help="give a participant that was not in training its cluster and its model")
+    join.add_argument("run", help="folder of a finished run, or one with a single run below it")
+    sources = f"its samples: {', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class"
+    join.add_argument("--data", required=True, metavar="D", help=sources)
+    join.add_argument("--name", default="newcomer", metavar="N", help="what the newcomer is called (%(default)s)")
+    file = "the server's samples, for a method that compares models on some; default: the file that the run names"
+    join.add_argument("--indicator-file", metavar="F", help=file)
+    stay = "rounds in its cluster; more of them train more of what is its own (%(default)s)"
+    join.add_argument("--rounds", type=int, default=1, metavar="N", help=stay)
+    trust = "a class of the run's that is not cfl_flare's own and may be imported; may be given several times"
+    join.add_argument("--allow", action="append", default=[], metavar="CLASS", help=trust)
+    join.add_argument("--out", metavar="DIR", help="where its model goes; default: newcomers/NAME in the run's folder")
+
+
 def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",

@@ -273,8 +273,7 @@ def onboard(arguments: argparse.Namespace) -> None:
     check_out(out)
     (data,) = DataConfig(min_samples=1).host(read_source(arguments.data), name, 0, 1)
     newcomer = finished.join(data, finished.logits(arguments.indicator_file), arguments.rounds)
-    path = out / "model.safetensors"
-    finished.save(newcomer, path)
+    path = finished.save(newcomer, out)
     console = Console()
     console.print(newcomer_table(newcomer, finished.method.joins_by))
     console.print(f"model: {path}", soft_wrap=True)

@@ -28,7 +28,7 @@ from cfl_flare.data.indicator import read_indicator
 from cfl_flare.ensemble import Served
 from cfl_flare.errors import ConfigError, DataError, RunFailedError
 from cfl_flare.indicator import Logits, logits_for
-from cfl_flare.methods import Method, ServerState, Update, build_method
+from cfl_flare.methods import Method, ServerState, build_method
 from cfl_flare.methods.indicator import Predict
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results import NEWCOMERS, STATE, load_run, save_served, the_run
@@ -84,25 +84,27 @@ def join(
         placed = method.placed(state, name)
         if not placed and state.round - first >= MOST:
             raise RunFailedError(f"{name}: method {method.label} gave it no cluster in {MOST} rounds")
-        state = method.join(replace(state, logits=logits), _update(method, state, site, name))
+        update = _answer(method, state, site, name, train=True).update
+        assert update is not None
+        state = method.join(replace(state, logits=logits), update)
         stayed += placed
-    order = Order.of(method.distribute(state, name), train=False, evaluate=True)
     # In its last round, not the next: samples by which it chooses a cluster are then those that it has chosen by.
-    served, metrics = site.served(name, order, with_parts(state.bank, order.slots), state.round - 1)
-    if not all(map(math.isfinite, metrics.values())):
-        raise RunFailedError(f"{name}: what it predicts is not finite: {metrics}; its data may need another model")
-    return Newcomer(name, state.assignment.get(name), state.round - first, served, metrics)
+    seen: dict[str, Served] = {}
+    answer = _answer(method, replace(state, round=state.round - 1), site, name, train=False, on_served=seen.__setitem__)
+    if not all(map(math.isfinite, answer.metrics.values())):
+        raise RunFailedError(f"{name}: its measures are not finite: {answer.metrics}; look for outliers in its samples")
+    return Newcomer(name, state.assignment.get(name), state.round - first, seen[name], dict(answer.metrics))
 
 
-def _update(method: Method, state: ServerState, site: Site, name: str) -> Update:
-    """What the newcomer sends in one round."""
-    order = Order.of(method.distribute(state, name), train=True, evaluate=False)
-    answer = site.answer(name, order, with_parts(state.bank, order.slots), state.round)
-    if answer.update is None:
-        raise RunFailedError(f"{name}: its training failed: {answer.error}")
-    if not all(np.isfinite(diff.vector).all() for diff in answer.update.diffs.values()):
+def _answer(method: Method, state: ServerState, site: Site, name: str, train: bool, **more: Any) -> Answer:
+    """The newcomer's answer to an order to train, or to be measured."""
+    order = Order.of(method.distribute(state, name), train=train, evaluate=not train)
+    answer = site.answer(name, order, with_parts(state.bank, order.slots), state.round, **more)
+    if answer.error is not None:
+        raise RunFailedError(f"{name} failed: {answer.error}")
+    if answer.update is not None and not all(np.isfinite(d.vector).all() for d in answer.update.diffs.values()):
         raise RunFailedError(f"{name}: its training ended with NaN or infinity; look for outliers in its samples")
-    return answer.update
+    return answer
 
 
 class Finished:

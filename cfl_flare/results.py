@@ -324,7 +324,7 @@ def read_model(path: str | Path, model: torch.nn.Module | None = None) -> torch.
 
     from cfl_flare.training.resident import ResidentModel
 
-    arrays, meta = load_arrays(Path(path))
+    arrays, meta = load_arrays(path)
     spec, ensemble = meta["model"], meta.get("ensemble")
     if model is None:
         if not spec["class_path"].startswith("cfl_flare."):

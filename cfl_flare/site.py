@@ -159,10 +159,12 @@ class Site:
             AbortedError: the job was aborted meanwhile.
         """
         memory = dict(self.memory[participant])
+        learner = self.learner(participant, memory, round_number)
         metrics: dict[str, float] = {}
         update = None
         try:
-            learner, download = self._at_work(participant, order, models, round_number, memory)
+            sent = Download(order.slots, tuple(models[slot] for slot in order.slots), order.facts)
+            download = self.method.compose(sent, self.workshop.resident.layout)
             if order.evaluate:
                 served = Served.of(self.method.predictor(learner, download))
                 metrics.update({f"served_{name}": value for name, value in learner.evaluate(served).items()})

@@ -82,7 +82,7 @@ def test_newcomers_change_nothing_for_each_other(runs: Callable[[str], Path], na
 CLUSTERING = [name for name, method in METHOD_LIST.items() if method.clusters and not method.archives]
 
 
-@pytest.mark.parametrize("name", CLUSTERING)
+@pytest.mark.parametrize("name", LIVE)
 def test_a_run_that_goes_on_places_a_late_participant_as_onboarding_does(
     runs: Callable[[str], Path], name: str
 ) -> None:
