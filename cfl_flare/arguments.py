@@ -183,29 +183,11 @@ def _add_training(group: Any) -> None:
     )
 
 
-def _add_onboard(commands: Any) -> None:
-    join = commands.add_parser("onboard", help="give a participant that was not in training its cluster and its model")
-    join.add_argument("run", help="folder of a finished run, or one with a single run below it")
-    _add_source(join, default=None)
-    join.add_argument("--name", default="newcomer", metavar="N", help="what the newcomer is called (%(default)s)")
-    file = "the server's samples, for a method that compares models on some; default: the file that the run names"
-    join.add_argument("--indicator-file", metavar="F", help=file)
-    stay = "rounds in its cluster; more of them train more of what is its own (%(default)s)"
-    join.add_argument("--rounds", type=int, default=1, metavar="N", help=stay)
-    trust = "a class of the run's that is not cfl_flare's own and may be imported; may be given several times"
-    join.add_argument("--allow", action="append", default=[], metavar="CLASS", help=trust)
-    join.add_argument("--out", metavar="DIR", help="where its model goes; default: newcomers/NAME in the run's folder")
-
-
-def _add_source(group: Any, default: str | None, whose: str = "") -> None:
-    sources = f"{whose}{', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class"
-    shown = sources + (" (%(default)s)" if default else "")
-    group.add_argument("--data", default=default, required=default is None, metavar="D", help=shown)
-
-
 def _add_data(group: Any, real: bool = False) -> None:
     """What is read, and how a simulation deals it out; at real sites there is none unless it is asked for."""
-    _add_source(group, SITE_DATA if real else "digits", "what each site reads: " if real else "")
+    sources = f"{', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class (%(default)s)"
+    data = SITE_DATA if real else "digits"
+    group.add_argument("--data", default=data, metavar="D", help=("what each site reads: " if real else "") + sources)
     default = "; default: each site is one participant" if real else " (%(default)s)"
     rule = None if real else "label_permutation:groups=3"
     group.add_argument("--partition", default=rule, metavar="P", help=f"how the data is dealt out{default}")

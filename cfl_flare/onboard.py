@@ -32,7 +32,7 @@ from cfl_flare.methods import Method, ServerState, build_method
 from cfl_flare.methods.indicator import Predict
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results import NEWCOMERS, STATE, load_run, save_served, the_run
-from cfl_flare.site import Order, Site
+from cfl_flare.site import Answer, Order, Site
 from cfl_flare.store import Store, state_of
 from cfl_flare.summary import average
 from cfl_flare.training.settings import TrainSettings
@@ -178,9 +178,10 @@ class Finished:
         self._site.add([data])
         return join(self.method, self.state, self._site, data.name, logits, rounds)
 
-    def save(self, newcomer: Newcomer, path: Path) -> None:
-        """Writes what a newcomer predicts with, for `cfl_flare.results.read_model`."""
-        save_served(path.parent, path.stem, newcomer.served, self.summary["model"], self.state.round)
+    def save(self, newcomer: Newcomer, folder: Path) -> Path:
+        """Writes what a newcomer predicts with into a folder, for `cfl_flare.results.read_model`; returns the file."""
+        save_served(folder, "model", newcomer.served, self.summary["model"], self.state.round)
+        return folder / "model.safetensors"
 
 
 def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict[str, Any]:

@@ -309,7 +309,7 @@ def load_model(run: str | Path, slot: str = GLOBAL, model: torch.nn.Module | Non
     return read_model(path, model)
 
 
-def read_model(path: str | Path, model: torch.nn.Module | None = None) -> torch.nn.Module:
+def read_model(path: Path, model: torch.nn.Module | None = None) -> torch.nn.Module:
     """A model that `save_served` wrote, ready to predict.
 
     Args:

@@ -180,27 +180,3 @@ class Site:
             return Answer(participant, error=f"{type(error).__name__}: {error}")
         self.memory[participant] = memory
         return Answer(participant, update, metrics)
-
-    def served(
-        self, participant: str, order: Order, models: Mapping[str, Params], round_number: int
-    ) -> tuple[Served, dict[str, float]]:
-        """What a participant predicts with, and how it does on its own test split; nothing of it is remembered.
-
-        Args:
-            participant: whom the order is for.
-            order: what it was sent.
-            models: the models that came with it, by slot.
-            round_number: counted from 0.
-        """
-        memory = dict(self.memory[participant])
-        learner, download = self._at_work(participant, order, models, round_number, memory)
-        served = Served.of(self.method.predictor(learner, download))
-        return served, {f"served_{name}": value for name, value in learner.evaluate(served).items()}
-
-    def _at_work(
-        self, participant: str, order: Order, models: Mapping[str, Params], number: int, memory: dict[str, Params]
-    ) -> tuple[Learner, Download]:
-        """A participant in one round, and what it was sent as whole models."""
-        sent = Download(order.slots, tuple(models[slot] for slot in order.slots), order.facts)
-        learner = self.learner(participant, memory, number)
-        return learner, self.method.compose(sent, self.workshop.resident.layout)
