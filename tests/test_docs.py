@@ -82,4 +82,4 @@ def test_the_first_block_of_the_readme_is_two_lines():
     lines = BLOCK[0].splitlines()
     assert len(lines) == 2
     assert lines[0].endswith("cfl-flare run")
-    assert lines[1].endswith("pytest")
+    assert lines[1].endswith("pytest -n 2")
