@@ -27,10 +27,10 @@ from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_distances, euclidean_distances
 from torch import nn
 
-from cfl_flare.cli import build_named
 from cfl_flare.config import build
 from cfl_flare.files import load_arrays
 from cfl_flare.loop import run_loop
+from cfl_flare.specs import build_named
 from cfl_flare.training.learner import Learner, Split, Workshop
 
 DIMENSIONS = 50  # D (sec. 4.3)

@@ -21,8 +21,8 @@ from plans import PLANS
 from plans.plan import model
 from torch import nn
 
-from cfl_flare.cli import build_named
 from cfl_flare.config import build
+from cfl_flare.specs import build_named
 from cfl_flare.training.resident import untrained
 
 ROWS = ("fedavg", "ifca", "fesem", "fedds", "feddsmic")

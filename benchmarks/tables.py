@@ -33,10 +33,10 @@ from typing import Any
 
 from plans import PLANS, Plan
 
-from cfl_flare.cli import build_named
 from cfl_flare.config import parse_spec, require
 from cfl_flare.errors import CFLError
 from cfl_flare.loop import run_loop
+from cfl_flare.specs import build_named
 from cfl_flare.store import Store
 from cfl_flare.summary import RoundMetrics
 

@@ -20,18 +20,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from cfl_flare.arguments import parser
-from cfl_flare.config import build, check_run_name, from_dict, parse_spec, require
-from cfl_flare.data import PARTITIONS, SOURCES, DataConfig, DataSource
-from cfl_flare.data.samples import read
-from cfl_flare.errors import CFLError, ConfigError, DataError, RunFailedError, UnfitError
+from cfl_flare.config import check_run_name, from_dict, parse_spec, require
+from cfl_flare.data import PARTITIONS, SOURCES, DataConfig
+from cfl_flare.errors import CFLError, RunFailedError, UnfitError
 from cfl_flare.indicator import held_back
-from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Method, build_method
+from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
 from cfl_flare.methods.named import Combination
 from cfl_flare.models import MODELS
 from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.report.partition import draw_partition, partition_table
 from cfl_flare.report.table import results_table
 from cfl_flare.results import find_runs
+from cfl_flare.specs import build_named, model_of_job, read_model, read_source, shape_and_classes, share_or_count
 from cfl_flare.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -52,81 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("cfl-flare: interrupted", file=sys.stderr)
         return 130
     return 0
-
-
-def share_or_count(text: str, option: str) -> float | int:
-    """``"0.25"`` is a share, ``"25"`` a count."""
-    try:
-        return int(text) if text.lstrip("-").isdigit() else float(text)
-    except ValueError as error:
-        raise ConfigError(f"{option} = {text!r} should be a share like 0.25 or a count like 25") from error
-
-
-def read_source(text: str, here: bool = True) -> DataSource:
-    """The data source that the command line names.
-
-    Args:
-        text: as it was written.
-        here: the sites run on this machine, but in other folders: paths that are there become absolute.
-    """
-    name, settings = parse_spec(text)
-    if name.endswith(".npz"):
-        name, settings = "npz", {"path": name, **settings}
-    if name in SOURCES:
-        for key in ("path", "root"):
-            if here and isinstance(settings.get(key), str) and Path(settings[key]).exists():
-                settings[key] = str(Path(settings[key]).resolve())
-        return from_dict(SOURCES[name], settings, f"data {name}")
-    require(
-        "." in name and "/" not in name,
-        f"data {name!r} is unknown; there are {', '.join(SOURCES)}, a .npz file, or package.Class",
-    )
-    return build({"class_path": name, "args": settings}, DataSource, "data")  # type: ignore[type-abstract]
-
-
-def read_model(text: str | None, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
-    """The model that the command line names, or one that fits the data, as its dictionary."""
-    name, settings = parse_spec(text) if text else (fitting_model(shape), {})
-    if name in MODELS:
-        args = {"input_shape": list(shape), "num_classes": classes, **settings}
-        return {"class_path": f"cfl_flare.models.{MODELS[name].__name__}", "args": args}
-    require("." in name, f"model {name!r} is unknown; there are {', '.join(MODELS)}, or package.Class")
-    return {"class_path": name, "args": settings}
-
-
-def model_of_job(text: str | None, source: DataSource, data: str) -> dict[str, Any]:
-    """The model of a job for other machines: its shape and classes are said, or read from the data where it is here.
-
-    Raises:
-        ConfigError: neither.
-    """
-    name, settings = parse_spec(text) if text else ("mlp", {})
-    if text and (name not in MODELS or {"input_shape", "num_classes"} <= settings.keys()):
-        return read_model(text, (), 0)
-    try:
-        return read_model(text, *shape_and_classes(source, data))
-    except DataError as error:
-        raise ConfigError(
-            f"the model's input_shape and num_classes are not given, and cannot be read from the data here ({error}); "
-            f"give --model {name}:input_shape=[1,28,28],num_classes=10 with the sites' own, or a --data that is here"
-        ) from error
-
-
-def shape_and_classes(source: DataSource, data: str) -> tuple[tuple[int, ...], int]:
-    """Shape of a sample, and the number of classes.
-
-    Raises:
-        DataError: the samples cannot be read, or are unsound.
-    """
-    train, test = read(source, f"data {data}")
-    return tuple(train.x.shape[1:]), int(max(train.y.max(), test.y.max())) + 1
-
-
-def fitting_model(shape: tuple[int, ...]) -> str:
-    """The thesis's network for such images; the MLP for anything smaller."""
-    if len(shape) != 3 or min(shape[1:]) < 16:
-        return "mlp"
-    return "fashion-cnn" if shape[0] == 1 else "cifar-cnn"
 
 
 def check_out(out: Path) -> None:
@@ -247,19 +172,6 @@ def partition(arguments: argparse.Namespace) -> None:
         console.print(partition_table(report))
     if figure is not None:
         console.print(str(draw_partition(report, figure)), soft_wrap=True)
-
-
-def build_named(text: str, penalties: Sequence[str] = (), here: bool = True) -> Method:
-    """A method from the command line, with its penalties; ``here`` as for `read_source`."""
-    name, settings = parse_spec(text)
-    file = settings.get("indicator_file")
-    if here and isinstance(file, str) and Path(file).exists():
-        settings["indicator_file"] = str(Path(file).resolve())
-    if penalties:
-        require("penalties" not in settings, f"--method {text}: give its penalties there or by --penalty, not both")
-        named = [parse_spec(penalty) for penalty in penalties]
-        settings["penalties"] = [{"penalty": what, **own} for what, own in named]
-    return build_method({"method": name, **settings})
 
 
 def onboard(arguments: argparse.Namespace) -> None:

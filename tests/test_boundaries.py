@@ -43,7 +43,7 @@ MAY = {
     | {"params", "methods", "training", "data", "site", "server", "results", "summary", "checkpoints", "store"}
     | {"indicator", "archive"},
 }
-TOP = {"cli", "arguments", "simulate", "flare", "operate"}
+TOP = {"cli", "specs", "arguments", "simulate", "flare", "operate"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from cfl_flare.cli import build_named
 from cfl_flare.methods import FedDS
 from cfl_flare.results import load_run
+from cfl_flare.specs import build_named
 
 
 def cfl(*arguments: str, **env: str) -> subprocess.CompletedProcess:

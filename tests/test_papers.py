@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from cfl_flare.cli import build_named
 from cfl_flare.config import build
 from cfl_flare.data import Digits
 from cfl_flare.methods.cuau import AU
 from cfl_flare.results import load_model, load_run
+from cfl_flare.specs import build_named
 from cfl_flare.training.learner import Learner, Split, Workshop
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))

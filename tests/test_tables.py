@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from cfl_flare.cli import build_named
 from cfl_flare.data import Digits
 from cfl_flare.errors import ConfigError
+from cfl_flare.specs import build_named
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -191,7 +191,8 @@ def test_partitions_can_be_dealt(plan: Any) -> None:
     small = replace(plan, source=Digits(), participants=20, min_samples=1, indicator_samples=0)
     for name, rule in plan.partitions.items():
         sizes = {"lo": 5, "hi": 20} if rule["partition"] == "quantity" else {}
-        dealt = replace(small, partitions={name: {**rule, **sizes}}).data(name, 0).host(small.source, "local", 0, 1)
+        data = replace(small, partitions={name: {**rule, **sizes}}).data(name, 0)
+        dealt = [*data.host(small.source, "local", 0, 1), *data.newcomers(small.source)]
         assert len(dealt) == 20 * len(plan.groups.get(name, (0,))) / (4 if name in plan.groups else 1)
         plan.data(name, 0)  # as many participants as the plan has
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
-from cfl_flare.cli import read_model
 from cfl_flare.config import one_line
 from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.facts import facts_of
@@ -25,6 +24,7 @@ from cfl_flare.methods import FedAvg
 from cfl_flare.rehearsal import check_data
 from cfl_flare.report.table import human_bytes
 from cfl_flare.site import Site
+from cfl_flare.specs import read_model
 from cfl_flare.training.settings import TrainSettings
 
 PACKAGES = ("nvflare", "torch", "numpy")

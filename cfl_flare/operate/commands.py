@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cfl_flare.cli import read_source
 from cfl_flare.config import parse_spec, require
 from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.errors import UnfitError
 from cfl_flare.operate import check
 from cfl_flare.operate.predict import predict_file
+from cfl_flare.specs import read_source
 
 
 def site(arguments: argparse.Namespace) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from cfl_flare.cli import read_model as model_named
 from cfl_flare.config import build, one_line, require
 from cfl_flare.data.files import read_npz
 from cfl_flare.data.images import SUFFIXES, decoded
@@ -20,6 +19,7 @@ from cfl_flare.data.samples import channels_first, normalised
 from cfl_flare.errors import ConfigError, DataError
 from cfl_flare.files import load_arrays
 from cfl_flare.results import MODELS, SERVED, read_model, the_run
+from cfl_flare.specs import read_model as model_named
 
 ARRAYS = ("images", "test_images")
 BATCH = 256

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cfl_flare.arguments import parser
-from cfl_flare.cli import build_named, main
+from cfl_flare.cli import main
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.errors import ConfigError
 from cfl_flare.flare import wire
@@ -44,6 +44,7 @@ from cfl_flare.methods.slots import GLOBAL, travelling, with_parts
 from cfl_flare.models import MLP, FashionCNN, Logistic
 from cfl_flare.params import Layout, Params
 from cfl_flare.server import Server, ServerSettings
+from cfl_flare.specs import build_named
 from cfl_flare.training.learner import Learner, Split, Workshop
 from cfl_flare.training.penalties import Pull, Step
 from cfl_flare.training.settings import TrainSettings
