@@ -23,7 +23,7 @@ from cfl_flare.models import Logistic
 from cfl_flare.results import Run, load_model, load_run
 from tests.e2e.deployment import ADMIN, SERVER, Deployment, deployed, hospitals, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]  # one at a time
 ROUNDS = 16
 JOB_ID = r"[0-9a-f]{8}-[0-9a-f-]{27}"
 
