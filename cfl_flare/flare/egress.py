@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A site's say in what leaves it beside models."""
+"""What leaves a site: its say in the numbers beside models, and the filters that cannot work here."""
 
 from __future__ import annotations
 
@@ -8,13 +8,36 @@ from typing import Any
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.filter import Filter
+from nvflare.apis.fl_constant import FilterKey, FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
+from nvflare.apis.utils.task_utils import get_filters
 
 from cfl_flare.config import require
 from cfl_flare.flare import wire
 
 METRICS = ("accuracy", "macro_f1", "loss")
+ENCRYPTION = "nvflare.app_opt.he"
+
+
+def check_filters(fl_ctx: FLContext) -> None:
+    """Whether the filters on a site's answers, the job's and the site's own, leave the server models to work with.
+
+    Raises:
+        ConfigError: one of them encrypts.
+    """
+    runner = fl_ctx.get_prop(FLContextKey.RUNNER)
+    filters = get_filters(
+        "task_result_filters", fl_ctx, getattr(runner, "task_result_filters", {}), wire.TRAIN_TASK, FilterKey.OUT
+    )
+    encrypting = [
+        type(f).__name__ for f in filters if any(c.__module__.startswith(ENCRYPTION) for c in type(f).__mro__)
+    ]
+    require(
+        not encrypting,
+        f"job: the filter {encrypting[:1]} encrypts the models that leave: the server could neither check nor compare "
+        "nor cluster them; take it out of the job, or of the site's privacy.json",
+    )
 
 
 class EgressFilter(Filter):

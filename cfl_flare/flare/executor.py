@@ -25,6 +25,7 @@ from cfl_flare.ensemble import Served
 from cfl_flare.errors import AbortedError, CFLError, PayloadError
 from cfl_flare.flare import agreement, wire
 from cfl_flare.flare.compat import component_policy, study_of
+from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.places import store_for
 from cfl_flare.methods import build_method
 from cfl_flare.results import SERVED, save_served
@@ -134,6 +135,7 @@ class ClusteredExecutor(Executor):
             not self._unknown, f"job: {place} does not know the executor's settings {self._unknown}; leave them out"
         )
         agreement.check_settings(content["job"], {key: getattr(self, key) for key in agreement.SHARED}, place)
+        check_filters(fl_ctx)
 
     def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """One round for all participants that were given orders."""

@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's own model and data, as a job names them by class path."""
 
+import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
+from nvflare.apis.dxo import DXO, DataKind, MetaKey
+from nvflare.apis.dxo_filter import DXOFilter
 
 from cfl_flare.data import DataSource, Digits, Samples
 from cfl_flare.errors import DataError
@@ -69,3 +73,18 @@ class SlowMLP(MLP):
         if self.training:
             time.sleep(0.2)
         return super().forward(x)
+
+
+class Received(DXOFilter):
+    """At the server: writes down what each model looks like that arrives."""
+
+    def __init__(self, path: str):
+        super().__init__([DataKind.WEIGHTS, DataKind.WEIGHT_DIFF], [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF])
+        self.path = path
+
+    def process_dxo(self, dxo: DXO, shareable, fl_ctx) -> None:
+        values = np.concatenate([np.ravel(array) for array in dxo.data.values()])
+        steps = dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)
+        seen = {"names": sorted(dxo.data), "steps": steps, "largest": float(np.abs(values).max())}
+        with open(self.path, "a") as f:
+            f.write(json.dumps({**seen, "moved": float((values != 0).mean())}) + "\n")

@@ -11,12 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nvflare.app_common.filters.exclude_vars import ExcludeVars
+from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
+from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.recipe.sim_env import SimEnv
 
 from cfl_flare.config import describe, parse_spec
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.files import load_arrays
 from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.flare.egress import EgressFilter
+from cfl_flare.flare.kit import allow
 from cfl_flare.indicator import held_back
 from cfl_flare.loop import run_loop
 from cfl_flare.methods import build_method
@@ -24,7 +29,7 @@ from cfl_flare.models import MLP
 from cfl_flare.results import load_model, load_run
 from cfl_flare.server import ServerSettings
 from cfl_flare.training.settings import TrainSettings
-from tests.e2e.plugin import AbsentAtSite2, HalfTheDigits, Touchy
+from tests.e2e.plugin import AbsentAtSite2, HalfTheDigits, Received, Touchy
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -170,6 +175,42 @@ def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path, monkeypatch):
         for slot, arrays in bank(whole).items():
             for key, array in arrays.items():
                 np.testing.assert_allclose(bank(rest)[slot][key], array, atol=1e-6)
+
+
+def test_privacy_filters_act_on_every_model_that_leaves(tmp_path, monkeypatch):
+    """Both models that a participant of IFCA-CAM sends; each filter by what it alone does."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    seen = tmp_path / "seen.jsonl"
+    recipe = ClusteredRecipe(
+        name="job",
+        method="ifca-cam:k=2,warmup=0",
+        data=Digits(),
+        model=MLP((1, 8, 8), 10),
+        participants=4,
+        partition=PARTITION,
+        num_rounds=2,
+        min_clients=2,
+        training={"lr": 0.05},
+    )
+    for leaving in (
+        ExcludeVars(["head.bias"]),
+        SVTPrivacy(fraction=0.1, epsilon=1.0, noise_var=1.0, gamma=0.01),
+        PercentilePrivacy(percentile=50, gamma=1e-4),
+        EgressFilter(withhold=["loss"], samples_step=50),
+    ):
+        recipe.add_client_output_filter(leaving, tasks=["check", "train"])
+    recipe.add_server_input_filter(Received(str(seen)), tasks=["train"])
+    allow(tmp_path / "job" / "local" / "resources.json", ["tests.e2e.plugin."])
+    recipe.execute(SimEnv(num_clients=2, workspace_root=str(tmp_path)))
+    models = [json.loads(line) for line in seen.read_text().splitlines()]
+    assert len(models) == 2 * 2 * 4  # rounds, models, participants
+    for model in models:
+        assert model["names"] and "head.bias" not in model["names"]
+        assert 0 < model["moved"] < 0.15
+        assert model["steps"] % 50 == 0 and 0 < model["largest"] <= 1.001e-4 * model["steps"]
+    run = load_run(tmp_path / "job" / "server" / "simulate_job" / "cfl")
+    assert {p["samples"] % 50 for p in run.summary["participants"]} == {0}
+    assert all(r["aggregated"] and "served_accuracy" in r and "served_loss" not in r for r in run.rounds)
 
 
 def test_a_site_that_cannot_take_part_is_left_out_with_its_reason(tmp_path, monkeypatch):

@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a site's policy keeps back of the numbers beside its models."""
 
+from types import SimpleNamespace
+
 import pytest
 from nvflare.apis.dxo import MetaKey, from_shareable
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.dxo_filter import DXOFilter
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import make_reply
 
 from cfl_flare.errors import ConfigError
 from cfl_flare.flare import wire
-from cfl_flare.flare.egress import EgressFilter
+from cfl_flare.flare.egress import EgressFilter, check_filters
 from cfl_flare.site import Answer
 from tests.tiny import update
 
@@ -50,6 +53,31 @@ def test_the_answer_to_the_first_task_is_coarse_too():
 def test_what_is_no_answer_passes():
     reply = make_reply(ReturnCode.TASK_ABORTED)
     assert EgressFilter(samples_step=9).process(reply, FLContext()) is reply
+
+
+class Plain(DXOFilter):
+    """A filter of no concern."""
+
+    def process_dxo(self, dxo, shareable, fl_ctx):
+        return None
+
+
+# As FLARE's own, which cannot be imported without tenseal.
+Encryptor = type("HEModelEncryptor", (Plain,), {"__module__": "nvflare.app_opt.he.model_encryptor"})
+
+
+@pytest.mark.parametrize("where", ["job", "site"])
+def test_homomorphic_encryption_is_refused_with_the_reason(where):
+    context, filters = FLContext(), [Plain([], []), Encryptor([], [])]
+    runner = SimpleNamespace(task_result_filters={f"{wire.TRAIN_TASK}/out": filters if where == "job" else []})
+    context.set_prop(FLContextKey.RUNNER, runner)
+    context.set_prop(FLContextKey.SCOPE_OBJECT, SimpleNamespace(task_result_filters={"out": []}))
+    if where == "site":
+        context.get_prop(FLContextKey.SCOPE_OBJECT).task_result_filters["out"] = filters
+    with pytest.raises(ConfigError, match=r"\['HEModelEncryptor'\] encrypts the models that leave: .* take it out"):
+        check_filters(context)
+    filters.pop()
+    check_filters(context)
 
 
 @pytest.mark.parametrize(
