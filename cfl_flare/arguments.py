@@ -165,6 +165,10 @@ def _add_schedule(group: Any) -> None:
     group.add_argument(
         "--keep-features", action="store_true", help="keep what draws the participants (thesis Fig. 3.5)"
     )
+    few = "a cluster of fewer sites is reported, as its model tells of their data (%(default)s)"
+    group.add_argument("--min-sites-per-cluster", type=int, default=1, metavar="N", help=few)
+    merge = "put the participants of such a cluster into the nearest other one, where the method can"
+    group.add_argument("--merge-small-clusters", action="store_true", help=merge)
     group.add_argument(
         "--task-timeout", type=int, default=3600, metavar="S", help="seconds that a round may take (%(default)s)"
     )

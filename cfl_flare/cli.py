@@ -144,6 +144,8 @@ def scheduled(arguments: argparse.Namespace) -> dict[str, Any]:
         "evaluate_every": arguments.evaluate_every,
         "evaluate_trained": arguments.evaluate_trained,
         "keep_features": arguments.keep_features,
+        "min_sites_per_cluster": arguments.min_sites_per_cluster,
+        "merge_small_clusters": arguments.merge_small_clusters,
         "task_timeout": arguments.task_timeout,
         "seed": arguments.seed,
         "training": from_dict(TrainSettings, training, "training"),

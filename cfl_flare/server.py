@@ -24,6 +24,7 @@ from cfl_flare.params import Layout
 from cfl_flare.results import Recorder
 from cfl_flare.seeds import stream
 from cfl_flare.site import Answer, Order
+from cfl_flare.small import regrouped, small_clusters
 from cfl_flare.spool import Spool, Updates
 from cfl_flare.summary import RoundMetrics, measure_round
 
@@ -42,6 +43,8 @@ class ServerSettings:
         evaluate_every: rounds between measurements of the served models; the last round is always measured.
         max_failed_rounds: the run ends after so many rounds in a row with too few answers.
         keep_features: keep what is needed to draw the participants' features: their Gram matrix of each round.
+        min_sites_per_cluster: a cluster of fewer sites is reported.
+        merge_small_clusters: such a cluster's participants go to the nearest other one instead.
     """
 
     num_rounds: int
@@ -51,6 +54,8 @@ class ServerSettings:
     evaluate_every: int = 1
     max_failed_rounds: int = 3
     keep_features: bool = False
+    min_sites_per_cluster: int = 1
+    merge_small_clusters: bool = False
 
     def __post_init__(self) -> None:
         check_types(self, "run")
@@ -61,6 +66,13 @@ class ServerSettings:
             ok = 0 < value <= 1 if isinstance(value, float) else value >= 1
             require(ok, f"run: {key} = {value} should be a share in (0.0, 1.0] or a count >= 1")
         require(self.evaluate_every >= 1, f"run: evaluate_every = {self.evaluate_every} should be >= 1")
+        fewest = self.min_sites_per_cluster
+        require(fewest >= 1, f"run: min_sites_per_cluster = {fewest} should be >= 1")
+        require(
+            not self.merge_small_clusters or fewest > 1,
+            "run: merge_small_clusters merges clusters of fewer than min_sites_per_cluster = 1 sites, which there are "
+            "none; raise that",
+        )
         require(self.max_failed_rounds >= 1, f"run: max_failed_rounds = {self.max_failed_rounds} should be >= 1")
 
 
@@ -120,6 +132,11 @@ class Server:
         )
         method.check_model(layout)
         method.check_rounds(settings.num_rounds)
+        require(
+            method.regroups or not settings.merge_small_clusters,
+            f"run: merge_small_clusters: method {method.label} has no step in which they could be; leave it out, and "
+            "min_sites_per_cluster still reports them",
+        )
         self.archive = (archive or Archive()) if method.archives else None
         if self.archive is not None:
             self.archive.rewind(state.round)
@@ -286,12 +303,17 @@ class Server:
         if len(updates) >= enough:
             equipped = replace(before, logits=self._logits, archive=self.archive)
             assignment = self.method.assign(equipped, updates)
+            if self.settings.merge_small_clusters:
+                fewest = self.settings.min_sites_per_cluster
+                assignment = regrouped(self.method, before, updates, assignment, self.participants, fewest)
             self.state = self.method.aggregate(equipped, updates, assignment)
             if assignment:
                 assignment = {name: self.state.assignment[name] for name in updates.names}
                 analysis = analyse(self.method, before, self.state, updates, assignment)
                 self._keep_features(before, updates, assignment)
             analysis |= self.method.notes(self.state)
+            if self.settings.min_sites_per_cluster > 1:
+                analysis["small_clusters"] = self.small_clusters
             self.progress.failed_rounds = 0
         else:
             self.state = replace(before, round=before.round + 1)
@@ -338,9 +360,15 @@ class Server:
         if self.archive is not None:
             self.archive.prune(number)
 
+    @property
+    def small_clusters(self) -> list[int]:
+        """The clusters in use with fewer sites than the run asks for."""
+        return small_clusters(self.state.assignment, self.participants, self.settings.min_sites_per_cluster)
+
     def close(self, extra: Mapping[str, Any]) -> None:
         """Writes the summary and the models."""
         if self._recorder is not None:
             facts = {**extra, "rejected": dict(self.rejected), "seed": self.settings.seed}
+            facts["small_clusters"] = self.small_clusters
             models = self.method.whole_models(self.state, self.layout)
             self._recorder.close(self.state, models, self.participants, self.method, facts)

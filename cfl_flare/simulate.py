@@ -49,6 +49,8 @@ class RunSettings:
     evaluate_every: int = 1
     evaluate_trained: bool = False
     keep_features: bool = False
+    min_sites_per_cluster: int = 1
+    merge_small_clusters: bool = False
     task_timeout: int = 3600
     seed: int = 0
     training: TrainSettings = field(default_factory=TrainSettings)
@@ -83,6 +85,8 @@ class RunSettings:
             self.min_answers,
             self.evaluate_every,
             keep_features=self.keep_features,
+            min_sites_per_cluster=self.min_sites_per_cluster,
+            merge_small_clusters=self.merge_small_clusters,
         )
 
 
@@ -159,6 +163,8 @@ def _job(name: str, method: Method, settings: RunSettings, out: Path) -> Any:
         evaluate_every=settings.evaluate_every,
         evaluate_trained=settings.evaluate_trained,
         keep_features=settings.keep_features,
+        min_sites_per_cluster=settings.min_sites_per_cluster,
+        merge_small_clusters=settings.merge_small_clusters,
         task_timeout=settings.task_timeout,
     )
 

@@ -30,10 +30,11 @@ MAY = {
     "results": BASICS | {"files", "ensemble", "params", "methods", "summary", "training", "store"},
     "store": BASICS | {"files", "params", "methods"},
     "spool": {"methods"},
+    "small": {"methods", "clustering"},
     "checkpoints": BASICS | {"params", "methods", "store", "summary"},
     "server": BASICS
     | {"params", "methods", "site", "results", "summary", "spool", "checkpoints", "analysis"}
-    | {"archive"},
+    | {"archive", "small"},
     "indicator": BASICS | {"params", "methods", "training", "data"},
     "rehearsal": BASICS | {"params", "methods", "training", "data", "site", "server", "indicator"},
     "onboard": BASICS

@@ -39,6 +39,8 @@ class ClusteredController(PerSiteController):
         evaluate_every: rounds between measurements of the served models.
         max_failed_rounds: the job ends after so many rounds in a row with too few answers.
         keep_features: keep the Gram matrix of the participants' features in each round.
+        min_sites_per_cluster: a cluster of fewer sites is reported: its model would tell of their data.
+        merge_small_clusters: put its participants into the nearest other cluster instead, where the method can.
         task_timeout: seconds that a round may take; who has not answered by then is left out of it. The check at the
             job's start takes as long, or five minutes.
         facts: about the run, for its summary; ``data`` and ``training`` must be as the sites' executors have them.
@@ -56,6 +58,8 @@ class ClusteredController(PerSiteController):
         evaluate_every: int = 1,
         max_failed_rounds: int = 3,
         keep_features: bool = False,
+        min_sites_per_cluster: int = 1,
+        merge_small_clusters: bool = False,
         task_timeout: int = 3600,
         facts: dict[str, Any] | None = None,
         made_by: dict[str, str] | None = None,
@@ -67,6 +71,7 @@ class ClusteredController(PerSiteController):
         self.min_answers, self.evaluate_every = min_answers, evaluate_every
         self.max_failed_rounds, self.task_timeout = max_failed_rounds, task_timeout
         self.keep_features = keep_features
+        self.min_sites_per_cluster, self.merge_small_clusters = min_sites_per_cluster, merge_small_clusters
         self.facts, self.made_by = facts, made_by
         self.aggregator_id = aggregator_id
         self.left_out: dict[str, str] = {}
@@ -94,6 +99,8 @@ class ClusteredController(PerSiteController):
             self.evaluate_every,
             self.max_failed_rounds,
             self.keep_features,
+            self.min_sites_per_cluster,
+            self.merge_small_clusters,
         )
         persistor: ClusterModelPersistor = self.persistor
         resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)
@@ -173,6 +180,11 @@ class ClusteredController(PerSiteController):
             self.info(f"round {metrics.current_round} of {self.num_rounds}: served_accuracy = {accuracy:.4f}")
         if last:
             server.close({})
+            if server.small_clusters:
+                fewest = self.min_sites_per_cluster
+                self.warning(
+                    f"clusters {server.small_clusters} have fewer than {fewest} sites, whose data they tell of"
+                )
             self._draw()
             self.info(f"results: {Path(self.get_run_dir()) / RESULTS}")
             return False

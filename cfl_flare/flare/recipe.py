@@ -69,6 +69,8 @@ class ClusteredRecipe(Recipe):
         evaluate_every: rounds between measurements of the served models.
         evaluate_trained: measure locally trained models as well.
         keep_features: keep what is needed to draw the participants' features: their Gram matrix of each round.
+        min_sites_per_cluster: a cluster of fewer sites is reported: its model would tell of their data.
+        merge_small_clusters: put its participants into the nearest other cluster instead, where the method can.
         task_timeout: seconds that a round may take.
         max_failed_rounds: the job ends after so many rounds in a row with too few answers.
         device: where the sites compute.
@@ -101,6 +103,8 @@ class ClusteredRecipe(Recipe):
         evaluate_every: int = 1,
         evaluate_trained: bool = False,
         keep_features: bool = False,
+        min_sites_per_cluster: int = 1,
+        merge_small_clusters: bool = False,
         task_timeout: int = 3600,
         max_failed_rounds: int = 3,
         device: str = "cpu",
@@ -115,7 +119,15 @@ class ClusteredRecipe(Recipe):
         _check_device(device)
         self.method = _method(method)
         settings = ServerSettings(
-            num_rounds, seed, sample, min_answers, evaluate_every, max_failed_rounds, keep_features
+            num_rounds,
+            seed,
+            sample,
+            min_answers,
+            evaluate_every,
+            max_failed_rounds,
+            keep_features,
+            min_sites_per_cluster,
+            merge_small_clusters,
         )
         self.training = (
             training if isinstance(training, TrainSettings) else from_dict(TrainSettings, training or {}, "training")

@@ -42,6 +42,7 @@ class FedDS(Method):
 
     name: ClassVar[str] = "fedds"
     paper: ClassVar[str] = "Li et al. 2022 (FedDSMIC): Alg. 1, Eq. 6, 7, 17"
+    regroups: ClassVar[bool] = True
 
     k: int = 3
     indicator_samples: int = 10

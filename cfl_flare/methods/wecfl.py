@@ -34,6 +34,7 @@ class WeCFL(Method):
 
     name: ClassVar[str] = "wecfl"
     paper: ClassVar[str] = "Ma et al. 2022; thesis Alg. 1, Eq. 3.3"
+    regroups: ClassVar[bool] = True
 
     k: int
     cluster_on: str | tuple[str, ...] = "fc"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +23,8 @@ from cfl_flare.cli import main
 
 ADMIN = "admin@hospitals.org"
 SERVER = "localhost"
+COARSE = "hospital-2"  # the hospital with the guide's policy on what leaves it
+GUIDE = Path(__file__).parents[2] / "docs" / "operator-guide.md"
 ROOT = Path(__file__).parents[2]
 PROJECT = """
 api_version: 3
@@ -72,6 +75,8 @@ class Deployment:
         for name in (SERVER, *data):
             assert main(["site", "prepare", str(self.kits / name)]) == 0
         self._keep_inside()
+        (policy,) = re.findall(r"^```json\n(.*?)^```$", GUIDE.read_text(), flags=re.DOTALL | re.MULTILINE)
+        (self.kits / COARSE / "local" / "privacy.json").write_text(policy)
 
     def _keep_inside(self) -> None:
         """FLARE's own places are below /tmp/nvflare; and nobody waits ten seconds for a job to be scheduled."""
