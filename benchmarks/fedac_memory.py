@@ -14,6 +14,7 @@ import argparse
 import json
 import resource
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,19 @@ def resident() -> dict[str, float]:
     return {"own_mb": round(own), "file_pages_mb": round(files)}
 
 
+class Peak:
+    """The largest memory of its own that the process had, looked at twenty times a second."""
+
+    def __init__(self) -> None:
+        self.own_mb = 0.0
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            self.own_mb = max(self.own_mb, resident()["own_mb"])
+            time.sleep(0.05)
+
+
 def answer(server: Server, name: str, number: int, layout: Layout) -> Update:
     """A made-up update: to the own group's place, with noise."""
     index = int(name[1:])
@@ -54,7 +68,7 @@ def measure(participants: int, size: int, rounds: int, folder: Path) -> dict[str
     zero = Params(layout, np.zeros(layout.size, np.float32))
     method = build_method({"method": "fedac", "k": GROUPS, "tuning": False})
     people = [Participant(f"p{i}", "site", 100, i % GROUPS) for i in range(participants)]
-    before, archive = resident(), Archive(folder)
+    before, peak, archive = resident(), Peak(), Archive(folder)
     settings = ServerSettings(rounds, sample=1.0)
     server = Server(method, layout, people, settings, method.start(lambda i: zero), archive=archive)
     lines = []
@@ -76,7 +90,8 @@ def measure(participants: int, size: int, rounds: int, folder: Path) -> dict[str
         "parameters": layout.size,
         "all_models_mb": round(participants * layout.nbytes / 2**20),
         "before": before,
-        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "peak_own_mb": peak.own_mb,
+        "peak_with_file_pages_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         "rounds": lines,
     }
 
