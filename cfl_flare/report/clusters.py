@@ -124,6 +124,7 @@ def tuning(run: Run, path: Path) -> Path:
     rounds = [r["round"] + 1 for r in measured]
     number.step(rounds, [r["clusters_in_use"] for r in measured], where="mid", color=COLOURS[0])
     number.set(ylabel="clusters K", ylim=(0, None))
+    number.yaxis.set_major_locator(MaxNLocator(integer=True))
     points = [(n, g) for n, r in zip(rounds, measured) for g in r["looseness"].values() if g is not None]
     loose.plot(*zip(*points) if points else ([], []), ".", color=COLOURS[1], markersize=4, label="G_k")
     method = run.summary["method"]
