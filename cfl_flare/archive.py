@@ -134,8 +134,11 @@ class LatestModels:
 
     def mean(self, names: Sequence[str], weighting: str, otherwise: Params) -> Params:
         """The mean of some participants' models, by samples or uniform; ``otherwise`` of none."""
-        weights = (float(self.versions[name][1]) if weighting == "samples" else 1.0 for name in names)
-        return weighted_mean(zip(map(self.model, names), weights), otherwise)
+        return weighted_mean(((self.model(name), self.weight([name], weighting)) for name in names), otherwise)
+
+    def weight(self, names: Sequence[str], weighting: str) -> float:
+        """What some participants count together."""
+        return float(sum(self.versions[name][1] for name in names) if weighting == "samples" else len(names))
 
     def spread(self, names: Sequence[str], centre: Params) -> float:
         """Mean squared distance of some participants' parameters to a centre's."""

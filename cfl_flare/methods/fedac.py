@@ -205,7 +205,8 @@ class FedAC(OwnModel):
         if self.tuning:
             new = tune(clusters, partial(self._halves, state, known), self.low, self.high, past)
         bank = {cluster_slot(k): centre for k, centre in centres.items()}
-        bank |= {PHI: weighted_mean(embeddings, phi), GLOBAL: self._mean(known, known.names, common)}
+        shares = ((centres[k], known.weight(names, self.weighting)) for k, names in members.items() if names)
+        bank |= {PHI: weighted_mean(embeddings, phi), GLOBAL: weighted_mean(shares, common)}
         return ServerState(
             bank,
             {name: k for k, names in members.items() for name in names},

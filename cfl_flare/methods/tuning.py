@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ class Clusters:
         ids: ids given out so far.
         known: the participants' models.
         mean: the centre of some participants.
+        inside: spread of the clusters that have been looked at and not changed since: it takes reading their models.
     """
 
     members: dict[int, list[str]]
@@ -36,11 +37,15 @@ class Clusters:
     ids: int
     known: LatestModels
     mean: Callable[[Sequence[str], Params], Params]
+    inside: dict[int, float] = field(default_factory=dict)
 
     def looseness(self) -> dict[int, float]:
         """G_k of each cluster that has members."""
         used = [k for k, names in self.members.items() if names]
-        return looseness({k: self.known.spread(self.members[k], self.centres[k]) for k in used}, self.between(used))
+        for k in used:
+            if k not in self.inside:
+                self.inside[k] = self.known.spread(self.members[k], self.centres[k])
+        return looseness({k: self.inside[k] for k in used}, self.between(used))
 
     def between(self, used: Sequence[int]) -> np.ndarray:
         """Squared distances of these centres; what they share is taken off before squaring."""
@@ -51,6 +56,7 @@ class Clusters:
         """Gives a cluster's members to another one; its id is gone."""
         self.members[into] += self.members.pop(cluster)
         self.centres[into] = self.mean(self.members[into], self.centres.pop(cluster))
+        self.inside.pop(into, None)
 
     def split(self, cluster: int, halves: tuple[list[str], list[str]]) -> int:
         """Gives the second half of a cluster's members a cluster of their own.
@@ -62,6 +68,7 @@ class Clusters:
         self.ids += 1
         for k, names in zip((cluster, new), halves):
             self.members[k], self.centres[k] = names, self.mean(names, before)
+            self.inside.pop(k, None)
         return new
 
 
@@ -111,11 +118,11 @@ def _first_split(
     parts = halves(names)
     if not all(parts) or any(c.get("into") == cluster for c in past):
         return []
-    centre, ids = clusters.centres[cluster], clusters.ids
+    centre, ids, inside = clusters.centres[cluster], clusters.ids, dict(clusters.inside)
     new = clusters.split(cluster, parts)
     if all(low <= g <= high for g in clusters.looseness().values()):
         return [{"cluster": cluster, "new": new}]
-    clusters.members[cluster], clusters.centres[cluster], clusters.ids = names, centre, ids
+    clusters.members[cluster], clusters.centres[cluster], clusters.ids, clusters.inside = names, centre, ids, inside
     del clusters.members[new], clusters.centres[new]
     return []
 
