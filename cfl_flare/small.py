@@ -48,6 +48,8 @@ def regrouped(
         fewest: sites of a cluster.
     """
     small = set(small_clusters({**state.assignment, **assignment}, participants, fewest))
+    if not assignment or not small:
+        return assignment
     sums: dict[int, np.ndarray] = {}
     counts: dict[int, int] = {}
     for update in updates:

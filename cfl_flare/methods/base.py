@@ -42,7 +42,6 @@ class Method(ABC):
         assigns_on_site: each participant picks its cluster itself.
         predicts_with_several: what it serves is several models, which others cannot take apart.
         no_penalties: why it takes none itself, and the way out; empty if it does.
-        regroups: its M-step takes any assignment of the round's participants, so that small clusters can be merged.
         archives: it keeps arrays on the server's disk.
         shares_centres: K is fixed, a participant may be sent all centres, and the common model is their mean: what
             penalties of clusters and CAM build on.
@@ -55,7 +54,6 @@ class Method(ABC):
     no_penalties: ClassVar[str] = ""
     shares_centres: ClassVar[bool] = True
     archives: ClassVar[bool] = False
-    regroups: ClassVar[bool] = False
 
     weighting: str = "samples"
     penalties: tuple[Penalty, ...] = ()
@@ -101,6 +99,11 @@ class Method(ABC):
         again. An id whose cluster is gone counts as an empty cluster.
         """
         return self.clusters
+
+    @property
+    def regroups(self) -> bool:
+        """Whether its M-step takes any assignment of the round's participants, so that small clusters can be merged."""
+        return False
 
     def asks_all(self, state: ServerState) -> bool:
         """Whether the coming round asks all participants to train, whatever the run's sampling."""

@@ -90,6 +90,11 @@ class CAM(Method):
         """The base's, of the sums."""
         return self.base.joins_by
 
+    @property
+    def regroups(self) -> bool:
+        """As the base."""
+        return self.base.regroups
+
     def clusters_in(self, state: ServerState) -> int:
         """The base's."""
         return self.base.clusters_in(state)

@@ -42,7 +42,6 @@ class FedDS(Method):
 
     name: ClassVar[str] = "fedds"
     paper: ClassVar[str] = "Li et al. 2022 (FedDSMIC): Alg. 1, Eq. 6, 7, 17"
-    regroups: ClassVar[bool] = True
 
     k: int = 3
     indicator_samples: int = 10
@@ -60,6 +59,11 @@ class FedDS(Method):
     def clusters(self) -> int:
         """C."""
         return self.k
+
+    @property
+    def regroups(self) -> bool:
+        """The centres are means of whatever it is given."""
+        return True
 
     @property
     def joins_by(self) -> str:

@@ -80,6 +80,11 @@ class OneShot(Method):
         return not self.found(state)
 
     @property
+    def regroups(self) -> bool:
+        """In the round that clusters, and for those who join later."""
+        return True
+
+    @property
     def joins_by(self) -> str:
         """As those who were not in that round."""
         closest = "closest in direction" if self.distance == "cosine" else "nearest"

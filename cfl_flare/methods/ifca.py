@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cfl_flare.config import require
 from cfl_flare.ensemble import Served
@@ -57,6 +57,11 @@ class IFCA(Method):
         return self.k
 
     @property
+    def regroups(self) -> bool:
+        """A model that too few sites picked is offered to nobody any more."""
+        return True
+
+    @property
     def joins_by(self) -> str:
         """As everyone in each round."""
         return "smallest loss on its training data"
@@ -75,9 +80,15 @@ class IFCA(Method):
         heads = {slot: model.take(layout.head) for slot, model in zip(self.slots, models)}
         return ServerState(bank={BACKBONE: models[0].take(layout.backbone), **heads})
 
+    def offered(self, state: ServerState) -> tuple[str, ...]:
+        """The names of the models that participants choose among: all K, but for those that were closed."""
+        closed = {cluster_slot(k) for k in state.extras.get("closed", ())}
+        return tuple(slot for slot in self.slots if slot not in closed)
+
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Everyone compares all K models."""
-        return Download((BACKBONE, *self.slots)) if self.shared_backbone else self.with_penalties(state, self.slots)
+        offered = self.offered(state)
+        return Download((BACKBONE, *offered)) if self.shared_backbone else self.with_penalties(state, offered)
 
     def choose(self, learner: Learner, download: Download) -> int:
         """c(i) = argmin_k loss(Theta_k, own training data), ties to the lowest k (thesis Eq. 3.1b)."""
@@ -102,13 +113,24 @@ class IFCA(Method):
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """Averages each model over those who chose it, with psi (thesis Eq. 3.1a); an empty cluster keeps its model.
 
-        For penalties that need it, the mean of the K models is kept as well (thesis Eq. 5.6).
+        For penalties that need it, the mean of the K models is kept as well (thesis Eq. 5.6). Where small clusters are
+        merged, the assignment is not always what was chosen: then the chosen model is closed, and its update dropped.
         """
-        means = self.means(state, updates)
-        if not self.penalties:
-            return state.after(means, assignment)
-        weights = self.cluster_weights(updates, assignment)
-        return state.after({**means, GLOBAL: self.common(means, weights)}, assignment, weights=weights)
+        closed = set(state.extras.get("closed", ()))
+
+        def kept() -> Iterator[Update]:
+            for update in updates:
+                if update.cluster == assignment[update.participant]:
+                    yield update
+                else:
+                    closed.add(update.cluster)
+
+        means = self.means(state, kept())
+        extras: dict[str, Any] = {"closed": sorted(closed)} if closed else {}
+        if self.penalties:
+            extras["weights"] = self.cluster_weights(kept(), assignment)
+            means[GLOBAL] = self.common(means, extras["weights"])
+        return state.after(means, assignment, **extras)
 
     def clustered(self, state: ServerState, update: Update) -> Params:
         """The model that it chose and trained, or its head."""
@@ -130,8 +152,8 @@ class IFCA(Method):
             layout.select("backbone")
 
     def moved_slots(self, state: ServerState, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
-        """The chosen model, and the shared backbone."""
-        chosen = () if cluster is None else (cluster_slot(cluster),)
+        """The chosen model, which must have been offered, and the shared backbone."""
+        chosen = tuple(slot for slot in slots if cluster is not None and slot == cluster_slot(cluster))
         return (*chosen, BACKBONE) if self.shared_backbone else chosen
 
     def compose(self, download: Download, layout: Layout) -> Download:
@@ -139,10 +161,10 @@ class IFCA(Method):
         if not self.shared_backbone:
             return download
         backbone, *heads = download.models
-        return Download(self.slots, tuple(layout.join(backbone, head) for head in heads))
+        return Download(download.slots[1:], tuple(layout.join(backbone, head) for head in heads))
 
     def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """The K models."""
-        slots = (BACKBONE, *self.slots) if self.shared_backbone else self.slots
-        whole = self.compose(Download(slots, tuple(state.bank[slot] for slot in slots)), layout).models
-        return {slot: Served((model,)) for slot, model in zip(self.slots, whole)}
+        """The K models, but for those that were closed."""
+        slots = self.distribute(state, "").slots
+        whole = self.compose(Download(slots, tuple(state.bank[slot] for slot in slots)), layout)
+        return {slot: Served((model,)) for slot, model in zip(whole.slots, whole.models)}

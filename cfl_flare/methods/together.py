@@ -76,6 +76,11 @@ class Together(Method):
         """Of the part that clusters."""
         return next((part.joins_by for part in self.parts if part.clusters), "")
 
+    @property
+    def regroups(self) -> bool:
+        """As the part that clusters."""
+        return any(part.regroups for part in self.parts)
+
     def join(self, state: ServerState, update: Update) -> ServerState:
         """As all parts."""
         states = [

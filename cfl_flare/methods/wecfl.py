@@ -34,7 +34,6 @@ class WeCFL(Method):
 
     name: ClassVar[str] = "wecfl"
     paper: ClassVar[str] = "Ma et al. 2022; thesis Alg. 1, Eq. 3.3"
-    regroups: ClassVar[bool] = True
 
     k: int
     cluster_on: str | tuple[str, ...] = "fc"
@@ -56,6 +55,11 @@ class WeCFL(Method):
     def clusters(self) -> int:
         """K."""
         return self.k
+
+    @property
+    def regroups(self) -> bool:
+        """The centres are means of whatever it is given."""
+        return True
 
     @property
     def joins_by(self) -> str:

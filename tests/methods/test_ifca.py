@@ -1,5 +1,7 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -133,6 +135,16 @@ def test_shared_backbone_sends_heads_k_times_and_one_backbone():
     composed = method.compose(Download(slots, tuple(state.bank[slot] for slot in slots)), SPLIT)
     assert [m.vector.tolist() for m in composed.models] == [[1, 0, 0], [1, 1, -1], [1, 2, -2]]
     assert method.moved_slots(state, slots, 2) == ("cluster-2", "backbone")
+
+
+def test_what_is_closed_is_composed_no_more():
+    method = IFCA(k=3, shared_backbone=True)
+    state = replace(method.start(lambda i: split(1, i, -i)), extras={"closed": [1]})
+    assert method.distribute(state, "p").slots == ("backbone", "cluster-0", "cluster-2")
+    left = method.whole_models(state, SPLIT)
+    assert {slot: served.models[0].vector.tolist() for slot, served in left.items()} == {
+        "cluster-0": [1, 0, 0], "cluster-2": [1, 2, -2]
+    }  # fmt: skip
 
 
 def test_shared_backbone_of_one_cluster_is_fedavg():
