@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from cfl_flare.errors import ConfigError, PayloadError
-from cfl_flare.methods import CAM, COMBINATIONS, IFCA, METHODS, FedDS, Method, Participant, WeCFL
+from cfl_flare.methods import CAM, IFCA, METHODS, FedDS, Method, Participant, WeCFL
 from cfl_flare.server import Server, ServerSettings
 from cfl_flare.site import Answer
 from cfl_flare.small import regrouped, small_clusters
+from cfl_flare.specs import build_named
 from tests.tiny import LAYOUT, coin, initial, update
 
 PEOPLE = [Participant(n, site, 1) for n, site in (("a", "one"), ("b", "two"), ("c", "two"), ("d", "three"))]
@@ -76,7 +77,7 @@ def test_only_methods_that_can_are_asked_to():
     for method in (
         FedDS(k=2),
         CAM(base=IFCA(k=2), warmup=1),
-        COMBINATIONS["fedavg+ifca"](k=2),
+        build_named("fedavg+ifca:k=2"),
         METHODS["fedgroup"](k=2),
     ):
         server(method, min_sites_per_cluster=2, merge_small_clusters=True)
