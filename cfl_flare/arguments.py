@@ -133,6 +133,8 @@ def _add_export(commands: Any) -> None:
     how.add_argument("--min-clients", type=int, default=2, metavar="N", help=fewest)
     _add_schedule(how)
     how.add_argument("--out", default="jobs", metavar="DIR", help="where the job's folder goes (%(default)s)")
+    goes_on = "name of the run to go on from, after the last round of which there is a checkpoint"
+    how.add_argument("--resume-from", metavar="NAME", help=goes_on)
     carry = "let the job carry cfl_flare's code, for sites where it is not installed"
     how.add_argument("--byoc", action="store_true", help=carry)
     _add_training(export.add_argument_group("local training"))

@@ -126,6 +126,7 @@ def export(arguments: argparse.Namespace) -> None:
         min_samples=arguments.min_samples,
         num_rounds=arguments.rounds,
         min_clients=arguments.min_clients,
+        resume_from=arguments.resume_from,
         byoc=arguments.byoc,
         **scheduled(arguments),
     )

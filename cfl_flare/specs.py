@@ -10,6 +10,7 @@ from typing import Any
 
 from cfl_flare.config import build, from_dict, parse_spec, require
 from cfl_flare.data import SOURCES, DataSource
+from cfl_flare.data.files import from_here
 from cfl_flare.data.samples import read
 from cfl_flare.errors import ConfigError, DataError
 from cfl_flare.methods import Method, build_method
@@ -35,9 +36,8 @@ def read_source(text: str, here: bool = True) -> DataSource:
     if name.endswith(".npz"):
         name, settings = "npz", {"path": name, **settings}
     if name in SOURCES:
-        for key in ("path", "root"):
-            if here and isinstance(settings.get(key), str) and Path(settings[key]).exists():
-                settings[key] = str(Path(settings[key]).resolve())
+        if here:
+            from_here(settings)
         return from_dict(SOURCES[name], settings, f"data {name}")
     require(
         "." in name and "/" not in name,

@@ -35,7 +35,8 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_are_understood(command):
     words = shlex.split(command)
-    assert parser().parse_args(words[words.index("cfl-flare") + 1 :]).command
+    given = words[words.index("cfl-flare") + 1 :]
+    assert given == ["--version"] or parser().parse_args(given).command
 
 
 def first_column(path: Path) -> list[str]:

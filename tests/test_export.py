@@ -46,6 +46,13 @@ def test_a_job_for_real_sites(tmp_path, monkeypatch, capsys):
     assert str(tmp_path / "jobs" / "ward") in capsys.readouterr().out
 
 
+def test_a_job_can_go_on_from_a_run(tmp_path):
+    exported(tmp_path, "--name", "ward", "--model", MODEL, "--resume-from", "earlier")
+    config = json.loads((tmp_path / "ward" / "app" / "config" / "config_fed_server.json").read_text())
+    (persistor,) = (c for c in config["components"] if c["id"] == "persistor")
+    assert persistor["args"] == {"run_name": "ward", "resume_from": "earlier"}
+
+
 def test_shape_and_classes_come_from_data_that_is_here(tmp_path):
     x, y = np.zeros((20, 20, 24, 3), np.uint8), np.arange(20) % 7
     np.savez(tmp_path / "rgb.npz", train_images=x, train_labels=y, test_images=x, test_labels=y)

@@ -5,10 +5,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
-from scipy.spatial.distance import squareform
-from sklearn.metrics import pairwise_distances
-from threadpoolctl import threadpool_limits
 
 from cfl_flare.clustering.kmeans import numbered
 from cfl_flare.clustering.measures import inner_products
@@ -20,6 +16,9 @@ LINKAGES = ("ward", "complete", "average", "single")
 
 def distances_between(rows: np.ndarray, others: np.ndarray, metric: str) -> np.ndarray:
     """Distances ``(m, n)`` of rows ``(m, d)`` and ``(n, d)``; a row of zeros is at a cosine distance of 1 from all."""
+    from sklearn.metrics import pairwise_distances
+    from threadpoolctl import threadpool_limits
+
     with threadpool_limits(1):  # sites share the machine in a simulation: more threads than cores wait for each other
         return np.asarray(pairwise_distances(rows, others, metric=metric), np.float64)
 
@@ -45,6 +44,9 @@ def agglomerate(
     >>> agglomerate(np.array([[0.0], [1.0], [9.0]]), "euclidean", "single", threshold=2).tolist()
     [0, 0, 1]
     """
+    from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
+    from scipy.spatial.distance import squareform
+
     require(
         k is None or k <= len(features),
         f"k = {k} clusters need at least {k} participants in the round that clusters, {len(features)} answered; "

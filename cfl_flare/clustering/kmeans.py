@@ -7,9 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from sklearn.cluster import KMeans
-from sklearn.metrics import pairwise_distances_argmin
-from threadpoolctl import threadpool_limits
 
 from cfl_flare.errors import ConfigError
 
@@ -58,6 +55,9 @@ def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int 
     >>> first_kmeans(np.array([[5.0], [5.1], [0.0]]), 2, np.ones(3)).tolist()
     [0, 0, 1]
     """
+    from sklearn.cluster import KMeans
+    from threadpoolctl import threadpool_limits
+
     if len(features) < k:
         raise ConfigError(
             f"k = {k} clusters need at least {k} participants in the first round, {len(features)} answered; "
@@ -71,9 +71,11 @@ def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int 
 
 def nearest(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
     """Index of the nearest centre (Euclidean), ``(m,)``; ties to the lowest."""
+    from sklearn.metrics import pairwise_distances_argmin
+
     # Models differ little beside what they share: take that off before squaring. The median leaves out a stray centre.
     origin = np.median(centres, axis=0)
-    return pairwise_distances_argmin(features - origin, centres - origin)
+    return np.asarray(pairwise_distances_argmin(features - origin, centres - origin))
 
 
 def lloyd(features: np.ndarray, centres: np.ndarray, weights: np.ndarray, max_steps: int = 300) -> np.ndarray:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from sklearn.metrics.pairwise import cosine_similarity, euclidean_distances
 
 from cfl_flare.clustering.measures import COLUMNS
 
@@ -70,4 +69,6 @@ def similarity(models: np.ndarray, centres: np.ndarray, kind: str = "lrcos") -> 
     >>> similarity(np.array([[2.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 1.0]])).tolist()
     [[1.0, 0.0]]
     """
+    from sklearn.metrics.pairwise import cosine_similarity, euclidean_distances
+
     return np.asarray(cosine_similarity(models, centres) if kind == "lrcos" else -euclidean_distances(models, centres))

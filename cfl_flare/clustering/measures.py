@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 # Columns of an array that are turned into float64 at a time.
 COLUMNS = 2**14
@@ -32,6 +31,8 @@ def agreement(truth: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
     >>> agreement([0, 0, 1, 1], [1, 1, 0, 0])
     {'ari': 1.0, 'nmi': 1.0}
     """
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
     return {
         "ari": float(adjusted_rand_score(truth, labels)),
         "nmi": float(normalized_mutual_info_score(truth, labels)),

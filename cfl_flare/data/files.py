@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,13 @@ ROOT = "CFL_DATA_ROOT"
 def expanded(path: str) -> Path:
     """The path with ``$NAME`` and ``~`` replaced by what they stand for on this site."""
     return Path(os.path.expandvars(path)).expanduser()
+
+
+def from_here(settings: dict[str, Any]) -> None:
+    """Makes a source's relative paths that are there absolute: sites on this machine run in other folders."""
+    for key in ("path", "root"):
+        if isinstance(settings.get(key), str) and Path(settings[key]).exists():
+            settings[key] = str(Path(settings[key]).resolve())
 
 
 def find(path: str, where: str, folder: bool | None = False) -> Path:

@@ -21,8 +21,19 @@ from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
 import cfl_flare
-from cfl_flare.config import build, check_run_name, describe, from_dict, marked, parse_spec, require, require_whole
+from cfl_flare.config import (
+    MARK,
+    build,
+    check_run_name,
+    describe,
+    from_dict,
+    marked,
+    parse_spec,
+    require,
+    require_whole,
+)
 from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.data.files import from_here
 from cfl_flare.errors import ConfigError
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.agreement import SOFTWARE
@@ -151,22 +162,24 @@ class ClusteredRecipe(Recipe):
         job = BaseFedJob(name=name, min_clients=min_clients, key_metric="")
         job.set_app_packages(["cfl_flare"])
         spec = marked(describe_method(self.method))
-        values = {"data": dataclasses.asdict(self.data), "training": _plain(self.training)}
+        values = marked({"data": dataclasses.asdict(self.data), "training": _plain(self.training)})
+        self._marked_source = marked(self.source)  # one dictionary, which `process_env` may change
         # At real sites, what each of them reads is its own business, and the server has no use for it.
-        dealt = {} if participants is None else {"source": self.source}
+        dealt = {} if participants is None else {"source": self._marked_source}
         made_by = marked(SOFTWARE)
         compares = self.method.indicator is not None
-        held = marked({**dealt, "data": values["data"]}) if compares else None
+        held = {**dealt, "data": values["data"], **MARK} if compares else None
         job.to_server(ClusteringAggregator(spec, marked(self.model), held), id="aggregator")
         job.to_server(ClusterModelPersistor(run_name=name, resume_from=resume_from), id="persistor")
-        facts = marked({**dealt, **values})
+        facts = {**dealt, **values, **MARK}
         scheduled = {**dataclasses.asdict(settings), "task_timeout": task_timeout}
         job.to_server(ClusteredController(**scheduled, facts=facts, made_by=made_by))
         executor = ClusteredExecutor(
             spec,
             marked(self.model),
-            marked(self.source),
-            **{key: marked(value) for key, value in values.items()},
+            self._marked_source,
+            data=values["data"],
+            training=values["training"],
             run_name=name,
             seed=seed,
             evaluate_trained=evaluate_trained,
@@ -191,12 +204,14 @@ class ClusteredRecipe(Recipe):
         """Sees to it that the environment may run cfl_flare's components.
 
         The simulator's workspace gets an allow-list; a POC is provisioned afresh at each run, so that there the job
-        carries its code.
+        carries its code. Both have their sites on this machine, where a relative path of the data means this folder.
 
         Raises:
             ConfigError: the environment cannot run the job.
         """
         self.check_env(env)
+        if isinstance(env, (SimEnv, PocEnv)):
+            from_here(self._marked_source["args"])
         if isinstance(env, SimEnv) and not self.byoc:
             classes = ["cfl_flare.", *self.class_paths]
             allow(Path(env.workspace_root) / self._job.name / "local" / "resources.json", classes)

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-from sklearn.preprocessing import normalize
 
 from cfl_flare.archive import LatestModels
 from cfl_flare.clustering.kmeans import first_kmeans
@@ -167,6 +166,8 @@ class FedAC(OwnModel):
 
     def _comparable(self, rows: np.ndarray) -> np.ndarray:
         """Mapped models whose Euclidean distances order them as their likeness does."""
+        from sklearn.preprocessing import normalize
+
         return np.asarray(normalize(rows) if self.likeness == "lrcos" else rows)
 
     def _slots(self, state: ServerState) -> dict[int, str]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sklearn.metrics.pairwise import euclidean_distances
 
 from cfl_flare.archive import LatestModels
 from cfl_flare.clustering.number import changes, looseness
@@ -49,6 +48,8 @@ class Clusters:
 
     def between(self, used: Sequence[int]) -> np.ndarray:
         """Squared distances of these centres; what they share is taken off before squaring."""
+        from sklearn.metrics.pairwise import euclidean_distances
+
         rows = np.stack([self.centres[k].part("all").astype(np.float64) for k in used])
         return np.asarray(euclidean_distances(rows - rows.mean(axis=0), squared=True))
 

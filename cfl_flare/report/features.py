@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from sklearn.manifold import TSNE
-from threadpoolctl import threadpool_limits
 
 from cfl_flare.report.colours import palette
 from cfl_flare.results import Features, read_features
@@ -31,6 +29,9 @@ def embedding(gram: np.ndarray, seed: int = 0) -> np.ndarray:
 
     t-SNE; the first two principal components where there are fewer than five vectors, or where all are the same.
     """
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
     lengths = np.diag(gram)
     distances = np.sqrt(np.maximum(lengths[:, None] + lengths[None] - 2 * gram, 0))
     np.fill_diagonal(distances, 0)

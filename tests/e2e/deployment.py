@@ -68,6 +68,7 @@ class Deployment:
         self.folder, self.data, self.sites = folder, data, list(data)
         self.processes: dict[str, subprocess.Popen] = {}
         sites = "\n".join(f"  - {{name: {site}, type: client, org: hospitals}}" for site in data)
+        (folder / "tmp").mkdir()  # FLARE leaves a folder for each job with errors
         (folder / "project.yml").write_text(PROJECT.format(port=free_port(), sites=sites, admin=ADMIN))
         self.command("nvflare", "provision", "-p", str(folder / "project.yml"), "-w", str(folder / "ws"))
         self.kits = folder / "ws" / "trial" / "prod_00"
@@ -89,7 +90,7 @@ class Deployment:
         """The environment of a process, with what the operator of a kit sets."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
-        env["CFL_STATE_ROOT"] = str(self.state_root(name))
+        env |= {"CFL_STATE_ROOT": str(self.state_root(name)), "TMPDIR": str(self.folder / "tmp")}
         env.pop("CFL_DATA_ROOT", None)
         return {**env, "CFL_DATA": str(self.data[name])} if name in self.data else env
 

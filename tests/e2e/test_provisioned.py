@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,20 +20,11 @@ from cfl_flare.files import load_arrays
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import Logistic
 from cfl_flare.results import Run, load_model, load_run
-from tests.e2e.deployment import ADMIN, COARSE, SERVER, Deployment, deployed, hospitals, until
+from tests.e2e.deployment import ADMIN, COARSE, SERVER, Deployment, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]  # one at a time
 ROUNDS = 16
 JOB_ID = r"[0-9a-f]{8}-[0-9a-f-]{27}"
-
-
-@pytest.fixture(scope="module")
-def trial(tmp_path_factory) -> Iterator[Deployment]:
-    source = Path(os.environ.get("CFL_DATA_ROOT", "")) / "bloodmnist28.npz"
-    if not os.environ.get("CFL_DATA_ROOT") or not source.is_file():
-        pytest.skip("CFL_DATA_ROOT holds no bloodmnist28.npz")
-    folder = tmp_path_factory.mktemp("trial")
-    yield from deployed(folder, hospitals(source, folder / "data"))
 
 
 def exported(trial: Deployment, name: str, method: str, **settings) -> Path:
@@ -143,7 +133,10 @@ class Console:
 
 
 def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
-    """Hospital-3's file is gone; hospital-2 stands still for longer than a round may take."""
+    """Hospital-3's file is gone; hospital-2 stands still for longer than a round may take.
+
+    When its file is back, hospital-3 takes part from the next submission on.
+    """
     trial.data["hospital-3"].rename(trial.folder / "elsewhere.npz")
     try:
         with trial.session() as session:
@@ -168,12 +161,18 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     assert 1 <= len(missed) <= 3
     assert run.rounds[missed[0]]["failed"] == {"hospital-2": "no answer in time"}
     assert run.rounds[missed[0]]["trained"] == ["hospital-1"]
+    assert 10 <= run.rounds[missed[0]]["seconds"] < 20  # no round waits longer than its timeout
     assert run.rounds[-1]["trained"] == ["hospital-1", "hospital-2"]
     log = next((trial.folder / "nvflare").glob("**/ERRORLOG_hospital-3"))  # a kit streams it to the server by default
     assert "CFL_DATA: path = '<path>'" in log.read_text()
     at_server = [results.parent, trial.folder / "nvflare", trial.kits / SERVER]
     files = [path for folder in at_server for path in folder.glob("**/*") if path.is_file()]
     assert not [path for path in files if b"ward 3" in path.read_bytes()]
+    ended, results = trial.run(exported(trial, "paused", "fedavg", num_rounds=12, resume_from="paused"))
+    assert ended == "FINISHED:COMPLETED"
+    later = load_run(results / "cfl")
+    assert later.summary["resumed_at"] == 10
+    assert [r["trained"] for r in later.rounds] == [list(trial.sites)] * 2
 
 
 def after_rounds(trial: Deployment, name: str, more: int = 3) -> None:
