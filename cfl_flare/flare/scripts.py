@@ -249,7 +249,7 @@ class Scripts:
         return model - sent if whole else model
 
     def _metric(self, answer: FLModel) -> float | None:
-        value = (answer.metrics or {}).get(self._judge.metric)
+        value: Any = (answer.metrics or {}).get(self._judge.metric)
         return float(value) if _number(value) else None
 
     def _metrics(self, answer: FLModel) -> dict[str, float]:
