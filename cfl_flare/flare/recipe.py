@@ -42,7 +42,7 @@ from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.kit import allow
 from cfl_flare.flare.persistor import ClusterModelPersistor
-from cfl_flare.flare.scripts import EVALUATE, TRAIN, Judge, check_script
+from cfl_flare.flare.scripts import EVALUATE, TRAIN, Judge, check_script, has_terms
 from cfl_flare.indicator import held_back
 from cfl_flare.methods import Method, build_method, describe_method
 from cfl_flare.rehearsal import check_job
@@ -165,7 +165,8 @@ class ClusteredRecipe(Recipe):
         if train_script is not None:
             given = {"data": data, "participants": participants, "partition": partition, "training": training}
             check_script(train_script, self.method, given)
-            judge = Judge(assign_metric, assign_mode, assign_every)
+            terms = has_terms(self.method)
+            judge = Judge(assign_metric, assign_mode, assign_every, penalties=terms)
         require(
             data is not None or judge is not None, "recipe: neither data nor train_script is given; give one of them"
         )

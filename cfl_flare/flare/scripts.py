@@ -20,8 +20,8 @@ from nvflare.app_common.app_constant import AppConstants
 
 from cfl_flare.config import require
 from cfl_flare.errors import ConfigError, PayloadError
-from cfl_flare.methods import IFCA, Method, Update
-from cfl_flare.methods.slots import cluster_slot
+from cfl_flare.methods import IFCA, Method, Update, describe_method
+from cfl_flare.methods.slots import cluster_slot, travelling, with_parts
 from cfl_flare.params import Params
 from cfl_flare.server import Server
 from cfl_flare.site import Answer, Order
@@ -29,7 +29,9 @@ from cfl_flare.site import Answer, Order
 TRAIN, EVALUATE = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION
 STEPS = FLMetaKey.NUM_STEPS_CURRENT_ROUND
 # What a method's site does, where it is no more than what any script does: train the one model that it was sent.
-ON_SITE = ("local_update", "trained_update", "terms", "serve", "finetuned", "compose", "moved_slots")
+ON_SITE = ("local_update", "trained_update", "serve", "finetuned", "compose", "moved_slots")
+PENALTY_META = "cfl_penalty"
+PENALTY_LINE = "loss = loss + cfl_flare.client.penalty(model)"
 HOW_TO_EVALUATE = """
     input_model = flare.receive()
     model.load_state_dict(input_model.params)
@@ -48,11 +50,13 @@ class Judge:
         metric: the metric that it reports when it is asked to evaluate; on its training data.
         mode: ``min`` or ``max``.
         every: rounds between two choices; in between it trains its cluster's model.
+        penalties: the scripts add `cfl_flare.client.penalty` to their loss, and are sent what it needs.
     """
 
     metric: str = "loss"
     mode: str = "min"
     every: int = 1
+    penalties: bool = False
 
     def __post_init__(self) -> None:
         require(self.mode in ("min", "max"), f"run: assign_mode = {self.mode!r} should be 'min' or 'max'")
@@ -69,15 +73,25 @@ def check_method(method: Method) -> None:
     Raises:
         ConfigError: the method's sites do more than to train the model that they are sent.
     """
-    if isinstance(method, IFCA) and not (method.shared_backbone or method.penalties or method.finetune):
-        return
-    own = [step for step in ON_SITE if getattr(type(method), step) is not getattr(Method, step)]
-    own += [name for name in ("penalties", "finetune") if getattr(method, name)]
+    choice = isinstance(method, IFCA) and not method.shared_backbone
+    own = [step for step in ON_SITE if not choice and getattr(type(method), step) is not getattr(Method, step)]
+    own += ["finetune"] * method.finetune
+    compared = [p.name for p in method.penalties if getattr(p, "on", "parameters") != "parameters"]
+    require(
+        not compared,
+        f"penalty {compared[:1]}: on = 'representations' needs the outputs of other models inside the script's step; "
+        "take on = 'parameters'",
+    )
     require(
         not own,
         f"method {method.label}: a training script cannot do its {', '.join(own)} on the site; take fedavg, fesem, "
-        "wecfl, cfl, fl-hc, fedgroup or ifca as they are, or leave train_script out",
+        "wecfl, cfl, fl-hc, fedgroup or ifca without it, or leave train_script out",
     )
+
+
+def has_terms(method: Method) -> bool:
+    """Whether the method adds to the loss: by penalties, or as FedProx does by itself."""
+    return bool(method.penalties) or type(method).terms is not Method.terms
 
 
 def check_script(script: str, method: Method, given: Mapping[str, Any]) -> None:
@@ -97,6 +111,17 @@ def check_script(script: str, method: Method, given: Mapping[str, Any]) -> None:
         not beside, f"recipe: {', '.join(beside)}: belongs to the script where there is a train_script; leave it out"
     )
     check_method(method)
+    require(
+        not has_terms(method) or asks_for_penalties(script),
+        f"recipe: method {method.label} adds to the loss, but train_script = {script!r} does not: after 'import "
+        f"cfl_flare.client' add the line '{PENALTY_LINE}'",
+    )
+
+
+def asks_for_penalties(script: str) -> bool:
+    """Whether a script, or a module beside it, calls `cfl_flare.client.penalty`."""
+    beside = Path(script).resolve().parent.glob("*.py")
+    return any("cfl_flare" in (text := path.read_text()) and "penalty(" in text for path in beside)
 
 
 class Scripts:
@@ -147,12 +172,13 @@ class Scripts:
     def round(self) -> bool:
         """One round of the server's, up to where it can be finished. False if the job was aborted."""
         orders = self._server.orders()
-        several = {name: order for name, order in orders.items() if len(order.slots) > 1}
+        several = orders if self._server.method.assigns_on_site else {}
         self._sent = {name: order.slots[0] for name, order in orders.items() if name not in several}
         if several and not self._choose(several):
             return False
         for task, train in ((EVALUATE, False), (TRAIN, True)):
-            models = {n: self._model(slot) for n, slot in self._sent.items() if orders[n].train == train}
+            asked = {n: slot for n, slot in self._sent.items() if orders[n].train == train}
+            models = {n: self._model(slot, orders[n] if train else None) for n, slot in asked.items()}
             if models and not self._exchange(task, models, lambda answer: self._accept(answer, orders)):
                 return False
         return True
@@ -165,8 +191,8 @@ class Scripts:
         due = state.round % self._judge.every == 0 or self._server.finished
         keep = {n: cluster_slot(state.assignment[n]) for n in orders if n in state.assignment and not due}
         self._sent |= {name: slot for name, slot in keep.items() if slot in orders[name].slots}
-        choosing = {name: order for name, order in orders.items() if name not in self._sent}
-        for slot in dict.fromkeys(slot for order in choosing.values() for slot in order.slots):
+        choosing = {name: self._candidates(order) for name, order in orders.items() if name not in self._sent}
+        for slot in dict.fromkeys(slot for slots in choosing.values() for slot in slots):
 
             def note(answer: FLModel, slot: str = slot) -> bool:
                 site, value = answer.meta["client_name"], self._metric(answer)
@@ -175,27 +201,44 @@ class Scripts:
                     measured[site][slot] = self._metrics(answer)
                 return value is not None
 
-            asked = {name: self._model(slot) for name, order in choosing.items() if slot in order.slots}
+            asked = {name: self._model(slot) for name, slots in choosing.items() if slot in slots}
             if asked and not self._exchange(EVALUATE, asked, note):
                 return False
-        for name, order in choosing.items():
-            if len(found[name]) < len(order.slots):
-                missing = [slot for slot in order.slots if slot not in found[name]]
+        for name, slots in choosing.items():
+            missing = [slot for slot in slots if slot not in found[name]]
+            if missing:
                 self._server.fail([name], f"no {self._judge.metric!r} of {', '.join(missing)}")
-            elif order.train:
+            elif orders[name].train:
                 self._sent[name] = self._judge.best(found[name])
             else:  # it has measured the model that it would be served already
                 self._server.accept(Answer(name, None, measured[name][self._judge.best(found[name])]), name)
         return True
 
-    def _model(self, slot: str) -> FLModel:
+    def _model(self, slot: str, order: Order | None = None) -> FLModel:
+        """The task with one model; with an order to train, what the method's penalties need beside it."""
         server = self._server
         return FLModel(
             params_type=ParamsType.FULL,
             params=server.state.bank[slot].arrays(),
             current_round=server.state.round,
             total_rounds=server.settings.num_rounds,
+            meta=self._for_penalties(slot, order) if order is not None and self._judge.penalties else {},
         )
+
+    def _for_penalties(self, own: str, order: Order) -> dict[str, Any]:
+        server = self._server
+        ready = "weights" in order.facts
+        needed = [p.slots(server.method.clusters) for p in server.method.penalties if ready or not p.of_clusters]
+        slots = list(dict.fromkeys(slot for slots in needed for slot in slots))
+        others = with_parts(server.state.bank, [slot for slot in travelling([own, *slots]) if slot != own])
+        content = {"own": own, "slots": [slot for slot in slots if slot != own], "facts": dict(order.facts)}
+        models = {slot: model.arrays() for slot, model in others.items()}
+        return {PENALTY_META: {**content, "models": models, "method": describe_method(server.method)}}
+
+    def _candidates(self, order: Order) -> list[str]:
+        """Of what is sent, the models to choose among; the rest is the penalties'."""
+        clusters = {cluster_slot(k) for k in range(self._server.method.clusters)}
+        return [slot for slot in order.slots if slot in clusters]
 
     def _accept(self, answer: FLModel, orders: Mapping[str, Order]) -> bool:
         """Turns a script's answer into an update; what does not fit is left out, with its reason."""
