@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from nvflare.apis.dxo import MetaKey
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
@@ -287,9 +288,19 @@ class Scripts:
         kinds = sorted({str(np.asarray(a).dtype) for n, a in given.items() if n in known} - {"float32", "int64"})
         if kinds:
             self._remark(f"{name} sends {', '.join(kinds)}: kept as float32, whole counts as int64")
+        filters = [name for name in answer.meta.get(MetaKey.FILTER_HISTORY) or () if "ExcludeVars" not in name]
+        if whole and filters:
+            raise PayloadError(
+                "filtered",
+                f"the site's filter {filters[0]} acts on differences, but the script sends whole models: set "
+                "params_transfer_type = 'DIFF' in the recipe",
+            )
         start = sent.arrays() if whole else {n: np.zeros_like(a) for n, a in sent.arrays().items()}
         model = sent.layout.pack({**start, **{n: a for n, a in given.items() if n in known}})
-        return model - sent if whole else model
+        diff = model - sent if whole else model
+        if not diff.vector.any():
+            self._remark(f"{name} sends the model back as it was: does the script train a copy of what it received?")
+        return diff
 
     def _metric(self, answer: FLModel) -> float | None:
         value: Any = (answer.metrics or {}).get(self._judge.metric)

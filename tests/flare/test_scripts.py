@@ -9,6 +9,7 @@ import numpy as np
 import nvflare.client as flare
 import pytest
 import torch
+from nvflare.apis.dxo import MetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 import cfl_flare.client
@@ -163,6 +164,23 @@ def test_a_bad_answer_is_left_out_and_the_others_count(answer, code):
     assert record["failed"]["c"].startswith(f"{code}: ")
     assert play.bank("global") == [4, 0]
     assert any("c: answer refused" in text for text in play.warned)
+
+
+def test_a_model_that_comes_back_as_it_was_is_remarked_on():
+    play = Play(FedAvg(), lambda site, task, model: FLModel(ParamsType.FULL, dict(model.params or {})))
+    play.round()
+    assert "b sends the model back as it was: does the script train a copy of what it received?" in play.warned
+
+
+def test_a_privacy_filter_on_whole_models_is_refused_and_one_that_leaves_names_out_is_not():
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        answer.meta = {MetaKey.FILTER_HISTORY: {"a": ["ExcludeVars"], "b": ["SVTPrivacy"], "c": None}[site]}
+        return answer
+
+    record = Play(FedAvg(), script).round()
+    assert record["trained"] == ["a", "c"]
+    assert "filtered: the site's filter SVTPrivacy acts on differences" in record["failed"]["b"]
 
 
 def test_metrics_are_of_the_model_that_was_sent():
