@@ -94,7 +94,7 @@ class EgressFilter(Filter):
         self._coarsen(dxo)
 
     def _allowed(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """What may leave. Metrics are called ``served_accuracy``, ``trained_loss``; a script's ``loss``, ``val_loss``."""
+        """What may leave. They are called ``served_accuracy``, ``trained_loss``; in a script ``loss``, ``val_loss``."""
         held = self.withhold or ()
         free = {n: v for n, v in metrics.items() if n not in held and n.partition("_")[2] not in held}
         return {

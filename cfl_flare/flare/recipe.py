@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nvflare.client.config import TransferType
 from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.job_config.script_runner import ScriptRunner
 from nvflare.recipe.poc_env import PocEnv
@@ -71,6 +72,8 @@ class ClusteredRecipe(Recipe):
         train_args: its command line.
         launch_external_process: run it in a process of its own, by ``command``.
         command: what starts that process.
+        params_transfer_type: ``FULL``, the script's models as they are, or ``DIFF``: FLARE takes off what was received,
+            before the site's filters.
         assign_metric: ``ifca``: by which metric of the script's, on its training data, it chooses among models;
         assign_mode: whether the smallest (``min``) or the largest (``max``) is best;
         assign_every: rounds between two choices.
@@ -114,6 +117,7 @@ class ClusteredRecipe(Recipe):
         train_args: str = "",
         launch_external_process: bool = False,
         command: str = "python3 -u",
+        params_transfer_type: str = "FULL",
         assign_metric: str = "loss",
         assign_mode: str = "min",
         assign_every: int = 1,
@@ -165,6 +169,9 @@ class ClusteredRecipe(Recipe):
         if train_script is not None:
             given = {"data": data, "participants": participants, "partition": partition, "training": training}
             check_script(train_script, self.method, given)
+            kinds = [kind.value for kind in TransferType]
+            known = params_transfer_type in kinds
+            require(known, f"recipe: params_transfer_type = {params_transfer_type!r} should be one of {kinds}")
             terms = has_terms(self.method)
             judge = Judge(assign_metric, assign_mode, assign_every, penalties=terms)
         require(
@@ -205,7 +212,10 @@ class ClusteredRecipe(Recipe):
         # A round's fixed cost is the sites' polling; FLARE's own 2 s would be most of a small round.
         job.to_server({"server": {"task_request_interval": 0.2}})
         if train_script is not None:
-            runner = ScriptRunner(train_script, train_args, launch_external_process, command)
+            transfer = TransferType(params_transfer_type)
+            runner = ScriptRunner(
+                train_script, train_args, launch_external_process, command, params_transfer_type=transfer
+            )
             job.to_clients(runner, tasks=[TRAIN, EVALUATE])
             super().__init__(job)
             self._carry_own()

@@ -290,11 +290,8 @@ class Scripts:
             self._remark(f"{name} sends {', '.join(kinds)}: kept as float32, whole counts as int64")
         filters = [name for name in answer.meta.get(MetaKey.FILTER_HISTORY) or () if "ExcludeVars" not in name]
         if whole and filters:
-            raise PayloadError(
-                "filtered",
-                f"the site's filter {filters[0]} acts on differences, but the script sends whole models: set "
-                "params_transfer_type = 'DIFF' in the recipe",
-            )
+            reason = f"the site's filter {filters[0]} acts on differences, but the script sends whole models"
+            raise PayloadError("filtered", f"{reason}: set params_transfer_type = 'DIFF' in the recipe")
         start = sent.arrays() if whole else {n: np.zeros_like(a) for n, a in sent.arrays().items()}
         model = sent.layout.pack({**start, **{n: a for n, a in given.items() if n in known}})
         diff = model - sent if whole else model
