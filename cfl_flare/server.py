@@ -219,6 +219,11 @@ class Server:
         """Notes that participants sent nothing that could be used."""
         self._failures.update({name: reason for name in participants if name in self._orders})
 
+    def fail_sites(self, reasons: Mapping[str, str]) -> None:
+        """The same for all participants of some sites, each with its reason."""
+        for site, reason in reasons.items():
+            self.fail([name for name, p in self.participants.items() if p.site == site], reason)
+
     def _check(self, answer: Answer, site: str) -> None:
         name, update = answer.participant, answer.update
         if name not in self.participants or self.participants[name].site != site:

@@ -32,15 +32,19 @@ class PerSiteController(ModelController):
 
     Attributes:
         site_errors: return code of each site whose last answer was an error.
+        plain: tasks are FLARE's plain FLModel of one model, as its Client API wants them.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, plain: bool = False, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.site_errors: dict[str, str] = {}
+        self.plain = plain
 
     def _build_shareable(self, data: FLModel | None = None) -> Shareable:
         """A COLLECTION of one DXO a model: the shape under which FLARE's filters act on each model by itself."""
         assert data is not None
+        if self.plain:
+            return super()._build_shareable(data)
         shareable = DXO(DataKind.COLLECTION, data=data.params, meta=data.meta).to_shareable()
         shareable.set_header(AppConstants.CURRENT_ROUND, data.current_round)
         shareable.set_header(AppConstants.NUM_ROUNDS, data.total_rounds)

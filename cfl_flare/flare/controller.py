@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 
-from cfl_flare.config import require, unmarked
+from cfl_flare.config import from_dict, require, unmarked
 from cfl_flare.errors import CFLError, PayloadError
 from cfl_flare.flare import agreement, wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.compat import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
+from cfl_flare.flare.scripts import Judge, Scripts
 from cfl_flare.methods import Participant
 from cfl_flare.results import Recorder, load_run
 from cfl_flare.server import ServerSettings
@@ -45,6 +47,8 @@ class ClusteredController(PerSiteController):
             job's start takes as long, or five minutes.
         facts: about the run, for its summary; ``data`` and ``training`` must be as the sites' executors have them.
         made_by: the software that made the job; see `cfl_flare.flare.agreement`.
+        judge: where the sites run a training script of FLARE's Client API, the settings of
+            `cfl_flare.flare.scripts.Judge`; None where they have cfl_flare's own executor.
         aggregator_id: the ClusteringAggregator's id in the job.
         persistor_id: the ClusterModelPersistor's id in the job.
     """
@@ -63,16 +67,18 @@ class ClusteredController(PerSiteController):
         task_timeout: int = 3600,
         facts: dict[str, Any] | None = None,
         made_by: dict[str, str] | None = None,
+        judge: dict[str, Any] | None = None,
         aggregator_id: str = "aggregator",
         persistor_id: str = "persistor",
     ):
-        super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.1)
+        plain = judge is not None
+        super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.1, plain=plain)
         self.num_rounds, self.seed, self.sample = num_rounds, seed, sample
         self.min_answers, self.evaluate_every = min_answers, evaluate_every
         self.max_failed_rounds, self.task_timeout = max_failed_rounds, task_timeout
         self.keep_features = keep_features
         self.min_sites_per_cluster, self.merge_small_clusters = min_sites_per_cluster, merge_small_clusters
-        self.facts, self.made_by = facts, made_by
+        self.facts, self.made_by, self.judge = facts, made_by, judge
         self.aggregator_id = aggregator_id
         self.left_out: dict[str, str] = {}
 
@@ -104,7 +110,7 @@ class ClusteredController(PerSiteController):
         )
         persistor: ClusterModelPersistor = self.persistor
         resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)
-        participants = self._check_in()
+        participants = self._check_in() if self.judge is None else self._connected()
         reasons = "; ".join(f"{site}: {reason}" for site, reason in self.left_out.items())
         require(bool(participants), f"run: no site can take part: {reasons}")
         facts = {
@@ -116,6 +122,21 @@ class ClusteredController(PerSiteController):
         recorder = Recorder(Path(self.get_run_dir()) / RESULTS, facts, self.aggregator.model)
         self.aggregator.begin(participants, settings, recorder, self.fl_ctx, resumed, persistor.archive)
         self.info(f"{len(participants)} participants on {len({p.site for p in participants})} sites")
+        if self.judge is not None:
+            judge = from_dict(Judge, unmarked(self.judge), "judge")
+            self.scripts = Scripts(self.aggregator.running, judge, self._exchange, self.warning)
+            self.scripts.probe()
+
+    def _connected(self) -> list[Participant]:
+        """Every site is one participant; how much data it has, its script's first answer says."""
+        names = sorted((client.name for client in self.engine.get_clients()), key=natural)
+        return [Participant(name, name, 1) for name in names]
+
+    def _exchange(self, task: str, data: Mapping[str, FLModel], on_answer: Callable[[FLModel], bool]) -> bool:
+        """One exchange with scripts; a site that fails has its participant fail."""
+        went = self.exchange(task, data, self.task_timeout, on_answer)
+        self.aggregator.running.fail_sites(self.site_errors)
+        return went
 
     def _check_in(self) -> list[Participant]:
         """Asks every site whom it hosts. A site that cannot take part is left out, with its reason."""
@@ -161,14 +182,9 @@ class ClusteredController(PerSiteController):
             return False
         server, last = self.aggregator.running, self.aggregator.running.finished
         number = server.state.round
-        tasks = self.aggregator.plan()
-        for site, data in tasks.items():
-            data.meta[wire.META].update(self._hosting[site])
         self.event(AppEventType.ROUND_STARTED)
-        if not self.exchange(wire.TRAIN_TASK, tasks, self.task_timeout, self.aggregator.accept_model):
+        if not (self._ask() if self.judge is None else self.scripts.round()):
             return False
-        for site, code in self.site_errors.items():
-            server.fail([n for n, p in server.participants.items() if p.site == site], code)
         self.event(AppEventType.BEFORE_AGGREGATION)
         metrics = self.aggregator.aggregate_model()
         if metrics.metrics:
@@ -192,6 +208,15 @@ class ClusteredController(PerSiteController):
         self.info(f"round {number} of {self.num_rounds} is done")
         self.event(AppEventType.ROUND_DONE)
         return True
+
+    def _ask(self) -> bool:
+        """Sends each site its orders and takes its answers. False if the job was aborted."""
+        tasks = self.aggregator.plan()
+        for site, data in tasks.items():
+            data.meta[wire.META].update(self._hosting[site])
+        went = self.exchange(wire.TRAIN_TASK, tasks, self.task_timeout, self.aggregator.accept_model)
+        self.aggregator.running.fail_sites(self.site_errors)
+        return went
 
     def _draw(self) -> None:
         """The run's figures; a server without matplotlib still has everything that they show."""

@@ -65,27 +65,41 @@ class EgressFilter(Filter):
         require(samples_step >= 1, f"EgressFilter: samples_step = {samples_step} should be a whole number >= 1")
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Changes an answer of cfl_flare's executor; what is none passes as it is."""
+        """Changes an answer of cfl_flare's executor, or of a training script; what is neither passes as it is."""
         try:
             dxo = from_shareable(shareable)
         except ValueError:  # a reply without content, such as an aborted task's
             return shareable
+        if dxo.data_kind in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF, DataKind.METRICS):
+            self._of_script(dxo)
+            return dxo.update_shareable(shareable)
         content = (dxo.meta or {}).get(wire.META)
         if dxo.data_kind != DataKind.COLLECTION or not isinstance(content, dict):
             return shareable
         for participant in content.get("participants", []):
             participant["samples"] = self._coarse(participant["samples"])
         for said in content.get("answers", {}).values():
-            said["metrics"] = {name: self._rounded(v) for name, v in said["metrics"].items() if not self._held(name)}
+            said["metrics"] = self._allowed(said["metrics"])
             if "samples" in said:
                 said["samples"] = self._coarse(said["samples"])
         for model in dxo.data.values():
             self._coarsen(model)
         return dxo.update_shareable(shareable)
 
-    def _held(self, name: str) -> bool:
-        """Metrics are called ``served_accuracy``, ``trained_loss``, ..."""
-        return name.partition("_")[2] in (self.withhold or ())
+    def _of_script(self, dxo: DXO) -> None:
+        if dxo.data_kind == DataKind.METRICS:
+            dxo.data = self._allowed(dxo.data)
+        elif MetaKey.INITIAL_METRICS in dxo.meta:
+            dxo.set_meta_prop(MetaKey.INITIAL_METRICS, self._allowed(dxo.get_meta_prop(MetaKey.INITIAL_METRICS)))
+        self._coarsen(dxo)
+
+    def _allowed(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """What may leave. They are called ``served_accuracy``, ``trained_loss``; in a script ``loss``, ``val_loss``."""
+        held = self.withhold or ()
+        free = {n: v for n, v in metrics.items() if n not in held and n.partition("_")[2] not in held}
+        return {
+            name: self._rounded(value) if isinstance(value, (int, float)) else value for name, value in free.items()
+        }
 
     def _rounded(self, value: float) -> float:
         return value if self.round_to is None else round(round(value / self.round_to) * self.round_to, 10)

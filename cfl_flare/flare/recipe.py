@@ -10,12 +10,14 @@ import re
 import shutil
 import sysconfig
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from nvflare.client.config import TransferType
 from nvflare.job_config.base_fed_job import BaseFedJob
+from nvflare.job_config.script_runner import ScriptRunner
 from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
@@ -41,6 +43,7 @@ from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.kit import allow
 from cfl_flare.flare.persistor import ClusterModelPersistor
+from cfl_flare.flare.scripts import EVALUATE, TRAIN, Judge, check_script, has_terms
 from cfl_flare.indicator import held_back
 from cfl_flare.methods import Method, build_method, describe_method
 from cfl_flare.rehearsal import check_job
@@ -63,7 +66,17 @@ class ClusteredRecipe(Recipe):
         name: the job's name, and the name of the run's folder under each site's state root.
         method: a method, its dictionary ``{"method": "wecfl", "k": 3}``, or ``"wecfl:k=3"``.
         model: the untrained module, or ``{"class_path": "package.Class", "args": {...}}``.
-        data: what a site reads: a DataSource, or its ``{"class_path", "args"}``.
+        data: what a site reads: a DataSource, or its ``{"class_path", "args"}``; None with ``train_script``.
+        train_script: a training script of FLARE's Client API, in place of cfl_flare's own training: each site is one
+            participant, and the script reads its data. The job carries it, so that the sites must allow custom code.
+        train_args: its command line.
+        launch_external_process: run it in a process of its own, by ``command``.
+        command: what starts that process.
+        params_transfer_type: ``FULL``, the script's models as they are, or ``DIFF``: FLARE takes off what was received,
+            before the site's filters.
+        assign_metric: ``ifca``: by which metric of the script's, on its training data, it chooses among models;
+        assign_mode: whether the smallest (``min``) or the largest (``max``) is best;
+        assign_every: rounds between two choices.
         participants: to simulate: how many participants share the data; None where each site is one participant.
         partition: to simulate: ``{"partition": "dirichlet", "alpha": 0.1}`` or ``"dirichlet:alpha=0.1"``.
         min_samples: fewest training samples of a participant.
@@ -99,7 +112,15 @@ class ClusteredRecipe(Recipe):
         name: str = "clustered",
         method: Method | Mapping[str, Any] | str,
         model: torch.nn.Module | Mapping[str, Any],
-        data: DataSource | Mapping[str, Any],
+        data: DataSource | Mapping[str, Any] | None = None,
+        train_script: str | None = None,
+        train_args: str = "",
+        launch_external_process: bool = False,
+        command: str = "python3 -u",
+        params_transfer_type: str = "FULL",
+        assign_metric: str = "loss",
+        assign_mode: str = "min",
+        assign_every: int = 1,
         participants: int | None = None,
         partition: Mapping[str, Any] | str | None = None,
         min_samples: int = 8,
@@ -144,8 +165,21 @@ class ClusteredRecipe(Recipe):
             training if isinstance(training, TrainSettings) else from_dict(TrainSettings, training or {}, "training")
         )
         self.model = describe(model, "model")
-        self.source = describe(data, "data")
-        build(self.source, DataSource, "data")  # type: ignore[type-abstract]
+        judge = None
+        if train_script is not None:
+            given = {"data": data, "participants": participants, "partition": partition, "training": training}
+            check_script(train_script, self.method, given)
+            kinds = [kind.value for kind in TransferType]
+            known = params_transfer_type in kinds
+            require(known, f"recipe: params_transfer_type = {params_transfer_type!r} should be one of {kinds}")
+            terms = has_terms(self.method)
+            judge = Judge(assign_metric, assign_mode, assign_every, penalties=terms)
+        require(
+            data is not None or judge is not None, "recipe: neither data nor train_script is given; give one of them"
+        )
+        self.source = {} if data is None else describe(data, "data")
+        if data is not None:
+            build(self.source, DataSource, "data")  # type: ignore[type-abstract]
         rule = _named(partition, "partition")
         if indicator_samples is None:
             indicator_samples = 0 if participants is None else held_back([self.method])
@@ -173,7 +207,19 @@ class ClusteredRecipe(Recipe):
         job.to_server(ClusterModelPersistor(run_name=name, resume_from=resume_from), id="persistor")
         facts = {**dealt, **values, **MARK}
         scheduled = {**dataclasses.asdict(settings), "task_timeout": task_timeout}
-        job.to_server(ClusteredController(**scheduled, facts=facts, made_by=made_by))
+        judged = None if judge is None else marked(dataclasses.asdict(judge))
+        job.to_server(ClusteredController(**scheduled, facts=facts, made_by=made_by, judge=judged))
+        # A round's fixed cost is the sites' polling; FLARE's own 2 s would be most of a small round.
+        job.to_server({"server": {"task_request_interval": 0.2}})
+        if train_script is not None:
+            transfer = TransferType(params_transfer_type)
+            runner = ScriptRunner(
+                train_script, train_args, launch_external_process, command, params_transfer_type=transfer
+            )
+            job.to_clients(runner, tasks=[TRAIN, EVALUATE])
+            super().__init__(job)
+            self._carry_own()
+            return
         executor = ClusteredExecutor(
             spec,
             marked(self.model),
@@ -188,8 +234,6 @@ class ClusteredRecipe(Recipe):
             made_by=made_by,
         )
         job.to_clients(executor, tasks=["check", "train"])
-        # A round's fixed cost is the sites' polling; FLARE's own 2 s would be most of a small round.
-        job.to_server({"server": {"task_request_interval": 0.2}})
         super().__init__(job)
         if byoc:
             self._carry()
@@ -198,7 +242,8 @@ class ClusteredRecipe(Recipe):
     def class_paths(self) -> list[str]:
         """The classes that the job names and the sites import."""
         method = describe_method(self.method)["method"]
-        return [self.model["class_path"], self.source["class_path"], *([method] if "." in method else [])]
+        sources = [self.source["class_path"]] if self.source else []
+        return [self.model["class_path"], *sources, *([method] if "." in method else [])]
 
     def process_env(self, env: ExecEnv) -> None:
         """Sees to it that the environment may run cfl_flare's components.
@@ -210,7 +255,7 @@ class ClusteredRecipe(Recipe):
             ConfigError: the environment cannot run the job.
         """
         self.check_env(env)
-        if isinstance(env, (SimEnv, PocEnv)):
+        if isinstance(env, (SimEnv, PocEnv)) and self.source:
             from_here(self._marked_source["args"])
         if isinstance(env, SimEnv) and not self.byoc:
             classes = ["cfl_flare.", *self.class_paths]
@@ -246,11 +291,22 @@ class ClusteredRecipe(Recipe):
 
     def _carry(self) -> None:
         """Makes the job carry cfl_flare, and the user's own modules that it names, in its custom folder."""
+        self._carry_packages(["cfl_flare", *self._own_packages])
+
+    def _carry_own(self) -> None:
+        """Makes the job carry the user's own modules alone: a script's model."""
+        self._carry_packages(self._own_packages)
+
+    @property
+    def _own_packages(self) -> list[str]:
+        names = [path.partition(".")[0] for path in self.class_paths]
+        return [name for name in dict.fromkeys(names) if name not in OWN_PACKAGES]
+
+    def _carry_packages(self, packages: Sequence[str]) -> None:
         if self._staged is not None:
             return
         self._staged = tempfile.TemporaryDirectory(prefix="cfl-byoc-")
-        names = [path.partition(".")[0] for path in self.class_paths]
-        for package in dict.fromkeys(["cfl_flare", *(n for n in names if n not in OWN_PACKAGES)]):
+        for package in packages:
             path = _source_of(package)
             if path is None:
                 continue

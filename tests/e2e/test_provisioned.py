@@ -175,6 +175,52 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     assert [r["trained"] for r in later.rounds] == [list(trial.sites)] * 2
 
 
+SCRIPT = """
+import os
+
+import numpy as np
+import nvflare.client as flare
+import torch
+
+from cfl_flare.models import Logistic
+
+flare.init()
+with np.load(os.environ["CFL_DATA"]) as arrays:
+    x = torch.tensor(arrays["train_images"].transpose(0, 3, 1, 2) / 255, dtype=torch.float32)
+    y = torch.tensor(arrays["train_labels"].ravel().astype(np.int64))
+model = Logistic((3, 14, 14), 8)
+while flare.is_running():
+    received = flare.receive()
+    model.load_state_dict(received.params)
+    with torch.no_grad():
+        accuracy = (model(x).argmax(1) == y).float().mean().item()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(10):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    metrics, steps = {"accuracy": accuracy}, {"NUM_STEPS_CURRENT_ROUND": 10}
+    flare.send(flare.FLModel(params=model.state_dict(), metrics=metrics, meta=steps))
+"""
+
+
+def test_a_training_script_runs_at_hospitals(trial, monkeypatch):
+    """A script of FLARE's Client API, which the job carries; the hospitals' policy allows it to."""
+    (trial.folder / "client.py").write_text(SCRIPT)
+    monkeypatch.chdir(trial.folder)
+    common = {"model": Logistic((3, 14, 14), 8), "num_rounds": 4, "min_clients": 3, "task_timeout": 240}
+    recipe = ClusteredRecipe(name="script", method="wecfl:k=2", train_script="client.py", **common)
+    recipe.export(str(trial.folder / "jobs"))
+    assert (trial.folder / "jobs" / "script" / "app" / "custom" / "client.py").is_file()
+    ended, results = trial.run(trial.folder / "jobs" / "script")
+    assert ended == "FINISHED:COMPLETED"
+    run = load_run(results / "cfl")
+    clusters = {p["name"]: p["cluster"] for p in run.summary["participants"]}
+    assert clusters["hospital-1"] == clusters["hospital-2"] != clusters["hospital-3"]
+    assert run.rounds[-1]["served_accuracy"] > run.rounds[0]["served_accuracy"]
+    assert not any(r["failed"] for r in run.rounds)
+
+
 def after_rounds(trial: Deployment, name: str, more: int = 3) -> None:
     """Waits until a run has done a few rounds more."""
     before = trial.rounds(name)

@@ -4,12 +4,15 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from nvflare.apis.dxo import MetaKey, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import make_reply
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cfl_flare.errors import ConfigError
 from cfl_flare.flare import wire
@@ -17,6 +20,7 @@ from cfl_flare.flare.egress import EgressFilter, check_filters
 from cfl_flare.site import Answer
 from tests.tiny import update
 
+STEPS = MetaKey.NUM_STEPS_CURRENT_ROUND
 METRICS = {"served_accuracy": 0.8734, "served_macro_f1": 0.5, "served_loss": 1.7, "trained_loss": 0.1}
 
 
@@ -48,6 +52,15 @@ def test_the_answer_to_the_first_task_is_coarse_too():
     hosted = {"participants": [{"name": "a", "samples": 137, "group": None}]}
     found = EgressFilter(samples_step=100).process(wire.to_shareable({}, hosted), FLContext())
     assert wire.content_of(from_shareable(found).meta)["participants"][0]["samples"] == 100
+
+
+@pytest.mark.parametrize("params", [{"w": np.ones(2)}, None])
+def test_a_training_script_s_numbers_too(params):
+    sent = FLModel(params=params, metrics={"accuracy": 0.8734, "val_loss": 1.7, "note": "fine"}, meta={STEPS: 137})
+    policy = EgressFilter(withhold=["loss"], round_to=0.05, samples_step=50)
+    found = FLModelUtils.from_shareable(policy.process(FLModelUtils.to_shareable(sent), FLContext()))
+    assert found.metrics == {"accuracy": 0.85, "note": "fine"}
+    assert found.meta[STEPS] == 150
 
 
 def test_what_is_no_answer_passes():
