@@ -28,7 +28,8 @@ def load_share(file: str, site: str, sites: int, samples: int) -> dict[str, tupl
             labels = arrays[f"{split}_labels"][index::sites][:samples].ravel().astype(np.int64)
             if index % 2 == 1:
                 labels = (labels + 4) % 8
-            splits[split] = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255, torch.from_numpy(labels)
+            pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
+            splits[split] = pixels, torch.from_numpy(labels)
     return splits
 
 

@@ -15,22 +15,38 @@ from nvflare.client import is_evaluate
 from torch.utils.data import DataLoader, TensorDataset
 
 
-def load_share(file: str, site: str, sites: int, samples: int) -> dict[str, TensorDataset]:
-    """A hospital's training and test images with their labels: its own share of a file that simulates them all.
+class BloodCells(pl.LightningDataModule):
+    """A hospital's images: its own share of a file that simulates them all.
 
     Every second hospital numbers the kinds of cells by another scheme, which nobody has told the others.
+
+    Args:
+        file: in MedMNIST's layout, in the folder that ``$CFL_DATA_ROOT`` names.
+        site: the hospital.
+        sites: how many hospitals share the file.
+        samples: most images of a split.
     """
-    index = int(site.rpartition("-")[2]) - 1
-    splits = {}
-    with np.load(Path(os.environ["CFL_DATA_ROOT"]) / file) as arrays:
-        for split in ("train", "test"):
-            images = arrays[f"{split}_images"][index::sites][:samples]
-            labels = arrays[f"{split}_labels"][index::sites][:samples].ravel().astype(np.int64)
-            if index % 2 == 1:
-                labels = (labels + 4) % 8
-            pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
-            splits[split] = TensorDataset(pixels, torch.from_numpy(labels))
-    return splits
+
+    def __init__(self, file: str, site: str, sites: int, samples: int):
+        super().__init__()
+        index = int(site.rpartition("-")[2]) - 1
+        self.splits = {}
+        with np.load(Path(os.environ["CFL_DATA_ROOT"]) / file) as arrays:
+            for split in ("train", "test"):
+                images = arrays[f"{split}_images"][index::sites][:samples]
+                labels = arrays[f"{split}_labels"][index::sites][:samples].ravel().astype(np.int64)
+                if index % 2 == 1:
+                    labels = (labels + 4) % 8
+                pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
+                self.splits[split] = TensorDataset(pixels, torch.from_numpy(labels))
+
+    def train_dataloader(self) -> DataLoader:
+        """What fit() trains on."""
+        return DataLoader(self.splits["train"], batch_size=32, shuffle=True)
+
+    def val_dataloader(self) -> list[DataLoader]:
+        """What validate() measures on: the test images, then the training images."""
+        return [DataLoader(self.splits[split], batch_size=200) for split in ("test", "train")]
 
 
 def main() -> None:
@@ -42,7 +58,6 @@ def main() -> None:
     parser.add_argument("--lr", type=float, required=True)
     args = parser.parse_args()
 
-    model = BloodModule(lr=args.lr)
     trainer = pl.Trainer(
         max_epochs=1,
         accelerator="cpu",
@@ -51,16 +66,14 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    flare.patch(trainer)  # from here on validate() and fit() receive the server's model, and send what comes out
-    data = load_share(args.file, flare.get_site_name(), args.sites, args.samples)
-    train = DataLoader(data["train"], batch_size=32, shuffle=True)
-    measured = [DataLoader(data["test"], batch_size=200), DataLoader(data["train"], batch_size=200)]
-
+    flare.patch(trainer)  # from here on validate() and fit() receive the server's model and send what comes of it
+    model = BloodModule(lr=args.lr)
+    cells = BloodCells(args.file, flare.get_site_name(), args.sites, args.samples)
     while flare.is_running():
         only_evaluate = is_evaluate()  # asked before validate(), which answers the task
-        trainer.validate(model, measured, verbose=False)
+        trainer.validate(model, datamodule=cells, verbose=False)
         if not only_evaluate:  # fit() would take the next task for one to train on, whatever it is
-            trainer.fit(model, train)
+            trainer.fit(model, datamodule=cells)
 
 
 if __name__ == "__main__":
