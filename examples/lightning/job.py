@@ -23,7 +23,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--samples", type=int, default=600, help="most images of a site's split")
     parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--seed", type=int, default=0, help="of the first models")
+    parser.add_argument("--seed", type=int, default=1, help="of the first models")
     parser.add_argument("--file", default="bloodmnist28.npz", help="in the folder that $CFL_DATA_ROOT names")
     parser.add_argument("--workspace", default="cfl-runs", help="folder of the simulator's files and of the results")
     args = parser.parse_args()
