@@ -125,7 +125,7 @@ class Scripts:
         """Asks every script to evaluate, once, where the method needs that it can.
 
         Raises:
-            ConfigError: one cannot; with the lines to add.
+            ConfigError: one cannot, with the lines to add; or none answered.
         """
         if not self._server.method.assigns_on_site:
             return True
@@ -159,7 +159,11 @@ class Scripts:
         return went
 
     def round(self) -> bool:
-        """One round of the server's, up to where it can be finished. False if the job was aborted."""
+        """One round of the server's, up to where it can be finished. False if the job was aborted.
+
+        Raises:
+            ConfigError: in the first round, a script's loop does not do for a method in which sites choose.
+        """
         orders = self._server.orders()
         several = {name: order for name, order in orders.items() if len(order.slots) > 1}
         self._sent = {name: order.slots[0] for name, order in orders.items() if name not in several}
@@ -177,6 +181,7 @@ class Scripts:
         Under FLARE's Lightning patch ``trainer.fit()`` takes the next task where ``trainer.validate()`` has answered
         one, and trains on it even if it is another model to evaluate. It shows in what follows an evaluation: a
         training without metrics, since nothing was validated before it. Where a second training has them, it is this.
+        A script that never reports metrics when it trains is asked for that second training as well, and passes.
         """
         self._loops_checked = any(order.train for order in orders.values())
         again = {name: self._model(self._sent[name]) for name in self._silent}
