@@ -39,6 +39,11 @@ HOW_TO_EVALUATE = """
     if flare.is_evaluate():
         flare.send(flare.FLModel(metrics={"loss": mean_loss_on_the_training_data(model)}))
         continue"""
+HOW_TO_EVALUATE_IN_LIGHTNING = """
+    only_evaluate = nvflare.client.is_evaluate()  # asked before validate(), which answers the task
+    trainer.validate(model, datamodule=data)
+    if not only_evaluate:
+        trainer.fit(model, datamodule=data)"""
 
 Exchange = Callable[[str, Mapping[str, FLModel], Callable[[FLModel], bool]], bool]
 
@@ -139,19 +144,23 @@ class Scripts:
         self._server, self._judge, self._exchange, self._warn = server, judge, exchange, warn
         self._said: set[str] = set()
         self._sent: dict[str, str] = {}
+        self._silent: set[str] = set()
+        self._loops_checked = not server.method.assigns_on_site
 
     def probe(self) -> bool:
         """Asks every script to evaluate, once, where the method needs that it can.
 
         Raises:
-            ConfigError: one cannot; with the lines to add.
+            ConfigError: one cannot, with the lines to add; or none answered.
         """
         if not self._server.method.assigns_on_site:
             return True
         problems: dict[str, str] = {}
+        answered: set[str] = set()
 
         def look(answer: FLModel) -> bool:
             site = answer.meta["client_name"]
+            answered.add(site)
             if answer.params:
                 problems[site] = "it trains when it is asked to evaluate"
             elif self._metric(answer) is None:
@@ -168,10 +177,19 @@ class Scripts:
                 f"run: method {self._server.method.label} has each model evaluated by the sites' script, but at {site} "
                 f"{problem}. Add to its loop, with the training data as it is what decides:{HOW_TO_EVALUATE}"
             )
+        require(
+            bool(answered) or not went,
+            f"run: method {self._server.method.label} has each model evaluated by the sites' script, and at no site "
+            "did it answer; the sites' logs say why",
+        )
         return went
 
     def round(self) -> bool:
-        """One round of the server's, up to where it can be finished. False if the job was aborted."""
+        """One round of the server's, up to where it can be finished. False if the job was aborted.
+
+        Raises:
+            ConfigError: in the first round, a script's loop does not do for a method in which sites choose.
+        """
         orders = self._server.orders()
         several = orders if self._server.method.assigns_on_site else {}
         self._sent = {name: order.slots[0] for name, order in orders.items() if name not in several}
@@ -182,6 +200,32 @@ class Scripts:
             models = {n: self._model(slot, orders[n] if train else None) for n, slot in asked.items()}
             if models and not self._exchange(task, models, lambda answer: self._accept(answer, orders)):
                 return False
+        return self._loops_checked or self._check_loops(orders)
+
+    def _check_loops(self, orders: Mapping[str, Order]) -> bool:
+        """Refuses, in the first round, scripts that train on models that they were only to evaluate.
+
+        Under FLARE's Lightning patch ``trainer.fit()`` takes the next task where ``trainer.validate()`` has answered
+        one, and trains on it even if it is another model to evaluate. It shows in what follows an evaluation: a
+        training without metrics, since nothing was validated before it. Where a second training has them, it is this.
+        A script that never reports metrics when it trains is asked for that second training as well, and passes.
+        """
+        self._loops_checked = any(order.train for order in orders.values())
+        again = {name: self._model(self._sent[name]) for name in self._silent}
+        found: list[str] = []
+
+        def look(answer: FLModel) -> bool:
+            found.extend([answer.meta["client_name"]] if answer.metrics else [])
+            return True
+
+        if again and not self._exchange(TRAIN, again, look):
+            return False
+        if found:
+            raise ConfigError(
+                f"run: method {self._server.method.label} has several models evaluated in a row, and the script at "
+                f"{min(found)} trains on them in between, as FLARE's Lightning patch does when trainer.fit() follows "
+                f"each trainer.validate(). Make its loop:{HOW_TO_EVALUATE_IN_LIGHTNING}"
+            )
         return True
 
     def _choose(self, orders: Mapping[str, Order]) -> bool:
@@ -244,6 +288,8 @@ class Scripts:
     def _accept(self, answer: FLModel, orders: Mapping[str, Order]) -> bool:
         """Turns a script's answer into an update; what does not fit is left out, with its reason."""
         name, server = answer.meta["client_name"], self._server
+        if orders[name].train and not answer.metrics and not self._loops_checked:
+            self._silent.add(name)
         try:
             try:
                 update = self._update(name, answer) if orders[name].train else None
