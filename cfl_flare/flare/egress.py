@@ -77,6 +77,11 @@ class EgressFilter(Filter):
             participant["samples"] = self._coarse(participant["samples"])
         for said in content.get("answers", {}).values():
             said["metrics"] = {name: self._rounded(v) for name, v in said["metrics"].items() if not self._held(name)}
+            if "cross" in said:  # named without a prefix
+                said["cross"] = {
+                    model: {name: self._rounded(v) for name, v in found.items() if not self._held(f"cross_{name}")}
+                    for model, found in said["cross"].items()
+                }
             if "samples" in said:
                 said["samples"] = self._coarse(said["samples"])
         for model in dxo.data.values():

@@ -113,6 +113,7 @@ class Scripts:
         self._server, self._judge, self._exchange, self._warn = server, judge, exchange, warn
         self._said: set[str] = set()
         self._sent: dict[str, str] = {}
+        self._cross: dict[str, dict[str, dict[str, float]]] = {}
 
     def probe(self) -> bool:
         """Asks every script to evaluate, once, where the method needs that it can.
@@ -149,11 +150,27 @@ class Scripts:
         orders = self._server.orders()
         several = {name: order for name, order in orders.items() if len(order.slots) > 1}
         self._sent = {name: order.slots[0] for name, order in orders.items() if name not in several}
+        if not self._measure_all(orders):
+            return False
         if several and not self._choose(several):
             return False
         for task, train in ((EVALUATE, False), (TRAIN, True)):
             models = {n: self._model(slot) for n, slot in self._sent.items() if orders[n].train == train}
             if models and not self._exchange(task, models, lambda answer: self._accept(answer, orders)):
+                return False
+        return True
+
+    def _measure_all(self, orders: Mapping[str, Order]) -> bool:
+        """Has every site measure each of the run's models, where that is asked for."""
+        self._cross = {name: {} for name in orders}
+        for model in next(iter(orders.values())).cross if orders else ():
+
+            def note(answer: FLModel, name: str = model.name) -> bool:
+                site, found = answer.meta["client_name"], answer.metrics or {}
+                self._cross[site][name] = {key: float(value) for key, value in found.items() if _number(value)}
+                return bool(found)
+
+            if not self._exchange(EVALUATE, {name: self._model(model.slots[0]) for name in orders}, note):
                 return False
         return True
 
@@ -185,14 +202,15 @@ class Scripts:
             elif order.train:
                 self._sent[name] = self._judge.best(found[name])
             else:  # it has measured the model that it would be served already
-                self._server.accept(Answer(name, None, measured[name][self._judge.best(found[name])]), name)
+                metrics = measured[name][self._judge.best(found[name])]
+                self._server.accept(Answer(name, None, metrics, cross=self._cross[name]), name)
         return True
 
     def _model(self, slot: str) -> FLModel:
         server = self._server
         return FLModel(
             params_type=ParamsType.FULL,
-            params=server.state.bank[slot].arrays(),
+            params=server.bank[slot].arrays(),
             current_round=server.state.round,
             total_rounds=server.settings.num_rounds,
         )
@@ -206,7 +224,7 @@ class Scripts:
             except PayloadError as error:
                 server.refuse(name, error)
             metrics = self._metrics(answer) if orders[name].evaluate else {}
-            server.accept(Answer(name, update, metrics), name)
+            server.accept(Answer(name, update, metrics, cross=self._cross[name]), name)
         except PayloadError as error:
             self._warn(f"round {server.state.round}: {name}: answer refused ({error.code}): {error}")
             return False
