@@ -57,7 +57,7 @@ FIXED = {
     "penalties",
     "scope",
 }
-FIXED |= {"held", "participants", "partition", "indicator_samples", "finetune_epochs"}
+FIXED |= {"held", "judge", "participants", "partition", "indicator_samples", "finetune_epochs"}
 
 SERVER, CLIENT = "config_fed_server.conf", "config_fed_client.conf"
 
