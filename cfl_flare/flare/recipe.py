@@ -307,6 +307,11 @@ class ClusteredRecipe(Recipe):
             f"{where}: num_clients = {sites} is more than {self.data.who_trains}; each site hosts at least one",
         )
         if isinstance(env, SimEnv):
+            named = list(self._sites.per_site)
+            require(
+                not named or env.clients is not None,
+                f"{where}: the job has settings for each of its sites; name them: SimEnv(clients={named})",
+            )
             folder = str(env.workspace_root)
             require(  # FLARE writes it into a command line as it is
                 not re.search(r"[\s'\"\\\\]", folder),

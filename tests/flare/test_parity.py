@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.utils import set_per_site_config
 
 from cfl_flare.data import Digits
@@ -91,6 +92,14 @@ def test_each_site_has_its_own_data_and_device():
     assert "device" not in second or second["device"] == "cpu"
     assert job.configured_sites() == ["site-1", "site-2"]
     assert first["method"] == second["method"]
+
+
+def test_sites_with_settings_of_their_own_are_named_to_the_simulator():
+    job = recipe()
+    set_per_site_config(job, {"site-1": {}, "site-2": {"torch_threads": 2}})
+    with pytest.raises(ConfigError, match=r"name them: SimEnv\(clients=\['site-1', 'site-2'\]\)"):
+        job.check_env(SimEnv(num_clients=2))
+    job.check_env(SimEnv(clients=["site-1", "site-2"]))
 
 
 def test_each_site_has_its_own_script_arguments():
