@@ -26,11 +26,17 @@ class Progress:
         record: of the round that was just done; the next round's answers complete it.
         failed_rounds: rounds in a row with too few good answers.
         rejected: how often answers were refused, by reason code.
+        best: the best round so far, ``{"round", "value"}``.
+        watched: the round in which the metric was best whose improvement the run's patience waits for.
+        stopped: why the run ends before its last round; None if it does not.
     """
 
     record: dict[str, Any] | None = None
     failed_rounds: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
+    best: dict[str, Any] | None = None
+    watched: dict[str, Any] | None = None
+    stopped: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class Checkpoint:
         progress, last = facts["progress"], facts["last"]
         return cls(
             state_of({slot: models[slot] for slot in facts["slots"]}, facts),
-            Progress(progress["record"], progress["failed_rounds"], Counter(progress["rejected"])),
+            Progress(**{**progress, "rejected": Counter(progress["rejected"])}),
             memory,
             None if last is None else RoundMetrics(**last),
         )

@@ -19,8 +19,10 @@ from cfl_flare.config import build, describe
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.errors import PayloadError
 from cfl_flare.indicator import logits_for
+from cfl_flare.initial import check_initial, read_checkpoint, starting_from
 from cfl_flare.methods import Method, Participant, describe_method
 from cfl_flare.methods.slots import with_parts
+from cfl_flare.params import Layout, Params
 from cfl_flare.results import Recorder
 from cfl_flare.server import Server, ServerSettings
 from cfl_flare.site import Site
@@ -50,6 +52,7 @@ def run_loop(
     on_round: Callable[[RoundMetrics], None] = lambda measured: None,
     checkpoints: Store | None = None,
     checkpoint_every: int = 10,
+    initial_ckpt: Path | None = None,
 ) -> Server:
     """Runs a method in this process, all participants on one site.
 
@@ -68,6 +71,7 @@ def run_loop(
         checkpoints: what an earlier attempt left to go on from, and where this one's checkpoints are kept; None for
             none.
         checkpoint_every: rounds between them.
+        initial_ckpt: the file of a model from which to start; see `cfl_flare.initial.read_checkpoint`.
 
     Returns:
         The server after the last round.
@@ -89,9 +93,11 @@ def run_loop(
         "participants": {p.name: p.samples for p in participants},
         "evaluate_trained": evaluate_trained,
         **facts,
+        **({} if initial_ckpt is None else {"initial_ckpt": str(initial_ckpt)}),
     }
     begun = Checkpoint.latest(checkpoints, layout, run) if checkpoints is not None else None
-    begun = begun or Checkpoint(method.start(partial(untrained, make_model, settings.seed)))
+    if begun is None:
+        begun = Checkpoint(method.start(_initial(method, make_model, layout, settings.seed, initial_ckpt)))
     site.memory.update({name: dict(own) for name, own in begun.memory.items()})
     recorder = None
     if folder is not None:
@@ -101,7 +107,7 @@ def run_loop(
     while True:
         number, last = server.state.round, server.finished
         orders = server.orders()
-        models = with_parts(server.state.bank, [slot for order in orders.values() for slot in order.slots])
+        models = with_parts(server.bank, [slot for order in orders.values() for slot in order.needed])
         for name, order in orders.items():
             try:
                 server.accept(site.answer(name, order, models, number), "local")
@@ -120,6 +126,16 @@ def run_loop(
             server.forget(checkpoints.versions()[0])
     server.close({})
     return server
+
+
+def _initial(
+    method: Method, make_model: Callable[[], torch.nn.Module], layout: Layout, seed: int, path: Path | None
+) -> Callable[[int], Params]:
+    """What the method takes for the run's initial models."""
+    if path is None:
+        return partial(untrained, make_model, seed)
+    check_initial(method, layout)
+    return starting_from(read_checkpoint(path, layout))
 
 
 def describe_run(data: DataConfig, settings: ServerSettings, training: TrainSettings) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from cfl_flare.config import build, one_line, require
 from cfl_flare.data import DataConfig, ParticipantData
 from cfl_flare.errors import CFLError, ConfigError
 from cfl_flare.indicator import check_indicator
+from cfl_flare.initial import check_initial, read_checkpoint
 from cfl_flare.methods import Method, Participant
 from cfl_flare.params import Layout
 from cfl_flare.server import Server, ServerSettings
@@ -23,7 +25,12 @@ from cfl_flare.training.settings import TrainSettings
 
 
 def check_job(
-    method: Method, model: Mapping[str, Any], data: DataConfig, settings: ServerSettings, resumed: bool = False
+    method: Method,
+    model: Mapping[str, Any],
+    data: DataConfig,
+    settings: ServerSettings,
+    resumed: bool = False,
+    initial_ckpt: str | None = None,
 ) -> None:
     """Checks all that a job's author can get wrong; no data is read.
 
@@ -33,6 +40,7 @@ def check_job(
         data: how the samples are dealt out; it knows how many participants there are only in a simulation.
         settings: what is scheduled.
         resumed: the run goes on from an earlier one, whose clusters are there already.
+        initial_ckpt: the file of the model from which the run starts; it is read if it is here.
 
     Raises:
         ConfigError: naming the setting, its value and the way out.
@@ -42,6 +50,11 @@ def check_job(
     method.check_model(layout)
     method.check_rounds(settings.num_rounds)
     check_indicator(method, data)
+    if initial_ckpt is not None:
+        require(not resumed, "run: initial_ckpt and resume_from both say where to start; give one of them")
+        check_initial(method, layout)
+        if Path(initial_ckpt).is_file():
+            read_checkpoint(Path(initial_ckpt), layout)
     if data.participants is None:
         return
     most = len(data.names)

@@ -4,15 +4,18 @@
 
 A run's folder holds ``rounds.jsonl`` (one line a round), ``assignments.jsonl`` (one line a round and participant),
 ``clusters/*.safetensors`` (the models), ``state/`` (the server's state, which newcomers join) and ``summary.json``
-(written last); where they were asked for, also ``features/round-*.safetensors`` (the Gram matrix of the participants'
-features) and ``newcomers.json`` (how participants that were held back fare).
+(written last). ``best/clusters/*.safetensors`` are the models of the run's best round. Where they were asked for, there
+are also ``features/round-*.safetensors`` (the Gram matrix of the participants' features), ``cross_site.csv`` (every
+model on every participant's test split) and ``newcomers.json`` (how participants that were held back fare).
 """
 
 from __future__ import annotations
 
 import copy
+import csv
 import json
 import platform
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
-FEATURES, STATE, NEWCOMERS = "features", "state", "newcomers.json"
+FEATURES, STATE, NEWCOMERS, BEST, CROSS_SITE = "features", "state", "newcomers.json", "best", "cross_site.csv"
 # At a site, below its folder of the run in the state root: what each of its participants predicts with.
 SERVED = "served"
 
@@ -68,11 +71,13 @@ class Recorder:
         (folder / MODELS).mkdir(parents=True, exist_ok=True)
         (folder / SUMMARY).unlink(missing_ok=True)
         (folder / NEWCOMERS).unlink(missing_ok=True)
+        (folder / CROSS_SITE).unlink(missing_ok=True)
         for old in [*(folder / MODELS).glob("*.safetensors"), *(folder / STATE).glob("round-*")]:
             old.unlink()
         if not recorded:  # later rounds are written over
             for old in (folder / FEATURES).glob("*.safetensors"):
                 old.unlink()
+            shutil.rmtree(folder / BEST, ignore_errors=True)
         kept = cut_lines(folder / ROUNDS, recorded)
         cut_lines(folder / ASSIGNMENTS, recorded)
         require(len(kept) == recorded, f"{folder} holds {len(kept)} of the {recorded} rounds that it should go on from")
@@ -100,6 +105,44 @@ class Recorder:
         (self.folder / FEATURES).mkdir(exist_ok=True)
         meta = {"round": number, "participants": list(clusters), "clusters": list(clusters.values())}
         save_arrays(self.folder / FEATURES / f"round-{number:04d}.safetensors", {"gram": products}, meta)
+
+    def best(self, models: Mapping[str, Served], rounds: int) -> None:
+        """Writes the models of the best round so far, in place of those of the one before.
+
+        Args:
+            models: what the run would leave if it ended here.
+            rounds: rounds completed.
+        """
+        new = self.folder / (BEST + ".tmp")
+        shutil.rmtree(new, ignore_errors=True)
+        for slot, served in models.items():
+            save_served(new / MODELS, slot, served, self._model, rounds)
+        shutil.rmtree(self.folder / BEST, ignore_errors=True)
+        if models:
+            new.rename(self.folder / BEST)
+
+    def cross_site(
+        self,
+        found: Mapping[str, Mapping[str, Mapping[str, float]]],
+        participants: Mapping[str, Participant],
+        state: ServerState,
+    ) -> None:
+        """Writes how each model does on each participant's test split: a line a participant and model.
+
+        Args:
+            found: by participant and model, the metrics.
+            participants: all of them.
+            state: with the clusters.
+        """
+        metrics = sorted({key for own in found.values() for one in own.values() for key in one})
+        with (self.folder / CROSS_SITE).open("w", newline="") as f:
+            writer = csv.writer(f)
+            writer.writerow(["participant", "site", "group", "cluster", "model", *metrics])
+            for name, own in found.items():
+                who = participants[name]
+                for model, measured in own.items():
+                    place = [name, who.site, who.group, state.assignment.get(name), model]
+                    writer.writerow([*place, *(measured.get(key) for key in metrics)])
 
     def _append(self, name: str, lines: list[dict[str, Any]]) -> None:
         with (self.folder / name).open("a") as f:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,70 +15,21 @@ import numpy as np
 from cfl_flare.analysis import analyse, gram
 from cfl_flare.archive import Archive
 from cfl_flare.checkpoints import Progress
-from cfl_flare.config import check_types, require
+from cfl_flare.config import require
 from cfl_flare.errors import CFLError, PayloadError
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.indicator import Predict
-from cfl_flare.methods.slots import travelling
-from cfl_flare.params import Layout
+from cfl_flare.methods.slots import cluster_slot, travelling
+from cfl_flare.params import Layout, Params
 from cfl_flare.results import Recorder
+from cfl_flare.schedule import ServerSettings, count_of
 from cfl_flare.seeds import stream
-from cfl_flare.site import Answer, Order
+from cfl_flare.site import Answer, CrossModel, Order
 from cfl_flare.small import regrouped, small_clusters
 from cfl_flare.spool import Spool, Updates
 from cfl_flare.summary import RoundMetrics, measure_round
 
 MAX_SAMPLES = 10**9
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """What the server schedules.
-
-    Attributes:
-        num_rounds: communication rounds.
-        seed: the run's seed: initial models, sampling, batches.
-        sample: participants a round: a share in (0, 1], or a count; 1.0 is all.
-        min_answers: fewest good answers with which a round is aggregated; a share of those asked, or a count.
-        evaluate_every: rounds between measurements of the served models; the last round is always measured.
-        max_failed_rounds: the run ends after so many rounds in a row with too few answers.
-        keep_features: keep what is needed to draw the participants' features: their Gram matrix of each round.
-        min_sites_per_cluster: a cluster of fewer sites is reported.
-        merge_small_clusters: such a cluster's participants go to the nearest other one instead.
-    """
-
-    num_rounds: int
-    seed: int = 0
-    sample: float | int = 1.0
-    min_answers: float | int = 1
-    evaluate_every: int = 1
-    max_failed_rounds: int = 3
-    keep_features: bool = False
-    min_sites_per_cluster: int = 1
-    merge_small_clusters: bool = False
-
-    def __post_init__(self) -> None:
-        check_types(self, "run")
-        require(self.num_rounds >= 1, f"run: num_rounds = {self.num_rounds} should be >= 1")
-        require(self.seed >= 0, f"run: seed = {self.seed} should be >= 0")
-        for key in ("sample", "min_answers"):
-            value = getattr(self, key)
-            ok = 0 < value <= 1 if isinstance(value, float) else value >= 1
-            require(ok, f"run: {key} = {value} should be a share in (0.0, 1.0] or a count >= 1")
-        require(self.evaluate_every >= 1, f"run: evaluate_every = {self.evaluate_every} should be >= 1")
-        fewest = self.min_sites_per_cluster
-        require(fewest >= 1, f"run: min_sites_per_cluster = {fewest} should be >= 1")
-        require(
-            not self.merge_small_clusters or fewest > 1,
-            "run: merge_small_clusters merges clusters of fewer than min_sites_per_cluster = 1 sites, which there are "
-            "none; raise that",
-        )
-        require(self.max_failed_rounds >= 1, f"run: max_failed_rounds = {self.max_failed_rounds} should be >= 1")
-
-
-def count_of(share: float | int, total: int) -> int:
-    """A share of a total, rounded, at least 1; or a count, at most the total."""
-    return max(1, round(share * total)) if isinstance(share, float) else min(share, total)
 
 
 class TooFewAnswersError(CFLError):
@@ -144,6 +95,7 @@ class Server:
         self.rejected = self.progress.rejected
         self._recorder = recorder
         self._spool = Spool(0)
+        self._whole: dict[str, Params] = {}
         self._bytes_up = 0
         self._bank_bytes: dict[str, int] = {}
         self._orders: dict[str, Order] = {}
@@ -153,8 +105,13 @@ class Server:
 
     @property
     def finished(self) -> bool:
-        """All rounds are done."""
-        return self.state.round >= self.settings.num_rounds
+        """All rounds are done, or enough of them."""
+        return self.state.round >= self.settings.num_rounds or self.progress.stopped is not None
+
+    @property
+    def bank(self) -> Mapping[str, Params]:
+        """The models that orders name."""
+        return {**self.state.bank, **self._whole}
 
     def _asked(self) -> int:
         """How many train in the coming round."""
@@ -183,11 +140,31 @@ class Server:
             for name in self.participants
             if evaluate or name in training
         }
-        slots = {slot for order in self._orders.values() for slot in order.slots}
-        self._bank_bytes = {slot: self.state.layout(slot).nbytes for slot in slots}
+        if self.finished and self.settings.cross_site_evaluation:
+            cross = self._cross()
+            self._orders = {name: replace(order, cross=cross) for name, order in self._orders.items()}
+        slots = {slot for order in self._orders.values() for slot in order.needed}
+        self._bank_bytes = {
+            slot: self._whole[slot].layout.nbytes if slot in self._whole else self.state.layout(slot).nbytes
+            for slot in slots
+        }
         self._spool.close()
         self._spool = Spool(self.layout.nbytes * sum(order.train for order in self._orders.values()))
         return self._orders
+
+    def _cross(self) -> tuple[CrossModel, ...]:
+        """The clusters' models, or what the run leaves where there are none; one that is put together travels whole."""
+        found = []
+        left = self.method.whole_models(self.state, self.layout)
+        clusters = [cluster_slot(k) for k in range(self.method.clusters_in(self.state))]
+        for name, served in {k: left[k] for k in clusters if k in left}.items() or left.items():
+            slots = []
+            for i, model in enumerate(served.models):
+                slots.append(next((s for s, known in self.state.bank.items() if known is model), f"whole/{name}/{i}"))
+                if slots[-1] not in self.state.bank:
+                    self._whole[slots[-1]] = model
+            found.append(CrossModel(name, tuple(slots), served.vote))
+        return tuple(found)
 
     def _order(self, participant: str, train: bool, evaluate: bool) -> Order:
         return Order.of(self.method.distribute(self.state, participant), train, evaluate)
@@ -234,10 +211,14 @@ class Server:
             raise PayloadError("twice", f"{name} answered twice")
         if answer.error is not None:
             raise PayloadError("participant_failed", f"{name} failed: {answer.error}")
-        for key, value in answer.metrics.items():
-            if not isinstance(value, (int, float)) or not np.isfinite(value):
-                raise PayloadError("metric", f"{name}: {key} = {value!r} is not a finite number")
+        for found in (answer.metrics, *answer.cross.values()):
+            for key, value in found.items():
+                if not isinstance(value, (int, float)) or not np.isfinite(value):
+                    raise PayloadError("metric", f"{name}: {key} = {value!r} is not a finite number")
         order = self._orders[name]
+        strange = sorted(answer.cross.keys() - {model.name for model in order.cross})
+        if strange:
+            raise PayloadError("metric", f"{name} was not asked to measure {strange[0]!r}")
         if order.train != (update is not None):
             raise PayloadError("no_update", f"{name} was {'' if order.train else 'not '}asked to train")
         if update is not None:
@@ -277,11 +258,31 @@ class Server:
         for name in self._orders:
             if name not in self._answers:
                 self._failures.setdefault(name, "no answer in time")
+        done = self.finished
         measured = self._measure()
-        if not self.finished:
+        enough = None if measured is None else self._judge(measured)
+        if not done:
             self._advance()
+            if not self.finished:
+                self.progress.stopped = enough
         self._spool.close()
         return measured
+
+    def _judge(self, measured: RoundMetrics) -> str | None:
+        """Keeps the models of the best round so far. Returns why the run should end after this one; None if not.
+
+        The measured round's models are those of the state as it is now, before the coming round moves it.
+        """
+        goal, progress = self.settings.goal, self.progress
+        number, scalars = measured.record["round"], measured.scalars()
+        best = None if goal.key is None else goal.key.best(progress.best, number, scalars)
+        if best != progress.best:
+            progress.best = best
+            if self._recorder is not None:
+                self._recorder.best(self.method.whole_models(self.state, self.layout), self.state.round)
+        watched = goal.watched
+        progress.watched = None if watched is None else watched.best(progress.watched, number, scalars)
+        return goal.reached(progress.watched, number, scalars)
 
     def _measure(self) -> RoundMetrics | None:
         """Completes the last round's record with what the answers say of its models."""
@@ -355,7 +356,7 @@ class Server:
         """Adds this round's traffic: a model travels once to a site, however many of its participants need it."""
         wanted: dict[str, list[str]] = {}
         for name, order in self._orders.items():
-            wanted.setdefault(self.participants[name].site, []).extend(order.slots)
+            wanted.setdefault(self.participants[name].site, []).extend(order.needed)
         record["bytes_down"] += sum(self._bank_bytes[slot] for slots in wanted.values() for slot in travelling(slots))
         record["bytes_up"] += self._bytes_up
         record["seconds"] = round(record["seconds"] + time.monotonic() - self._started, 3)
@@ -375,5 +376,11 @@ class Server:
         if self._recorder is not None:
             facts = {**extra, "rejected": dict(self.rejected), "seed": self.settings.seed}
             facts["small_clusters"] = self.small_clusters
+            key, best = self.settings.goal.key, self.progress.best
+            facts["best"] = None if key is None or best is None else {"metric": key.name, "mode": key.mode, **best}
+            facts["stopped"] = self.progress.stopped
+            if self.settings.cross_site_evaluation:
+                cross = {name: self._answers[name].cross for name in self.participants if name in self._answers}
+                self._recorder.cross_site(cross, self.participants, self.state)
             models = self.method.whole_models(self.state, self.layout)
             self._recorder.close(self.state, models, self.participants, self.method, facts)

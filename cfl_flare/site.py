@@ -21,6 +21,21 @@ from cfl_flare.training.settings import TrainSettings
 
 
 @dataclass(frozen=True)
+class CrossModel:
+    """One of the models that a run leaves, as it is measured everywhere.
+
+    Attributes:
+        name: what it is called: ``cluster-0``.
+        slots: under which names it travels; several predict together.
+        vote: how they do; see `cfl_flare.ensemble.combined`.
+    """
+
+    name: str
+    slots: tuple[str, ...]
+    vote: str = "logits"
+
+
+@dataclass(frozen=True)
 class Order:
     """What the server asks of one participant in one round.
 
@@ -29,12 +44,19 @@ class Order:
         train: train and send an update.
         evaluate: measure the served model on the own test split first.
         facts: what the method adds.
+        cross: models to measure on the own test split as well, whoever they are for.
     """
 
     slots: tuple[str, ...]
     train: bool
     evaluate: bool
     facts: Mapping[str, Any] = field(default_factory=dict)
+    cross: tuple[CrossModel, ...] = ()
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Names of all models that travel for it, each once."""
+        return tuple(dict.fromkeys((*self.slots, *(slot for model in self.cross for slot in model.slots))))
 
     @classmethod
     def of(cls, sent: Download, train: bool, evaluate: bool) -> Order:
@@ -51,12 +73,14 @@ class Answer:
         update: None if it was not asked to train, or failed.
         metrics: ``served_accuracy``, ... and on request ``trained_accuracy``, ...
         error: why it failed; None if it did not.
+        cross: metrics of each model that it was to measure beside.
     """
 
     participant: str
     update: Update | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    cross: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 class Site:
@@ -161,6 +185,7 @@ class Site:
         memory = dict(self.memory[participant])
         learner = self.learner(participant, memory, round_number)
         metrics: dict[str, float] = {}
+        cross: dict[str, dict[str, float]] = {}
         update = None
         try:
             sent = Download(order.slots, tuple(models[slot] for slot in order.slots), order.facts)
@@ -169,6 +194,8 @@ class Site:
                 served = Served.of(self.method.predictor(learner, download))
                 metrics.update({f"served_{name}": value for name, value in learner.evaluate(served).items()})
                 on_served(participant, served)
+            for one in order.cross:
+                cross[one.name] = learner.evaluate(Served(tuple(models[slot] for slot in one.slots), one.vote))
             if order.train:
                 update = self.method.local_update(learner, download)
                 if self._evaluate_trained and learner.trained is not None:
@@ -179,4 +206,4 @@ class Site:
         except Exception as error:  # one failing participant must not take its site's others along
             return Answer(participant, error=f"{type(error).__name__}: {error}")
         self.memory[participant] = memory
-        return Answer(participant, update, metrics)
+        return Answer(participant, update, metrics, cross=cross)

@@ -22,6 +22,8 @@ MAY = {
     "data": BASICS,
     "clustering": BASICS,
     "training": BASICS | {"params", "models", "ensemble"},
+    "goal": {"config"},
+    "schedule": BASICS | {"goal"},
     "archive": BASICS | {"params"},
     "methods": BASICS | {"params", "training", "clustering", "ensemble", "archive"},
     "site": BASICS | {"params", "training", "methods", "data", "ensemble"},
@@ -34,15 +36,16 @@ MAY = {
     "checkpoints": BASICS | {"params", "methods", "store", "summary"},
     "server": BASICS
     | {"params", "methods", "site", "results", "summary", "spool", "checkpoints", "analysis"}
-    | {"archive", "small"},
+    | {"archive", "small", "schedule"},
     "indicator": BASICS | {"params", "methods", "training", "data"},
-    "rehearsal": BASICS | {"params", "methods", "training", "data", "site", "server", "indicator"},
+    "initial": BASICS | {"files", "methods", "params"},
+    "rehearsal": BASICS | {"initial"} | {"params", "methods", "training", "data", "site", "server", "indicator"},
     "onboard": BASICS
     | {"ensemble", "params", "methods", "training", "data", "site", "results", "summary", "store", "indicator"},
     "report": {"errors", "results", "data"},
     "loop": BASICS
     | {"params", "methods", "training", "data", "site", "server", "results", "summary", "checkpoints", "store"}
-    | {"indicator", "archive"},
+    | {"indicator", "archive", "initial"},
 }
 TOP = {"cli", "specs", "arguments", "simulate", "flare", "operate", "client"}
 # A script of FLARE's Client API imports `client`, which asks that API what was received.

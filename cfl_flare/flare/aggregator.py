@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ from cfl_flare.errors import PayloadError
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy
 from cfl_flare.indicator import logits_for
+from cfl_flare.initial import check_initial, read_checkpoint, starting_from
 from cfl_flare.methods import Method, Participant, ServerState, build_method
 from cfl_flare.methods.indicator import Predict
 from cfl_flare.methods.slots import travelling, with_parts
-from cfl_flare.params import Layout
+from cfl_flare.params import Layout, Params
 from cfl_flare.results import Recorder
 from cfl_flare.server import Server, ServerSettings
 from cfl_flare.site import Order
@@ -39,16 +41,25 @@ class ClusteringAggregator(ModelAggregator):
         model: ``{"class_path", "args"}`` of the module that is trained.
         held: for a method that compares models on indicator samples: the ``source`` of a simulation and the ``data``
             settings by which it is dealt out; with an indicator file the source is not read. None for other methods.
+        initial_ckpt: the file of the model from which the run starts: an absolute path of the server's, or the name of
+            a file that the job carries in its custom folder; None starts from untrained models.
 
     Attributes:
         server: the server at work; None before ``begin``.
     """
 
-    def __init__(self, method: dict[str, Any], model: dict[str, Any], held: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        method: dict[str, Any],
+        model: dict[str, Any],
+        held: dict[str, Any] | None = None,
+        initial_ckpt: str | None = None,
+    ):
         super().__init__()
         self.method = method
         self.model = model
         self.held = held
+        self.initial_ckpt = initial_ckpt
         self.server: Server | None = None
 
     @property
@@ -76,6 +87,15 @@ class ClusteringAggregator(ModelAggregator):
         data = from_dict(DataConfig, held.get("data", {}), "data")
         return logits_for(method, partial(self._make_model, fl_ctx), data, source, seed)
 
+    def _initial(self, method: Method, seed: int, fl_ctx: FLContext) -> Callable[[int], Params]:
+        """What the method takes for the run's initial models."""
+        if self.initial_ckpt is None:
+            return partial(untrained, partial(self._make_model, fl_ctx), seed)
+        layout = self.layout(fl_ctx)
+        check_initial(method, layout)
+        carried = fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id())
+        return starting_from(read_checkpoint(Path(carried) / self.initial_ckpt, layout))  # an absolute path as it is
+
     def begin(
         self,
         participants: Sequence[Participant],
@@ -100,8 +120,7 @@ class ClusteringAggregator(ModelAggregator):
             DataError: the indicator samples cannot be read, or do not fit the model.
         """
         method = build_method(unmarked(self.method), component_policy(fl_ctx))
-        make_model = partial(self._make_model, fl_ctx)
-        fresh = method.start(partial(untrained, make_model, settings.seed))
+        fresh = method.start(self._initial(method, settings.seed, fl_ctx))
         if resumed is not None:
             done, total = resumed.round, settings.num_rounds
             require(done < total, f"run: resume_from names a run with {done} rounds; num_rounds = {total} adds none")
@@ -122,11 +141,12 @@ class ClusteringAggregator(ModelAggregator):
         by_site: dict[str, dict[str, Order]] = {}
         for name, order in server.orders().items():
             by_site.setdefault(server.participants[name].site, {})[name] = order
-        number, total = server.state.round, server.settings.num_rounds
+        number = server.state.round
+        total = number if server.finished else server.settings.num_rounds  # sites keep what they serve in the last one
         tasks = {}
         for site, orders in by_site.items():
-            slots = travelling(slot for order in orders.values() for slot in order.slots)
-            models = wire.encode_models(with_parts(server.state.bank, slots))
+            slots = travelling(slot for order in orders.values() for slot in order.needed)
+            models = wire.encode_models(with_parts(server.bank, slots))
             tasks[site] = wire.message(models, {"orders": wire.encode_orders(orders), "round": number}, number, total)
         return tasks
 
@@ -167,10 +187,11 @@ class ClusteringAggregator(ModelAggregator):
         if measured is None:
             return FLModel(params={})
         scalars = measured.scalars()
-        has_accuracy = "served_accuracy" in scalars
         info = {"metric_source": "cfl_flare", "metric_split": "test", "use_contribution_sites": False}
-        if has_accuracy:
-            info["key_metric"] = {"name": "served_accuracy", "mode": "max"}
+        key = self.running.settings.goal.key
+        name = key and key.name_in(scalars)
+        if key is not None and name is not None:
+            info["key_metric"] = {"name": name, "mode": key.mode}
         return FLModel(
             params={},
             metrics=scalars,

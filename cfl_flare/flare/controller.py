@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
+from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from cfl_flare.config import from_dict, require, unmarked
 from cfl_flare.errors import CFLError, PayloadError
@@ -20,7 +22,9 @@ from cfl_flare.flare import agreement, wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.compat import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
-from cfl_flare.flare.scripts import Judge, Scripts
+from cfl_flare.flare.script_rules import Judge
+from cfl_flare.flare.scripts import Scripts
+from cfl_flare.flare.tracking import track
 from cfl_flare.methods import Participant
 from cfl_flare.results import Recorder, load_run
 from cfl_flare.server import ServerSettings
@@ -43,12 +47,18 @@ class ClusteredController(PerSiteController):
         keep_features: keep the Gram matrix of the participants' features in each round.
         min_sites_per_cluster: a cluster of fewer sites is reported: its model would tell of their data.
         merge_small_clusters: put its participants into the nearest other cluster instead, where the method can.
+        key_metric: the number of a round's record by which the best round is chosen, whose models are kept as well.
+        key_metric_mode: ``max`` or ``min`` is best; None is what ``stop_cond`` is after, else ``max``.
+        stop_cond: the job ends once this holds, such as ``"accuracy >= 0.8"``.
+        patience: the job ends after so many rounds without improvement.
+        cross_site_evaluation: measure every model on every participant's test split in the end.
+        memory_gc_rounds: rounds between two clean-ups of the server's memory; 0 for none.
         task_timeout: seconds that a round may take; who has not answered by then is left out of it. The check at the
             job's start takes as long, or five minutes.
         facts: about the run, for its summary; ``data`` and ``training`` must be as the sites' executors have them.
         made_by: the software that made the job; see `cfl_flare.flare.agreement`.
         judge: where the sites run a training script of FLARE's Client API, the settings of
-            `cfl_flare.flare.scripts.Judge`; None where they have cfl_flare's own executor.
+            `cfl_flare.flare.script_rules.Judge`; None where they have cfl_flare's own executor.
         aggregator_id: the ClusteringAggregator's id in the job.
         persistor_id: the ClusterModelPersistor's id in the job.
     """
@@ -64,6 +74,12 @@ class ClusteredController(PerSiteController):
         keep_features: bool = False,
         min_sites_per_cluster: int = 1,
         merge_small_clusters: bool = False,
+        key_metric: str = "accuracy",
+        key_metric_mode: str | None = None,
+        stop_cond: str | None = None,
+        patience: int | None = None,
+        cross_site_evaluation: bool = False,
+        memory_gc_rounds: int = 0,
         task_timeout: int = 3600,
         facts: dict[str, Any] | None = None,
         made_by: dict[str, str] | None = None,
@@ -78,6 +94,9 @@ class ClusteredController(PerSiteController):
         self.max_failed_rounds, self.task_timeout = max_failed_rounds, task_timeout
         self.keep_features = keep_features
         self.min_sites_per_cluster, self.merge_small_clusters = min_sites_per_cluster, merge_small_clusters
+        self.key_metric, self.key_metric_mode = key_metric, key_metric_mode
+        self.stop_cond, self.patience = stop_cond, patience
+        self.cross_site_evaluation, self.memory_gc_rounds = cross_site_evaluation, memory_gc_rounds
         self.facts, self.made_by, self.judge = facts, made_by, judge
         self.aggregator_id = aggregator_id
         self.left_out: dict[str, str] = {}
@@ -97,17 +116,7 @@ class ClusteredController(PerSiteController):
         if unused:
             self.warning(unused)
         agreement.check_software(unmarked(self.made_by or {}), "the job was made by", "the server")
-        settings = ServerSettings(
-            self.num_rounds,
-            self.seed,
-            self.sample,
-            self.min_answers,
-            self.evaluate_every,
-            self.max_failed_rounds,
-            self.keep_features,
-            self.min_sites_per_cluster,
-            self.merge_small_clusters,
-        )
+        settings = ServerSettings(**{field.name: getattr(self, field.name) for field in fields(ServerSettings)})
         persistor: ClusterModelPersistor = self.persistor
         resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)
         participants = self._check_in() if self.judge is None else self._connected()
@@ -192,6 +201,7 @@ class ClusteredController(PerSiteController):
             self.fire_event_with_data(
                 AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, metrics
             )
+            track(self, metrics.metrics, metrics.current_round)
             accuracy = metrics.metrics.get("served_accuracy", float("nan"))
             self.info(f"round {metrics.current_round} of {self.num_rounds}: served_accuracy = {accuracy:.4f}")
         if last:
@@ -206,6 +216,10 @@ class ClusteredController(PerSiteController):
             return False
         self.save_state()
         self.info(f"round {number} of {self.num_rounds} is done")
+        if server.progress.stopped is not None:
+            self.info(f"the job ends early: {server.progress.stopped}")
+        if self.memory_gc_rounds and (number + 1) % self.memory_gc_rounds == 0:
+            cleanup_memory()
         self.event(AppEventType.ROUND_DONE)
         return True
 

@@ -80,6 +80,8 @@ class EgressFilter(Filter):
             participant["samples"] = self._coarse(participant["samples"])
         for said in content.get("answers", {}).values():
             said["metrics"] = self._allowed(said["metrics"])
+            if "cross" in said:
+                said["cross"] = {model: self._allowed(found) for model, found in said["cross"].items()}
             if "samples" in said:
                 said["samples"] = self._coarse(said["samples"])
         for model in dxo.data.values():

@@ -17,6 +17,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from cfl_flare.config import build, from_dict, require, unmarked
 from cfl_flare.data import DataConfig, DataSource, SiteData
@@ -52,6 +53,8 @@ class ClusteredExecutor(Executor):
         device: where to compute, e.g. ``"cpu"`` or ``"cuda:0"``.
         torch_threads: threads that torch may use; sites that share a machine slow each other down with more.
         made_by: the software that made the job; see `cfl_flare.flare.agreement`.
+        memory_gc_rounds: rounds between two clean-ups of this process's memory; 0 for none.
+        cuda_empty_cache: a clean-up also gives torch's cached GPU memory back.
         kwargs: settings that this version does not know; the site refuses them in its first task, as an error here
             would end the job for all.
     """
@@ -69,6 +72,8 @@ class ClusteredExecutor(Executor):
         device: str = "cpu",
         torch_threads: int = 1,
         made_by: dict[str, str] | None = None,
+        memory_gc_rounds: int = 0,
+        cuda_empty_cache: bool = False,
         **kwargs: Any,
     ):
         super().__init__()
@@ -78,6 +83,7 @@ class ClusteredExecutor(Executor):
         self.evaluate_trained = evaluate_trained
         self.device, self.torch_threads = device, torch_threads
         self.made_by = made_by
+        self.memory_gc_rounds, self.cuda_empty_cache = memory_gc_rounds, cuda_empty_cache
         self._unknown = sorted(kwargs)
         self._site: Site | None = None
         self._store: Store | None = None
@@ -156,7 +162,10 @@ class ClusteredExecutor(Executor):
         did = "measured the final models of" if last else "worked for"
         seconds = time.monotonic() - started
         self.log_info(fl_ctx, f"round {number}: {did} {len(answers)} participants in {seconds:.2f} s")
-        return wire.encode_answers(answers, {"round": number})
+        reply = wire.encode_answers(answers, {"round": number})
+        if self.memory_gc_rounds and (number + 1) % self.memory_gc_rounds == 0:
+            cleanup_memory(self.cuda_empty_cache)
+        return reply
 
     def _prepared(self, content: dict[str, Any], fl_ctx: FLContext) -> Site:
         """The site, built at the first task that this process gets."""

@@ -5,11 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import re
-import shutil
-import sysconfig
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +13,10 @@ from typing import Any
 import torch
 from nvflare.client.config import TransferType
 from nvflare.job_config.base_fed_job import BaseFedJob
-from nvflare.job_config.script_runner import ScriptRunner
 from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
-import cfl_flare
 from cfl_flare.config import (
     MARK,
     build,
@@ -36,21 +30,20 @@ from cfl_flare.config import (
 )
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.data.files import from_here
-from cfl_flare.errors import ConfigError
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.agreement import SOFTWARE
+from cfl_flare.flare.carry import carry, packages_of
+from cfl_flare.flare.client_apps import ClientApps, check_device
 from cfl_flare.flare.controller import ClusteredController
-from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.kit import allow
+from cfl_flare.flare.parity import check_goal, exclude, place_checkpoint
 from cfl_flare.flare.persistor import ClusterModelPersistor
-from cfl_flare.flare.scripts import EVALUATE, TRAIN, Judge, check_script, has_terms
+from cfl_flare.flare.script_rules import Judge, check_script, has_terms
 from cfl_flare.indicator import held_back
 from cfl_flare.methods import Method, build_method, describe_method
 from cfl_flare.rehearsal import check_job
 from cfl_flare.server import ServerSettings
 from cfl_flare.training.settings import TrainSettings
-
-OWN_PACKAGES = ("cfl_flare", "torch", "torchvision", "nvflare")
 
 
 class ClusteredRecipe(Recipe):
@@ -95,10 +88,21 @@ class ClusteredRecipe(Recipe):
         keep_features: keep what is needed to draw the participants' features: their Gram matrix of each round.
         min_sites_per_cluster: a cluster of fewer sites is reported: its model would tell of their data.
         merge_small_clusters: put its participants into the nearest other cluster instead, where the method can.
+        initial_ckpt: a model to start from: a safetensors file, or what ``torch.save`` wrote of a ``state_dict``. An
+            absolute path is the server's; a file that lies here is carried by the job.
+        key_metric: by which metric the best round is chosen, whose models are kept in ``best``; empty for none.
+        key_metric_mode: ``max`` or ``min`` is best; None is what ``stop_cond`` is after, else ``max``.
+        stop_cond: the job ends once this holds: ``"accuracy >= 0.8"``, ``"cluster-0/loss < 0.3"``.
+        patience: it ends after so many rounds without improvement of ``stop_cond``'s metric, else of ``key_metric``.
+        cross_site_evaluation: measure every cluster's model on every participant's test split in the end.
+        exclude_vars: a regular expression of names of arrays that do not leave a site.
         task_timeout: seconds that a round may take.
         max_failed_rounds: the job ends after so many rounds in a row with too few answers.
         device: where the sites compute.
         torch_threads: threads of torch a process.
+        server_memory_gc_rounds: rounds between two clean-ups of the server's memory; 0 for none.
+        client_memory_gc_rounds: the same at the sites.
+        cuda_empty_cache: with it, sites also give torch's cached GPU memory back.
         resume_from: name of the run to go on from.
         byoc: let the job carry cfl_flare's code, instead of using the installed package.
 
@@ -137,10 +141,20 @@ class ClusteredRecipe(Recipe):
         keep_features: bool = False,
         min_sites_per_cluster: int = 1,
         merge_small_clusters: bool = False,
+        initial_ckpt: str | None = None,
+        key_metric: str = "accuracy",
+        key_metric_mode: str | None = None,
+        stop_cond: str | None = None,
+        patience: int | None = None,
+        cross_site_evaluation: bool = False,
+        exclude_vars: str | None = None,
         task_timeout: int = 3600,
         max_failed_rounds: int = 3,
         device: str = "cpu",
         torch_threads: int = 1,
+        server_memory_gc_rounds: int = 0,
+        client_memory_gc_rounds: int = 0,
+        cuda_empty_cache: bool = False,
         resume_from: str | None = None,
         byoc: bool = False,
     ):
@@ -148,7 +162,7 @@ class ClusteredRecipe(Recipe):
         if resume_from is not None:
             check_run_name(resume_from, "resume_from")
         require_whole("run", task_timeout=task_timeout, min_clients=min_clients, torch_threads=torch_threads)
-        _check_device(device)
+        check_device(device)
         self.method = _method(method)
         settings = ServerSettings(
             num_rounds,
@@ -160,7 +174,13 @@ class ClusteredRecipe(Recipe):
             keep_features,
             min_sites_per_cluster,
             merge_small_clusters,
+            key_metric,
+            key_metric_mode,
+            stop_cond,
+            patience,
+            cross_site_evaluation,
         )
+        check_goal(settings.goal, shares=data is not None)
         self.training = (
             training if isinstance(training, TrainSettings) else from_dict(TrainSettings, training or {}, "training")
         )
@@ -188,7 +208,8 @@ class ClusteredRecipe(Recipe):
             participants is None or min_clients <= len(self.data.names),
             f"run: min_clients = {min_clients} is more than {self.data.who_trains}; each site hosts at least one",
         )
-        check_job(self.method, self.model, self.data, settings, resumed=resume_from is not None)
+        check_job(self.method, self.model, self.data, settings, resume_from is not None, initial_ckpt)
+        excluded = None if exclude_vars is None else exclude(exclude_vars, self.model, self.method)
         self.min_clients = min_clients
         self.byoc = byoc
         self._staged: Any = None
@@ -203,46 +224,59 @@ class ClusteredRecipe(Recipe):
         made_by = marked(SOFTWARE)
         compares = self.method.indicator is not None
         held = {**dealt, "data": values["data"], **MARK} if compares else None
-        job.to_server(ClusteringAggregator(spec, marked(self.model), held), id="aggregator")
+        start = place_checkpoint(initial_ckpt, job)
+        job.to_server(ClusteringAggregator(spec, marked(self.model), held, start), id="aggregator")
         job.to_server(ClusterModelPersistor(run_name=name, resume_from=resume_from), id="persistor")
         facts = {**dealt, **values, **MARK}
-        scheduled = {**dataclasses.asdict(settings), "task_timeout": task_timeout}
+        scheduled = {**dataclasses.asdict(settings), "memory_gc_rounds": server_memory_gc_rounds}
         judged = None if judge is None else marked(dataclasses.asdict(judge))
-        job.to_server(ClusteredController(**scheduled, facts=facts, made_by=made_by, judge=judged))
+        job.to_server(
+            ClusteredController(**scheduled, task_timeout=task_timeout, facts=facts, made_by=made_by, judge=judged)
+        )
         # A round's fixed cost is the sites' polling; FLARE's own 2 s would be most of a small round.
         job.to_server({"server": {"task_request_interval": 0.2}})
+        memory = {"memory_gc_rounds": client_memory_gc_rounds, "cuda_empty_cache": cuda_empty_cache}
+        settings_at_site = {
+            "method": spec,
+            "model": marked(self.model),
+            "source": self._marked_source,
+            **values,
+            "run_name": name,
+            "seed": seed,
+            "evaluate_trained": evaluate_trained,
+            "device": device,
+            "torch_threads": torch_threads,
+            "made_by": made_by,
+        }
         if train_script is not None:
-            transfer = TransferType(params_transfer_type)
-            runner = ScriptRunner(
-                train_script, train_args, launch_external_process, command, params_transfer_type=transfer
-            )
-            job.to_clients(runner, tasks=[TRAIN, EVALUATE])
-            super().__init__(job)
-            self._carry_own()
-            return
-        executor = ClusteredExecutor(
-            spec,
-            marked(self.model),
-            self._marked_source,
-            data=values["data"],
-            training=values["training"],
-            run_name=name,
-            seed=seed,
-            evaluate_trained=evaluate_trained,
-            device=device,
-            torch_threads=torch_threads,
-            made_by=made_by,
-        )
-        job.to_clients(executor, tasks=["check", "train"])
+            settings_at_site = {
+                "script": train_script,
+                "script_args": train_args,
+                "launch_external_process": launch_external_process,
+                "command": command,
+                "params_transfer_type": TransferType(params_transfer_type),
+            }
+        simulated = participants is not None
+        self._sites = ClientApps({**settings_at_site, **memory}, train_script is not None, simulated, excluded)
         super().__init__(job)
-        if byoc:
+
+    def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
+        """Takes what `cfl_flare.flare.client_apps.ClientApps.set_per_site` says."""
+        self._sites.set_per_site(config, self.min_clients)
+
+    def _prepare_client_apps(self) -> None:
+        """Adds what the sites run, once it is known whether each of them has settings of its own."""
+        self._sites.add_to(self._job)
+        if self.byoc:
             self._carry()
+        elif self._sites.scripted:
+            self._carry_packages(packages_of(self.class_paths))
 
     @property
     def class_paths(self) -> list[str]:
         """The classes that the job names and the sites import."""
         method = describe_method(self.method)["method"]
-        sources = [self.source["class_path"]] if self.source else []
+        sources = [source["class_path"] for source in self._sites.sources]
         return [self.model["class_path"], *sources, *([method] if "." in method else [])]
 
     def process_env(self, env: ExecEnv) -> None:
@@ -255,8 +289,8 @@ class ClusteredRecipe(Recipe):
             ConfigError: the environment cannot run the job.
         """
         self.check_env(env)
-        if isinstance(env, (SimEnv, PocEnv)) and self.source:
-            from_here(self._marked_source["args"])
+        for source in self._sites.sources if isinstance(env, (SimEnv, PocEnv)) else ():
+            from_here(source["args"])
         if isinstance(env, SimEnv) and not self.byoc:
             classes = ["cfl_flare.", *self.class_paths]
             allow(Path(env.workspace_root) / self._job.name / "local" / "resources.json", classes)
@@ -282,6 +316,11 @@ class ClusteredRecipe(Recipe):
             f"{where}: num_clients = {sites} is more than {self.data.who_trains}; each site hosts at least one",
         )
         if isinstance(env, SimEnv):
+            named = list(self._sites.per_site)
+            require(
+                not named or env.clients is not None,
+                f"{where}: the job has settings for each of its sites; name them: SimEnv(clients={named})",
+            )
             folder = str(env.workspace_root)
             require(  # FLARE writes it into a command line as it is
                 not re.search(r"[\s'\"\\\\]", folder),
@@ -291,33 +330,11 @@ class ClusteredRecipe(Recipe):
 
     def _carry(self) -> None:
         """Makes the job carry cfl_flare, and the user's own modules that it names, in its custom folder."""
-        self._carry_packages(["cfl_flare", *self._own_packages])
-
-    def _carry_own(self) -> None:
-        """Makes the job carry the user's own modules alone: a script's model."""
-        self._carry_packages(self._own_packages)
-
-    @property
-    def _own_packages(self) -> list[str]:
-        names = [path.partition(".")[0] for path in self.class_paths]
-        return [name for name in dict.fromkeys(names) if name not in OWN_PACKAGES]
+        self._carry_packages(["cfl_flare", *packages_of(self.class_paths)])
 
     def _carry_packages(self, packages: Sequence[str]) -> None:
-        if self._staged is not None:
-            return
-        self._staged = tempfile.TemporaryDirectory(prefix="cfl-byoc-")
-        for package in packages:
-            path = _source_of(package)
-            if path is None:
-                continue
-            staged = Path(self._staged.name) / path.name
-            if path.is_dir():
-                shutil.copytree(path, staged, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(path, staged)
-            inside = path.name if path.is_dir() else None
-            self._job.add_file_to_server(str(staged), dest_dir=inside)
-            self._job.add_file_to_clients(str(staged), dest_dir=inside)
+        if self._staged is None:
+            self._staged = carry(self._job, packages, self._sites.targets)
 
 
 def simulator(sites: int, workspace: Path) -> SimEnv:
@@ -325,29 +342,8 @@ def simulator(sites: int, workspace: Path) -> SimEnv:
     return SimEnv(num_clients=sites, workspace_root=str(workspace))
 
 
-def _source_of(package: str) -> Path | None:
-    """Folder or file of a top-level package; None where it is installed like any other library (cfl_flare excepted)."""
-    if package == "cfl_flare":
-        return Path(cfl_flare.__file__).parent
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        return None
-    path = Path(spec.origin)
-    if Path(sysconfig.get_paths()["purelib"]) in path.parents:
-        return None
-    return path.parent if path.name == "__init__.py" else path
-
-
 def _method(method: Method | Mapping[str, Any] | str) -> Method:
     return method if isinstance(method, Method) else build_method(_named(method, "method") or {})
-
-
-def _check_device(device: str) -> None:
-    """Whether it can be a device; if a site has it, only the site knows."""
-    try:
-        torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"run: device = {device!r} should be one of torch's, such as 'cpu' or 'cuda:0'") from error
 
 
 def _named(value: Mapping[str, Any] | str | None, key: str) -> dict[str, Any] | None:

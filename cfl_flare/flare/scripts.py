@@ -9,8 +9,7 @@ DIFF, with metrics of the model that it was sent, and with its number of steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,8 @@ from nvflare.app_common.app_constant import AppConstants
 
 from cfl_flare.config import require
 from cfl_flare.errors import ConfigError, PayloadError
-from cfl_flare.methods import IFCA, Method, Update, describe_method
+from cfl_flare.flare.script_rules import Judge
+from cfl_flare.methods import Update, describe_method
 from cfl_flare.methods.slots import cluster_slot, travelling, with_parts
 from cfl_flare.params import Params
 from cfl_flare.server import Server
@@ -29,10 +29,7 @@ from cfl_flare.site import Answer, Order
 
 TRAIN, EVALUATE = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION
 STEPS = FLMetaKey.NUM_STEPS_CURRENT_ROUND
-# What a method's site does, where it is no more than what any script does: train the one model that it was sent.
-ON_SITE = ("local_update", "trained_update", "serve", "finetuned", "compose", "moved_slots")
 PENALTY_META = "cfl_penalty"
-PENALTY_LINE = "loss = loss + cfl_flare.client.penalty(model)"
 HOW_TO_EVALUATE = """
     input_model = flare.receive()
     model.load_state_dict(input_model.params)
@@ -46,88 +43,6 @@ HOW_TO_EVALUATE_IN_LIGHTNING = """
         trainer.fit(model, datamodule=data)"""
 
 Exchange = Callable[[str, Mapping[str, FLModel], Callable[[FLModel], bool]], bool]
-
-
-@dataclass(frozen=True)
-class Judge:
-    """By what a script's models are compared, where participants choose among several (IFCA).
-
-    Attributes:
-        metric: the metric that it reports when it is asked to evaluate; on its training data.
-        mode: ``min`` or ``max``.
-        every: rounds between two choices; in between it trains its cluster's model.
-        penalties: the scripts add `cfl_flare.client.penalty` to their loss, and are sent what it needs.
-    """
-
-    metric: str = "loss"
-    mode: str = "min"
-    every: int = 1
-    penalties: bool = False
-
-    def __post_init__(self) -> None:
-        require(self.mode in ("min", "max"), f"run: assign_mode = {self.mode!r} should be 'min' or 'max'")
-        require(self.every >= 1, f"run: assign_every = {self.every} should be >= 1")
-
-    def best(self, found: Mapping[str, float]) -> str:
-        """The slot with the best metric; of equals the first."""
-        return (min if self.mode == "min" else max)(found, key=lambda slot: found[slot])
-
-
-def check_method(method: Method) -> None:
-    """Whether a script can take part in it.
-
-    Raises:
-        ConfigError: the method's sites do more than to train the model that they are sent.
-    """
-    choice = isinstance(method, IFCA) and not method.shared_backbone
-    own = [step for step in ON_SITE if not choice and getattr(type(method), step) is not getattr(Method, step)]
-    own += ["finetune"] * method.finetune
-    compared = [p.name for p in method.penalties if getattr(p, "on", "parameters") != "parameters"]
-    require(
-        not compared,
-        f"penalty {compared[:1]}: on = 'representations' needs the outputs of other models inside the script's step; "
-        "take on = 'parameters'",
-    )
-    require(
-        not own,
-        f"method {method.label}: a training script cannot do its {', '.join(own)} on the site; take fedavg, fesem, "
-        "wecfl, cfl, fl-hc, fedgroup or ifca without it, or leave train_script out",
-    )
-
-
-def has_terms(method: Method) -> bool:
-    """Whether the method adds to the loss: by penalties, or as FedProx does by itself."""
-    return bool(method.penalties) or type(method).terms is not Method.terms
-
-
-def check_script(script: str, method: Method, given: Mapping[str, Any]) -> None:
-    """What can be checked of a job with a script before it starts.
-
-    Args:
-        script: its path.
-        method: the job's.
-        given: settings that have no meaning beside a script.
-
-    Raises:
-        ConfigError: it is not there, or does not go with the method or with a setting.
-    """
-    require(Path(script).is_file(), f"recipe: train_script = {script!r} is no file; name one, seen from this folder")
-    beside = [name for name, value in given.items() if value is not None]
-    require(
-        not beside, f"recipe: {', '.join(beside)}: belongs to the script where there is a train_script; leave it out"
-    )
-    check_method(method)
-    require(
-        not has_terms(method) or asks_for_penalties(script),
-        f"recipe: method {method.label} adds to the loss, but train_script = {script!r} does not: after 'import "
-        f"cfl_flare.client' add the line '{PENALTY_LINE}'",
-    )
-
-
-def asks_for_penalties(script: str) -> bool:
-    """Whether a script, or a module beside it, calls `cfl_flare.client.penalty`."""
-    beside = Path(script).resolve().parent.glob("*.py")
-    return any("cfl_flare" in (text := path.read_text()) and "penalty(" in text for path in beside)
 
 
 class Scripts:
@@ -146,6 +61,7 @@ class Scripts:
         self._sent: dict[str, str] = {}
         self._silent: set[str] = set()
         self._loops_checked = not server.method.assigns_on_site
+        self._cross: dict[str, dict[str, dict[str, float]]] = {}
 
     def probe(self) -> bool:
         """Asks every script to evaluate, once, where the method needs that it can.
@@ -193,6 +109,8 @@ class Scripts:
         orders = self._server.orders()
         several = orders if self._server.method.assigns_on_site else {}
         self._sent = {name: order.slots[0] for name, order in orders.items() if name not in several}
+        if not self._measure_all(orders):
+            return False
         if several and not self._choose(several):
             return False
         for task, train in ((EVALUATE, False), (TRAIN, True)):
@@ -228,6 +146,20 @@ class Scripts:
             )
         return True
 
+    def _measure_all(self, orders: Mapping[str, Order]) -> bool:
+        """Has every site measure each of the run's models, where that is asked for."""
+        self._cross = {name: {} for name in orders}
+        for model in next(iter(orders.values())).cross if orders else ():
+
+            def note(answer: FLModel, name: str = model.name) -> bool:
+                site, found = answer.meta["client_name"], answer.metrics or {}
+                self._cross[site][name] = {key: float(value) for key, value in found.items() if _number(value)}
+                return bool(found)
+
+            if not self._exchange(EVALUATE, {name: self._model(model.slots[0]) for name in orders}, note):
+                return False
+        return True
+
     def _choose(self, orders: Mapping[str, Order]) -> bool:
         """Has each model evaluated by those who choose, and notes what they take."""
         state = self._server.state
@@ -256,7 +188,8 @@ class Scripts:
             elif orders[name].train:
                 self._sent[name] = self._judge.best(found[name])
             else:  # it has measured the model that it would be served already
-                self._server.accept(Answer(name, None, measured[name][self._judge.best(found[name])]), name)
+                metrics = measured[name][self._judge.best(found[name])]
+                self._server.accept(Answer(name, None, metrics, cross=self._cross[name]), name)
         return True
 
     def _model(self, slot: str, order: Order | None = None) -> FLModel:
@@ -264,7 +197,7 @@ class Scripts:
         server = self._server
         return FLModel(
             params_type=ParamsType.FULL,
-            params=server.state.bank[slot].arrays(),
+            params=server.bank[slot].arrays(),
             current_round=server.state.round,
             total_rounds=server.settings.num_rounds,
             meta=self._for_penalties(slot, order) if order is not None and self._judge.penalties else {},
@@ -296,7 +229,7 @@ class Scripts:
             except PayloadError as error:
                 server.refuse(name, error)
             metrics = self._metrics(answer) if orders[name].evaluate else {}
-            server.accept(Answer(name, update, metrics), name)
+            server.accept(Answer(name, update, metrics, cross=self._cross[name]), name)
         except PayloadError as error:
             self._warn(f"round {server.state.round}: {name}: answer refused ({error.code}): {error}")
             return False

@@ -21,7 +21,7 @@ from cfl_flare.errors import PayloadError
 from cfl_flare.methods import Update
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.params import Layout, Params
-from cfl_flare.site import Answer, Order
+from cfl_flare.site import Answer, CrossModel, Order
 
 SCHEMA = 1
 META = "cfl"
@@ -71,7 +71,13 @@ def encode_models(models: Mapping[str, Params]) -> dict[str, DXO]:
 def encode_orders(orders: Mapping[str, Order]) -> dict[str, Any]:
     """The orders as plain values."""
     return {
-        n: {"slots": list(o.slots), "train": o.train, "evaluate": o.evaluate, "facts": dict(o.facts)}
+        n: {
+            "slots": list(o.slots),
+            "train": o.train,
+            "evaluate": o.evaluate,
+            "facts": dict(o.facts),
+            "cross": [[model.name, list(model.slots), model.vote] for model in o.cross],
+        }
         for n, o in orders.items()
     }
 
@@ -86,10 +92,16 @@ def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Order],
     content = content_of(dxo.meta)
     models = {slot: layout.restricted(part.data.keys()).pack(part.data) for slot, part in dxo.data.items()}
     orders = {
-        name: Order(tuple(o["slots"]), bool(o["train"]), bool(o["evaluate"]), o["facts"])
+        name: Order(
+            tuple(o["slots"]),
+            bool(o["train"]),
+            bool(o["evaluate"]),
+            o["facts"],
+            tuple(CrossModel(model, tuple(slots), vote) for model, slots, vote in o["cross"]),
+        )
         for name, o in content["orders"].items()
     }
-    needed = [slot for order in orders.values() for slot in order.slots]
+    needed = [slot for order in orders.values() for slot in order.needed]
     return orders, with_parts(models, needed), content
 
 
@@ -98,7 +110,9 @@ def encode_answers(answers: Sequence[Answer], content: Mapping[str, Any]) -> Sha
     collection: dict[str, DXO] = {}
     described: dict[str, dict[str, Any]] = {}
     for a in answers:
-        described[a.participant] = {"metrics": dict(a.metrics), "error": a.error and without_paths(a.error)}
+        cross = {model: dict(found) for model, found in a.cross.items()}
+        said = {"metrics": dict(a.metrics), "error": a.error and without_paths(a.error)}
+        described[a.participant] = {**said, "cross": cross} if cross else said
         if a.update is None:
             continue
         described[a.participant] |= {"samples": a.update.samples, "cluster": a.update.cluster}
@@ -139,6 +153,9 @@ def decode_answers(
 def _answer(name: str, said: Any, models: Mapping[str, Any], bank: Mapping[str, Params]) -> Answer:
     if not isinstance(said, dict) or not isinstance(said.get("metrics", {}), dict):
         raise PayloadError("schema", f"{name}: its answer is not a dictionary with metrics")
+    cross = said.get("cross", {})
+    if not isinstance(cross, dict) or not all(isinstance(found, dict) for found in cross.values()):
+        raise PayloadError("schema", f"{name}: its answer has no dictionary of metrics for each model")
     update = None
     if "samples" in said:
         strange = [slot for slot in models if slot not in bank]
@@ -147,7 +164,7 @@ def _answer(name: str, said: Any, models: Mapping[str, Any], bank: Mapping[str, 
         diffs = {slot: _diff(name, slot, dxo, bank[slot].layout) for slot, dxo in models.items()}
         update = Update(name, said["samples"], diffs, said.get("cluster"))
     error = said.get("error")
-    return Answer(name, update, said.get("metrics", {}), None if error is None else str(error))
+    return Answer(name, update, said.get("metrics", {}), None if error is None else str(error), cross)
 
 
 def _diff(name: str, slot: str, dxo: Any, layout: Layout) -> Params:

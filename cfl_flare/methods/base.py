@@ -42,6 +42,7 @@ class Method(ABC):
         assigns_on_site: each participant picks its cluster itself.
         predicts_with_several: what it serves is several models, which others cannot take apart.
         no_penalties: why it takes none itself, and the way out; empty if it does.
+        starts_on_site: participants begin with models that their sites build from the seed.
         archives: it keeps arrays on the server's disk.
         shares_centres: K is fixed, a participant may be sent all centres, and the common model is their mean: what
             penalties of clusters and CAM build on.
@@ -54,6 +55,7 @@ class Method(ABC):
     no_penalties: ClassVar[str] = ""
     shares_centres: ClassVar[bool] = True
     archives: ClassVar[bool] = False
+    starts_on_site: ClassVar[bool] = False
 
     weighting: str = "samples"
     penalties: tuple[Penalty, ...] = ()

@@ -57,6 +57,7 @@ class FedCUAU(Method):
     paper: ClassVar[str] = "FedCUAU (anonymous, under review)"
     no_penalties: ClassVar[str] = "belong to its base; give them there"
     in_parts: ClassVar[bool] = True
+    starts_on_site: ClassVar[bool] = True
 
     base: Method | str = "fedavg"
     k: int = 2

@@ -73,6 +73,7 @@ class Local(Method):
     name: ClassVar[str] = "local"
     paper: ClassVar[str] = "baseline of all five papers"
     no_penalties: ClassVar[str] = "have no common model to hold on to; leave them out"
+    starts_on_site: ClassVar[bool] = True
 
     def start(self, initial: Callable[[int], Params]) -> ServerState:
         """Nothing is kept on the server; every site builds the same untrained model from the run's seed."""

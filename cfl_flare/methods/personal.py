@@ -37,6 +37,7 @@ class BackboneOnly(FedAvg):
     """
 
     frozen: ClassVar[str] = ""
+    starts_on_site: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,6 +153,7 @@ class Ditto(FedAvg):
 
     name: ClassVar[str] = "ditto"
     paper: ClassVar[str] = "Li et al. 2021"
+    starts_on_site: ClassVar[bool] = True
 
     lam: float = 1.0
 

@@ -7,12 +7,15 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
-from nvflare.apis.dxo import DXO, DataKind, MetaKey
+from nvflare.apis.analytix import AnalyticsData
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
+from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 
 from cfl_flare.data import DataSource, Digits, Samples
 from cfl_flare.errors import DataError
@@ -88,3 +91,22 @@ class Received(DXOFilter):
         seen = {"names": sorted(dxo.data), "steps": steps, "largest": float(np.abs(values).max())}
         with open(self.path, "a") as f:
             f.write(json.dumps({**seen, "moved": float((values != 0).mean())}) + "\n")
+
+
+class Series(AnalyticsReceiver):
+    """At the server: writes down what experiment tracking is given."""
+
+    def __init__(self, path: str):
+        super().__init__()
+        self.path = path
+
+    def initialize(self, fl_ctx) -> None:
+        Path(self.path).touch()
+
+    def save(self, fl_ctx, shareable, record_origin: str) -> None:
+        data = AnalyticsData.from_dxo(from_shareable(shareable))
+        with open(self.path, "a") as f:
+            f.write(json.dumps({"tag": data.tag, "value": data.value, "step": data.step}) + "\n")
+
+    def finalize(self, fl_ctx) -> None:
+        pass

@@ -48,6 +48,14 @@ def test_metrics_are_withheld_or_rounded_and_counts_are_coarse_wherever_they_sta
     assert found.data["a/global"].data["head.weight"].tolist() == [[1], [2]]
 
 
+def test_what_all_models_reach_is_withheld_and_rounded_as_the_own_model_s():
+    cross = {"cluster-0": {"accuracy": 0.8734, "loss": 1.7}, "cluster-1": {"accuracy": 0.11, "macro_f1": 0.2}}
+    answers = [Answer("a", None, METRICS, cross=cross)]
+    sent = EgressFilter(withhold=["loss"], round_to=0.05).process(wire.encode_answers(answers, {}), FLContext())
+    said = wire.content_of(from_shareable(sent).meta)["answers"]["a"]["cross"]
+    assert said == {"cluster-0": {"accuracy": 0.85}, "cluster-1": {"accuracy": 0.1, "macro_f1": 0.2}}
+
+
 def test_the_answer_to_the_first_task_is_coarse_too():
     hosted = {"participants": [{"name": "a", "samples": 137, "group": None}]}
     found = EgressFilter(samples_step=100).process(wire.to_shareable({}, hosted), FLContext())

@@ -22,7 +22,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from cfl_flare.errors import ConfigError
-from cfl_flare.flare.scripts import EVALUATE, TRAIN, Judge, Scripts
+from cfl_flare.flare.script_rules import Judge
+from cfl_flare.flare.scripts import EVALUATE, TRAIN, Scripts
 from cfl_flare.methods import IFCA, Participant
 from cfl_flare.params import Layout
 from cfl_flare.server import Server, ServerSettings

@@ -15,7 +15,8 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 import cfl_flare.client
 from cfl_flare.errors import ConfigError
 from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.flare.scripts import EVALUATE, TRAIN, Judge, Scripts, check_script
+from cfl_flare.flare.script_rules import Judge, check_script
+from cfl_flare.flare.scripts import EVALUATE, TRAIN, Scripts
 from cfl_flare.methods import (
     CAM,
     IFCA,

@@ -12,7 +12,7 @@ from cfl_flare.errors import PayloadError
 from cfl_flare.flare import ClusteringAggregator, wire
 from cfl_flare.methods import FedAvg, Participant, Update
 from cfl_flare.server import Server, ServerSettings
-from cfl_flare.site import Answer, Order
+from cfl_flare.site import Answer, CrossModel, Order
 from tests.tiny import LAYOUT, coin, initial, update
 
 
@@ -55,6 +55,30 @@ def test_orders_and_models_arrive_as_they_were_sent():
     assert orders == {n: Order(("global",), True, False) for n in "ab"}
     np.testing.assert_array_equal(models["global"].vector, [0, 0])
     assert content["round"] == 0
+
+
+def test_models_to_measure_arrive_as_they_were_sent_and_so_do_their_metrics():
+    cross = (CrossModel("cluster-0", ("cluster-0", "shared"), "probabilities"), CrossModel("global", ("global",)))
+    order = Order(("global",), False, True, cross=cross)
+    assert order.needed == ("global", "cluster-0", "shared")
+    models = wire.encode_models({slot: coin(1, 2) for slot in order.needed})
+    data = wire.message(models, {"orders": wire.encode_orders({"a": order}), "round": 2}, 2, 2)
+    shareable = DXO(DataKind.COLLECTION, data=data.params, meta=data.meta).to_shareable()
+    orders, arrived, _ = wire.decode_task(shareable, LAYOUT)
+    assert orders == {"a": order} and set(arrived) == set(order.needed)
+    answer = Answer("a", None, {"served_accuracy": 0.5}, cross={"global": {"accuracy": 0.5}})
+    assert list(wire.decode_answers(arriving([answer]), {}, 0)) == [answer]
+
+
+@pytest.mark.parametrize(
+    "cross", [{"cluster-7": {"accuracy": 1.0}}, {"global": {"accuracy": float("nan")}}, {"global": 1}]
+)
+def test_metrics_that_nobody_asked_for_are_refused(cross):
+    component = aggregator()
+    model = arriving([Answer("a", update("a", 1, "global", 1, 1)), *two()[1:]])
+    model.meta[wire.META]["answers"]["a"]["cross"] = cross
+    assert component.accept_model(model)
+    assert mean_after(component) == [5, 5]  # b's alone
 
 
 def damage(what: str, model: FLModel) -> None:

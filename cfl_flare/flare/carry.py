@@ -1,0 +1,64 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a job carries in its custom folder: cfl_flare itself, and the user's own modules that it names."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from nvflare.apis.job_def import SERVER_SITE_NAME
+from nvflare.job_config.api import FedJob
+
+import cfl_flare
+
+OWN_PACKAGES = ("cfl_flare", "torch", "torchvision", "nvflare")
+
+
+def packages_of(class_paths: Iterable[str]) -> list[str]:
+    """The top-level packages of classes, without those that are installed wherever cfl_flare is."""
+    names = [path.partition(".")[0] for path in class_paths]
+    return [name for name in dict.fromkeys(names) if name not in OWN_PACKAGES]
+
+
+def carry(job: FedJob, packages: Iterable[str], sites: Iterable[str]) -> tempfile.TemporaryDirectory[str]:
+    """Puts packages into a job's custom folders.
+
+    Args:
+        job: the job.
+        packages: top-level ones; those that are installed like any other library are passed over.
+        sites: the client apps' targets; the server gets them too.
+
+    Returns:
+        The folder from which the job is made; it must be kept until then.
+    """
+    kept = tempfile.TemporaryDirectory(prefix="cfl-byoc-")
+    for package in packages:
+        path = _source_of(package)
+        if path is None:
+            continue
+        staged = Path(kept.name) / path.name
+        if path.is_dir():
+            shutil.copytree(path, staged, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, staged)
+        for target in (SERVER_SITE_NAME, *sites):
+            job.add_file_to(str(staged), target, dest_dir=path.name if path.is_dir() else None)
+    return kept
+
+
+def _source_of(package: str) -> Path | None:
+    """Folder or file of a top-level package; None where it is installed like any other library (cfl_flare excepted)."""
+    if package == "cfl_flare":
+        return Path(cfl_flare.__file__).parent
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin)
+    if Path(sysconfig.get_paths()["purelib"]) in path.parents:
+        return None
+    return path.parent if path.name == "__init__.py" else path

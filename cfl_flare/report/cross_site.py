@@ -1,0 +1,62 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""How every model of a run does on every participant's test split."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+if TYPE_CHECKING:
+    from cfl_flare.results import Run
+
+# Up to so many cells have their number written in them.
+WRITTEN = 400
+PLACE = ("participant", "site", "group", "cluster", "model")
+
+
+def cross_site(run: Run, table: Path, path: Path) -> Path | None:
+    """A row for each participant, those of a cluster together, and a column for each model; its own is framed.
+
+    Args:
+        run: the run.
+        table: its ``cross_site.csv``.
+        path: where the figure goes.
+
+    Returns:
+        The file; None where nothing was measured.
+    """
+    with table.open(newline="") as f:
+        lines = list(csv.DictReader(f))
+    metrics = [name for name in (lines[0] if lines else ()) if name not in PLACE]
+    if not metrics:
+        return None
+    metric = "accuracy" if "accuracy" in metrics else metrics[0]
+    cluster = {line["participant"]: line["cluster"] for line in lines}
+    people = sorted(cluster, key=lambda name: (len(cluster[name]), cluster[name]))  # cluster 10 after cluster 9
+    models = list(dict.fromkeys(line["model"] for line in lines))
+    values = np.full((len(people), len(models)), np.nan)
+    for line in lines:
+        if line[metric]:
+            values[people.index(line["participant"]), models.index(line["model"])] = float(line[metric])
+    figure = Figure(figsize=(min(20, 3 + 0.9 * len(models)), min(30, 1.5 + 0.28 * len(people))), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(values, aspect="auto", cmap="viridis")
+    for row, name in enumerate(people):
+        for column, model in enumerate(models):
+            if model == f"cluster-{cluster[name]}":
+                axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="red", linewidth=1.5))
+            if values.size <= WRITTEN and np.isfinite(values[row, column]):
+                box = {"facecolor": "white", "alpha": 0.6, "linewidth": 0, "pad": 1}
+                axes.text(column, row, f"{values[row, column]:.2f}", ha="center", va="center", fontsize=7, bbox=box)
+    axes.set_xticks(range(len(models)), models, rotation=45, ha="right")
+    axes.set_yticks(range(len(people)), people, fontsize=7)
+    axes.set_title(f"{run.name}: {metric} on each participant's test split", fontsize=10)
+    figure.colorbar(image, ax=axes, label=metric)
+    figure.savefig(path, dpi=120)
+    return path
