@@ -81,8 +81,9 @@ def test_what_would_make_a_job_fail_is_said_before_it(tmp_path, capsys, words, r
 def test_a_kit_and_a_full_disk(tmp_path, monkeypatch):
     for name in ("startup", "local"):
         (tmp_path / "kit" / name).mkdir(parents=True)
-    allowed, logs = check.kit(tmp_path / "kit")
+    allowed, logs, code = check.kit(tmp_path / "kit")
     assert allowed.fatal and "site prepare" in allowed.way_out
+    assert code.found.endswith("from anyone")
     assert logs.way_out and not logs.fatal
     assert check.default_state_root(tmp_path / "kit") == tmp_path / "cfl_state"
     assert not check.disk(tmp_path, 1).fatal

@@ -85,6 +85,31 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
     )
 
 
+def code_carriers(kit: Path) -> str:
+    """Whose jobs may carry code of their own to a kit, by FLARE's roles.
+
+    Raises:
+        ConfigError: it is no kit, or its policy cannot be read.
+    """
+    local = _local(kit)
+    files = (local / "authorization.json", local / "authorization.json.default")
+    there = next((path for path in files if path.is_file()), None)
+    if there is None:
+        return "anyone"  # a simulator's workspace
+    try:
+        permissions = json.loads(there.read_text())["permissions"]
+        may = [
+            r
+            for r, rights in permissions.items()
+            if (rights if isinstance(rights, str) else rights.get("byoc", "none")) != "none"
+        ]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"site: {there} is no authorization policy of FLARE's ({error}); take the kit's own again"
+        ) from error
+    return ", ".join(may) or "nobody"
+
+
 def with_allowed(content: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
     """Resources that allow these classes beside what they allow already; without a list, that is FLARE's own."""
     key = allow_list_key()

@@ -38,7 +38,7 @@ from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.kit import allow
 from cfl_flare.flare.parity import check_goal, exclude, place_checkpoint
 from cfl_flare.flare.persistor import ClusterModelPersistor
-from cfl_flare.flare.script_rules import Judge, check_script, has_terms
+from cfl_flare.flare.script_rules import Judge, check_script, fedprox_mu, has_terms
 from cfl_flare.indicator import held_back
 from cfl_flare.methods import Method, build_method, describe_method
 from cfl_flare.rehearsal import check_job
@@ -192,8 +192,8 @@ class ClusteredRecipe(Recipe):
             kinds = [kind.value for kind in TransferType]
             known = params_transfer_type in kinds
             require(known, f"recipe: params_transfer_type = {params_transfer_type!r} should be one of {kinds}")
-            terms = has_terms(self.method)
-            judge = Judge(assign_metric, assign_mode, assign_every, penalties=terms)
+            mu = fedprox_mu(train_script, self.method)
+            judge = Judge(assign_metric, assign_mode, assign_every, has_terms(self.method) and mu is None, mu)
         require(
             data is not None or judge is not None, "recipe: neither data nor train_script is given; give one of them"
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cfl_flare.config import require
-from cfl_flare.methods import IFCA, Method
+from cfl_flare.methods import IFCA, FedProx, Method, Proximal
 
 # What a method's site does, where it is no more than what any script does: train the one model that it was sent.
 ON_SITE = ("local_update", "trained_update", "serve", "finetuned", "compose", "moved_slots")
@@ -26,12 +26,14 @@ class Judge:
         mode: ``min`` or ``max``.
         every: rounds between two choices; in between it trains its cluster's model.
         penalties: the scripts add `cfl_flare.client.penalty` to their loss, and are sent what it needs.
+        fedprox_mu: the coefficient of FedProx's term, for scripts that take it from FLARE's own metadata.
     """
 
     metric: str = "loss"
     mode: str = "min"
     every: int = 1
     penalties: bool = False
+    fedprox_mu: float | None = None
 
     def __post_init__(self) -> None:
         require(self.mode in ("min", "max"), f"run: assign_mode = {self.mode!r} should be 'min' or 'max'")
@@ -87,7 +89,7 @@ def check_script(script: str, method: Method, given: Mapping[str, Any]) -> None:
     )
     check_method(method)
     require(
-        not has_terms(method) or asks_for_penalties(script),
+        not has_terms(method) or asks_for_penalties(script) or fedprox_mu(script, method) is not None,
         f"recipe: method {method.label} adds to the loss, but train_script = {script!r} does not: after 'import "
         f"cfl_flare.client' add the line '{PENALTY_LINE}'",
     )
@@ -95,5 +97,21 @@ def check_script(script: str, method: Method, given: Mapping[str, Any]) -> None:
 
 def asks_for_penalties(script: str) -> bool:
     """Whether a script, or a module beside it, calls `cfl_flare.client.penalty`."""
-    beside = Path(script).resolve().parent.glob("*.py")
-    return any("cfl_flare" in (text := path.read_text()) and "penalty(" in text for path in beside)
+    return any("cfl_flare" in text and "penalty(" in text for text in _texts(script))
+
+
+def fedprox_mu(script: str, method: Method) -> float | None:
+    """The coefficient that goes as FLARE's own metadata: of FedProx's term alone, to scripts that look for it there.
+
+    FLARE's Lightning patch applies it by itself.
+    """
+    own = [method.mu] if isinstance(method, FedProx) else []
+    own += [p.mu for p in method.penalties if isinstance(p, Proximal) and p.scope == "all"]
+    alone = len(own) == 1 and len(own) == len(method.penalties) + isinstance(method, FedProx)
+    looks = any("fedprox" in text.lower() or "nvflare.client.lightning" in text for text in _texts(script))
+    return own[0] if alone and looks and not asks_for_penalties(script) else None
+
+
+def _texts(script: str) -> list[str]:
+    """The script and the modules beside it."""
+    return [path.read_text() for path in sorted(Path(script).resolve().parent.glob("*.py"))]

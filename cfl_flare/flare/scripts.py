@@ -16,7 +16,7 @@ import numpy as np
 from nvflare.apis.dxo import MetaKey
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
-from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_constant import AlgorithmConstants, AppConstants
 
 from cfl_flare.config import require
 from cfl_flare.errors import ConfigError, PayloadError
@@ -98,6 +98,7 @@ class Scripts:
             f"run: method {self._server.method.label} has each model evaluated by the sites' script, and at no site "
             "did it answer; the sites' logs say why",
         )
+        self._remark(f"participants choose by their script's {self._judge.metric!r}: measure it on training data")
         return went
 
     def round(self) -> bool:
@@ -200,8 +201,14 @@ class Scripts:
             params=server.bank[slot].arrays(),
             current_round=server.state.round,
             total_rounds=server.settings.num_rounds,
-            meta=self._for_penalties(slot, order) if order is not None and self._judge.penalties else {},
+            meta={} if order is None else self._for_loss(slot, order),
         )
+
+    def _for_loss(self, own: str, order: Order) -> dict[str, Any]:
+        """What a script adds to its loss, as FLARE's own metadata or as cfl_flare's."""
+        if self._judge.fedprox_mu is not None:
+            return {AlgorithmConstants.FEDPROX_MU: self._judge.fedprox_mu}
+        return self._for_penalties(own, order) if self._judge.penalties else {}
 
     def _for_penalties(self, own: str, order: Order) -> dict[str, Any]:
         server = self._server

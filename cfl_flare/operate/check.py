@@ -70,7 +70,7 @@ def kit(folder: Path) -> Iterator[Finding]:
     Raises:
         ConfigError: it is no kit.
     """
-    from cfl_flare.flare.kit import preparation
+    from cfl_flare.flare.kit import code_carriers, preparation
 
     found = preparation(folder, ["cfl_flare."])
     ready = found.after is None
@@ -78,6 +78,7 @@ def kit(folder: Path) -> Iterator[Finding]:
     yield Finding("class allow-list", "has cfl_flare" if ready else "lacks cfl_flare", way_out, not ready)
     streams = "jobs may stream logs to the server" if found.streams_logs else "stay here"
     yield Finding("logs", streams, f"cfl-flare site prepare {folder} --keep-logs" if found.streams_logs else "")
+    yield Finding("custom code", f"jobs that carry code, such as training scripts: from {code_carriers(folder)}")
 
 
 def data(source: DataSource, model: str | None, config: DataConfig, device: str, state_root: Path) -> Iterator[Finding]:

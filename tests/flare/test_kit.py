@@ -5,10 +5,12 @@
 import json
 from pathlib import Path
 
+import pytest
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from cfl_flare.cli import main
-from cfl_flare.flare.kit import preparation
+from cfl_flare.errors import ConfigError
+from cfl_flare.flare.kit import code_carriers, preparation
 
 OURS = ["cfl_flare."]
 
@@ -90,3 +92,23 @@ def test_what_is_no_kit_is_refused(tmp_path, capsys):
     assert "should be a list" in refused(site)
     (tmp_path / "other" / "x").mkdir(parents=True)
     assert "lacks the folders 'startup' and 'local'" in refused(tmp_path / "other")
+
+
+def test_whose_jobs_may_carry_code(tmp_path):
+    folder = kit(tmp_path / "site")
+    assert code_carriers(folder) == "anyone"
+    policy = {
+        "permissions": {
+            "project_admin": "any",
+            "lead": {"byoc": "n:submitter"},
+            "org_admin": {"byoc": "none"},
+            "member": {"view": "any"},
+        }
+    }
+    (folder / "local" / "authorization.json.default").write_text(json.dumps(policy))
+    assert code_carriers(folder) == "project_admin, lead"
+    (folder / "local" / "authorization.json").write_text(json.dumps({"permissions": {"lead": "none"}}))
+    assert code_carriers(folder) == "nobody"
+    (folder / "local" / "authorization.json").write_text("[]")
+    with pytest.raises(ConfigError, match="is no authorization policy of FLARE's"):
+        code_carriers(folder)

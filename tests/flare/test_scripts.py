@@ -11,11 +11,12 @@ import pytest
 import torch
 from nvflare.apis.dxo import MetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fedprox_utils import get_fedprox_mu
 
 import cfl_flare.client
 from cfl_flare.errors import ConfigError
 from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.flare.script_rules import Judge, check_script
+from cfl_flare.flare.script_rules import Judge, check_script, fedprox_mu
 from cfl_flare.flare.scripts import EVALUATE, TRAIN, Scripts
 from cfl_flare.methods import (
     CAM,
@@ -359,6 +360,19 @@ def test_without_penalties_nothing_travels_and_the_term_is_zero(monkeypatch):
     model = received(monkeypatch, play, "a")
     assert not (model.meta or {}).get("cfl_penalty")
     assert cfl_flare.client.penalty(Coin()).item() == 0
+
+
+def test_fedprox_alone_goes_as_flare_s_own_metadata(tmp_path, monkeypatch):
+    """A script that looks for it there needs no line; one that has the line gets no second term."""
+    flares = client(tmp_path, "import nvflare.client.lightning as flare\n")
+    check_script(flares, FedProx(mu=0.5), {})
+    assert fedprox_mu(flares, FedProx(mu=0.5)) == 0.5
+    assert fedprox_mu(flares, WeCFL(k=2, penalties=(Proximal(mu=0.25),))) == 0.25
+    for method in (FedAvg(), FedProx(penalties=(Proximal(),)), WeCFL(k=2, penalties=(Proximal(scope="head"),))):
+        assert fedprox_mu(flares, method) is None
+    assert fedprox_mu(client(tmp_path, LINE + "# fedprox"), FedProx()) is None
+    model = received(monkeypatch, Play(FedProx(mu=0.5), judge=Judge(fedprox_mu=0.5)), "a")
+    assert get_fedprox_mu(model) == 0.5
 
 
 def test_only_the_part_that_a_penalty_holds_travels(monkeypatch):
