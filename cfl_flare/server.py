@@ -324,7 +324,8 @@ class Server:
         else:
             self.state = replace(before, round=before.round + 1)
             self.progress.failed_rounds += 1
-        if self.progress.failed_rounds >= self.settings.max_failed_rounds:
+        most = min(self.settings.max_failed_rounds, self.settings.num_rounds)  # a run in which all failed is none
+        if self.progress.failed_rounds >= most:
             raise TooFewAnswersError(
                 f"{self.progress.failed_rounds} rounds in a row had fewer than {enough} good answers; "
                 f"the last reasons: {dict(Counter(self._failures.values()))}"

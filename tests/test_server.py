@@ -116,6 +116,7 @@ def test_only_sampled_participants_are_asked_to_train():
 def test_served_models_are_measured_with_the_next_round_and_after_the_last_one():
     s = server(num_rounds=2, evaluate_every=2)
     assert not any(order.evaluate for order in s.orders().values())
+    s.accept(good("a", 1), "site-1")
     s.finish_round()
     assert not any(order.evaluate for order in s.orders().values())  # round 0 is not measured: every 2nd
     s.finish_round()
@@ -151,6 +152,15 @@ def test_bytes_count_a_model_once_a_site():
     record = s.finish_round().record
     assert record["bytes_down"] == 2 * LAYOUT.nbytes
     assert record["bytes_up"] == 3 * LAYOUT.nbytes
+
+
+def test_a_run_in_which_every_round_failed_is_no_success():
+    s = server(num_rounds=2, max_failed_rounds=3)
+    s.orders()
+    s.finish_round()
+    s.orders()
+    with pytest.raises(TooFewAnswersError, match=r"2 rounds in a row had fewer than 1 good answers"):
+        s.finish_round()
 
 
 def test_too_few_answers_leave_the_models_alone_and_end_the_run_in_the_end():
