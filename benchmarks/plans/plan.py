@@ -118,8 +118,8 @@ class Plan:
         return DataConfig(*common, self.unseen) if groups is None else Some(*common, self.unseen, groups=groups)
 
     def scheduled(self, seed: int) -> ServerSettings:
-        """What the server schedules."""
-        return ServerSettings(self.rounds, seed, self.sample, evaluate_every=self.evaluate_every)
+        """What the server schedules. No best round is kept: the papers' figures are of the last ones."""
+        return ServerSettings(self.rounds, seed, self.sample, evaluate_every=self.evaluate_every, key_metric="")
 
     def altered(self, settings: Mapping[str, Any]) -> Plan:
         """The plan with other settings: what is scheduled, how participants train, or ``model`` by its name.
