@@ -56,6 +56,16 @@ def until(what: str, ready: Callable[[], object], seconds: float = 300) -> None:
         time.sleep(0.2)
 
 
+def commands_with(text: str) -> list[psutil.Process]:
+    """Other processes that have this in their command line."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = " ".join(process.info["cmdline"] or ())
+        if text in words and process.pid != os.getpid() and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
 class Deployment:
     """A provisioned system; each of its processes is started and stopped by its own handle.
 
@@ -158,11 +168,7 @@ class Deployment:
 
     def leftovers(self) -> list[psutil.Process]:
         """Processes that work in this deployment's folder: orphans of a killed parent."""
-        found = []
-        for process in psutil.process_iter(["cmdline"]):
-            if str(self.kits) in " ".join(process.info["cmdline"] or ()) and process.pid != os.getpid():
-                found.append(process)
-        return found
+        return commands_with(str(self.kits))
 
     def run(self, job: Path, seconds: float = 300) -> tuple[str, Path]:
         """Submits a job by FLARE's API and waits; returns how it ended, and the server's run directory."""
