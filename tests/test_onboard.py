@@ -16,7 +16,7 @@ from cfl_flare.data import DataConfig, Digits, ParticipantData, Samples
 from cfl_flare.errors import ConfigError, DataError
 from cfl_flare.indicator import logits_for
 from cfl_flare.loop import run_loop
-from cfl_flare.methods import FedAvg, Participant, WeCFL, build_method
+from cfl_flare.methods import FLHC, FedAvg, Participant, build_method
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.onboard import Finished, Newcomer, onboard_unseen
 from cfl_flare.results import load_run
@@ -149,17 +149,18 @@ def test_a_run_that_kept_no_state_is_refused(runs: Callable[[str], Path], tmp_pa
 
 
 def test_a_run_in_which_nobody_has_a_cluster_is_refused(tmp_path: Path) -> None:
-    data = DataConfig(4, {"partition": "iid"})
-    settings = ServerSettings(1, min_answers=4, max_failed_rounds=9)
+    """FL+HC, whose round that clusters failed."""
 
     class Refusing(Site):
-        def answer(self, *given: Any) -> Any:
-            return replace(super().answer(*given), update=None, error="no")
+        def answer(self, participant: str, order: Any, models: Any, number: int, *more: Any) -> Any:
+            found = super().answer(participant, order, models, number, *more)
+            return found if number == 0 else replace(found, update=None, error="no")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cfl_flare.loop.Site", Refusing)
-        run = {"method": WeCFL(k=2), "model": MODEL, "source": Digits(), "training": TRAINING, "data": data}
-        run_loop(**run, settings=settings, folder=tmp_path)
+        data, method = DataConfig(4, {"partition": "iid"}), FLHC(k=2, rounds_before=1)
+        run = {"method": method, "model": MODEL, "source": Digits(), "training": TRAINING, "data": data}
+        run_loop(**run, settings=ServerSettings(2), folder=tmp_path)
     with pytest.raises(ConfigError, match="nobody in this run has a cluster"):
         Finished(tmp_path)
 
