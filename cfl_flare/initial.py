@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cfl_flare.errors import ConfigError, PayloadError
 from cfl_flare.files import load_arrays
 from cfl_flare.methods import Method
 from cfl_flare.params import Layout, Params
+from cfl_flare.training.resident import untrained
 
 # Under which key others keep the weights: FLARE's persistor, Lightning, many training scripts.
 INSIDE = ("model", "state_dict", "model_state_dict")
@@ -102,6 +104,16 @@ def check_initial(method: Method, layout: Layout) -> None:
     )
 
 
-def starting_from(model: Params) -> Callable[[int], Params]:
-    """What a method takes for the run's untrained models."""
+def initial_models(
+    method: Method, make_model: Callable[[], torch.nn.Module], layout: Layout, seed: int, path: Path | None
+) -> Callable[[int], Params]:
+    """What a method takes for the run's initial models: untrained ones, or always the one in a file.
+
+    Raises:
+        ConfigError: the method cannot start from one given model, or the file is not such a model's.
+    """
+    if path is None:
+        return partial(untrained, make_model, seed)
+    check_initial(method, layout)
+    model = read_checkpoint(path, layout)
     return lambda index: model

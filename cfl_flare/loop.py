@@ -19,16 +19,14 @@ from cfl_flare.config import build, describe
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.errors import PayloadError
 from cfl_flare.indicator import logits_for
-from cfl_flare.initial import check_initial, read_checkpoint, starting_from
+from cfl_flare.initial import initial_models
 from cfl_flare.methods import Method, Participant, describe_method
 from cfl_flare.methods.slots import with_parts
-from cfl_flare.params import Layout, Params
 from cfl_flare.results import Recorder
 from cfl_flare.server import Server, ServerSettings
 from cfl_flare.site import Site
 from cfl_flare.store import ARCHIVE, Store
 from cfl_flare.summary import RoundMetrics
-from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
@@ -97,7 +95,7 @@ def run_loop(
     }
     begun = Checkpoint.latest(checkpoints, layout, run) if checkpoints is not None else None
     if begun is None:
-        begun = Checkpoint(method.start(_initial(method, make_model, layout, settings.seed, initial_ckpt)))
+        begun = Checkpoint(method.start(initial_models(method, make_model, layout, settings.seed, initial_ckpt)))
     site.memory.update({name: dict(own) for name, own in begun.memory.items()})
     recorder = None
     if folder is not None:
@@ -126,16 +124,6 @@ def run_loop(
             server.forget(checkpoints.versions()[0])
     server.close({})
     return server
-
-
-def _initial(
-    method: Method, make_model: Callable[[], torch.nn.Module], layout: Layout, seed: int, path: Path | None
-) -> Callable[[int], Params]:
-    """What the method takes for the run's initial models."""
-    if path is None:
-        return partial(untrained, make_model, seed)
-    check_initial(method, layout)
-    return starting_from(read_checkpoint(path, layout))
 
 
 def describe_run(data: DataConfig, settings: ServerSettings, training: TrainSettings) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from cfl_flare.errors import PayloadError
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy
 from cfl_flare.indicator import logits_for
-from cfl_flare.initial import check_initial, read_checkpoint, starting_from
+from cfl_flare.initial import initial_models
 from cfl_flare.methods import Method, Participant, ServerState, build_method
 from cfl_flare.methods.indicator import Predict
 from cfl_flare.methods.slots import travelling, with_parts
@@ -30,7 +30,7 @@ from cfl_flare.params import Layout, Params
 from cfl_flare.results import Recorder
 from cfl_flare.server import Server, ServerSettings
 from cfl_flare.site import Order
-from cfl_flare.training.resident import ResidentModel, untrained
+from cfl_flare.training.resident import ResidentModel
 
 
 class ClusteringAggregator(ModelAggregator):
@@ -89,12 +89,11 @@ class ClusteringAggregator(ModelAggregator):
 
     def _initial(self, method: Method, seed: int, fl_ctx: FLContext) -> Callable[[int], Params]:
         """What the method takes for the run's initial models."""
-        if self.initial_ckpt is None:
-            return partial(untrained, partial(self._make_model, fl_ctx), seed)
-        layout = self.layout(fl_ctx)
-        check_initial(method, layout)
-        carried = fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id())
-        return starting_from(read_checkpoint(Path(carried) / self.initial_ckpt, layout))  # an absolute path as it is
+        path = None
+        if self.initial_ckpt is not None:
+            carried = fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id())
+            path = Path(carried) / self.initial_ckpt  # an absolute one as it is
+        return initial_models(method, partial(self._make_model, fl_ctx), self.layout(fl_ctx), seed, path)
 
     def begin(
         self,

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from nvflare.apis.job_def import ALL_SITES
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
 from nvflare.job_config.script_runner import ScriptRunner
-from nvflare.recipe.utils import _validate_per_site_targets
 
 from cfl_flare.config import build, describe, marked, require
 from cfl_flare.data import DataSource
 from cfl_flare.errors import ConfigError
 from cfl_flare.flare import wire
+from cfl_flare.flare.compat import check_site_names
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.scripts import EVALUATE, TRAIN
 
@@ -33,34 +32,32 @@ OF_SCRIPT = {  # FLARE's names, and what its runner calls them
 OF_DATA = ("data", "data_args", "device", "torch_threads")
 
 
-@dataclass
 class ClientApps:
     """The sites' part of a job.
 
-    Attributes:
+    Args:
         settings: of the sites' executor, or of FLARE's runner of their script.
         scripted: which of the two it is.
         simulated: one source of data is dealt out to all sites.
         leaving: a filter on what the sites send; None for none.
-        per_site: settings by site; empty where all sites are the same.
-        sources: what the sites read, as the job holds it.
+
+    Attributes:
+        workers: what works at each site; one for all of them, unless they have settings of their own.
     """
 
-    settings: Mapping[str, Any]
-    scripted: bool
-    simulated: bool
-    leaving: Filter | None = None
-    per_site: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    sources: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if not self.scripted:
-            self.sources = [self.settings["source"]]
+    def __init__(self, settings: Mapping[str, Any], scripted: bool, simulated: bool, leaving: Filter | None = None):
+        self.settings, self.scripted, self.simulated, self.leaving = settings, scripted, simulated, leaving
+        self.workers = {ALL_SITES: self._worker(ALL_SITES, {})}
 
     @property
-    def targets(self) -> list[str]:
-        """The job's client apps."""
-        return list(self.per_site or [ALL_SITES])
+    def named(self) -> list[str]:
+        """The sites that have settings of their own."""
+        return [site for site in self.workers if site != ALL_SITES]
+
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """What the sites read, as the job holds it."""
+        return [] if self.scripted else [worker.source for worker in self.workers.values()]
 
     def set_per_site(self, config: Mapping[str, Mapping[str, Any]], fewest: int) -> None:
         """Takes per-site settings.
@@ -73,19 +70,13 @@ class ClientApps:
             ConfigError: a setting that sites of this job cannot have of their own, or a wrong value.
         """
         self._check(config, fewest)
-        workers = {site: self._worker(site, own) for site, own in config.items()}  # while it can still be mended
-        self.per_site = config
-        if not self.scripted:
-            self.sources = [worker.source for worker in workers.values()]
+        self.workers = {site: self._worker(site, own) for site, own in config.items()}
 
     def add_to(self, job: FedJob) -> None:
         """Adds them to the job."""
-        self.sources = []
-        for target in self.targets:
-            worker = self._worker(target, self.per_site.get(target, {}))
-            if not self.scripted:
-                self.sources.append(worker.source)
-            job.to(worker, target, tasks=[TRAIN, EVALUATE] if self.scripted else [wire.CHECK_TASK, wire.TRAIN_TASK])
+        tasks = [TRAIN, EVALUATE] if self.scripted else [wire.CHECK_TASK, wire.TRAIN_TASK]
+        for target, worker in self.workers.items():
+            job.to(worker, target, tasks=tasks)
             if self.leaving is not None:
                 job.to(self.leaving, target, filter_type=FilterType.TASK_RESULT, tasks=[TRAIN])
 
@@ -103,10 +94,7 @@ class ClientApps:
         return ClusteredExecutor(**given)
 
     def _check(self, config: Mapping[str, Mapping[str, Any]], fewest: int) -> None:
-        try:
-            _validate_per_site_targets(dict(config), fewest)
-        except ValueError as error:
-            raise ConfigError(f"recipe: per-site config: {error}") from error
+        check_site_names(list(config), fewest)
         known = tuple(OF_SCRIPT) if self.scripted else OF_DATA[2:] if self.simulated else OF_DATA
         reason = " where one source is dealt out to all of them" if self.simulated else ""
         for site, own in config.items():

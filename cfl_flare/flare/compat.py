@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nvflare.apis.client import Client
@@ -18,6 +18,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
+from nvflare.recipe.utils import _validate_per_site_targets
 
 from cfl_flare.errors import ConfigError
 
@@ -110,6 +111,18 @@ def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
             )
 
     return authorize
+
+
+def check_site_names(names: Sequence[str], fewest: int) -> None:
+    """Whether a job can have settings for these sites alone.
+
+    Raises:
+        ConfigError: a name that FLARE cannot use, or fewer sites than the job starts with.
+    """
+    try:
+        _validate_per_site_targets({name: {} for name in names}, fewest)
+    except ValueError as error:
+        raise ConfigError(f"recipe: per-site config: {error}") from error
 
 
 def study_of(fl_ctx: FLContext) -> str:

@@ -316,7 +316,7 @@ class ClusteredRecipe(Recipe):
             f"{where}: num_clients = {sites} is more than {self.data.who_trains}; each site hosts at least one",
         )
         if isinstance(env, SimEnv):
-            named = list(self._sites.per_site)
+            named = self._sites.named
             require(
                 not named or env.clients is not None,
                 f"{where}: the job has settings for each of its sites; name them: SimEnv(clients={named})",
@@ -334,7 +334,7 @@ class ClusteredRecipe(Recipe):
 
     def _carry_packages(self, packages: Sequence[str]) -> None:
         if self._staged is None:
-            self._staged = carry(self._job, packages, self._sites.targets)
+            self._staged = carry(self._job, packages, self._sites.workers)
 
 
 def simulator(sites: int, workspace: Path) -> SimEnv:

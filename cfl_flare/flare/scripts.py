@@ -259,7 +259,10 @@ class Scripts:
         return Update(name, samples, {slot: diff}, chosen if server.method.assigns_on_site else None)
 
     def _diff(self, name: str, answer: FLModel, sent: Params) -> Params:
-        """Its model less the one that it was sent. What it leaves out is unchanged; strange arrays are ignored."""
+        """Its model less the one that it was sent. What it leaves out is unchanged; strange arrays are ignored.
+
+        What a filter of the site's took away counts in no mean, as in the answers of cfl_flare's own executor.
+        """
         whole = answer.params_type != ParamsType.DIFF
         known, given = {e.name for e in sent.layout.entries}, dict(answer.params)
         strange, missing = sorted(given.keys() - known), sorted(known - given.keys())
@@ -274,7 +277,8 @@ class Scripts:
         kinds = sorted({str(np.asarray(a).dtype) for n, a in given.items() if n in known} - {"float32", "int64"})
         if kinds:
             self._remark(f"{name} sends {', '.join(kinds)}: kept as float32, whole counts as int64")
-        filters = [name for name in answer.meta.get(MetaKey.FILTER_HISTORY) or () if "ExcludeVars" not in name]
+        history = answer.meta.get(MetaKey.FILTER_HISTORY) or ()
+        filters = [name for name in history if "ExcludeVars" not in name]
         if whole and filters:
             reason = f"the site's filter {filters[0]} acts on differences, but the script sends whole models"
             raise PayloadError("filtered", f"{reason}: set params_transfer_type = 'DIFF' in the recipe")
@@ -283,7 +287,8 @@ class Scripts:
         diff = model - sent if whole else model
         if not diff.vector.any():
             self._remark(f"{name} sends the model back as it was: does the script train a copy of what it received?")
-        return diff
+        present = np.array([e.name in given for e in sent.layout.entries]) if history and missing else None
+        return replace(diff, present=present)
 
     def _metric(self, answer: FLModel) -> float | None:
         value: Any = (answer.metrics or {}).get(self._judge.metric)

@@ -165,6 +165,6 @@ class IFCA(Method):
 
     def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The K models, but for those that were closed."""
-        slots = self.distribute(state, "").slots
+        slots = (BACKBONE, *self.offered(state)) if self.shared_backbone else self.offered(state)
         whole = self.compose(Download(slots, tuple(state.bank[slot] for slot in slots)), layout)
         return {slot: Served((model,)) for slot, model in zip(whole.slots, whole.models)}

@@ -7,6 +7,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import psutil
 import pytest
 from nvflare.recipe.poc_env import PocEnv
 
@@ -14,6 +15,7 @@ from cfl_flare.data import Digits
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import MLP
 from cfl_flare.results import load_run
+from tests.e2e.deployment import commands_with
 from tests.e2e.plugin import SlowMLP
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]  # one at a time
@@ -25,7 +27,17 @@ def poc(tmp_path, monkeypatch):
     monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
     env = PocEnv(num_clients=2)
     yield env
+    env.stop()
+    gone(str(tmp_path))
     env.stop(clean_up=True)
+
+
+def gone(workspace: str) -> None:
+    """Waits for the processes of a stopped POC: each POC's server has the same port, and certificates of its own."""
+    _, stubborn = psutil.wait_procs(commands_with(workspace), timeout=60)
+    for process in stubborn:
+        process.kill()
+    psutil.wait_procs(stubborn)
 
 
 def recipe(**settings) -> ClusteredRecipe:

@@ -20,9 +20,12 @@ from cfl_flare.flare.script_rules import Judge, check_script, fedprox_mu
 from cfl_flare.flare.scripts import EVALUATE, TRAIN, Scripts
 from cfl_flare.methods import (
     CAM,
+    CFL,
+    FLHC,
     IFCA,
     Contrastive,
     FedAvg,
+    FedGroup,
     FedProx,
     FeSEM,
     Finetune,
@@ -183,6 +186,46 @@ def test_a_privacy_filter_on_whole_models_is_refused_and_one_that_leaves_names_o
     record = Play(FedAvg(), script).round()
     assert record["trained"] == ["a", "c"]
     assert "filtered: the site's filter SVTPrivacy acts on differences" in record["failed"]["b"]
+
+
+def test_what_a_site_s_filter_took_away_counts_in_no_mean():
+    layout = Layout.of(MLP((1, 2, 2), 2, hidden=()))
+    weight, bias = (e.name for e in layout.entries)
+    method = FedAvg()
+    zeros = layout.pack({e.name: np.zeros(e.shape) for e in layout.entries})
+
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        moved = {name: array + 2 for name, array in (model.params or {}).items() if (site, name) != ("a", weight)}
+        return FLModel(ParamsType.FULL, moved, meta={MetaKey.FILTER_HISTORY: ["ExcludeVars"]} if site == "a" else {})
+
+    play = Play(method, script)
+    people = [Participant(name, name, 1) for name in "ab"]
+    play.server = Server(method, layout, people, ServerSettings(1), method.start(lambda i: zeros))
+    play.scripts = Scripts(play.server, Judge(), play.exchange, play.warned.append)
+    play.round()
+    after = play.server.state.bank["global"].arrays()
+    assert (after[weight] == 2).all() and (after[bias] == 2).all()  # of b alone; of both
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FeSEM(k=2),
+        WeCFL(k=2, clustering_rounds=1),
+        CFL(eps1=9, eps2=5),
+        FLHC(k=2, rounds_before=1),
+        FedGroup(k=2),
+    ],
+    ids=lambda m: m.name,
+)
+def test_every_method_that_clusters_on_the_server(method):
+    play = Play(method)
+    check_script(__file__, method, {})
+    records = [play.round() for _ in range(3)]
+    assert not any(record["failed"] for record in records)
+    clusters = play.server.state.assignment
+    assert clusters["a"] == clusters["b"] != clusters["c"]
+    assert (play.bank(f"cluster-{clusters['a']}"), play.bank(f"cluster-{clusters['c']}")) == ([4, 0], [0, 8])
 
 
 def test_metrics_are_of_the_model_that_was_sent():
