@@ -9,6 +9,7 @@ next free cell. A row is a name of the plan's or any method, and a plan's settin
 a figure. ``ensembles`` adds the logits of finished cells' models. ``keep`` copies what ``report`` needs to where it can
 be committed.
 
+    CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --table 3.1
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --rows fedavg ifca --partitions dirichlet --seeds 0 1
     CFL_DATA_ROOT=... python benchmarks/tables.py run --plan fedac --out cells --rows fedavg fedac:k=3,mu=1 --set lr=0.1
     python benchmarks/tables.py report --cells cells --out benchmarks/results/family
@@ -152,11 +153,16 @@ def run(given: argparse.Namespace) -> None:
     _, settings = parse_spec("set:" + ",".join(given.set))
     asked = {key: getattr(given, key) for key in ("participants", "rounds") if getattr(given, key) is not None}
     altered = plan.altered({**settings, **asked})
-    partitions, rows = given.partitions or list(plan.partitions), plan.expanded(given.rows or list(plan.rows))
+    unknown = [table for table in given.table if table not in plan.tables]
+    there = ", ".join(plan.tables) or "none"
+    require(not unknown, f"plan {plan.name}: table {''.join(unknown[:1])!r} is unknown; there are {there}")
+    asked_for = [plan.tables[table] for table in given.table] or [(list(plan.partitions), list(plan.rows))]
+    partitions = given.partitions or list(dict.fromkeys(p for some, _ in asked_for for p in some))
+    rows = plan.expanded(given.rows or list(dict.fromkeys(row for _, some in asked_for for row in some)))
     for partition in partitions:
         there = ", ".join(plan.partitions)
         require(partition in plan.partitions, f"plan {plan.name}: partition {partition!r} is unknown; there: {there}")
-    for method, *penalties in map(plan.method, rows):
+    for method, *penalties in map(altered.method, rows):
         build_named(method, penalties)  # what is wrong is said before the first cell
     for seed, partition, row in product(given.seeds, partitions, rows):
         name = cell_name(altered, row, partition, seed, settings)
@@ -193,8 +199,9 @@ def main() -> None:
     running.set_defaults(do=run)
     running.add_argument("--out", type=Path, required=True)
     running.add_argument("--plan", choices=PLANS, default="family", help="which paper's (%(default)s)")
-    running.add_argument("--rows", nargs="+", help="names of rows or sweeps, or methods; default the plan's main rows")
-    running.add_argument("--partitions", nargs="+", help="default all of the plan's")
+    running.add_argument("--table", nargs="+", default=[], help="the rows and partitions of a table of the paper")
+    running.add_argument("--rows", nargs="+", help="names of rows or sweeps, or methods; default the table's")
+    running.add_argument("--partitions", nargs="+", help="default the table's")
     running.add_argument("--seeds", nargs="+", type=int, default=[0])
     running.add_argument("--participants", type=int, help="default the plan's")
     running.add_argument("--rounds", type=int, help="default the plan's")

@@ -35,6 +35,7 @@ FIGURES: dict[str, tuple[str, float, str, int]] = {
     "personalised": ("personalised", 100, "personalised", 2),
     **{tier: (tier, 100, tier.upper(), 2) for tier in ("c1", "c2", "c3", "c4")},
     "ari": ("ari", 1, "ARI", 2),
+    "nmi": ("nmi", 1, "NMI", 2),
     "clusters_in_use": ("clusters_in_use", 1, "clusters", 1),
 }
 
@@ -138,7 +139,10 @@ def table_row(cells: Sequence[dict[str, Any]], runs: Sequence[Run]) -> dict[str,
         **figures,
         "gigabytes_down": statistics.fmean(one.summary["bytes_down"] / 1e9 for one in runs),
         "gigabytes_up": statistics.fmean(one.summary["bytes_up"] / 1e9 for one in runs),
-        "cpu_seconds_a_round": sum(a["cpu_seconds"] for a in attempts) / sum(a["rounds"] for a in attempts),
+        **{
+            f"{kind}_seconds_a_round": sum(a[f"{kind}_seconds"] for a in attempts) / sum(a["rounds"] for a in attempts)
+            for kind in ("cpu", "wall")
+        },
         "published": published,
         "units": {k: units(figures[k], theirs) for k, theirs in compared.items()},
         "commits": sorted({attempt["commit"] for attempt in attempts}),
@@ -176,7 +180,7 @@ def shown(mean: float | None, std: float | None = None, digits: int = 2) -> str:
 def head(plan: Plan) -> list[str]:
     """The titles of the Markdown table."""
     figures = [FIGURES[name][2] for name in plan.columns]
-    ends = ("GB down / up", "CPU s a round", "published", "difference", "commit")
+    ends = ("GB down / up", "s a round: CPU / wall", "published", "difference", "commit")
     return ["row", "rounds", "participants", "seeds", *figures, *ends]
 
 
@@ -189,7 +193,7 @@ def markdown_row(r: Mapping[str, Any]) -> str:
         *(label(r["row"], r["settings"]), str(r["rounds"]), str(r["participants"]), ", ".join(map(str, r["seeds"]))),
         *(shown(**r[name], digits=FIGURES[name][3]) for name in plan.columns),
         f"{r['gigabytes_down']:.3f} / {r['gigabytes_up']:.3f}",
-        f"{r['cpu_seconds_a_round']:.1f}",
+        f"{r['cpu_seconds_a_round']:.1f} / {r['wall_seconds_a_round']:.1f}",
         theirs + ("†" if len(published) > 1 else ""),
         distance,
         ", ".join(r["commits"]),

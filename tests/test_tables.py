@@ -33,7 +33,7 @@ def cell(folder: Path, row: str, seed: int, accuracy: list[float | None], **more
     path = folder / f"{row}-{seed}-{len(accuracy)}"
     path.mkdir(parents=True)
     facts = {"row": row, "method": row, "partition": "dirichlet", "seed": seed, "participants": 4, "commit": "abc"}
-    facts |= {"rounds": len(accuracy), "cpu_seconds": 8.0, **more}
+    facts |= {"rounds": len(accuracy), "cpu_seconds": 8.0, "wall_seconds": 4.0, **more}
     (path / "cell.json").write_text(json.dumps(facts))
     rounds: list[dict[str, Any]] = []
     for i, a in enumerate(accuracy):
@@ -90,10 +90,13 @@ def test_units_are_those_of_the_larger_deviation(ours: Any, theirs: Any, expecte
 
 
 def test_rounds_that_were_done_twice_count_twice(tmp_path: Path) -> None:
-    attempts = [{"commit": "b", "rounds": 4, "cpu_seconds": 6.0}, {"commit": "a", "rounds": 2, "cpu_seconds": 6.0}]
+    attempts = [
+        {"commit": "b", "rounds": 4, "cpu_seconds": 6.0, "wall_seconds": 9.0},
+        {"commit": "a", "rounds": 2, "cpu_seconds": 6.0, "wall_seconds": 9.0},
+    ]
     cell(tmp_path, "fedavg", 0, [0.5] * 5, attempts=attempts)
     row = only_row(tmp_path)
-    assert row["cpu_seconds_a_round"] == 2
+    assert (row["cpu_seconds_a_round"], row["wall_seconds_a_round"]) == (2, 3)
     assert row["commits"] == ["a", "b"]
 
 
@@ -103,7 +106,7 @@ def test_other_rounds_are_another_row_and_the_order_is_the_papers(tmp_path: Path
     rows = report.table_rows(report.finished(tmp_path))
     assert [(r["row"], r["rounds"]) for r in rows] == [("fedavg", 3), ("fedavg", 5), ("wecfl", 3), ("mine", 3)]
     assert rows[-1]["published"] == [] and rows[-1]["units"] == {}
-    assert report.markdown_row(rows[-1]).endswith("| 2.000 / 0.500 | 2.7 | - | - | abc |")
+    assert report.markdown_row(rows[-1]).endswith("| 2.000 / 0.500 | 2.7 / 1.3 | - | - | abc |")
 
 
 def test_cells_that_were_trained_in_two_ways_make_no_table(tmp_path: Path) -> None:
@@ -171,9 +174,10 @@ def test_the_cells_that_are_kept_can_be_read(tmp_path: Path) -> None:
     assert {(r["partition"], r["row"]): r["accuracy"] for r in again} == ours
 
 
-@pytest.mark.parametrize("row", [row for plan in PLANS.values() for row in plan.named_rows.values()])
-def test_every_row_can_be_built(row: tuple[str, ...]) -> None:
-    build_named(row[0], row[1:])
+@pytest.mark.parametrize(("plan", "row"), [(plan, row) for plan in PLANS.values() for row in plan.named_rows])
+def test_every_row_can_be_built(plan: Any, row: str) -> None:
+    method, *penalties = plan.method(row)
+    build_named(method, penalties)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
@@ -207,6 +211,40 @@ def test_of_some_groups_the_participants_are_those_of_the_whole_partition() -> N
     assert all((a.train.x == b.train.x).all() for a, b in zip(found, whole[4:]))
 
 
+def test_a_table_is_its_rows_on_its_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(tables, "run_cell", lambda folder, *_: done.append(str(folder.relative_to(tmp_path))))
+    for asked in (["--table", "7.6"], ["--table", "3.1", "7.1", "--rows", "k5", "--partitions", "cluster_n_class"]):
+        command = ["tables.py", "run", "--plan", "family-cifar10", "--out", str(tmp_path), *asked]
+        monkeypatch.setattr(sys, "argv", command)
+        tables.main()
+    warmups = [f"ifca-cam-w{share}" for share in (0, 10, 20, 40, 50)]
+    k5 = [f"{row}-k5" for row in ("fedavg+", "fedprox+", "ifca", "fesem", "wecfl", "ifca-cam", "fesem-cam")]
+    assert done == [
+        *(f"dirichlet/{row}-m50-r60-s0" for row in ("ifca", "ifca-cam", *warmups)),
+        *(f"cluster_n_class/{row}-m50-r60-s0" for row in k5),
+    ]
+    monkeypatch.setattr(sys, "argv", ["tables.py", "run", "--plan", "fedac", "--out", str(tmp_path), "--table", "3.1"])
+    with pytest.raises(SystemExit, match=r"table '3\.1' is unknown; there are none"):
+        tables.main()
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
+def test_what_is_published_of_a_table_is_a_row_of_it(plan: Any) -> None:
+    for number, (partitions, rows) in plan.tables.items():
+        assert set(partitions) <= set(plan.partitions)
+        published = {
+            (partition, row)
+            for partition, figures in plan.published["figures"].items()
+            for row, entries in figures.items()
+            if any(number in entry["tables"] for entry in entries)
+        }
+        k5 = {row for row in plan.sweeps["k5"] if row.removesuffix("-k5") in rows}
+        expected = {(partition, row) for partition in partitions for row in {*plan.expanded(rows), *k5}}
+        assert published <= expected
+        assert number == "7.6" or published == expected
+
+
 def test_settings_are_changed_by_their_names() -> None:
     plan = PLANS["feddsmic"].altered({"local_steps": 10, "sample": 0.2, "model": "leaf-cnn", "rounds": 3})
     assert (plan.training.local_steps, plan.training.lr) == (10, 0.01)
@@ -223,6 +261,8 @@ def test_names_of_cells() -> None:
     name = tables.cell_name(FAMILY, "wecfl:k=3 + proximal:mu=0.1", "dirichlet", 0, {"lr": 0.1})
     assert name == "dirichlet/wecfl-k=3-+-proximal-mu=0.1-lr=0.1-m50-r60-s0"
     assert FAMILY.method("wecfl:k=3 + proximal:mu=0.1") == ("wecfl:k=3", "proximal:mu=0.1")
+    assert FAMILY.method("ifca-cam-w20") == ("ifca-cam:k=10,assignment_samples=320,warmup=12",)  # of 60 rounds
+    assert FAMILY.altered({"rounds": 30}).method("fesem-cam") == ("fesem-cam:k=10,warmup=9",)
     assert PLANS["fedac"].expanded(["fedavg", "likeness", "fedac:k=3"]) == ["fedavg", "fedac-l2", "fedac:k=3"]
 
 
@@ -292,6 +332,7 @@ def test_cells_of_two_plans_make_no_table(tmp_path: Path) -> None:
 
 SMALLEST: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "family": ("wecfl:k=2", "cluster_dirichlet", {"participants": 10}),
+    "family-cifar10": ("ifca-cam:k=2,assignment_samples=8,warmup=50%", "n_class", {"participants": 10, "rounds": 2}),
     "fedac": ("ifca:k=2", "n_class", {"participants": 4, "sample": 2}),
     "fedcuau": ("fedavg", "C1+C2", {"participants": 40, "sample": 2, "model": "logistic"}),
     "feddsmic": ("feddsmic", "alpha0.5", {"participants": 4}),
@@ -302,7 +343,7 @@ SMALLEST: dict[str, tuple[str, str, Mapping[str, Any]]] = {
 @pytest.mark.parametrize("name", PLANS)
 def test_a_cell_of_each_plan_runs_on_its_own_data(name: str, data_root: Path, tmp_path: Path) -> None:
     row, partition, settings = SMALLEST[name]
-    plan = PLANS[name].altered({**settings, "rounds": 1})
+    plan = PLANS[name].altered({"rounds": 1, **settings})
     tables.run_cell(tmp_path / "cells" / "one", plan, row, partition, 0, settings)
     report.write_report(tmp_path / "cells", tmp_path / "out")
     (found,) = json.loads((tmp_path / "out.json").read_text())["rows"]

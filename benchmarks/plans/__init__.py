@@ -5,4 +5,6 @@
 from plans import family, fedac, fedcuau, feddsmic
 from plans.plan import Plan
 
-PLANS: dict[str, Plan] = {p.name: p for p in (family.PLAN, fedac.PLAN, fedcuau.PLAN, feddsmic.PLAN, feddsmic.BLOOD)}
+PLANS: dict[str, Plan] = {
+    plan.name: plan for plan in (family.PLAN, family.CIFAR10, fedac.PLAN, fedcuau.PLAN, feddsmic.PLAN, feddsmic.BLOOD)
+}

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -59,6 +60,7 @@ class Plan:
         participants: how many share the samples.
         rounds: of a cell, unless others are asked for.
         sweeps: further rows, by the name of what is swept in them.
+        tables: of the paper, by number: the partitions and rows (or sweeps) of each.
         groups: of a partition's participants only those of these true groups take part.
         sample: participants a round, a share or a count.
         evaluate_every: rounds between measurements.
@@ -81,6 +83,7 @@ class Plan:
     participants: int
     rounds: int
     sweeps: Mapping[str, Rows] = field(default_factory=dict)
+    tables: Mapping[str, tuple[Sequence[str], Sequence[str]]] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     sample: float | int = 1.0
     evaluate_every: int = 1
@@ -108,8 +111,12 @@ class Plan:
         return [row for text in texts for row in self.sweeps.get(text, (text,))]
 
     def method(self, row: str) -> tuple[str, ...]:
-        """A row's method and penalties; a row without a name says them itself, as in ``wecfl:k=3 + proximal:mu=1``."""
-        return self.named_rows.get(row) or tuple(row.split(" + "))
+        """A row's method and penalties; a row without a name says them itself, as in ``wecfl:k=3 + proximal:mu=1``.
+
+        A number of rounds may be said as a share of the run's, as in ``warmup=30%``.
+        """
+        texts = self.named_rows.get(row) or tuple(row.split(" + "))
+        return tuple(re.sub(r"\b(\d+)%", lambda share: str(round(self.rounds * int(share[1]) / 100)), t) for t in texts)
 
     def data(self, partition: str, seed: int) -> DataConfig:
         """How the samples are dealt out."""
