@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a published table, measured: every method on every partition with every seed, in the in-process loop.
+"""The rows of a published table, measured: every method on every partition with every seed.
 
-A plan says what belongs to a paper (``plans/``). ``run`` measures cells. A finished cell is not run again, and one that
-was stopped goes on from its last checkpoint. Several of these processes may work on the same folder, each takes the
-next free cell. A row is a name of the plan's or any method, and a plan's settings can be changed for some cells.
+A plan says what belongs to a paper (``plans/``). ``run`` measures cells, in the in-process loop. A finished cell is not
+run again, and one that was stopped goes on from its last checkpoint. Several of these processes may work on the same
+folder, each takes the next free cell. A row is a name of the plan's or any method, and a plan's settings can be changed
+for some cells. With ``--flare`` a cell is a job in FLARE's simulator instead, which ends with the same models.
 ``report`` reads the finished cells and writes a table as JSON and Markdown, with the published figures beside ours, and
 a figure. ``ensembles`` adds the logits of finished cells' models. ``keep`` copies what ``report`` needs to where it can
 be committed.
@@ -39,7 +40,6 @@ from cfl_flare.errors import CFLError
 from cfl_flare.loop import run_loop
 from cfl_flare.specs import build_named
 from cfl_flare.store import Store
-from cfl_flare.summary import RoundMetrics
 
 
 @cache
@@ -63,13 +63,13 @@ class Attempts:
         self._wall, self._cpu = time.monotonic(), self._used()
 
     def _used(self) -> float:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        return used.ru_utime + used.ru_stime
+        both = [resource.getrusage(which) for which in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(used.ru_utime + used.ru_stime for used in both)
 
-    def count(self, measured: RoundMetrics) -> None:
-        """Takes note of one more round."""
+    def count(self, rounds: int = 1) -> None:
+        """Takes note of more rounds."""
         now = self.all[-1]
-        now["rounds"] += 1
+        now["rounds"] += rounds
         now["wall_seconds"] = round(time.monotonic() - self._wall, 1)
         now["cpu_seconds"] = round(self._used() - self._cpu, 1)
         write(self._path, json.dumps(self.all))
@@ -93,7 +93,9 @@ def cell_name(plan: Plan, row: str, partition: str, seed: int, settings: Mapping
     return f"{partition}/{name}-m{plan.participants}-r{plan.rounds}-s{seed}"
 
 
-def run_cell(folder: Path, plan: Plan, row: str, partition: str, seed: int, settings: Mapping[str, Any]) -> None:
+def run_cell(
+    folder: Path, plan: Plan, row: str, partition: str, seed: int, settings: Mapping[str, Any], sites: int = 0
+) -> None:
     """Runs one cell, if no other process has it and it is not done.
 
     Args:
@@ -103,6 +105,7 @@ def run_cell(folder: Path, plan: Plan, row: str, partition: str, seed: int, sett
         partition: of the plan.
         seed: of partition, models and batches.
         settings: those that are not the plan's.
+        sites: through FLARE on so many; 0 for the in-process loop.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -113,18 +116,24 @@ def run_cell(folder: Path, plan: Plan, row: str, partition: str, seed: int, sett
         if (folder / "cell.json").exists():
             return
         attempts = Attempts(folder / "attempts.json")
-        method, *penalties = plan.method(row)
-        run_loop(
-            method=build_named(method, penalties),
-            model=plan.model,
-            source=plan.source,
-            data=plan.data(partition, seed),
-            settings=plan.scheduled(seed),
-            training=plan.training,
-            folder=folder,
-            on_round=attempts.count,
-            checkpoints=Store(folder / "checkpoints"),
-        )
+        spec, *penalties = plan.method(row)
+        method = build_named(spec, penalties)
+        if sites:
+            from tables_flare import run_through_flare  # the script beside this one
+
+            attempts.count(run_through_flare(folder, plan, method, partition, seed, sites))
+        else:
+            run_loop(
+                method=method,
+                model=plan.model,
+                source=plan.source,
+                data=plan.data(partition, seed),
+                settings=plan.scheduled(seed),
+                training=plan.training,
+                folder=folder,
+                on_round=lambda measured: attempts.count(),
+                checkpoints=Store(folder / "checkpoints"),
+            )
         if plan.after is not None:
             write(folder / "after.json", json.dumps(plan.after(plan, folder)))
         facts = {
@@ -136,6 +145,7 @@ def run_cell(folder: Path, plan: Plan, row: str, partition: str, seed: int, sett
             "participants": plan.participants,
             "rounds": plan.rounds,
             "settings": dict(settings),
+            **({"flare": sites} if sites else {}),
             "commit": commit(),
             "wall_seconds": attempts.total("wall_seconds"),
             "cpu_seconds": attempts.total("cpu_seconds"),
@@ -165,8 +175,8 @@ def run(given: argparse.Namespace) -> None:
     for method, *penalties in map(altered.method, rows):
         build_named(method, penalties)  # what is wrong is said before the first cell
     for seed, partition, row in product(given.seeds, partitions, rows):
-        name = cell_name(altered, row, partition, seed, settings)
-        run_cell(given.out / name, altered, row, partition, seed, settings)
+        name = cell_name(altered, row, partition, seed, settings) + (f"-flare{given.flare}" if given.flare else "")
+        run_cell(given.out / name, altered, row, partition, seed, settings, given.flare)
         print(name, flush=True)
 
 
@@ -206,6 +216,8 @@ def main() -> None:
     running.add_argument("--participants", type=int, help="default the plan's")
     running.add_argument("--rounds", type=int, help="default the plan's")
     running.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings that are not the plan's")
+    help = "through FLARE's simulator on so many sites (%(const)s) instead of the in-process loop"
+    running.add_argument("--flare", nargs="?", type=int, default=0, const=2, metavar="SITES", help=help)
     reporting = commands.add_parser("report", help="write the table of the finished cells")
     reporting.set_defaults(do=report)
     reporting.add_argument("--cells", type=Path, required=True)

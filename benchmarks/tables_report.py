@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 from plans import PLANS, Plan
 
@@ -112,7 +111,7 @@ def table_rows(found: Sequence[Cell]) -> list[dict[str, Any]]:
     groups: dict[str, list[Cell]] = defaultdict(list)
     for cell, one in found:
         what = [cell[k] for k in ("partition", "row", "method", "participants", "rounds")]
-        groups[json.dumps([*what, cell.get("settings", {})])].append((cell, one))
+        groups[json.dumps([*what, cell.get("settings", {}), cell.get("flare")])].append((cell, one))
     return [table_row([cell for cell, _ in members], [one for _, one in members]) for members in groups.values()]
 
 
@@ -134,6 +133,7 @@ def table_row(cells: Sequence[dict[str, Any]], runs: Sequence[Run]) -> dict[str,
         "plan": plan.name,
         **{key: first[key] for key in ("partition", "row", "method", "participants", "rounds")},
         "settings": first.get("settings", {}),
+        "flare": first.get("flare", 0),
         "rule": runs[0].summary["data"]["partition"],
         "seeds": [cell["seed"] for cell in cells],
         **figures,
@@ -149,9 +149,10 @@ def table_row(cells: Sequence[dict[str, Any]], runs: Sequence[Run]) -> dict[str,
     }
 
 
-def label(row: str, settings: Mapping[str, Any]) -> str:
-    """A row's name with the settings that are not the plan's."""
-    return " ".join([row, *(f"{key}={value}" for key, value in settings.items())])
+def label(cell: Mapping[str, Any]) -> str:
+    """A row's name with what is not as in the plan."""
+    changes = [f"{key}={value}" for key, value in cell.get("settings", {}).items()]
+    return " ".join([cell["row"], *changes, *(["through FLARE"] if cell.get("flare") else [])])
 
 
 def commands(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -159,14 +160,15 @@ def commands(rows: Sequence[dict[str, Any]]) -> list[str]:
     together: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for r in rows:
         changes = tuple(f"{key}={value}" for key, value in r["settings"].items())
-        key = (r["plan"], r["partition"], r["participants"], r["rounds"], tuple(r["seeds"]), changes)
+        key = (r["plan"], r["partition"], r["participants"], r["rounds"], tuple(r["seeds"]), changes, r["flare"])
         together[key].append(r["row"])
     return [
         f"CFL_DATA_ROOT=... python benchmarks/tables.py run --plan {plan} --out cells "
         f"--rows {shlex.join(dict.fromkeys(names))} --partitions {partition} "
         f"--seeds {' '.join(map(str, seeds))} --participants {participants} --rounds {rounds}"
         + (f" --set {shlex.join(changes)}" if changes else "")
-        for (plan, partition, participants, rounds, seeds, changes), names in together.items()
+        + (f" --flare {flare}" if flare else "")
+        for (plan, partition, participants, rounds, seeds, changes, flare), names in together.items()
     ]
 
 
@@ -190,7 +192,7 @@ def markdown_row(r: Mapping[str, Any]) -> str:
     theirs = quoted(published[0], plan) if published else "-"
     distance = " / ".join("-" if v is None else f"{v:+.1f}" for v in r["units"].values()) or "-"
     cells = [
-        *(label(r["row"], r["settings"]), str(r["rounds"]), str(r["participants"]), ", ".join(map(str, r["seeds"]))),
+        *(label(r), str(r["rounds"]), str(r["participants"]), ", ".join(map(str, r["seeds"]))),
         *(shown(**r[name], digits=FIGURES[name][3]) for name in plan.columns),
         f"{r['gigabytes_down']:.3f} / {r['gigabytes_up']:.3f}",
         f"{r['cpu_seconds_a_round']:.1f} / {r['wall_seconds_a_round']:.1f}",
@@ -211,9 +213,10 @@ Accuracies and macro-F1 are in percent, of the served models on the participants
 training samples: the mean over seeds of the mean of {rounds[which]}, ± the sample standard deviation over seeds; so are
 the accuracy of the worst participant, that of the five worst (bottom), ARI and the clusters in use. What is measured of
 the models once a run is done (initial, personalised) is of its end alone. Bytes are those of a whole run in one
-process, where a model goes down once a round for all participants. The difference is ours less the published figure
-({compared}; its table in brackets), in units of the larger of the two standard deviations; a single seed has none, nor
-have some published figures, and where those are of other data, no difference is given."""
+process, where a model goes down once a round for all participants (through FLARE: for all of a site's). The difference
+is ours less the published figure ({compared}; its table in brackets), in units of the larger of the two standard
+deviations; a single seed has none, nor have some published figures, and where those are of other data, no difference is
+given."""
     return f"\n{textwrap.fill(text.strip(), 120)}\n"
 
 
@@ -252,12 +255,23 @@ def sweep_of(cell: Mapping[str, Any]) -> str:
     return next((name for name, rows in plan.sweeps.items() if cell["row"] in rows), "")
 
 
-def draw(found: Sequence[Cell], path: Path) -> None:
-    """Accuracy over rounds: a column a partition, a line of panels a sweep, a line a row, the mean over its seeds."""
+def over_rounds(runs: Sequence[Run], key: str) -> dict[int, float]:
+    """The mean over seeds of a figure in the rounds in which all of them have it."""
+    values: dict[int, list[float]] = defaultdict(list)
+    for one in runs:
+        for r in one.rounds:
+            if r.get(key) is not None:
+                values[r["round"]].append(r[key])
+    return {number: statistics.fmean(there) for number, there in values.items() if len(there) == len(runs)}
+
+
+def draw(found: Sequence[Cell], figure_name: str, path: Path) -> None:
+    """A figure over rounds: a column a partition, a line of panels a sweep, a line a row, the mean over its seeds."""
+    key, scale, title, _ = FIGURES[figure_name]
     panels: dict[tuple[str, str], dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     several = len({(cell["participants"], cell["rounds"]) for cell, _ in found}) > 1
     for cell, one in found:
-        name = label(cell["row"], cell.get("settings", {}))
+        name = label(cell)
         name += f" (m = {cell['participants']}, {cell['rounds']} rounds)" if several else ""
         panels[sweep_of(cell), cell["partition"]][name].append(one)
     sweeps, partitions = (list(dict.fromkeys(key[i] for key in panels)) for i in (0, 1))
@@ -268,16 +282,14 @@ def draw(found: Sequence[Cell], path: Path) -> None:
         axes = grid[sweeps.index(sweep)][partitions.index(partition)]
         for name, runs in panel.items():
             i = names.index(name)
-            accuracy = np.mean(
-                [[100 * r["served_accuracy"] for r in one.rounds if "served_accuracy" in r] for one in runs], 0
-            )
-            rounds = [r["round"] + 1 for r in runs[0].rounds if "served_accuracy" in r]
+            means = over_rounds(runs, key)
             style = ("-", "--", ":")[i // len(COLOURS) % 3]
-            axes.plot(rounds, accuracy, style, color=COLOURS[i % len(COLOURS)], label=name)
+            rounds, values = [number + 1 for number in means], [scale * mean for mean in means.values()]
+            axes.plot(rounds, values, style, color=COLOURS[i % len(COLOURS)], label=name)
         axes.set(title=f"{partition}: {sweep}" if sweep else partition, xlabel="round")
         axes.legend(fontsize="small")
     for axes in grid[:, 0]:
-        axes.set_ylabel("accuracy of the served models (%)")
+        axes.set_ylabel(f"{title} of the served models (%)")
     figure.savefig(path, dpi=150)
 
 
@@ -297,11 +309,14 @@ def keep(cells: Path, to: Path) -> None:
 
 
 def write_report(cells: Path, out: Path) -> None:
-    """Writes ``<out>.json``, ``<out>.md`` and ``<out>.png``."""
+    """Writes ``<out>.json``, ``<out>.md`` and figures: ``<out>.png`` of the accuracy, and of what else is compared."""
     found = finished(cells)
     plan, rows, settings = plan_of(found[0][0]), table_rows(found), way(*found[0])
     out.parent.mkdir(parents=True, exist_ok=True)
     content = {"plan": plan.name, "commands": commands(rows), **settings, "rows": rows}
     Path(f"{out}.json").write_text(json.dumps(content, indent=1) + "\n")
     Path(f"{out}.md").write_text(markdown(rows, plan, settings, out.name))
-    draw(found, Path(f"{out}.png"))
+    draw(found, "accuracy", Path(f"{out}.png"))
+    for name in plan.compared:
+        if name != "accuracy" and any(FIGURES[name][0] in r for _, one in found for r in one.rounds):
+            draw(found, name, Path(f"{out}-{name.replace('_', '-')}.png"))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 
 from cfl_flare.data import Digits
 from cfl_flare.errors import ConfigError
+from cfl_flare.results import load_run
 from cfl_flare.specs import build_named
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -23,6 +25,7 @@ import tables
 import tables_report as report
 from plans import PLANS
 from plans.plan import Some, model
+from tables_flare import run_through_flare
 
 FAMILY = PLANS["family"]
 SMALL = replace(FAMILY, source=Digits(), model=model("mlp", (1, 8, 8), 10), participants=4, rounds=12)
@@ -135,7 +138,8 @@ def test_the_files_name_their_commands_and_what_is_contradictory(tmp_path: Path)
     assert "| 86.81 / 60.43 (3.3) | - / - | abc |" in text
     rows = json.loads((tmp_path / "out" / "family.json").read_text())["rows"]
     assert [r["row"] for r in rows] == ["fedavg+", "ifca-con-para"]
-    assert (tmp_path / "out" / "family.png").stat().st_size > 0
+    for figure in ("family.png", "family-macro-f1.png"):
+        assert (tmp_path / "out" / figure).stat().st_size > 0
 
 
 def test_a_stopped_cell_goes_on_and_its_cost_is_that_of_all_attempts(
@@ -144,9 +148,9 @@ def test_a_stopped_cell_goes_on_and_its_cost_is_that_of_all_attempts(
     monkeypatch.setattr(tables, "commit", lambda: "abc")
     count = tables.Attempts.count
 
-    def stopping(self: Any, measured: Any) -> None:
-        count(self, measured)
-        if measured.record["round"] == 10:
+    def stopping(self: Any) -> None:
+        count(self)
+        if self.all[-1]["rounds"] == 11:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(tables.Attempts, "count", stopping)
@@ -321,6 +325,36 @@ def test_what_was_measured_after_a_run_is_a_figure_of_its_row(tmp_path: Path) ->
     assert row["c1"] == {"mean": 25, "std": 0}
     assert row["units"]["initial"] == pytest.approx((60 - 82.76) / 200**0.5)
     assert report.markdown_row(row).startswith("| fedavg | 1 | 4 | 0, 1 | 60.00±14.14 | - | 25.00±0.00 |")
+
+
+def test_curves_are_means_over_seeds_of_the_rounds_that_all_have(tmp_path: Path) -> None:
+    cell(tmp_path, "wecfl", 0, [0.1, None, 0.5, 0.6])
+    cell(tmp_path, "wecfl", 1, [0.3, 0.4, 0.7, 0.8])
+    runs = [one for _, one in report.finished(tmp_path)]
+    assert report.over_rounds(runs, "served_accuracy") == pytest.approx({0: 0.2, 2: 0.6, 3: 0.7})
+
+
+@pytest.mark.slow
+def test_a_cell_through_flare_is_the_loop_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through FLARE it is stopped after two rounds, and goes on."""
+    monkeypatch.setattr(tables, "commit", lambda: "abc")
+    monkeypatch.setenv("CFL_STATE_ROOT", "")  # so that the cell's own does not stay
+    small = SMALL.altered({"rounds": 4})
+    tables.run_cell(tmp_path / "loop", small, "wecfl:k=2", "dirichlet", 0, {})
+    method = build_named("wecfl:k=2", ())
+    (tmp_path / "flare").mkdir()
+    assert run_through_flare(tmp_path / "flare", SMALL.altered({"rounds": 2}), method, "dirichlet", 0, 2) == 2
+    for left in ("clusters", "state"):  # as if it had not come to its end
+        shutil.rmtree(tmp_path / "flare" / left)
+    tables.run_cell(tmp_path / "flare", small, "wecfl:k=2", "dirichlet", 0, {}, 2)
+    one, two = (load_run(tmp_path / name) for name in ("loop", "flare"))
+    assert [r["round"] for r in two.rounds] == [0, 1, 2, 3]
+    key = "served_accuracy"
+    assert [r[key] for r in two.rounds] == pytest.approx([r[key] for r in one.rounds], abs=1e-6)
+    assert two.summary["bytes_up"] == one.summary["bytes_up"]
+    facts = json.loads((tmp_path / "flare" / "cell.json").read_text())
+    assert (facts["flare"], facts["attempts"][0]["rounds"]) == (2, 2)
+    assert facts["cpu_seconds"] > 2  # a site's process costs more than that to start
 
 
 def test_cells_of_two_plans_make_no_table(tmp_path: Path) -> None:
