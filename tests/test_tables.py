@@ -351,7 +351,8 @@ def test_a_cell_through_flare_is_the_loop_s(tmp_path: Path, monkeypatch: pytest.
     assert [r["round"] for r in two.rounds] == [0, 1, 2, 3]
     key = "served_accuracy"
     assert [r[key] for r in two.rounds] == pytest.approx([r[key] for r in one.rounds], abs=1e-6)
-    assert two.summary["bytes_up"] == one.summary["bytes_up"]
+    for same in ("bytes_up", "run", "training", "data", "model"):
+        assert two.summary[same] == one.summary[same], same
     facts = json.loads((tmp_path / "flare" / "cell.json").read_text())
     assert (facts["flare"], facts["attempts"][0]["rounds"]) == (2, 2)
     assert facts["cpu_seconds"] > 2  # a site's process costs more than that to start

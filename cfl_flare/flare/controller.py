@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,7 @@ class ClusteredController(PerSiteController):
         require(bool(participants), f"run: no site can take part: {reasons}")
         facts = {
             **(self.facts or {}),
+            "run": asdict(settings),
             "name": persistor.run_name,
             "resumed_at": resumed.round if resumed else None,
             "sites_left_out": self.left_out,
