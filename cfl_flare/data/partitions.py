@@ -12,13 +12,13 @@ import numpy as np
 
 from cfl_flare.config import require
 from cfl_flare.data.deal import Deal, Partition, Pool, dealt, filled
-from cfl_flare.data.groups import ClassGroups, ClusterDirichlet, ClusterNClass
+from cfl_flare.data.groups import ClassGroups, ClusterDirichlet, ClusterNClass, Skewed
 from cfl_flare.data.label_skew import IID, LDA, Dirichlet, HeterogeneityTiers, NClass, shares_of
 from cfl_flare.data.samples import Samples
 from cfl_flare.data.shifts import LabelPermutation, Scanner
 from cfl_flare.errors import ConfigError, DataError
 
-__all__ = ["PARTITIONS", "Deal", "Natural", "Partition", "Quantity", "build_partition", "dealt", "partition"]
+__all__ = ["PARTITIONS", "Crossed", "Deal", "Natural", "Partition", "Quantity", "build_partition", "dealt", "partition"]
 
 
 @dataclass(frozen=True)
@@ -54,49 +54,36 @@ class Natural(Partition):
 
 
 @dataclass(frozen=True)
-class Quantity(Partition):
-    """Participants' sizes are drawn from lo to hi, their labels from what another rule gives them (FedAC 5.1).
+class Outer(Partition):
+    """A rule that adds something to another rule's; the other one's settings stand beside its own.
 
-    The other rule is named by ``rule``, and its settings stand beside: ``quantity:lo=50,hi=350,rule=n_class,n=3``. It
-    decides on each participant's mix of labels, on true groups, and on what is done to the samples. What the sizes do
-    not claim stays unused.
+    The other rule decides on each participant's mix of labels, on true groups, and on what is done to the samples.
 
     Attributes:
-        lo: fewest training samples of a participant.
-        hi: most.
-        rule: the label rule, by name or as ``{"partition": name, ...settings}``.
+        rule: the other rule, by name or as ``{"partition": name, ...settings}``.
     """
 
-    name: ClassVar[str] = "quantity"
-    advice: ClassVar[str] = (
-        "the drawn sizes may be more than the rule's classes hold; take fewer participants, lower lo and hi, a milder "
-        "rule or a lower min_samples"
-    )
-
-    lo: int = 50
-    hi: int = 350
     rule: str | Mapping[str, Any] = "iid"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 <= self.lo <= self.hi, f"partition quantity: lo = {self.lo}, hi = {self.hi} should be 1 <= lo <= hi")
         require(
             isinstance(self.rule, (str, Mapping)),
-            f"partition quantity: rule = {self.rule!r} should be a rule's name, with its settings beside",
+            f"partition {self.name}: rule = {self.rule!r} should be a rule's name, with its settings beside",
         )
         require(
-            not isinstance(self.inner, (Quantity, Natural)),
-            f"partition quantity: rule = {self.inner.name!r} has sizes of its own; name a rule for labels",
+            not isinstance(self.inner, (Outer, Natural)),
+            f"partition {self.name}: rule = {self.inner.name!r} is no rule for labels; name one that is",
         )
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Partition:
         """Settings that are not its own are the other rule's."""
-        own = {field.name for field in fields(cls)}
+        own = {field.name: field for field in fields(cls)}
         rest = {key: value for key, value in settings.items() if key not in own}
         mine = {key: value for key, value in settings.items() if key in own}
         if rest:
-            rule = mine.get("rule", "iid")
+            rule = mine.get("rule", own["rule"].default)
             mine["rule"] = {**(rule if isinstance(rule, Mapping) else {"partition": rule}), **rest}
         return super().of(mine)
 
@@ -122,6 +109,37 @@ class Quantity(Partition):
         return self.inner.alter(samples, group, classes, seed)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
+        """As the label rule does."""
+        return self.inner.shares(participants, pool, rng)
+
+
+@dataclass(frozen=True)
+class Quantity(Outer):
+    """Participants' sizes are drawn from lo to hi, their labels from what another rule gives them (FedAC 5.1).
+
+    The other rule is named by ``rule``, and its settings stand beside: ``quantity:lo=50,hi=350,rule=n_class,n=3``. What
+    the sizes do not claim stays unused.
+
+    Attributes:
+        rule: the label rule, by name or as ``{"partition": name, ...settings}``.
+        lo: fewest training samples of a participant.
+        hi: most.
+    """
+
+    name: ClassVar[str] = "quantity"
+    advice: ClassVar[str] = (
+        "the drawn sizes may be more than the rule's classes hold; take fewer participants, lower lo and hi, a milder "
+        "rule or a lower min_samples"
+    )
+
+    lo: int = 50
+    hi: int = 350
+
+    def __post_init__(self) -> None:
+        require(1 <= self.lo <= self.hi, f"partition quantity: lo = {self.lo}, hi = {self.hi} should be 1 <= lo <= hi")
+        super().__post_init__()
+
+    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
         """None where the drawn sizes cannot be had."""
         if self.lo * participants > pool.train.sum():
             raise DataError(
@@ -133,6 +151,61 @@ class Quantity(Partition):
         if inner is None or sizes.sum() > pool.train.sum():
             return None
         return shares_of(filled(inner * pool.train, sizes, pool.train, rng), pool)
+
+
+@dataclass(frozen=True)
+class Crossed(Outer):
+    """Groups by labels, each split among devices: hospitals differ in whom they treat and in what they look with.
+
+    Another rule makes the groups by labels: ``crossed:scanners=2,rule=cluster_dirichlet,groups=2`` has four true
+    groups. Each of its groups is split, in the order of the participants, among devices that picture as `Scanner`'s
+    groups do; the first one's images stay as they are.
+
+    Attributes:
+        rule: a rule with true groups, by name or as ``{"partition": name, ...settings}``.
+        scanners: how many devices.
+    """
+
+    name: ClassVar[str] = "crossed"
+
+    rule: str | Mapping[str, Any] = "cluster_dirichlet"
+    scanners: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.scanners >= 1, f"partition crossed: scanners = {self.scanners} should be >= 1")
+        require(
+            isinstance(self.inner, (Skewed, LabelPermutation)),
+            f"partition crossed: rule = {self.inner.name!r} has no groups by labels that are known beforehand; take "
+            "cluster_dirichlet, cluster_n_class or label_permutation",
+        )
+
+    def check(self, participants: int) -> None:
+        """Each of the label rule's groups needs a participant for each device."""
+        super().check(participants)
+        groups = [g for g in self.inner.truth(participants) if g is not None]
+        smallest = min(groups.count(g) for g in set(groups))
+        require(
+            self.scanners <= smallest,
+            f"partition crossed: scanners = {self.scanners} are more than the {smallest} participants of the smallest "
+            "group; take fewer",
+        )
+
+    def truth(self, participants: int) -> list[int | None]:
+        """Groups by labels and device, one after the other."""
+        inner = [g or 0 for g in self.inner.truth(participants)]
+        places = [inner[:i].count(g) for i, g in enumerate(inner)]
+        return [g * self.scanners + place * self.scanners // inner.count(g) for g, place in zip(inner, places)]
+
+    def truth_of(self, counts: np.ndarray) -> list[int | None]:
+        """The same as before the draw."""
+        return self.truth(len(counts))
+
+    def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
+        """The label rule's samples, as the device pictures them."""
+        by_labels, device = divmod(group or 0, self.scanners)
+        own = self.inner.alter(samples, by_labels, classes, seed)
+        return Scanner(groups=self.scanners).alter(own, device, classes, seed)
 
 
 PARTITIONS: dict[str, type[Partition]] = {
@@ -147,6 +220,7 @@ PARTITIONS: dict[str, type[Partition]] = {
         HeterogeneityTiers,
         ClassGroups,
         Quantity,
+        Crossed,
         Scanner,
         LabelPermutation,
         Natural,

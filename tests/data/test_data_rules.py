@@ -11,6 +11,7 @@ from cfl_flare.data import PARTITIONS, DataConfig, Samples, build_partition, dea
 from cfl_flare.data.deal import apportioned, evened, filled, rounded
 from cfl_flare.data.label_skew import balanced_choices
 from cfl_flare.data.partitions import partition
+from cfl_flare.data.shifts import Scanner
 from cfl_flare.data.sources import DataSource
 from cfl_flare.errors import ConfigError, DataError
 
@@ -61,6 +62,7 @@ RULES = [
     {"partition": "lda", "alpha": 0.3},
     {"partition": "heterogeneity_tiers"},
     {"partition": "quantity", "lo": 20, "hi": 90, "rule": "dirichlet", "alpha": 0.5},
+    {"partition": "crossed", "scanners": 2, "rule": "cluster_dirichlet", "groups": 2},
 ]
 LOSSY = ("lda", "heterogeneity_tiers", "quantity")
 
@@ -273,6 +275,22 @@ def test_quantity_keeps_the_rules_truth_and_alterations():
     assert None not in draw(spec, 6, 0)[0].truth
 
 
+def test_crossed_groups_are_a_label_group_and_a_device_each():
+    rule = build_partition({"partition": "crossed", "scanners": 2, "rule": "label_permutation", "groups": 2})
+    assert rule.truth(9) == [0, 0, 0, 1, 1, 2, 2, 3, 3]
+    samples = Samples(np.random.default_rng(0).random((10, 1, 8, 8), np.float32), np.arange(10))
+    seen = [rule.alter(samples, group, 10, 0) for group in range(4)]
+    inner, device = build_partition({"partition": "label_permutation", "groups": 2}), Scanner(groups=2)
+    for group, own in enumerate(seen):
+        np.testing.assert_array_equal(own.y, inner.alter(samples, group // 2, 10, 0).y)
+        np.testing.assert_array_equal(own.x, device.alter(samples, group % 2, 10, 0).x)
+    np.testing.assert_array_equal(seen[0].x, samples.x)
+    assert not np.allclose(seen[1].x, samples.x)
+    sizes = {"partition": "crossed", "scanners": 3, "rule": "cluster_dirichlet", "group_sizes": [2, 6]}
+    with pytest.raises(ConfigError, match="scanners = 3 are more than the 2 participants"):
+        build_partition(sizes).check(8)
+
+
 def test_natural_gives_each_participant_one_user():
     rng = np.random.default_rng(0)
     parts = []
@@ -418,11 +436,15 @@ REFUSED = [
     ({"partition": "cluster_dirichlet", "group_sizes": 20}, "group_sizes = 20 should be whole numbers >= 1"),
     ({"partition": "class_groups", "groups": 11}, "groups = 11 is more than the data's 10 classes"),
     ({"partition": "quantity", "lo": 9, "hi": 3}, "lo = 9, hi = 3 should be 1 <= lo <= hi"),
-    ({"partition": "quantity", "rule": "natural"}, "rule = 'natural' has sizes of its own"),
-    ({"partition": "quantity", "rule": "quantity"}, "rule = 'quantity' has sizes of its own"),
+    ({"partition": "quantity", "rule": "natural"}, "rule = 'natural' is no rule for labels"),
+    ({"partition": "quantity", "rule": "quantity"}, "rule = 'quantity' is no rule for labels"),
     ({"partition": "quantity", "rule": "nope"}, "partition 'nope' is unknown"),
     ({"partition": "quantity", "rule": 3}, "rule = 3 should be a rule's name"),
     ({"partition": "quantity", "rule": "dirichlet", "n": 3}, "partition dirichlet: unknown setting 'n'"),
+    ({"partition": "crossed", "scanners": 0}, "scanners = 0 should be >= 1"),
+    ({"partition": "crossed", "rule": "dirichlet"}, "rule = 'dirichlet' has no groups by labels"),
+    ({"partition": "crossed", "rule": "scanner"}, "rule = 'scanner' has no groups by labels"),
+    ({"partition": "crossed", "rule": "crossed"}, "rule = 'crossed' is no rule for labels"),
     ({"partition": "scanner", "groups": 0}, "groups = 0 should be >= 1"),
 ]
 
