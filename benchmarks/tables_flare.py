@@ -12,6 +12,7 @@ from pathlib import Path
 from plans import Plan
 
 from cfl_flare.config import require
+from cfl_flare.data import DataConfig
 from cfl_flare.errors import RunFailedError
 from cfl_flare.flare import ClusteredRecipe, simulator
 from cfl_flare.methods import Method
@@ -32,15 +33,16 @@ def run_through_flare(folder: Path, plan: Plan, method: Method, partition: str, 
         The rounds that were run now.
 
     Raises:
-        ConfigError: a partition of some groups alone, which a job cannot say.
+        ConfigError: participants are altered in a way that a job cannot say.
         RunFailedError: FLARE ended the job before its time.
     """
-    require(partition not in plan.groups, f"plan {plan.name}: partition {partition!r} is not for --flare")
+    data, scheduled = plan.data(partition, seed), plan.scheduled(seed)
+    own = f"plan {plan.name}: partition {partition!r} with these settings is the benchmark's own; it cannot be --flare"
+    require(type(data) is DataConfig and data.seed == seed, own)
     os.environ["CFL_STATE_ROOT"] = str(folder / STATE)
     begun = any(Store(place).versions() for place in (folder / STATE / NAME).glob("*server*"))
     results = folder / WORKSPACE / NAME / "server" / "simulate_job" / "cfl"
     done = _keep_rounds(results, folder) if begun else 0
-    data, scheduled = plan.data(partition, seed), plan.scheduled(seed)
     recipe = ClusteredRecipe(
         name=NAME,
         method=method,

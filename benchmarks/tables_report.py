@@ -31,10 +31,12 @@ FIGURES: dict[str, tuple[str, float, str, int]] = {
     "bottom_accuracy": ("served_bottom_accuracy", 100, "bottom", 2),
     "unseen": ("unseen", 100, "unseen", 2),
     "initial": ("initial", 100, "initial", 2),
+    "sound": ("sound", 100, "sound labels", 2),
     "personalised": ("personalised", 100, "personalised", 2),
     **{tier: (tier, 100, tier.upper(), 2) for tier in ("c1", "c2", "c3", "c4")},
     "ari": ("ari", 1, "ARI", 2),
     "nmi": ("nmi", 1, "NMI", 2),
+    "stable": ("stable", 1, "rounds to stable", 1),
     "clusters_in_use": ("clusters_in_use", 1, "clusters", 1),
 }
 

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import tables
 import tables_report as report
 from plans import PLANS
+from plans.blood import stable
 from plans.plan import Some, model
 from tables_flare import run_through_flare
 
@@ -233,7 +234,9 @@ def test_a_table_is_its_rows_on_its_partitions(tmp_path: Path, monkeypatch: pyte
         tables.main()
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
+@pytest.mark.parametrize(
+    "plan", [p for p in PLANS.values() if p.tables and p.published["figures"]], ids=lambda p: p.name
+)
 def test_what_is_published_of_a_table_is_a_row_of_it(plan: Any) -> None:
     for number, (partitions, rows) in plan.tables.items():
         assert set(partitions) <= set(plan.partitions)
@@ -247,6 +250,28 @@ def test_what_is_published_of_a_table_is_a_row_of_it(plan: Any) -> None:
         expected = {(partition, row) for partition in partitions for row in {*plan.expanded(rows), *k5}}
         assert published <= expected
         assert number == "7.6" or published == expected
+
+
+def test_outliers_are_spread_over_the_groups_and_have_random_labels() -> None:
+    plan = replace(PLANS["blood"], source=Digits(), participants=8, outliers=2, data_seed=3)
+    assert plan.random_labels == ("p2", "p6")
+    mixed = plan.data("labels", 0).host(plan.source, "local", 0, 1)
+    sound = replace(plan, outliers=0).data("labels", 3).host(plan.source, "local", 0, 1)
+    for one, other in zip(mixed, sound):
+        for a, b in ((one.train, other.train), (one.test, other.test)):
+            assert (a.x == b.x).all()
+            agree = (a.y == b.y).mean()
+            assert agree < 0.4 if one.name in plan.random_labels else agree == 1
+
+
+def test_an_assignment_is_stable_once_nobody_changes() -> None:
+    def said(*clusters: int | None) -> list[dict[str, Any]]:
+        return [{"round": i // 2, "participant": "ab"[i % 2], "cluster": c} for i, c in enumerate(clusters)]
+
+    assert stable(said(0, 1, 0, 1)) == 1
+    assert stable(said(0, None, 1, 1, 1, 1)) == 2
+    assert stable(said(0, 1, 0, None, 1, 1)) == 3  # not being asked is no change
+    assert stable(said(None, None)) is None
 
 
 def test_settings_are_changed_by_their_names() -> None:
@@ -372,6 +397,7 @@ SMALLEST: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "fedcuau": ("fedavg", "C1+C2", {"participants": 40, "sample": 2, "model": "logistic"}),
     "feddsmic": ("feddsmic", "alpha0.5", {"participants": 4}),
     "feddsmic-blood": ("feddsmic", "alpha1", {"participants": 4}),
+    "blood": ("wecfl", "both", {"participants": 8, "outliers": 2, "model": "logistic"}),
 }
 
 

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The papers whose tables are measured, one file each."""
 
-from plans import family, fedac, fedcuau, feddsmic
+from plans import blood, family, fedac, fedcuau, feddsmic
 from plans.plan import Plan
 
 PLANS: dict[str, Plan] = {
-    plan.name: plan for plan in (family.PLAN, family.CIFAR10, fedac.PLAN, fedcuau.PLAN, feddsmic.PLAN, feddsmic.BLOOD)
+    plan.name: plan
+    for plan in (family.PLAN, family.CIFAR10, fedac.PLAN, fedcuau.PLAN, feddsmic.PLAN, feddsmic.BLOOD, blood.PLAN)
 }

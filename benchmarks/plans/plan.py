@@ -14,12 +14,15 @@ from typing import Any
 
 from cfl_flare.config import from_dict, require
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
+from cfl_flare.data.report import participant_names
 from cfl_flare.models import MODELS
+from cfl_flare.seeds import stream
 from cfl_flare.server import ServerSettings
 from cfl_flare.training.settings import TrainSettings
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 SCHEDULED = ("participants", "rounds", "sample", "evaluate_every", "min_samples", "indicator_samples", "unseen")
+OF_DATA = ("outliers", "data_seed")
 
 Rows = Mapping[str, tuple[str, ...]]
 
@@ -37,6 +40,28 @@ class Some(DataConfig):
     def host(self, source: DataSource, site: str, index: int, sites: int) -> list[ParticipantData]:
         """The participants of the site that are in these groups."""
         return [data for data in super().host(source, site, index, sites) if data.group in self.groups]
+
+
+@dataclass(frozen=True)
+class Outliers(DataConfig):
+    """A simulation some of whose participants have random labels, to train on and to be tested on.
+
+    Attributes:
+        random_labels: their names.
+    """
+
+    random_labels: tuple[str, ...] = ()
+
+    def host(self, source: DataSource, site: str, index: int, sites: int) -> list[ParticipantData]:
+        """The participants of the site."""
+        people = super().host(source, site, index, sites)
+        classes = 1 + max(int(split.y.max()) for data in people for split in (data.train, data.test))
+        return [self._mixed(data, classes) if data.name in self.random_labels else data for data in people]
+
+    def _mixed(self, data: ParticipantData, classes: int) -> ParticipantData:
+        rng = stream(self.seed, "random labels", data.name)
+        splits = {k: getattr(data, k) for k in ("train", "test")}
+        return replace(data, **{k: replace(s, y=rng.integers(0, classes, len(s))) for k, s in splits.items()})
 
 
 def model(name: str, input_shape: Sequence[int], num_classes: int) -> dict[str, Any]:
@@ -70,6 +95,8 @@ class Plan:
         columns: the figures that the report's table shows.
         compared: those that are laid beside published ones.
         averaged: over which rounds of a run figures are averaged: so many of the ``last`` or of the ``best`` ones.
+        outliers: how many participants have random labels, spread evenly over the others.
+        data_seed: of the partition; None for that of the run.
         after: what is measured of a finished run beside its rounds, from its folder.
     """
 
@@ -93,6 +120,8 @@ class Plan:
     columns: tuple[str, ...] = ("accuracy", "macro_f1", "worst_accuracy", "ari", "clusters_in_use")
     compared: tuple[str, ...] = ("accuracy", "macro_f1")
     averaged: tuple[str, int] = ("last", 3)
+    outliers: int = 0
+    data_seed: int | None = None
     after: Callable[[Plan, Path], Mapping[str, float]] | None = None
 
     @cached_property
@@ -118,11 +147,21 @@ class Plan:
         texts = self.named_rows.get(row) or tuple(row.split(" + "))
         return tuple(re.sub(r"\b(\d+)%", lambda share: str(round(self.rounds * int(share[1]) / 100)), t) for t in texts)
 
+    @property
+    def random_labels(self) -> tuple[str, ...]:
+        """The names of the participants whose labels are random."""
+        names = participant_names(self.participants)
+        return tuple(names[(2 * i + 1) * self.participants // (2 * self.outliers)] for i in range(self.outliers))
+
     def data(self, partition: str, seed: int) -> DataConfig:
         """How the samples are dealt out."""
-        common = (self.participants, dict(self.partitions[partition]), seed, self.min_samples, self.indicator_samples)
-        groups = self.groups.get(partition)
-        return DataConfig(*common, self.unseen) if groups is None else Some(*common, self.unseen, groups=groups)
+        seed = seed if self.data_seed is None else self.data_seed
+        rule, held = dict(self.partitions[partition]), (self.min_samples, self.indicator_samples, self.unseen)
+        if partition in self.groups:
+            return Some(self.participants, rule, seed, *held, groups=self.groups[partition])
+        if self.outliers:
+            return Outliers(self.participants, rule, seed, *held, random_labels=self.random_labels)
+        return DataConfig(self.participants, rule, seed, *held)
 
     def scheduled(self, seed: int) -> ServerSettings:
         """What the server schedules. No best round is kept: the papers' figures are of the last ones."""
@@ -135,10 +174,10 @@ class Plan:
             ConfigError: an unknown setting, or a value out of its range.
         """
         training = {f.name: settings.get(f.name, getattr(self.training, f.name)) for f in fields(self.training)}
-        known = ("model", *SCHEDULED, *training)
+        known = ("model", *SCHEDULED, *OF_DATA, *training)
         unknown = [name for name in settings if name not in known]
         require(not unknown, f"plan {self.name}: unknown setting {unknown[:1]}; there are {', '.join(known)}")
-        own = {name: settings[name] for name in SCHEDULED if name in settings}
+        own = {name: settings[name] for name in (*SCHEDULED, *OF_DATA) if name in settings}
         if "model" in settings:
             name = settings["model"]
             require(name in MODELS, f"plan {self.name}: model = {name!r} is unknown; there are {', '.join(MODELS)}")
