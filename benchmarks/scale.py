@@ -1,0 +1,171 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a round costs with 50 to 5,000 participants of a small model: its time, the server's memory, the clustering.
+
+A whole round is that of the in-process loop on Fashion-MNIST, where everyone takes one step and is measured. The
+server's part is measured apart, each in a process of its own, with updates made up for it: CPU seconds until they
+are accepted, CPU seconds of the aggregation (with its clustering), and by how much the peak of its memory grows.
+Slopes are those of a line through the logarithms: 1 means that twice the participants cost twice as much.
+
+    CFL_DATA_ROOT=... python benchmarks/scale.py --out benchmarks/results/scale.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from speed import peak_megabytes, provenance
+
+from cfl_flare.data import DataConfig, Npz
+from cfl_flare.loop import model_factory, run_loop
+from cfl_flare.methods import Participant, Update, build_method
+from cfl_flare.params import Params
+from cfl_flare.report.colours import COLOURS
+from cfl_flare.server import Server, ServerSettings
+from cfl_flare.site import Answer
+from cfl_flare.training.resident import ResidentModel, untrained
+from cfl_flare.training.settings import TrainSettings
+
+MODEL = {
+    "class_path": "cfl_flare.models.MLP",
+    "args": {"input_shape": [1, 28, 28], "num_classes": 10, "hidden": [32]},
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"method": "fedavg"},
+    "ifca": {"method": "ifca", "k": 10, "assignment_samples": 8},
+    "fesem": {"method": "fesem", "k": 10},
+    "wecfl": {"method": "wecfl", "k": 10},
+    "fl-hc": {"method": "fl-hc", "k": 10, "rounds_before": 1},
+    "fedac": {"method": "fedac", "k": 10},
+}
+GROUPS, ROUNDS = 10, 3
+
+
+def whole_round(name: str, participants: int) -> dict[str, float]:
+    """Median seconds of a round in the loop, and of its CPU."""
+    marks: list[tuple[float, float]] = []
+    run_loop(
+        method=build_method(METHODS[name]),
+        model=MODEL,
+        source=Npz("fashionmnist.npz"),
+        data=DataConfig(participants, {"partition": "iid"}, 0, min_samples=4),
+        settings=ServerSettings(ROUNDS + 1, key_metric=""),
+        training=TrainSettings(batch_size=8, local_steps=1),
+        on_round=lambda measured: marks.append((time.monotonic(), time.process_time())),
+    )
+    wall, cpu = np.median(np.diff(np.array(marks), axis=0), axis=0)
+    return {"round_seconds": float(wall), "round_cpu_seconds": float(cpu)}
+
+
+def server_part(name: str, participants: int) -> dict[str, float]:
+    """The server's cost of the second of two rounds, with updates that fall into ten groups; memory is that of both."""
+    for library in ("scipy.cluster.hierarchy", "sklearn.cluster", "sklearn.metrics"):
+        import_module(library)  # what that takes is no participant's doing
+
+    method, make_model = build_method(METHODS[name]), model_factory(MODEL)
+    layout = ResidentModel(make_model()).layout
+    people = [Participant(f"p{i}", "site-1", 1) for i in range(participants)]
+    start = method.start(lambda i: untrained(make_model, 0, i))
+    before = peak_megabytes()
+    server = Server(method, layout, people, ServerSettings(ROUNDS, key_metric=""), start)
+    rng = np.random.default_rng(0)
+    directions = rng.standard_normal((GROUPS, layout.size)).astype(np.float32)
+    for _ in range(2):
+        accepting = 0.0
+        for number, (participant, order) in enumerate(server.orders().items()):
+            cluster = number % GROUPS if name == "ifca" else None
+            slot = order.slots[cluster or 0]
+            vector = 0.1 * directions[number % GROUPS] + 0.02 * rng.standard_normal(layout.size, np.float32)
+            answer = Answer(participant, Update(participant, 1, {slot: Params(layout, vector)}, cluster))
+            begun = time.process_time()
+            server.accept(answer, "site-1")
+            accepting += time.process_time() - begun
+        begun = time.process_time()
+        server.finish_round()
+        aggregating = time.process_time() - begun
+    return {
+        "accept_cpu_seconds": accepting,
+        "aggregate_cpu_seconds": aggregating,
+        "server_MB": peak_megabytes() - before,
+        "models_MB": participants * layout.nbytes / 2**20,
+    }
+
+
+PARTS = {"round": whole_round, "server": server_part}
+
+
+def in_own_process(part: str, name: str, participants: int) -> dict[str, float]:
+    """One measurement: a peak of memory never falls, so that each needs a process of its own."""
+    command = [sys.executable, __file__, "--one", part, name, str(participants)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{part} {name} {participants}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def slope(by_participants: Mapping[str, Mapping[str, float]], key: str) -> float:
+    """Of the line through the logarithms, over all numbers of participants."""
+    x, y = [int(m) for m in by_participants], [max(1e-6, of[key]) for of in by_participants.values()]
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+def draw(methods: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Curves over the number of participants."""
+    titles = {
+        "round_cpu_seconds": "a round of the loop (CPU s)",
+        "aggregate_cpu_seconds": "the server's aggregation (CPU s)",
+        "server_MB": "growth of the server's memory (MB)",
+    }
+    figure = Figure(figsize=(15, 4), layout="constrained")
+    for axes, (key, title) in zip(figure.subplots(1, 3), titles.items()):
+        for i, (name, found) in enumerate(methods.items()):
+            counts = [int(m) for m in found["participants"]]
+            values = [of[key] for of in found["participants"].values()]
+            axes.loglog(counts, values, "o-", color=COLOURS[i % len(COLOURS)], label=name)
+        axes.set(xlabel="participants", title=title)
+        axes.legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """All measurements that the file does not have yet; then slopes and curves."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--out", type=Path, default=Path("scale.json"))
+    options.add_argument("--participants", type=int, nargs="+", default=[50, 200, 1000, 5000])
+    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    options.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    if given.one:
+        part, name, participants = given.one
+        print(json.dumps(PARTS[part](name, int(participants))))
+        return
+    result = json.loads(given.out.read_text()) if given.out.exists() else {"methods": {}}
+    for name in given.methods:
+        found = result["methods"].setdefault(name, {"participants": {}})
+        for participants in given.participants:
+            if str(participants) in found["participants"]:
+                continue
+            measured = {k: v for part in PARTS for k, v in in_own_process(part, name, participants).items()}
+            found["participants"][str(participants)] = {k: round(v, 4) for k, v in measured.items()}
+            print(f"{name:8} {participants:6} " + " ".join(f"{k} {v:.3f}" for k, v in measured.items()), flush=True)
+            keys = ("round_cpu_seconds", "accept_cpu_seconds", "aggregate_cpu_seconds", "server_MB")
+            if len(found["participants"]) > 1:
+                found["slopes"] = {key: round(slope(found["participants"], key), 2) for key in keys}
+            given.out.write_text(json.dumps(provenance() | {"model": MODEL, **result}, indent=1) + "\n")
+    draw(result["methods"], given.out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
