@@ -164,6 +164,8 @@ def _add_schedule(group: Any) -> None:
         "--evaluate-every", type=int, default=1, metavar="N", help="rounds between measurements (%(default)s)"
     )
     group.add_argument("--evaluate-trained", action="store_true", help="measure the locally trained models as well")
+    sums = "a site sends one mean a cluster for all of its participants, where the method only averages"
+    group.add_argument("--site-sums", action="store_true", help=sums)
     group.add_argument(
         "--keep-features", action="store_true", help="keep what draws the participants (thesis Fig. 3.5)"
     )

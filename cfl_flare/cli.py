@@ -144,6 +144,7 @@ def scheduled(arguments: argparse.Namespace) -> dict[str, Any]:
         "min_answers": share_or_count(arguments.min_answers, "--min-answers"),
         "evaluate_every": arguments.evaluate_every,
         "evaluate_trained": arguments.evaluate_trained,
+        "site_sums": arguments.site_sums,
         "keep_features": arguments.keep_features,
         "min_sites_per_cluster": arguments.min_sites_per_cluster,
         "merge_small_clusters": arguments.merge_small_clusters,

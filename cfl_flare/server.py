@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from cfl_flare.errors import CFLError, PayloadError
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.indicator import Predict
 from cfl_flare.methods.slots import cluster_slot, travelling
+from cfl_flare.methods.state import Mapped
 from cfl_flare.params import Layout, Params
 from cfl_flare.results import Recorder
 from cfl_flare.schedule import ServerSettings, count_of
@@ -28,6 +30,7 @@ from cfl_flare.site import Answer, CrossModel, Order
 from cfl_flare.small import regrouped, small_clusters
 from cfl_flare.spool import Spool, Updates
 from cfl_flare.summary import RoundMetrics, measure_round
+from cfl_flare.sums import Carried, no_sums, weighed
 
 MAX_SAMPLES = 10**9
 
@@ -101,6 +104,7 @@ class Server:
         self._orders: dict[str, Order] = {}
         self._answers: dict[str, Answer] = {}
         self._failures: dict[str, str] = {}
+        self._carried = Carried(no_sums(method, settings))
         self._started = time.monotonic()
 
     @property
@@ -135,6 +139,7 @@ class Server:
         evaluate = done > 0 and (self.finished or done % self.settings.evaluate_every == 0)
         self._started = time.monotonic()
         self._answers, self._failures, self._bytes_up = {}, {}, 0
+        self._carried = Carried(no_sums(self.method, self.settings))
         self._orders = {
             name: self._order(name, name in training, evaluate)
             for name in self.participants
@@ -183,6 +188,7 @@ class Server:
         self._answers[name] = replace(answer, update=None)
         if answer.update is not None:
             self._bytes_up += sum(self.state.bank[slot].layout.nbytes for slot in answer.update.diffs)
+            self._carried.add(answer.update, self.method.weight(answer.update))
             self._spool.put(answer.update)
 
     def refuse(self, participant: str, error: PayloadError) -> None:
@@ -237,6 +243,9 @@ class Server:
                 "cluster", f"{name}: sent cluster = {cluster!r}, but {self.method.label} assigns on the server"
             )
         expected = self.method.moved_slots(self.state, order.slots, cluster)
+        if update.carrier is not None:
+            self._carried.check(update, self.participants)
+            expected = ()
         if set(update.diffs) != set(expected):
             raise PayloadError("slots", f"{name}: moved {sorted(update.diffs)}, should be {sorted(expected)}")
         for slot, diff in update.diffs.items():
@@ -302,7 +311,10 @@ class Server:
     def _advance(self) -> None:
         """One round of the method on the accepted updates, in the participants' order."""
         before = self.state
-        updates = self._spool.ordered(list(self.participants))
+        weights, lost = self._carried.resolved()
+        self._failures.update(lost)
+        kept = self._spool.ordered([name for name in self.participants if name not in lost])
+        updates: Sequence[Update] = Mapped(kept, partial(weighed, weights)) if weights else kept
         asked = sum(order.train for order in self._orders.values())
         enough = max(count_of(self.settings.min_answers, asked), self.method.needs(before))
         analysis: dict[str, Any] = {}
@@ -313,10 +325,10 @@ class Server:
                 fewest = self.settings.min_sites_per_cluster
                 assignment = regrouped(self.method, before, updates, assignment, self.participants, fewest)
             self.state = self.method.aggregate(equipped, updates, assignment)
-            if assignment:
-                assignment = {name: self.state.assignment[name] for name in updates.names}
+            if assignment and not weights:  # it is of single models
+                assignment = {name: self.state.assignment[name] for name in kept.names}
                 analysis = analyse(self.method, before, self.state, updates, assignment)
-                self._keep_features(before, updates, assignment)
+                self._keep_features(before, kept, assignment)
             analysis |= self.method.notes(self.state)
             if self.settings.min_sites_per_cluster > 1:
                 analysis["small_clusters"] = self.small_clusters
@@ -336,7 +348,7 @@ class Server:
             analysis["moved_share"] = moved / len(old) if old else None
         self.progress.record = {
             "round": before.round,
-            "trained": list(updates.names),
+            "trained": list(kept.names),
             "failed": dict(self._failures),
             "aggregated": len(updates) >= enough,
             "moved": moved,

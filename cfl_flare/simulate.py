@@ -28,6 +28,7 @@ from cfl_flare.rehearsal import check_data, check_job
 from cfl_flare.report.figures import draw
 from cfl_flare.results import ROUNDS, Run, load_run, read_lines
 from cfl_flare.server import ServerSettings
+from cfl_flare.sums import check_sums
 from cfl_flare.training.settings import TrainSettings
 
 
@@ -48,6 +49,7 @@ class RunSettings:
     min_answers: float | int = 1
     evaluate_every: int = 1
     evaluate_trained: bool = False
+    site_sums: bool = False
     keep_features: bool = False
     min_sites_per_cluster: int = 1
     merge_small_clusters: bool = False
@@ -62,6 +64,9 @@ class RunSettings:
             self.sites <= len(self.data.names),
             f"run: sites = {self.sites} is more than {self.data.who_trains}; each site hosts at least one",
         )
+
+        without = "nothing is sent with --loop, so that site_sums have no use; leave one of the two out"
+        require(not (self.loop and self.site_sums), f"run: {without}")
 
     @property
     def data(self) -> DataConfig:
@@ -102,6 +107,7 @@ def simulate(methods: Mapping[str, Method], settings: RunSettings, out: Path) ->
         RunFailedError: FLARE ended a run before its time; the message names the reason and the log.
     """
     for method in methods.values():
+        check_sums(settings.site_sums, method, settings.scheduled)
         check_job(method, settings.model, settings.data, settings.scheduled)
     # Data and model are the same for all methods.
     hosted = settings.data.host(settings.source, "local", 0, 1)
@@ -162,6 +168,7 @@ def _job(name: str, method: Method, settings: RunSettings, out: Path) -> Any:
         min_answers=settings.min_answers,
         evaluate_every=settings.evaluate_every,
         evaluate_trained=settings.evaluate_trained,
+        site_sums=settings.site_sums,
         keep_features=settings.keep_features,
         min_sites_per_cluster=settings.min_sites_per_cluster,
         merge_small_clusters=settings.merge_small_clusters,

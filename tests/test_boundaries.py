@@ -33,10 +33,11 @@ MAY = {
     "store": BASICS | {"files", "params", "methods"},
     "spool": {"methods"},
     "small": {"methods", "clustering"},
+    "sums": {"config", "errors", "methods", "params", "schedule", "site"},
     "checkpoints": BASICS | {"params", "methods", "store", "summary"},
     "server": BASICS
     | {"params", "methods", "site", "results", "summary", "spool", "checkpoints", "analysis"}
-    | {"archive", "small", "schedule"},
+    | {"archive", "small", "schedule", "sums"},
     "indicator": BASICS | {"params", "methods", "training", "data"},
     "initial": BASICS | {"files", "methods", "params", "training"},
     "rehearsal": BASICS | {"initial"} | {"params", "methods", "training", "data", "site", "server", "indicator"},

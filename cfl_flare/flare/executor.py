@@ -32,6 +32,7 @@ from cfl_flare.methods import build_method
 from cfl_flare.results import SERVED, save_served
 from cfl_flare.site import Site
 from cfl_flare.store import Store
+from cfl_flare.sums import added_up
 from cfl_flare.training.settings import TrainSettings
 
 
@@ -50,6 +51,7 @@ class ClusteredExecutor(Executor):
         seed: the run's seed.
         run_name: names the folder where participants' memories outlive the job.
         evaluate_trained: measure locally trained models as well.
+        site_sums: send one mean a cluster for all of the site's participants; see `cfl_flare.sums`.
         device: where to compute, e.g. ``"cpu"`` or ``"cuda:0"``.
         torch_threads: threads that torch may use; sites that share a machine slow each other down with more.
         made_by: the software that made the job; see `cfl_flare.flare.agreement`.
@@ -69,6 +71,7 @@ class ClusteredExecutor(Executor):
         run_name: str,
         seed: int = 0,
         evaluate_trained: bool = False,
+        site_sums: bool = False,
         device: str = "cpu",
         torch_threads: int = 1,
         made_by: dict[str, str] | None = None,
@@ -80,7 +83,7 @@ class ClusteredExecutor(Executor):
         self.method, self.model, self.source = method, model, source
         self.data, self.training = data, training
         self.run_name, self.seed = run_name, seed
-        self.evaluate_trained = evaluate_trained
+        self.evaluate_trained, self.site_sums = evaluate_trained, site_sums
         self.device, self.torch_threads = device, torch_threads
         self.made_by = made_by
         self.memory_gc_rounds, self.cuda_empty_cache = memory_gc_rounds, cuda_empty_cache
@@ -162,6 +165,8 @@ class ClusteredExecutor(Executor):
         did = "measured the final models of" if last else "worked for"
         seconds = time.monotonic() - started
         self.log_info(fl_ctx, f"round {number}: {did} {len(answers)} participants in {seconds:.2f} s")
+        if self.site_sums:
+            answers = added_up(answers, models, site.method)
         reply = wire.encode_answers(answers, {"round": number})
         if self.memory_gc_rounds and (number + 1) % self.memory_gc_rounds == 0:
             cleanup_memory(self.cuda_empty_cache)

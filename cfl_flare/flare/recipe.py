@@ -43,6 +43,7 @@ from cfl_flare.indicator import held_back
 from cfl_flare.methods import Method, build_method, describe_method
 from cfl_flare.rehearsal import check_job
 from cfl_flare.server import ServerSettings
+from cfl_flare.sums import check_sums
 from cfl_flare.training.settings import TrainSettings
 
 
@@ -85,6 +86,8 @@ class ClusteredRecipe(Recipe):
         min_answers: fewest good answers with which a round is aggregated: share or count.
         evaluate_every: rounds between measurements of the served models.
         evaluate_trained: measure locally trained models as well.
+        site_sums: a site with many participants sends one mean a cluster for all of them, where the method only
+            averages; the server then learns no participant's own model, and the round's record has no analysis of them.
         keep_features: keep what is needed to draw the participants' features: their Gram matrix of each round.
         min_sites_per_cluster: a cluster of fewer sites is reported: its model would tell of their data.
         merge_small_clusters: put its participants into the nearest other cluster instead, where the method can.
@@ -138,6 +141,7 @@ class ClusteredRecipe(Recipe):
         min_answers: float | int = 1,
         evaluate_every: int = 1,
         evaluate_trained: bool = False,
+        site_sums: bool = False,
         keep_features: bool = False,
         min_sites_per_cluster: int = 1,
         merge_small_clusters: bool = False,
@@ -209,6 +213,7 @@ class ClusteredRecipe(Recipe):
             f"run: min_clients = {min_clients} is more than {self.data.who_trains}; each site hosts at least one",
         )
         check_job(self.method, self.model, self.data, settings, resume_from is not None, initial_ckpt)
+        check_sums(site_sums, self.method, settings, scripted=train_script is not None)
         excluded = None if exclude_vars is None else exclude(exclude_vars, self.model, self.method)
         self.min_clients = min_clients
         self.byoc = byoc
@@ -244,6 +249,7 @@ class ClusteredRecipe(Recipe):
             "run_name": name,
             "seed": seed,
             "evaluate_trained": evaluate_trained,
+            "site_sums": site_sums,
             "device": device,
             "torch_threads": torch_threads,
             "made_by": made_by,

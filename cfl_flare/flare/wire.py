@@ -116,6 +116,8 @@ def encode_answers(answers: Sequence[Answer], content: Mapping[str, Any]) -> Sha
         if a.update is None:
             continue
         described[a.participant] |= {"samples": a.update.samples, "cluster": a.update.cluster}
+        if a.update.carrier is not None:
+            described[a.participant]["carrier"] = a.update.carrier
         for slot, diff in a.update.diffs.items():
             meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: a.update.samples}
             collection[f"{a.participant}/{slot}"] = DXO(DataKind.WEIGHT_DIFF, data=diff.arrays(), meta=meta)
@@ -162,7 +164,7 @@ def _answer(name: str, said: Any, models: Mapping[str, Any], bank: Mapping[str, 
         if strange:
             raise PayloadError("slots", f"{name}: there is no model {strange[0]!r}; there are {', '.join(bank)}")
         diffs = {slot: _diff(name, slot, dxo, bank[slot].layout) for slot, dxo in models.items()}
-        update = Update(name, said["samples"], diffs, said.get("cluster"))
+        update = Update(name, said["samples"], diffs, said.get("cluster"), said.get("carrier"))
     error = said.get("error")
     return Answer(name, update, said.get("metrics", {}), None if error is None else str(error), cross)
 

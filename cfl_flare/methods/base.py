@@ -103,6 +103,11 @@ class Method(ABC):
         return self.clusters
 
     @property
+    def sums(self) -> bool:
+        """Whether its M-step takes nothing but weighted means of the models, so that sites can add up their own."""
+        return False
+
+    @property
     def regroups(self) -> bool:
         """Whether its M-step takes any assignment of the round's participants, so that small clusters can be merged."""
         return False
@@ -258,6 +263,8 @@ class Method(ABC):
 
     def weight(self, update: Update) -> float:
         """A participant's weight psi_i, up to a common factor."""
+        if update.weight is not None:
+            return update.weight
         return float(update.samples) if self.weighting == "samples" else 1.0
 
     def means(self, state: ServerState, updates: Iterable[Update]) -> dict[str, Params]:

@@ -91,6 +91,11 @@ class CAM(Method):
         return self.base.joins_by
 
     @property
+    def sums(self) -> bool:
+        """As the base; the global part is a mean."""
+        return self.base.sums
+
+    @property
     def regroups(self) -> bool:
         """As the base."""
         return self.base.regroups

@@ -24,6 +24,11 @@ class FedAvg(Method):
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017"
 
+    @property
+    def sums(self) -> bool:
+        """One mean is all there is."""
+        return True
+
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """Theta_g = sum psi_i theta_i (thesis Eq. 2.6)."""
         return state.after(self.means(state, updates))

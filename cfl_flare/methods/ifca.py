@@ -57,6 +57,11 @@ class IFCA(Method):
         return self.k
 
     @property
+    def sums(self) -> bool:
+        """Participants choose on the site; the server only averages."""
+        return True
+
+    @property
     def regroups(self) -> bool:
         """A model that too few sites picked is offered to nobody any more."""
         return True

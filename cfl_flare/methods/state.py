@@ -64,12 +64,16 @@ class Update:
         samples: its training samples, n_i.
         diffs: for each slot that it moved, its model minus the one it was sent in that slot.
         cluster: the cluster that it picked itself, for methods that assign on the site.
+        carrier: the participant of its site in whose differences its own are; see `cfl_flare.sums`.
+        weight: on the server, that of all whose differences these are; None where they are its own alone.
     """
 
     participant: str
     samples: int
     diffs: Mapping[str, Params] = field(default_factory=dict)
     cluster: int | None = None
+    carrier: str | None = None
+    weight: float | None = None
 
 
 class Mapped(Sequence[Update]):

@@ -77,6 +77,11 @@ class Together(Method):
         return next((part.joins_by for part in self.parts if part.clusters), "")
 
     @property
+    def sums(self) -> bool:
+        """Where all parts do, with the same weights."""
+        return all(part.sums for part in self.parts) and len({part.weighting for part in self.parts}) == 1
+
+    @property
     def regroups(self) -> bool:
         """As the part that clusters."""
         return any(part.regroups for part in self.parts)

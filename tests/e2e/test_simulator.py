@@ -106,6 +106,18 @@ def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, penalties
     assert runs[0].assignments == runs[1].assignments
 
 
+def test_sites_send_sums(tmp_path):
+    """Two sites with four participants each: three models of theirs come up instead of six."""
+    job = {"method": "ifca:k=3", "sample": 6, "num_rounds": 2}
+    one, two = (in_simulator(tmp_path / str(s), 2, site_sums=s, **job) for s in (False, True))
+    for slot, arrays in bank(one).items():
+        for key, array in arrays.items():
+            np.testing.assert_allclose(bank(two)[slot][key], array, atol=1e-6, err_msg=f"{slot} {key}")
+    runs = load_run(one / "cfl"), load_run(two / "cfl")
+    assert runs[0].assignments == runs[1].assignments
+    assert runs[1].summary["bytes_up"] < runs[0].summary["bytes_up"]
+
+
 def test_a_run_leaves_its_results_and_flare_s_artifacts(tmp_path):
     run_dir = in_simulator(tmp_path, 2, method="wecfl:k=3", evaluate_trained=True, keep_features=True)
     run = load_run(run_dir / "cfl")
