@@ -105,7 +105,8 @@ def way(cell: Mapping[str, Any], one: Run) -> dict[str, Any]:
     model = plan.model if "model" in own else one.summary["model"]
     scheduled = one.summary.get("run", {})
     run = {k: getattr(plan, k) if k in own else scheduled.get(k) for k in ("sample", "evaluate_every")}
-    return {"model": model, "training": {**one.summary["training"], **usual}, "run": run}
+    known = {"precision": "float32", **one.summary["training"]}  # the first cells did not say it
+    return {"model": model, "training": {**known, **usual}, "run": run}
 
 
 def table_rows(found: Sequence[Cell]) -> list[dict[str, Any]]:

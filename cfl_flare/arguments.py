@@ -183,6 +183,7 @@ def _add_training(group: Any) -> None:
     """How a participant trains."""
     group.add_argument("--lr", type=float, default=0.05, help="learning rate (%(default)s)")
     group.add_argument("--momentum", type=float, default=0.9, help="(%(default)s)")
+    group.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of training steps")
     group.add_argument("--keep-momentum", action="store_true", help="keep it on the participant between rounds")
     group.add_argument("--batch-size", type=int, default=32, metavar="N", help="(%(default)s)")
     group.add_argument("--local-steps", type=int, metavar="N", help="steps a round; default: 10")

@@ -271,11 +271,13 @@ class Learner:
         if work.should_stop():
             raise AbortedError(f"aborted while {self.participant} was training")
         work.resident.gradient.zero_()
-        logits = work.resident.module(self._train.x[batch])
+        reduced = work.settings.precision == "bfloat16"
+        with torch.autocast(torch.device(work.device).type, torch.bfloat16, enabled=reduced):
+            logits = work.resident.module(self._train.x[batch]).float()
         beside, *compared = fixed
         loss = F.cross_entropy(logits if beside is None else logits + beside, self._train.y[batch])
         for term, others in zip(terms, compared):
-            loss = loss + term(Step(work.resident.parameters, seen[0] if seen else None, others))
+            loss = loss + term(Step(work.resident.parameters, seen[0].float() if seen else None, others))
         loss.backward()
 
     def _batches(self, rng: np.random.Generator, steps: int) -> list[Tensor]:

@@ -15,6 +15,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor, nn
 
 from cfl_flare.errors import AbortedError
+from cfl_flare.methods import Contrastive, Download
 from cfl_flare.models import FashionCNN, Logistic
 from cfl_flare.params import Params
 from cfl_flare.training.learner import Learner, Split, Workshop
@@ -289,6 +290,23 @@ def test_a_penalty_adds_its_gradient_to_the_step() -> None:
     penalties = [pull(2.0, scalar(learner, 5.0)), pull(0.5, scalar(learner, -1.0))]
     expected = 1.0 - 0.1 * (gradient(1.0) + 2.0 * (1.0 - 5.0) + 0.5 * (1.0 + 1.0))
     assert learner.train(scalar(learner, 1.0), penalties).vector == pytest.approx([expected], abs=1e-6)
+
+
+def test_steps_in_bfloat16_move_a_float32_model_nearly_as_far() -> None:
+    data, ways = images(12), []
+    compare = Contrastive(on="representations", mu=1.0)
+    for precision in ("float32", "bfloat16"):
+        work = Workshop(make_cnn, TrainSettings(lr=0.01, local_steps=5, precision=precision), 0)
+        learner = Learner(work, "p", data, data, {})
+        models = [learner.initial(i) for i in range(2)]
+        backbones = {f"cluster-{i}:backbone": m.take(m.layout.backbone) for i, m in enumerate(models)}
+        sent = Download(tuple(backbones), tuple(backbones.values()), {"weights": [0.5, 0.5]})
+        trained = learner.train(models[0], compare.terms(sent, "cluster-0", 2))
+        assert trained.vector.dtype == np.float32
+        ways.append((trained - models[0]).vector[: trained.layout.parameter_size])
+    one, two = ways
+    assert not np.array_equal(one, two)
+    assert np.linalg.norm(two - one) < 0.1 * np.linalg.norm(one)
 
 
 def test_a_stronger_proximal_term_holds_training_closer() -> None:

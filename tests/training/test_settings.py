@@ -82,6 +82,7 @@ def test_steps_of_a_round(settings: TrainSettings, samples: int, steps: int) -> 
         {"lr_decay": 1.5},
         {"lr_milestones": (0,)},
         {"lr_milestones": (3.5,)},
+        {"precision": "float16"},
         {"learning_rate": 0.1},
     ],
 )
