@@ -1,0 +1,118 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What each method sends in a round, beside the naive count: every participant sends and gets whole models by itself.
+
+24 participants share handwritten digits on two sites, and the server counts as it does under FLARE: a model goes down
+once to a site, a part of a model as a part; with sums on the site one mean a cluster comes up. Bytes are the mean of
+the last three of ten rounds, in which the last models are measured as well.
+
+    python benchmarks/traffic.py --out benchmarks/results/traffic.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from speed import provenance
+
+from cfl_flare.config import describe
+from cfl_flare.data import DataConfig, Digits
+from cfl_flare.indicator import logits_for
+from cfl_flare.loop import model_factory
+from cfl_flare.methods import Participant
+from cfl_flare.methods.slots import with_parts
+from cfl_flare.models import MLP
+from cfl_flare.server import Server, ServerSettings
+from cfl_flare.site import Site
+from cfl_flare.specs import build_named
+from cfl_flare.sums import added_up
+from cfl_flare.training.resident import untrained
+from cfl_flare.training.settings import TrainSettings
+
+PARTICIPANTS, SITES, ROUNDS, MEASURED = 24, 2, 10, 3
+HEAD = "contrastive:scope=head"
+ROWS: dict[str, tuple[str, ...]] = {
+    **{name: (name,) for name in ("fedavg", "fedper", "fedbabu", "ditto", "per-fedavg")},
+    "fedavg+": ("fedavg+:k=3",),
+    "ifca": ("ifca:k=3",),
+    "ifca, shared backbone": ("ifca:k=3,shared_backbone=True",),
+    "ifca-cam": ("ifca-cam:k=3,warmup=2",),
+    **{name: (f"{name}:k=3",) for name in ("fesem", "wecfl")},
+    "wecfl-con": ("wecfl:k=3", "contrastive"),
+    "wecfl-con on the head": ("wecfl:k=3", HEAD),
+    "wecfl-cks": ("wecfl:k=3", "knowledge_sharing"),
+    "wecfl-con-cks": ("wecfl:k=3", HEAD, "knowledge_sharing:scope=backbone"),
+    "fesem-cam": ("fesem-cam:k=3,warmup=2",),
+    "cgpfl": ("cgpfl:k=3",),
+    "fedac": ("fedac:k=3,tuning=False",),
+    "cfl": ("cfl:eps1=0.6,eps2=1.1",),
+    "fl-hc": ("fl-hc:k=3,rounds_before=2",),
+    "fedgroup": ("fedgroup:k=3",),
+    "fedds": ("fedds:k=3",),
+    "feddsmic": ("feddsmic:k=3",),
+    "fedcuau": ("fedcuau:k=3",),
+}
+
+
+def measured(specs: tuple[str, ...], sums: bool) -> dict[str, float] | None:
+    """Bytes of a round down and up, ours and naive; None for sums where the method has none."""
+    method = build_named(specs[0], specs[1:])
+    if sums and not method.sums:
+        return None
+    make_model = model_factory(describe(MLP((1, 8, 8), 10), "model"))
+    data = DataConfig(PARTICIPANTS, {"partition": "label_permutation", "groups": 3}, indicator_samples=10)
+    sites = {f"site-{i + 1}": Site(method, make_model, TrainSettings(lr=0.05), 0) for i in range(SITES)}
+    people: list[Participant] = []
+    for i, (name, site) in enumerate(sites.items()):
+        site.add(data.host(Digits(), name, i, SITES))
+        people += [Participant(d.name, name, len(d.train), d.group) for d in site.hosted.values()]
+    layout, start = site.workshop.resident.layout, method.start(partial(untrained, make_model, 0))
+    logits = logits_for(method, make_model, data, Digits, 0)
+    server = Server(method, layout, people, ServerSettings(ROUNDS, key_metric=""), start, logits=logits)
+    counts: list[dict[str, int]] = []
+    for number in range(ROUNDS):
+        orders = server.orders()
+        naive = {
+            "naive_down": sum(len({s.partition(":")[0] for s in o.needed}) for o in orders.values()),
+            "naive_up": 0,
+        }
+        models = with_parts(server.bank, [slot for order in orders.values() for slot in order.needed])
+        for name, site in sites.items():
+            answers = [site.answer(p, order, models, number) for p, order in orders.items() if p in site.hosted]
+            naive["naive_up"] += sum(len(a.update.diffs) for a in answers if a.update is not None)
+            for answer in added_up(answers, models, method) if sums else answers:
+                server.accept(answer, name)
+        server.finish_round()
+        record: dict[str, Any] = server.progress.record or {}
+        own = {"down": record["bytes_down"], "up": record["bytes_up"]}
+        counts.append({**own, **{k: models * layout.nbytes for k, models in naive.items()}})
+    return {k: sum(one[k] for one in counts[-MEASURED:]) / MEASURED for k in counts[0]}
+
+
+def main() -> None:
+    """Measures every row, and prints a Markdown table."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--out", type=Path, default=Path("traffic.json"))
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    setting = {"participants": PARTICIPANTS, "sites": SITES, "rounds": ROUNDS, "rows": ROWS}
+    result: dict[str, Any] = provenance() | {"setting": setting, "methods": {}}
+    print("| method | down, kB | of the naive count | up, kB | of the naive count | up with sums on the site, kB |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for name, specs in ROWS.items():
+        plain, sums = measured(specs, sums=False), measured(specs, sums=True)
+        assert plain is not None
+        result["methods"][name] = {"single": plain, "sums": sums}
+        down, up = plain["down"] / plain["naive_down"], plain["up"] / plain["naive_up"]
+        added = "" if sums is None else f"{sums['up'] / 1e3:.0f}"
+        print(f"| {name} | {plain['down'] / 1e3:.0f} | {down:.2f} | {plain['up'] / 1e3:.0f} | {up:.2f} | {added} |")
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
