@@ -71,6 +71,7 @@ PLAN = Plan(
     },
     sweeps={
         "k5": {f"{row}-k5": method for row, method in clustered(5).items()},
+        "mode": {"ifca-batch-statistics": (f"plans.variants.BatchStatisticsIFCA:{IFCA}",)},
         "warmup": {f"ifca-cam-w{share}": (f"ifca-cam:{IFCA},warmup={share}%",) for share in (0, 10, 20, 40, 50)},
     },
     tables={
