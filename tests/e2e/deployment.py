@@ -136,7 +136,7 @@ class Deployment:
 
         until("the sites to connect", connected)
 
-    def session(self, timeout: float = 10) -> _Closing:
+    def session(self, timeout: float = 60) -> _Closing:
         return _Closing(new_secure_session(ADMIN, str(self.admin), timeout=timeout))
 
     def jobs_of(self, name: str) -> list[psutil.Process]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.recipe.poc_env import PocEnv
 
 from cfl_flare.data import Digits
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]  # one at
 def poc(tmp_path, monkeypatch):
     monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(tmp_path / "poc"))
     monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
-    env = PocEnv(num_clients=2)
+    env = PocEnv(num_clients=2, extra={"login_timeout": 120})  # the server may take long to start on a busy machine
     yield env
     env.stop()
     gone(str(tmp_path))
@@ -68,8 +69,11 @@ def test_an_abort_stops_a_site_within_five_seconds(poc, tmp_path):
         }
         time.sleep(0.5)
     time.sleep(3)  # into the round
+    (kit,) = (tmp_path / "poc").glob(f"*/prod_00/{poc.username}")
+    session = new_secure_session(poc.username, str(kit), timeout=120)
     aborted = datetime.now()
-    poc.abort_job(run.job_id)
+    session.abort_job(run.job_id)
+    session.close()
     ends = []
     while len(ends) < 2 and time.monotonic() < deadline + 60:
         ends = [m for p in logs.values() if (m := re.search(r"(\S+ \S+),\d+ .*aborted while p", p.read_text()))]
