@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which likeness of models tells that their participants' labels are alike (FedAC sec. 4.3, Fig. 2)?
 
-As in the paper, participants train by FedAvg for 20 rounds, then each goes on alone, and all pairs of the models that
-come out are compared: low-rank cosine (LrCos), cosine without reduction, and L2 distance. Each is laid beside the
-Kullback-Leibler divergence of the pair's label distributions, the mean of both directions, by Spearman's correlation
-over the pairs. 1 would be the same order: a cosine counts as the distance 1 - cos. Besides the models themselves, as in
-the paper, also their differences from the common model are compared, of which L2 is the same.
+As in the paper, participants train by FedAvg for 20 epochs (here all of them in each of 20 rounds of one epoch), then
+each goes on alone, and all pairs of the models that come out are compared: low-rank cosine (LrCos), cosine without
+reduction, and L2 distance. Each is laid beside the Kullback-Leibler divergence of the pair's label distributions, the
+mean of both directions, by Spearman's correlation over the pairs. 1 would be the same order: a cosine counts as the
+distance 1 - cos. Besides the models themselves, as in the paper, also their differences from the common model are
+compared, of which L2 is the same. The paper does not say for how long participants train alone.
 
     CFL_DATA_ROOT=... python benchmarks/fedac_similarity.py --partitions dirichlet n_class --out benchmarks/results/x
 """
@@ -30,6 +31,7 @@ from torch import nn
 from cfl_flare.config import build
 from cfl_flare.files import load_arrays
 from cfl_flare.loop import run_loop
+from cfl_flare.results import load_run
 from cfl_flare.specs import build_named
 from cfl_flare.training.learner import Learner, Split, Workshop
 
@@ -66,8 +68,8 @@ def correlations(found: dict[str, np.ndarray], divergences: np.ndarray) -> dict[
     return {name: float(spearmanr(own[pairs], divergences[pairs]).statistic) for name, own in found.items()}
 
 
-def trained(plan: Plan, partition: str, seed: int, local_rounds: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The participants' models ``(m, d)``, the common model ``(d,)`` that they started from, and the labels' KL."""
+def trained(plan: Plan, partition: str, seed: int, alone: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """The participants' models ``(m, d)``, the common model ``(d,)`` before that, the labels' KL, its accuracy."""
     data = plan.data(partition, seed)
     with TemporaryDirectory() as folder:
         run_loop(
@@ -80,23 +82,24 @@ def trained(plan: Plan, partition: str, seed: int, local_rounds: int) -> tuple[n
             folder=Path(folder),
         )
         arrays, _ = load_arrays(Path(folder) / "clusters" / "global.safetensors")
+        accuracy = load_run(folder).summary["final"]["served_accuracy"]
     work = Workshop(partial(build, plan.model, nn.Module, "model"), plan.training, seed)
     common, models, labels = work.resident.layout.pack(arrays), [], []
     for own in data.host(plan.source, "local", 0, 1):
         splits = Split.of(own.train.x, own.train.y), Split.of(own.test.x, own.test.y)
         model = common
-        for i in range(local_rounds):
+        for i in range(alone):
             model = Learner(work, own.name, *splits, {}, plan.rounds + i).train(model, purpose="alone")
         models.append(model.part("all"))
         labels.append(own.train.y)
-    return np.stack(models), common.part("all"), label_divergences(labels)
+    return np.stack(models), common.part("all"), label_divergences(labels), accuracy
 
 
-def measured(plan: Plan, partition: str, seed: int, local_rounds: int) -> dict[str, Any]:
+def measured(plan: Plan, partition: str, seed: int, alone: int) -> dict[str, Any]:
     """One row."""
-    models, common, divergences = trained(plan, partition, seed, local_rounds)
+    models, common, divergences, accuracy = trained(plan, partition, seed, alone)
     return {
-        **{"partition": partition, "seed": seed, "rounds": plan.rounds, "local_rounds": local_rounds},
+        **{"partition": partition, "seed": seed, "epochs": plan.rounds, "alone": alone, "common_accuracy": accuracy},
         "models": correlations(distances(models), divergences),
         "differences": correlations(distances(models - common), divergences),
         "matrices": {"KL": divergences.tolist(), **{k: d.tolist() for k, d in distances(models).items()}},
@@ -106,13 +109,18 @@ def measured(plan: Plan, partition: str, seed: int, local_rounds: int) -> dict[s
 def markdown(rows: list[dict[str, Any]]) -> str:
     """A line a row."""
     columns = [*(("models", name) for name in rows[0]["models"]), ("differences", "LrCos"), ("differences", "cosine")]
-    titles = ["partition", "seed", "rounds + alone", *(f"{name} of {kind}" for kind, name in columns)]
+    titles = [
+        "partition",
+        "seed",
+        "epochs + alone",
+        "accuracy of the common model",
+        *(f"{name} of {kind}" for kind, name in columns),
+    ]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for r in rows:
         figures = [f"{r[kind][name]:.2f}" for kind, name in columns]
-        lines.append(
-            f"| {r['partition']} | {r['seed']} | {r['rounds']} + {r['local_rounds']} | {' | '.join(figures)} |"
-        )
+        first = [r["partition"], str(r["seed"]), f"{r['epochs']} + {r['alone']}", f"{100 * r['common_accuracy']:.1f}"]
+        lines.append(f"| {' | '.join([*first, *figures])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -133,17 +141,18 @@ def main() -> None:
     options.add_argument("--partitions", nargs="+", choices=plan.partitions, default=list(plan.partitions))
     options.add_argument("--seeds", nargs="+", type=int, default=[0])
     options.add_argument("--participants", type=int, default=plan.participants)
-    options.add_argument("--rounds", type=int, default=20, help="of FedAvg (%(default)s)")
-    options.add_argument("--local-rounds", nargs="+", type=int, default=[1, 20], help="alone, after them")
+    options.add_argument("--epochs", type=int, default=20, help="of FedAvg (%(default)s)")
+    options.add_argument("--alone", nargs="+", type=int, default=[1, 20], help="epochs after them")
     options.add_argument("--out", type=Path, required=True, help="the files' name without its ending")
     given = options.parse_args()
-    altered = plan.altered({"participants": given.participants, "rounds": given.rounds, "evaluate_every": given.rounds})
+    everyone = {"participants": given.participants, "sample": 1.0, "local_steps": None, "local_epochs": 1}
+    altered = plan.altered({**everyone, "rounds": given.epochs, "evaluate_every": given.epochs})
     rows = []
     for partition in given.partitions:
         for seed in given.seeds:
-            for local_rounds in given.local_rounds:
-                rows.append(measured(altered, partition, seed, local_rounds))
-                print(partition, seed, local_rounds, rows[-1]["models"], rows[-1]["differences"], flush=True)
+            for alone in given.alone:
+                rows.append(measured(altered, partition, seed, alone))
+                print(partition, seed, alone, rows[-1]["models"], rows[-1]["differences"], flush=True)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     draw(rows, Path(f"{given.out}.png"))
     kept = [{key: value for key, value in row.items() if key != "matrices"} for row in rows]

@@ -173,7 +173,9 @@ def run(given: argparse.Namespace) -> None:
         there = ", ".join(plan.partitions)
         require(partition in plan.partitions, f"plan {plan.name}: partition {partition!r} is unknown; there: {there}")
     for method, *penalties in map(altered.method, rows):
-        build_named(method, penalties)  # what is wrong is said before the first cell
+        built = build_named(method, penalties)  # what is wrong is said before the first cell
+        if plan.refuse is not None:
+            plan.refuse(built)
     for seed, partition, row in product(given.seeds, partitions, rows):
         name = cell_name(altered, row, partition, seed, settings) + (f"-flare{given.flare}" if given.flare else "")
         run_cell(given.out / name, altered, row, partition, seed, settings, given.flare)

@@ -105,6 +105,8 @@ def way(cell: Mapping[str, Any], one: Run) -> dict[str, Any]:
     model = plan.model if "model" in own else one.summary["model"]
     scheduled = one.summary.get("run", {})
     run = {k: getattr(plan, k) if k in own else scheduled.get(k) for k in ("sample", "evaluate_every")}
+    if unseen := one.summary["data"].get("unseen"):
+        run["unseen"] = unseen
     known = {"precision": "float32", **one.summary["training"]}  # the first cells did not say it
     return {"model": model, "training": {**known, **usual}, "run": run}
 
@@ -215,7 +217,7 @@ def notes(plan: Plan) -> str:
 Accuracies and macro-F1 are in percent, of the served models on the participants' own test splits, weighted by their
 training samples: the mean over seeds of the mean of {rounds[which]}, ± the sample standard deviation over seeds; so are
 the accuracy of the worst participant, that of the five worst (bottom), ARI and the clusters in use. What is measured of
-the models once a run is done (initial, personalised) is of its end alone. Bytes are those of a whole run in one
+the models once a run is done (initial, personalised, unseen) is of its end alone. Bytes are those of a whole run in one
 process, where a model goes down once a round for all participants (through FLARE: for all of a site's). The difference
 is ours less the published figure ({compared}; its table in brackets), in units of the larger of the two standard
 deviations; a single seed has none, nor have some published figures, and where those are of other data, no difference is

@@ -125,7 +125,7 @@ class Server:
     def sampled(self) -> set[str]:
         """Who trains in the coming round; beside the method's wish, it depends on the seed and the round alone."""
         names, count = list(self.participants), self._asked()
-        rng = stream(self.settings.seed, "sample", self.state.round)
+        rng = stream(self.settings.seed, "sample", self.method.sampling_round(self.state))
         return set(names) if count == len(names) else {names[i] for i in rng.permutation(len(names))[:count]}
 
     def orders(self) -> dict[str, Order]:
@@ -299,8 +299,8 @@ class Server:
             return None
         metrics = {n: self._answers[n].metrics for n in self.participants if n in self._answers}
         served = {n: m for n, m in metrics.items() if m}
-        clusters = self.method.clusters_in(self.state)
-        measured = measure_round(self.progress.record, served, self.participants, self.state, clusters)
+        clusters, gone = self.method.clusters_in(self.state), self.method.gone(self.state)
+        measured = measure_round(self.progress.record, served, self.participants, self.state, clusters, gone)
         if self.finished:
             self._count_bytes(measured.record)
         self.progress.record = None

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +63,7 @@ def measure_round(
     participants: Mapping[str, Participant],
     state: ServerState,
     clusters: int,
+    gone: Collection[int] = (),
 ) -> RoundMetrics:
     """Completes a round's record.
 
@@ -74,6 +75,7 @@ def measure_round(
         participants: all of them.
         state: after the round.
         clusters: K, or 0.
+        gone: those of the clusters that are no more.
     """
     record = dict(record)
     weights = {name: float(p.samples) for name, p in participants.items()}
@@ -93,8 +95,9 @@ def measure_round(
         f"cluster-{k}": average({n: metrics[n] for n in names if n in metrics}, weights) for k, names in members.items()
     }
     if clusters:
-        record["size_entropy"] = size_entropy(sizes)
-        record["empty_clusters"] = [k for k, size in enumerate(sizes) if not size]
+        there = {k: size for k, size in enumerate(sizes) if k not in gone}
+        record["size_entropy"] = size_entropy(list(there.values()))
+        record["empty_clusters"] = [k for k, size in there.items() if not size]
         record["clusters_in_use"] = sum(size > 0 for size in sizes)
         record["largest_share"] = max(sizes) / max(1, sum(sizes))
     grouped = [(p.group, assignment[n]) for n, p in participants.items() if p.group is not None and n in assignment]

@@ -3,8 +3,9 @@
 """FedAC on CIFAR-10 (Zhang et al. 2024, sec. 5): Table 1, and what its Fig. 3 and 4 vary.
 
 The paper trains for 1000 rounds; its K, mu and lambda are not published ("optimal", and K = 10 in Fig. 4c). FL+HC's
-rounds before the clustering are ours, and so is that IFCA's participants choose by 64 of their samples: all of them
-would double its time. The images are the JPEG version of CIFAR-10.
+rounds before the clustering are ours, and so is that IFCA's participants choose by 64 of their samples, to train and to
+be measured: all of them would double its time. mu and lambda are not tuned for the main table, nor is CGPFL's lambda.
+The images are the JPEG version of CIFAR-10.
 
     tables.py run --plan fedac --rows fedavg fedac ... --out cells         the main table
     tables.py run --plan fedac --rows number pull likeness --out cells     the sweeps, and any other: --rows fedac:k=5

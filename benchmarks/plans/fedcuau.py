@@ -14,7 +14,9 @@ stage 1, so it is given one more than its base:
 
 from fedcuau_personal import personal
 
+from cfl_flare.config import require
 from cfl_flare.data.images import JpegNpz
+from cfl_flare.methods import FedCUAU, FedPer, Method
 from cfl_flare.training.settings import TrainSettings
 from plans.plan import Plan, model
 
@@ -23,6 +25,17 @@ TRAINED_ON = {
     **{"C1": (0,), "C1+C2": (0, 1), "C1+C2+C3": (0, 1, 2)},
     **{"C4": (3,), "C3+C4": (2, 3), "C2+C3+C4": (1, 2, 3)},
 }
+
+
+def heads_travel(method: Method) -> None:
+    """Refuses FedPer, and FedCUAU on it: the heads that its participants are measured with stay with them."""
+    base = method.base if isinstance(method, FedCUAU) else method
+    require(
+        not isinstance(base, FedPer),
+        "plan fedcuau: row fedper: its heads stay with the participants, so that a finished run's models do not give "
+        "its accuracies; use `cfl-flare run --method fedper:finetune=True,finetune_epochs=5`",
+    )
+
 
 PLAN = Plan(
     name="fedcuau",
@@ -46,4 +59,5 @@ PLAN = Plan(
     compared=("initial", "personalised"),
     averaged=("last", 1),
     after=personal,
+    refuse=heads_travel,
 )

@@ -15,6 +15,7 @@ from typing import Any
 from cfl_flare.config import from_dict, require
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
 from cfl_flare.data.report import participant_names
+from cfl_flare.methods import Method
 from cfl_flare.models import MODELS
 from cfl_flare.seeds import stream
 from cfl_flare.server import ServerSettings
@@ -98,6 +99,7 @@ class Plan:
         outliers: how many participants have random labels, spread evenly over the others.
         data_seed: of the partition; None for that of the run.
         after: what is measured of a finished run beside its rounds, from its folder.
+        refuse: raises ConfigError for a method that ``after`` cannot measure.
     """
 
     name: str
@@ -123,6 +125,7 @@ class Plan:
     outliers: int = 0
     data_seed: int | None = None
     after: Callable[[Plan, Path], Mapping[str, float]] | None = None
+    refuse: Callable[[Method], None] | None = None
 
     @cached_property
     def published(self) -> dict[str, Any]:

@@ -98,9 +98,13 @@ class Method(ABC):
         """Number of cluster ids given out so far: 0, 1, ... without a gap.
 
         An id stays with its cluster. A split keeps it for one half, and the other takes the next one; it is never used
-        again. An id whose cluster is gone counts as an empty cluster.
+        again.
         """
         return self.clusters
+
+    def gone(self, state: ServerState) -> set[int]:
+        """Ids whose cluster is no more: the others without members are empty clusters."""
+        return set()
 
     @property
     def sums(self) -> bool:
@@ -115,6 +119,10 @@ class Method(ABC):
     def asks_all(self, state: ServerState) -> bool:
         """Whether the coming round asks all participants to train, whatever the run's sampling."""
         return False
+
+    def sampling_round(self, state: ServerState) -> int:
+        """The round by which the coming one's participants are drawn: methods that compare share their seed's draws."""
+        return state.round
 
     @property
     def joins_by(self) -> str:

@@ -30,9 +30,9 @@ BASES: dict[str, FedAvg] = {m.name: m for m in (FedAvg(), FedProx(), FedBABU(fin
 class FedCUAU(Method):
     """Clusters by the divergence of a participant's first update (CU) from the mean update (AU); FedCUAU, Alg. 1.
 
-    Round 0 is stage 1, round t the t-th of stage 2: a run of T + 1 rounds has T of the base's. In round t a
-    participant's batches and learning rate are those of the base's round t - 1, and the shared layers with those of
-    the last cluster, (w^s, w^CC), are at its end exactly the base's model. The server samples for each round anew.
+    Round 0 is stage 1, round t the t-th of stage 2: a run of T + 1 rounds has T of the base's. In round t the
+    participants, their batches and their learning rate are those of the base's round t - 1, and the shared layers with
+    those of the last cluster, (w^s, w^CC), are at its end exactly the base's model.
 
     In stage 1 nothing is sent: each participant builds the run's initial model from the seed. One that fails in round
     0, or joins later, does stage 1 in the first round that it takes part in, as it would have done it then, and is
@@ -127,6 +127,10 @@ class FedCUAU(Method):
     def asks_all(self, state: ServerState) -> bool:
         """Stage 1 is one shot for all (lines 2-5)."""
         return "thresholds" not in state.extras
+
+    def sampling_round(self, state: ServerState) -> int:
+        """The base's, which has no stage 1 before it."""
+        return max(0, state.round - 1)
 
     def check_model(self, layout: Layout) -> None:
         """The model has cluster layers and others, and a head to send in stage 1."""

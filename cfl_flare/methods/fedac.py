@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cfl_flare.archive import LatestModels
-from cfl_flare.clustering.kmeans import first_kmeans
+from cfl_flare.clustering.kmeans import first_kmeans, nearest, numbered
 from cfl_flare.clustering.lowrank import directions, mapped, similarity
 from cfl_flare.config import require, require_whole
 from cfl_flare.ensemble import Served
@@ -93,6 +93,10 @@ class FedAC(OwnModel):
     def clusters_in(self, state: ServerState) -> int:
         """Ids given out: each split takes a new one."""
         return int(state.extras["ids"])
+
+    def gone(self, state: ServerState) -> set[int]:
+        """Those that were merged into others."""
+        return {k for k in range(self.clusters_in(state)) if self._slots(state) and k not in self._slots(state)}
 
     @property
     def joins_by(self) -> str:
@@ -225,13 +229,18 @@ class FedAC(OwnModel):
         return known.mean(names, self.weighting, otherwise)
 
     def _halves(self, state: ServerState, known: LatestModels, names: Sequence[str]) -> tuple[list[str], list[str]]:
-        """A cluster's members dealt out to two new centres: k-means++ of their mapped models."""
+        """A cluster's members dealt out to two new centres, which k-means++ picks from their mapped models (sec. 4.5).
+
+        One pass of re-clustering, as in the paper; the next rounds' E-steps go on from there.
+        """
+        from sklearn.cluster import kmeans_plusplus
+
         if len(names) < 2:
             return list(names), []
         rows = self._comparable(mapped([known.parameters(name) for name in names], self._along(state)))
         if (rows == rows[0]).all():
             return list(names), []
-        labels = first_kmeans(rows, 2, np.ones(len(rows)), self.starts, self.seed)
+        labels = numbered(nearest(rows, kmeans_plusplus(rows, 2, random_state=self.seed)[0]))
         one, two = ([name for name, label in zip(names, labels) if label == half] for half in (0, 1))
         return one, two
 

@@ -297,21 +297,8 @@ def test_the_shared_and_the_last_cluster_s_layers_are_exactly_the_base_s(base, k
 
 
 @pytest.mark.parametrize("base", ["fedavg", "fedper"])
-def test_so_they_are_with_batch_norm_and_when_a_part_of_the_participants_is_there(base, monkeypatch):
+def test_so_they_are_with_batch_norm_and_when_a_part_of_the_participants_is_there(base):
     """Everyone does stage 1; then the rounds' participants are those of the base's rounds."""
-    sampled = Server.sampled
-
-    def earlier(self: Server) -> set[str]:
-        if not isinstance(self.method, FedCUAU) or not self.state.round:
-            return sampled(self)
-        state = self.state
-        self.state = ServerState({}, round=state.round - 1, extras=state.extras)
-        try:
-            return sampled(self)
-        finally:
-            self.state = state
-
-    monkeypatch.setattr(Server, "sampled", earlier)
     make = {"class_path": "cfl_flare.models.FashionCNN", "args": {"input_shape": [1, 8, 8], "num_classes": 10}}
     plain = loop(build_method({"method": base}), 3, make, participants=5, sample=3)
     server = loop(FedCUAU(base=base), 4, make, participants=5, sample=3)

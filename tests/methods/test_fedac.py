@@ -18,6 +18,7 @@ from cfl_flare.report.figures import draw
 from cfl_flare.results import load_run
 from cfl_flare.server import ServerSettings
 from cfl_flare.store import Store
+from cfl_flare.summary import measure_round
 from cfl_flare.training.settings import TrainSettings
 from tests.methods.test_ifca import SPLIT, split
 from tests.methods.test_personal import G, backbone, learner
@@ -176,6 +177,9 @@ def test_merged_and_new_clusters_in_the_state_and_in_the_record():
     assert set(state.assignment.values()) == {1}
     assert "cluster-0" not in state.bank
     assert method.clusters_in(state) == 2
+    assert method.gone(state) == {0}
+    record = measure_round({}, {}, {}, state, 2, method.gone(state)).record
+    assert (record["empty_clusters"], record["cluster_sizes"], record["clusters_in_use"]) == ([], [0, 4], 1)
     assert method.notes(state) == {
         "looseness": {"1": None},
         "changes": [{"round": 0, "cluster": 0, "into": 1}],
