@@ -9,7 +9,7 @@ mean of both directions, by Spearman's correlation over the pairs. 1 would be th
 distance 1 - cos. Besides the models themselves, as in the paper, also their differences from the common model are
 compared, of which L2 is the same. The paper does not say for how long participants train alone.
 
-    CFL_DATA_ROOT=... python benchmarks/fedac_similarity.py --partitions dirichlet n_class --out benchmarks/results/x
+    CFL_DATA_ROOT=... python benchmarks/fedac_similarity.py --out benchmarks/results/fedac/similarity
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from plans import PLANS, Plan
 from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_distances, euclidean_distances
+from speed import provenance
 from torch import nn
 
 from cfl_flare.config import build
@@ -131,7 +132,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         for axes, (name, matrix) in zip(line, r["matrices"].items()):
             figure.colorbar(axes.imshow(matrix), ax=axes, shrink=0.7)
             axes.set_title(f"{name}: {r['partition']}, seed {r['seed']}")
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=50)
 
 
 def main() -> None:
@@ -156,7 +157,9 @@ def main() -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     draw(rows, Path(f"{given.out}.png"))
     kept = [{key: value for key, value in row.items() if key != "matrices"} for row in rows]
-    Path(f"{given.out}.json").write_text(json.dumps({"model": altered.model, "rows": kept}, indent=1) + "\n")
+    Path(f"{given.out}.json").write_text(
+        json.dumps(provenance() | {"model": altered.model, "rows": kept}, indent=1) + "\n"
+    )
     Path(f"{given.out}.md").write_text(markdown(rows))
 
 

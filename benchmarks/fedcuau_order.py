@@ -7,7 +7,7 @@ the distance of its last layer's update from the mean one. It is compared with t
 participant's label distribution from that of all (sum_i |p_k(y = i) - p(y = i)|, Prop. 1), for several seeds, learning
 rates and numbers of local epochs (the paper has one epoch, and a learning rate of 0.1).
 
-    CFL_DATA_ROOT=... python benchmarks/fedcuau_order.py --seeds 0 1 2 --out benchmarks/results/fedcuau-order
+    CFL_DATA_ROOT=... python benchmarks/fedcuau_order.py --seeds 0 1 2 --out benchmarks/results/fedcuau/order
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import torch
 from matplotlib.figure import Figure
 from plans import PLANS, Plan
 from scipy.stats import spearmanr
+from speed import provenance
 from torch import nn
 
 from cfl_flare.config import build
@@ -152,7 +153,12 @@ def main() -> None:
             print({key: results[-1][key] for key in ("seed", "lr", "epochs", "with_tiers", "in_own_tier")}, flush=True)
     rows = table(results)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    content = {"model": plan.model, "partition": plan.partitions["tiers"], "rows": rows, "results": results}
+    content = provenance() | {
+        "model": plan.model,
+        "partition": plan.partitions["tiers"],
+        "rows": rows,
+        "results": results,
+    }
     Path(f"{given.out}.json").write_text(json.dumps(content) + "\n")
     Path(f"{given.out}.md").write_text(markdown(rows))
     draw(results, Path(f"{given.out}.png"))

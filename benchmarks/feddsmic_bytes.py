@@ -6,7 +6,7 @@ Reports of measured cells count a model once a round for all participants, as th
 counted as the methods send it: what a participant is sent and sends back in a round, times participants and rounds.
 Participants that have a cluster already are sent as much as those in round 0, for all of these methods.
 
-    python benchmarks/feddsmic_bytes.py --out benchmarks/results/feddsmic-bytes
+    python benchmarks/feddsmic_bytes.py --out benchmarks/results/feddsmic/bytes
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from plans import PLANS
 from plans.plan import model
+from speed import provenance
 from torch import nn
 
 from cfl_flare.config import build
@@ -66,7 +67,9 @@ def main() -> None:
         lines.append(f"| {r['network']} | {r['row']} | {figures} |")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    given.out.with_suffix(".json").write_text(json.dumps({"rounds": ROUNDS, "rows": rows}, indent=1) + "\n")
+    given.out.with_suffix(".json").write_text(
+        json.dumps(provenance() | {"participants": PARTICIPANTS, "rounds": ROUNDS, "rows": rows}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":
