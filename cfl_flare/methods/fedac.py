@@ -96,7 +96,8 @@ class FedAC(OwnModel):
 
     def gone(self, state: ServerState) -> set[int]:
         """Those that were merged into others."""
-        return {k for k in range(self.clusters_in(state)) if self._slots(state) and k not in self._slots(state)}
+        there = self._slots(state)
+        return set(range(self.clusters_in(state))) - there.keys() if there else set()
 
     @property
     def joins_by(self) -> str:

@@ -161,7 +161,7 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     assert 1 <= len(missed) <= 3
     assert run.rounds[missed[0]]["failed"] == {"hospital-2": "no answer in time"}
     assert run.rounds[missed[0]]["trained"] == ["hospital-1"]
-    assert 10 <= run.rounds[missed[0]]["seconds"] < 60  # the round ended by its timeout of 10 s, on a busy machine too
+    assert 10 <= run.rounds[missed[0]]["seconds"] < 20  # no round waits longer than its timeout
     assert run.rounds[-1]["trained"] == ["hospital-1", "hospital-2"]
     log = next((trial.folder / "nvflare").glob("**/ERRORLOG_hospital-3"))  # a kit streams it to the server by default
     assert "CFL_DATA: path = '<path>'" in log.read_text()
