@@ -44,7 +44,7 @@ def test_the_command_saves_a_model_that_predicts_as_it_says(
     assert str(out / "model.safetensors") in said
     row = next(line for line in said.splitlines() if line.startswith("ward"))
     assert ("no clusters" in row) == (name != "wecfl")
-    assert ("nearest centre" in row) == (name == "wecfl")
+    assert ("closest in direction" in row) == (name == "wecfl")
     import torch
 
     arrays = np.load(data)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cfl_flare.archive import LatestModels
+from cfl_flare.clustering.agglomerative import distances_between
 from cfl_flare.clustering.kmeans import first_kmeans, nearest, numbered
 from cfl_flare.clustering.lowrank import directions, mapped, similarity
 from cfl_flare.config import require, require_whole
@@ -101,8 +102,8 @@ class FedAC(OwnModel):
 
     @property
     def joins_by(self) -> str:
-        """Its trained model, as it is: the run's map is gone."""
-        return "most similar centre, cosine" if self.likeness == "lrcos" else "nearest centre"
+        """The run's map is gone, and a first round takes no model far from the common one, as in `WeCFL.assign`."""
+        return "centre closest in direction, from the common model"
 
     def needs(self, state: ServerState) -> int:
         """The first E-step needs a participant for each cluster, and the map two of them."""
@@ -154,20 +155,18 @@ class FedAC(OwnModel):
             return dict(zip(known.names, labels.tolist()))
         slots = self._slots(state)
         centres = mapped([state.bank[slot].part("all") for slot in slots.values()], along)
-        return self._most_like(known.names, rows, list(slots), centres)
-
-    def _most_like(self, names: Sequence[str], rows: np.ndarray, ids: Sequence[int], centres: np.ndarray) -> Assignment:
-        nearest = similarity(rows, centres, self.likeness).argmax(axis=1)
-        return {name: ids[i] for name, i in zip(names, nearest)}
+        likest = similarity(rows, centres, self.likeness).argmax(axis=1)
+        return {name: list(slots)[i] for name, i in zip(known.names, likest)}
 
     def _joining(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """The clusters of newcomers to a finished run, whose map and models are gone: by the models as they are."""
-        slots = self._slots(state)
-        rows, centres = (
-            np.stack([model.part("all") for model in models])
+        """The clusters of newcomers to a finished run, by their directions from the common model."""
+        slots, common = self._slots(state), state.bank[GLOBAL]
+        moves, centres = (
+            np.stack([(model - common).part("all") for model in models])
             for models in ([state.trained(u) for u in updates], [state.bank[slot] for slot in slots.values()])
         )
-        return self._most_like([u.participant for u in updates], rows, list(slots), centres)
+        closest = distances_between(moves, centres, "cosine").argmin(axis=1)
+        return {u.participant: list(slots)[i] for u, i in zip(updates, closest)}
 
     def _comparable(self, rows: np.ndarray) -> np.ndarray:
         """Mapped models whose Euclidean distances order them as their likeness does."""

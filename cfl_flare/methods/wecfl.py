@@ -10,7 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest, stacked
+from cfl_flare.clustering.agglomerative import distances_between
+from cfl_flare.clustering.kmeans import first_kmeans, lloyd, stacked
 from cfl_flare.config import require
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.parts import check_part, known_part
@@ -63,8 +64,8 @@ class WeCFL(Method):
 
     @property
     def joins_by(self) -> str:
-        """K-means with one update moves no centre."""
-        return "nearest centre to its trained model"
+        """As those who come late to a run."""
+        return "centre closest in direction, from the common model"
 
     def check_model(self, layout: Layout) -> None:
         """The model has the part that is clustered."""
@@ -88,18 +89,27 @@ class WeCFL(Method):
         """E-step (thesis Eq. 3.3b): k-means++ at first, then k-means warm-started at the centres.
 
         The warm start keeps the clusters' labels. Clusters without a participant in this round keep their place.
+
+        In the papers everyone is there in every round. One that comes later goes to the cluster in whose direction it
+        moved from the common model: that round takes it not far, and the centre next to the common model would be the
+        nearest to all of them.
         """
+        names = [u.participant for u in updates]
         rows = ((self.features(self.clustered(state, u)), self.weight(u)) for u in updates)
         features, weights = stacked(rows, len(updates))
         if cluster_slot(0) not in state.bank:
             labels = first_kmeans(features, self.k, weights, starts=self.starts, seed=self.seed)
-        else:
-            centres = np.stack([self.features(state.bank[cluster_slot(k)]) for k in range(self.k)])
-            if self._frozen(state):
-                labels = nearest(features, centres)
-                return {u.participant: state.assignment.get(u.participant, int(c)) for u, c in zip(updates, labels)}
-            labels = lloyd(features, centres, weights)
-        return {u.participant: int(c) for u, c in zip(updates, labels)}
+            return dict(zip(names, labels.tolist()))
+        centres = np.stack([self.features(state.bank[cluster_slot(k)]) for k in range(self.k)])
+        labels = np.array([state.assignment.get(name, -1) for name in names])
+        late = labels < 0
+        if late.any():
+            common = self.features(state.bank[GLOBAL])
+            labels[late] = distances_between(features[late] - common, centres - common, "cosine").argmin(axis=1)
+        if not (late.all() or self._frozen(state)):
+            known = ~late if late.any() else slice(None)  # a view where all are known: features are large
+            labels[known] = lloyd(features[known], centres, weights[known])
+        return dict(zip(names, labels.tolist()))
 
     def _frozen(self, state: ServerState) -> bool:
         return self.clustering_rounds is not None and state.round >= self.clustering_rounds

@@ -57,6 +57,17 @@ def test_a_local_step_goes_on_with_the_own_model_under_both_pulls():
     assert method.serve(work, Download(("cluster-1",), (centre,))) is work.memory["personal"]
 
 
+@pytest.mark.parametrize("likeness", ["lrcos", "l2"])
+def test_a_newcomer_goes_where_it_moved_from_the_common_model(likeness: str) -> None:
+    """By (1, 0, 0) from (5, 5, 5): towards (9, 6, 5), though (5, 4, 5) is nearer and its own cosine is larger."""
+    method = FedAC(k=2, likeness=likeness)
+    state = start(method)
+    centres = {"global": split(5, 5, 5), "cluster-0": split(5, 4, 5), "cluster-1": split(9, 6, 5)}
+    ended = replace(state, bank={**state.bank, **centres}, assignment={"old": 0}, archive=None)
+    newcomer = method.join(ended, moved("new", "global", 1, 0, 0))
+    assert newcomer.assignment == {"old": 0, "new": 1}
+
+
 def test_without_a_cluster_only_the_embedding_pulls():
     method = FedAC(k=2, mu=0.2, lam=0.1)
     work = learner()

@@ -63,18 +63,17 @@ def test_ifca_takes_the_smallest_loss(labels: tuple[int, ...], cluster: int) -> 
 
 
 @pytest.mark.parametrize("frozen", [None, 1])
-@pytest.mark.parametrize(
-    ("far", "cluster"),
-    [(3, 0), (1.2, 1)],  # (-0.5, 0.5) is 1.5 from (1, -1) on each axis; 2.5 and 0.7 from the other centre
-)
+@pytest.mark.parametrize("common", [(0, 0), (1, 1)])
 @pytest.mark.parametrize("kind", [WeCFL, FeSEM])
-def test_wecfl_takes_the_nearest_centre_whatever_its_loss(
-    kind: type[WeCFL], far: float, cluster: int, frozen: int | None
+def test_wecfl_takes_the_centre_in_whose_direction_the_newcomer_moved(
+    kind: type[WeCFL], common: tuple[int, int], frozen: int | None
 ) -> None:
-    bank = {"global": coin(0, 0), "cluster-0": coin(1, -1), "cluster-1": coin(-far, far)}
+    """From the common model it moves by (-0.5, 0.5): one centre is near but 72 degrees off, the other far but 1."""
+    centres = {"cluster-0": coin(-0.4, -0.2), "cluster-1": coin(-30, 31)}
+    bank = {"global": coin(*common)} | {slot: coin(*common) + centre for slot, centre in centres.items()}
     newcomer = joined(kind(k=2, clustering_rounds=frozen), bank)
-    assert newcomer.cluster == cluster
-    assert served(newcomer) == [bank[f"cluster-{cluster}"].vector.tolist()]
+    assert newcomer.cluster == 1
+    assert served(newcomer) == [bank["cluster-1"].vector.tolist()]
 
 
 def test_fedgroup_takes_the_closest_direction_and_fl_hc_the_nearest_update() -> None:

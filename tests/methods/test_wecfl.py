@@ -78,6 +78,16 @@ def test_few_shot_clustering_freezes_the_assignment():
     assert method.assign(state, updates) == {"a": 0, "new": 1}
 
 
+def test_a_late_participant_goes_where_it_moved():
+    """The common model is (4, 4), the centres (0.75, 0.75) and (10.5, 10.5): both ends are nearer to the first."""
+    method = WeCFL(k=2)
+    state, _ = first_round(method)
+    late = [update("up", 1, "global", 0.5, 0.5), update("down", 1, "global", -0.5, -0.5)]
+    assert method.assign(state, late) == {"up": 1, "down": 0}
+    there = [update("a", 1, "cluster-0", 9.75, 9.75), *late, update("c", 1, "cluster-1", 0, 0)]
+    assert method.assign(state, there) == {"a": 1, "up": 1, "down": 0, "c": 1}  # k-means among those who were there
+
+
 def test_newcomer_starts_from_the_common_model():
     state, _ = first_round(WeCFL(k=2))
     assert WeCFL(k=2).distribute(state, "never seen") == Download(("global",))
