@@ -40,6 +40,15 @@ class Parser(argparse.ArgumentParser):
         """
         raise ConfigError(f"{message}; '{self.prog} --help' shows what there is")
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but it names the command whose help is meant."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            raise ConfigError(
+                f"unrecognized arguments: {' '.join(unknown)}; '{self.prog} {found.command} --help' shows what there is"
+            )
+        return found
+
 
 class AddMethod(argparse.Action):
     """Collects methods, each with the penalties that come after it: ``[(method, [penalty, ...]), ...]``."""

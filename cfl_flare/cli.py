@@ -186,6 +186,10 @@ def onboard(arguments: argparse.Namespace) -> None:
     check_run_name(name, "--name")
     finished = Finished(arguments.run, partial(check_allowed, arguments.allow))
     out = Path(arguments.out) if arguments.out else finished.folder / "newcomers" / name
+    there = not arguments.out and out.is_dir() and any(out.iterdir())
+    require(
+        not there, f"--name = {name!r}: a newcomer of that name has joined; its model is in {out}; take another name"
+    )
     check_out(out)
     (data,) = DataConfig(min_samples=1).host(read_source(arguments.data), name, 0, 1)
     newcomer = finished.join(data, finished.logits(arguments.indicator_file), arguments.rounds)

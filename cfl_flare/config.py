@@ -144,6 +144,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{text!r}: {part!r} is not key=value; write name:key=value,key=value")
+        require(key.strip() not in settings, f"{text!r}: {key.strip()} is set twice; leave one out")
         try:
             settings[key.strip()] = ast.literal_eval(value)
         except (ValueError, SyntaxError, TypeError):

@@ -18,6 +18,7 @@ from cfl_flare.indicator import check_indicator
 from cfl_flare.initial import check_initial, read_checkpoint
 from cfl_flare.methods import Method, Participant
 from cfl_flare.params import Layout
+from cfl_flare.schedule import count_of
 from cfl_flare.server import Server, ServerSettings
 from cfl_flare.site import Site
 from cfl_flare.training.resident import ResidentModel, untrained
@@ -60,9 +61,12 @@ def check_job(
     most = len(data.names)
     more = f"is more than {data.who_trains}"
     require(method.clusters <= most, f"method {method.name}: k = {method.clusters} {more}; lower k")
-    sample = settings.sample
+    sample, answers = settings.sample, settings.min_answers
     fits = isinstance(sample, float) or sample <= most
     require(fits, f"run: sample = {sample} {more}; 1.0 is all of them")
+    asked = count_of(sample, most)
+    fits = isinstance(answers, float) or answers <= asked
+    require(fits, f"run: min_answers = {answers} is more than the {asked} asked in a round; 1.0 is all of them")
     if not resumed:  # the server itself says whether it could start
         participants = [Participant(name, "site", 1) for name in data.names]
         Server(method, layout, participants, settings, method.start(partial(untrained, make_model, settings.seed)))

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cfl_flare.config import require, require_whole
 from cfl_flare.data import DataConfig, DataSource
-from cfl_flare.errors import RunFailedError
+from cfl_flare.errors import ConfigError, RunFailedError
 from cfl_flare.loop import run_loop
 from cfl_flare.methods import Method
 from cfl_flare.onboard import onboard_unseen
@@ -118,7 +118,12 @@ def simulate(methods: Mapping[str, Method], settings: RunSettings, out: Path) ->
         console = Console(file=terminal)
         for name, job in jobs.items():
             folder = out / name
-            folder.mkdir(parents=True)
+            try:
+                folder.mkdir(parents=True)
+            except OSError as error:
+                raise ConfigError(
+                    f"--out = {str(out)!r} cannot be made ({error.strerror}); name another folder"
+                ) from error
             with Display(console, name, settings.rounds) as display:
                 job(folder, display)
             if settings.unseen:

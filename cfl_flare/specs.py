@@ -39,10 +39,12 @@ def read_source(text: str, here: bool = True) -> DataSource:
         if here:
             from_here(settings)
         return from_dict(SOURCES[name], settings, f"data {name}")
-    require(
-        "." in name and "/" not in name,
-        f"data {name!r} is unknown; there are {', '.join(SOURCES)}, a .npz file, or package.Class",
-    )
+    hint = f"there are {', '.join(SOURCES)}, a .npz file, or package.Class"
+    if name.endswith(".csv"):
+        hint = f"write table:path={name},label=COLUMN"
+    elif Path(name).is_dir():
+        hint = f"write folder:path={name}"
+    require("." in name and "/" not in name and not name.endswith(".csv"), f"data {name!r} is unknown; {hint}")
     return build({"class_path": name, "args": settings}, DataSource, "data")  # type: ignore[type-abstract]
 
 

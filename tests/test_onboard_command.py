@@ -55,6 +55,9 @@ def test_the_command_saves_a_model_that_predicts_as_it_says(
     assert main(["onboard", str(folder), "--data", str(data), "--name", "ward"]) == 0
     again = read_model(folder / "newcomers" / "ward" / "model.safetensors")
     torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
+    capsys.readouterr()
+    assert main(["onboard", str(folder), "--data", str(data), "--name", "ward"]) == 2
+    assert "--name = 'ward': a newcomer of that name has joined" in capsys.readouterr().err
 
 
 def test_the_command_reads_the_indicator_file(

@@ -78,6 +78,17 @@ def test_what_would_make_a_job_fail_is_said_before_it(tmp_path, capsys, words, r
     assert "1 of" in said and "would make a job fail" in said
 
 
+def test_the_current_folder_s_kit_and_a_server_s(tmp_path, capsys, monkeypatch):
+    for name in ("startup", "local"):
+        (tmp_path / "kit" / name).mkdir(parents=True)
+    (tmp_path / "kit" / "startup" / "fed_server.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "kit")
+    assert main(["site", "prepare", "."]) == 0
+    assert "logs" not in capsys.readouterr().out
+    status, said = checked(capsys)
+    assert status == 0 and "has cfl_flare" in said and "none: the kit is a server's" in said and "logs" not in said
+
+
 def test_a_kit_and_a_full_disk(tmp_path, monkeypatch):
     for name in ("startup", "local"):
         (tmp_path / "kit" / name).mkdir(parents=True)

@@ -25,7 +25,7 @@ def add_site(commands: Any) -> None:
     check.add_argument("--model", metavar="NET", help="the job's model, as for 'cfl-flare run'; default: one that fits")
     check.add_argument("--min-samples", type=int, default=8, metavar="N", help="fewest training samples (%(default)s)")
     check.add_argument("--device", default="cpu", help="where the job computes (%(default)s)")
-    check.add_argument("--kit", help="check this startup kit as well")
+    check.add_argument("--kit", help="check this startup kit as well; default: the current folder, if it is one")
 
 
 def add_predict(commands: Any) -> None:

@@ -76,9 +76,15 @@ def kit(folder: Path) -> Iterator[Finding]:
     ready = found.after is None
     way_out = "" if ready else f"cfl-flare site prepare {folder}"
     yield Finding("class allow-list", "has cfl_flare" if ready else "lacks cfl_flare", way_out, not ready)
-    streams = "jobs may stream logs to the server" if found.streams_logs else "stay here"
-    yield Finding("logs", streams, f"cfl-flare site prepare {folder} --keep-logs" if found.streams_logs else "")
+    if not is_server(folder):
+        streams = "jobs may stream logs to the server" if found.streams_logs else "stay here"
+        yield Finding("logs", streams, f"cfl-flare site prepare {folder} --keep-logs" if found.streams_logs else "")
     yield Finding("custom code", f"jobs that carry code, such as training scripts: from {code_carriers(folder)}")
+
+
+def is_server(kit: Path) -> bool:
+    """Whether it is a server's kit: it has no data, and the logs are its own."""
+    return (kit / "startup" / "fed_server.json").is_file()
 
 
 def data(source: DataSource, model: str | None, config: DataConfig, device: str, state_root: Path) -> Iterator[Finding]:

@@ -40,7 +40,7 @@ def prepare_kit(arguments: argparse.Namespace) -> None:
     else:
         backup = found.write()
         print(f"{found.resources}: written" + (f"; what it was is in {backup.name}" if backup else ""))
-    if found.streams_logs:
+    if found.streams_logs and not check.is_server(kit):
         print("note: jobs may stream this kit's logs to the server; --keep-logs forbids it")
 
 
@@ -66,12 +66,21 @@ def check_site(arguments: argparse.Namespace) -> None:
 
 def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
     yield from check.versions()
-    kit = Path(arguments.kit) if arguments.kit else None
+    kit = Path(arguments.kit) if arguments.kit else kit_here()
     if kit is not None:
         yield from check.kit(kit)
     config, root = DataConfig(min_samples=arguments.min_samples), check.default_state_root(kit)
-    yield from check.data(own_source(arguments.data), arguments.model, config, arguments.device, root)
+    if kit is not None and check.is_server(kit) and arguments.data is None:
+        yield check.Finding("data", "none: the kit is a server's")
+    else:
+        yield from check.data(own_source(arguments.data), arguments.model, config, arguments.device, root)
     yield check.memory()
+
+
+def kit_here() -> Path | None:
+    """The current folder, if it is a kit."""
+    here = Path.cwd()
+    return here if (here / "startup").is_dir() and (here / "local").is_dir() else None
 
 
 def own_source(text: str | None) -> DataSource:
