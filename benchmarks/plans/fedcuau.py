@@ -9,6 +9,7 @@ stage 1, so it is given one more than its base:
 
     tables.py run --plan fedcuau --partitions tiers --rows fedavg fedbabu --out cells
     tables.py run --plan fedcuau --partitions tiers --rows fedavg-cuau fedbabu-cuau --rounds 121 --out cells
+    tables.py run --plan fedcuau --partitions tiers --rows stage1 --rounds 121 --out cells     a smaller rate in stage 1
     tables.py run --plan fedcuau --partitions C1 C1+C2 C1+C2+C3 C4 C3+C4 C2+C3+C4 --rows fedavg --out cells
 """
 
@@ -54,6 +55,11 @@ PLAN = Plan(
         "fedbabu": ("fedbabu:finetune=False",),
         "fedavg-cuau": ("fedcuau:base=fedavg,k=2",),
         "fedbabu-cuau": ("fedcuau:base=fedbabu,k=2",),
+    },
+    sweeps={
+        "stage1": {
+            f"{base}-cuau-stage1": (f"fedcuau:base={base},k=2,stage1_lr=0.01",) for base in ("fedavg", "fedbabu")
+        }
     },
     columns=("initial", "personalised", "c1", "c2", "c3", "c4", "ari", "clusters_in_use"),
     compared=("initial", "personalised"),

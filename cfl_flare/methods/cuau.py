@@ -47,6 +47,8 @@ class FedCUAU(Method):
             last block and head, LEAF's last convolution and its fully connected layers (sec. 6.3); without a
             convolution the backbone's last layer and the head, or the head alone if nothing were shared otherwise. For
             FedBABU and FedPer never the head.
+        stage1_lr: learning rate of stage 1; None for the run's. CUAU orders participants by their heterogeneity while
+            they have hardly moved (Prop. 1).
         finetune: measures the personalised accuracy: the own cluster's model, fine-tuned; without it the initial one,
             of C1's model (FedPer has none, as its heads are the participants'; there it is the own cluster's model).
         finetune_epochs: passes over the training data in that fine-tuning; None for as long as a round.
@@ -62,6 +64,7 @@ class FedCUAU(Method):
     base: Method | str = "fedavg"
     k: int = 2
     cluster_layers: tuple[str, ...] | None = None
+    stage1_lr: float | None = None
     finetune_epochs: int | None = 5
 
     def __post_init__(self) -> None:
@@ -74,6 +77,8 @@ class FedCUAU(Method):
         require(self.weighting == "samples", "method fedcuau: weighting belongs to its base; give it there")
         require_whole("method fedcuau", k=self.k)
         require(self.k >= 2, f"method fedcuau: k = {self.k} should be >= 2; one cluster is its base")
+        lr = self.stage1_lr
+        require(lr is None or 0 < lr < float("inf"), f"method fedcuau: stage1_lr = {lr} should be > 0, or None")
         layers = self.cluster_layers
         if layers is not None:
             fits = isinstance(layers, (list, tuple)) and bool(layers) and all(isinstance(n, str) for n in layers)
@@ -198,7 +203,7 @@ class FedCUAU(Method):
     def client_update(self, learner: Learner) -> Update:
         """Stage 1: CU_k of the head, after one local epoch of all layers from the initial model (lines 5, 16-19)."""
         start = learner.initial(0)
-        trained = learner.in_round(0).train(start, purpose="stage 1", epochs=1)
+        trained = learner.in_round(0, self.stage1_lr).train(start, purpose="stage 1", epochs=1)
         return Update(learner.participant, learner.samples, {AU: (trained - start).take(start.layout.head)})
 
     def cluster_client_update(self, learner: Learner, download: Download) -> Update:

@@ -129,6 +129,7 @@ class Learner:
         self.trained: Params | Served | None = None
         self._beside: Params | None = None
         self._first = 0
+        self._lr: float | None = None
         self._losses: dict[tuple[int, int, int | None], tuple[Params, float]] = {}
 
     def beside(self, frozen: Params) -> Learner:
@@ -154,16 +155,16 @@ class Learner:
         """The run's untrained model number ``index``."""
         return self._workshop.initial(self._first + index)
 
-    def in_round(self, number: int) -> Learner:
-        """The same participant with the random streams and the learning rate of another round."""
+    def in_round(self, number: int, lr: float | None = None) -> Learner:
+        """The same participant with the random streams and the learning rate of another round, or a given one."""
         view = copy.copy(self)
-        view.round, view._losses = number, {}
+        view.round, view._lr, view._losses = number, lr, {}
         return view
 
     @property
     def lr(self) -> float:
-        """The run's learning rate in this round."""
-        return self._workshop.settings.lr_at(self.round)
+        """The run's learning rate in this round, unless `in_round` set another."""
+        return self._workshop.settings.lr_at(self.round) if self._lr is None else self._lr
 
     def train(
         self,

@@ -115,6 +115,16 @@ def test_stage_one_sends_nothing_and_brings_back_the_head_s_update_of_one_epoch(
     assert (work.memory, work.trained) == ({}, None)
 
 
+def test_stage_one_can_have_a_learning_rate_of_its_own():
+    """One step of half the length moves half as far; stage 2 goes on with the run's."""
+    own, plain = FedCUAU(stage1_lr=0.5), FedCUAU()
+    half, whole = (method.local_update(learner(), Download()).diffs["au"].vector for method in (own, plain))
+    np.testing.assert_allclose(half, whole / 2, rtol=1e-6)
+    late = Download(("shared", "cluster-0", "cluster-1"), (shared(1), cluster(2, 3, 4), cluster(2, 3, 4)))
+    one, other = (method.local_update(learner(), late).diffs for method in (own, plain))
+    assert all((one[slot].vector == other[slot].vector).all() for slot in other)
+
+
 @pytest.mark.parametrize("base", BASES)
 def test_stage_one_is_the_same_for_every_base_and_in_every_round(base):
     plain = FedCUAU().local_update(learner(3, number=0), Download()).diffs["au"]
@@ -391,6 +401,7 @@ def test_it_survives_the_way_through_a_job_file(spec):
         ({"base": 3}, "base = 3 should be one of"),
         ({"weighting": "uniform"}, "weighting belongs to its base"),
         ({"penalties": [Proximal()]}, "belong to its base; give them there"),
+        ({"stage1_lr": 0.0}, "stage1_lr = 0.0 should be > 0, or None"),
         ({"finetune_epochs": 0}, "finetune_epochs = 0 should be >= 1 or None"),
         ({"cluster_layers": []}, r"cluster_layers = \[\] should be a list of names, or None"),
         ({"cluster_layers": "head"}, "cluster_layers = 'head' should be a list of names"),
