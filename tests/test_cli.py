@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from cfl_flare.methods import FedDS
@@ -52,6 +53,17 @@ def test_run_in_process_and_show(tmp_path):
     assert "local" in shown.stdout
     assert {path.name for path in out.glob("*.png")} == {"accuracy.png", "cluster_sizes.png"}
     assert {path.name for path in (out / "fesem-k3").glob("*.png")} == figures
+
+
+def test_samples_that_were_never_scaled_are_noticed(tmp_path):
+    rng = np.random.default_rng(0)
+    shapes = {"train": 80, "test": 40}
+    images = {f"{k}_images": rng.integers(0, 256, (n, 8, 8)).astype(np.float32) for k, n in shapes.items()}
+    np.savez(tmp_path / "raw.npz", **images, **{f"{k}_labels": np.arange(n) % 2 for k, n in shapes.items()})
+    words = ["--data", str(tmp_path / "raw.npz"), "--participants", "2", "--partition", "iid", "--rounds", "1"]
+    done = cfl("run", "--loop", "--method", "fedavg", *words, "--out", str(tmp_path / "out"))
+    assert done.returncode == 0
+    assert "look at the data: samples reach 255 where 0 to 1 is expected" in done.stdout
 
 
 def test_indicator_samples_are_held_back_by_themselves_and_from_all_that_are_compared(tmp_path):

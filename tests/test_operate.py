@@ -115,7 +115,7 @@ def test_what_is_strange_about_data_is_remarked():
         "test labels [2] never occur in training",
         "all training samples have label 1",
         "all training samples are the same",
-        "samples reach 509 after scaling",
+        "samples reach 255 where 0 to 1 is expected",
     ]
     own = next(iter(DataConfig().host(Digits(), "s", 0, 1)))
     assert facts_of(own).remarks == []

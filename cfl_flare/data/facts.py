@@ -54,9 +54,15 @@ class Facts:
             strange.append(f"all training samples have label {int(np.argmax(self.train))}; check the labels")
         if self.alike:
             strange.append("all training samples are the same; check how they were written")
-        if self.reach > FAR:
-            strange.append(f"samples reach {self.reach:.0f} after scaling; bring them to uint8, or floats in [0, 1]")
-        return strange
+        return [*strange, *([self.unscaled] if self.unscaled else [])]
+
+    @property
+    def unscaled(self) -> str:
+        """That samples were never scaled, and the way out; empty where they were."""
+        if self.reach <= FAR:
+            return ""
+        largest = (self.reach + 1) / 2
+        return f"samples reach {largest:.0f} where 0 to 1 is expected; bring them to uint8, or floats in [0, 1]"
 
 
 def facts_of(data: ParticipantData) -> Facts:
