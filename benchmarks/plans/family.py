@@ -5,6 +5,7 @@
     tables.py run --plan family --table 3.1 --out cells                       a table, all of its rows and partitions
     tables.py run --plan family-cifar10 --table 7.6 --out cells               warm-up lengths of IFCA-CAM
     tables.py run --plan family --table 7.1 --rows k5 --out cells             its rows with K = 5
+    tables.py run --plan family --rows ifca samples --out cells               on how many samples IFCA assigns
 
 The rows that a table has with K = 5 are the sweep ``k5``: they are run when they are asked for. The CIFAR-10 images are
 the JPEG version.
@@ -72,6 +73,7 @@ PLAN = Plan(
     sweeps={
         "k5": {f"{row}-k5": method for row, method in clustered(5).items()},
         "mode": {"ifca-batch-statistics": (f"plans.variants.BatchStatisticsIFCA:{IFCA}",)},
+        "samples": {"ifca-32": ("ifca:k=10,assignment_samples=32",), "ifca-all": ("ifca:k=10",)},
         "warmup": {f"ifca-cam-w{share}": (f"ifca-cam:{IFCA},warmup={share}%",) for share in (0, 10, 20, 40, 50)},
     },
     tables={
