@@ -40,7 +40,9 @@ MAY = {
     | {"archive", "small", "schedule", "sums"},
     "indicator": BASICS | {"params", "methods", "training", "data"},
     "initial": BASICS | {"files", "methods", "params", "training"},
-    "rehearsal": BASICS | {"initial"} | {"params", "methods", "training", "data", "site", "server", "indicator"},
+    "rehearsal": BASICS
+    | {"initial"}
+    | {"params", "methods", "training", "data", "site", "server", "schedule", "indicator"},
     "onboard": BASICS
     | {"ensemble", "params", "methods", "training", "data", "site", "results", "summary", "store", "indicator"},
     "report": {"errors", "results", "data"},
