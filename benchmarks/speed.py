@@ -155,9 +155,10 @@ def in_own_process(*arguments: str) -> dict[str, float]:
 
 def provenance() -> dict[str, Any]:
     """What a figure needs beside it."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     return {
         "command": " ".join(["python", *sys.argv]),
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+        "commit": subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip(),
         "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
     }
 
