@@ -154,19 +154,21 @@ class FedAC(OwnModel):
             labels = first_kmeans(self._comparable(rows), self.k, np.ones(len(rows)), self.starts, self.seed)
             return dict(zip(known.names, labels.tolist()))
         slots = self._slots(state)
+        ids = list(slots)
         centres = mapped([state.bank[slot].part("all") for slot in slots.values()], along)
         likest = similarity(rows, centres, self.likeness).argmax(axis=1)
-        return {name: list(slots)[i] for name, i in zip(known.names, likest)}
+        return {name: ids[i] for name, i in zip(known.names, likest)}
 
     def _joining(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """The clusters of newcomers to a finished run, by their directions from the common model."""
         slots, common = self._slots(state), state.bank[GLOBAL]
+        ids = list(slots)
         moves, centres = (
             np.stack([(model - common).part("all") for model in models])
             for models in ([state.trained(u) for u in updates], [state.bank[slot] for slot in slots.values()])
         )
         closest = distances_between(moves, centres, "cosine").argmin(axis=1)
-        return {u.participant: list(slots)[i] for u, i in zip(updates, closest)}
+        return {u.participant: ids[i] for u, i in zip(updates, closest)}
 
     def _comparable(self, rows: np.ndarray) -> np.ndarray:
         """Mapped models whose Euclidean distances order them as their likeness does."""
