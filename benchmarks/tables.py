@@ -13,7 +13,7 @@ be committed.
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --table 3.1
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --rows fedavg ifca --partitions dirichlet --seeds 0 1
     CFL_DATA_ROOT=... python benchmarks/tables.py run --plan fedac --out cells --rows fedavg fedac:k=3,mu=1 --set lr=0.1
-    python benchmarks/tables.py report --cells cells --out benchmarks/results/family
+    python benchmarks/tables.py report --cells cells --out benchmarks/results/family/family
 """
 
 from __future__ import annotations

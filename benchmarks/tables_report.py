@@ -228,7 +228,7 @@ given."""
 def markdown(rows: Sequence[dict[str, Any]], plan: Plan, settings: Mapping[str, Any], name: str) -> str:
     """The report: commands, settings, a table a partition."""
     lines = [f"# Measured beside published: {plan.title}", "", "```", *commands(rows)]
-    lines += [f"python benchmarks/tables.py report --cells cells --out benchmarks/results/{name}", "```", ""]
+    lines += [f"python benchmarks/tables.py report --cells cells --out benchmarks/results/{name}/{name}", "```", ""]
     lines += [f"- {key}: `{json.dumps(value)}`" for key, value in settings.items()]
     lines += dict.fromkeys(f"- {r['row']}: `{r['method']}`" for r in rows)
     lines += [notes(plan), "Published: " + " ".join(plan.published["about"])]
