@@ -29,7 +29,7 @@ from cfl_flare.methods.named import Combination
 from cfl_flare.models import MODELS
 from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.report.partition import draw_partition, partition_table
-from cfl_flare.report.table import results_table
+from cfl_flare.report.table import print_whole, results_table
 from cfl_flare.results import find_runs
 from cfl_flare.specs import build_named, model_of_job, read_model, read_source, shape_and_classes, share_or_count
 from cfl_flare.training.settings import TrainSettings
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     runs = simulate(dict(zip(names, methods_to_run)), settings, out)
     console = Console()
-    console.print(results_table(runs))
+    print_whole(console, results_table(runs))
     if len(runs) > 1:
         draw_comparison(runs, out)
     console.print(f"results: {out}", soft_wrap=True)
@@ -173,7 +173,7 @@ def partition(arguments: argparse.Namespace) -> None:
         soft_wrap=True,
     )
     if arguments.show:
-        console.print(partition_table(report))
+        print_whole(console, partition_table(report))
     if figure is not None:
         console.print(str(draw_partition(report, figure)), soft_wrap=True)
 
@@ -195,7 +195,7 @@ def onboard(arguments: argparse.Namespace) -> None:
     newcomer = finished.join(data, finished.logits(arguments.indicator_file), arguments.rounds)
     path = finished.save(newcomer, out)
     console = Console()
-    console.print(newcomer_table(newcomer, finished.method.joins_by))
+    print_whole(console, newcomer_table(newcomer, finished.method.joins_by))
     console.print(f"model: {path}", soft_wrap=True)
 
 
@@ -267,7 +267,7 @@ def show(arguments: argparse.Namespace) -> None:
     runs = find_runs(arguments.run)
     console = Console()
     folders = [str(one.folder.relative_to(arguments.run)) for one in runs] if len(runs) > 1 else []
-    console.print(results_table(runs, folders))
+    print_whole(console, results_table(runs, folders))
     files = [path for one in runs for path in draw(one)]
     if len(runs) > 1 and Path(arguments.run) not in [one.folder for one in runs]:  # whose own figures have these names
         files += draw_comparison(runs, Path(arguments.run))

@@ -48,9 +48,10 @@ def test_run_in_process_and_show(tmp_path):
     assert {path.name for path in out.glob("*.png")} == {"accuracy.png", "cluster_sizes.png"}
     for path in out.rglob("*.png"):
         path.unlink()
-    shown = cfl("show", str(out))
+    shown = cfl("show", str(out), COLUMNS="60")
     assert shown.returncode == 0
-    assert "local" in shown.stdout
+    (line,) = [line.split() for line in shown.stdout.splitlines() if line.startswith("fesem (K=3)")]
+    assert line[-2:] == [f"{run.summary['seconds']:.1f}", "fesem-k3"]  # a narrow terminal cuts nothing
     assert {path.name for path in out.glob("*.png")} == {"accuracy.png", "cluster_sizes.png"}
     assert {path.name for path in (out / "fesem-k3").glob("*.png")} == figures
 

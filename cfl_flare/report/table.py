@@ -8,9 +8,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.measure import Measurement
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from cfl_flare.results import Run
 
 
@@ -63,3 +66,9 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
 
 def _number(value: Any) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Prints a table as wide as it is: where the terminal is narrower, its lines wrap, and no figure is cut."""
+    table.width = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    console.print(table, soft_wrap=True)
