@@ -293,8 +293,10 @@ def draw(found: Sequence[Cell], figure_name: str, path: Path) -> None:
             axes.plot(rounds, values, style, color=COLOURS[i % len(COLOURS)], label=name)
         axes.set(title=f"{partition}: {sweep}" if sweep else partition, xlabel="round")
         axes.legend(fontsize="small")
-    for axes in grid[:, 0]:
-        axes.set_ylabel(f"{title} of the served models (%)")
+    for line in grid:
+        for axes in line:
+            axes.set_visible(axes.has_data())
+        next(axes for axes in line if axes.has_data()).set_ylabel(f"{title} of the served models (%)")
     figure.savefig(path, dpi=150)
 
 
