@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from cfl_flare.errors import ConfigError
+
+BLOCK = 128  # rows
 
 
 def stacked(rows: Iterable[tuple[np.ndarray, float]], count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -75,7 +77,13 @@ def nearest(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
 
     # Models differ little beside what they share: take that off before squaring. The median leaves out a stray centre.
     origin = np.median(centres, axis=0)
-    return np.asarray(pairwise_distances_argmin(features - origin, centres - origin))
+    shifted = centres - origin
+    return np.concatenate([pairwise_distances_argmin(block - origin, shifted) for block in blocks(features)])
+
+
+def blocks(features: np.ndarray) -> Iterator[np.ndarray]:
+    """A few rows at a time, as views: what is computed of them in float64 should not take twice the memory of all."""
+    return (features[i : i + BLOCK] for i in range(0, len(features), BLOCK))
 
 
 def lloyd(features: np.ndarray, centres: np.ndarray, weights: np.ndarray, max_steps: int = 300) -> np.ndarray:
@@ -99,9 +107,11 @@ def lloyd(features: np.ndarray, centres: np.ndarray, weights: np.ndarray, max_st
     centres = centres.astype(np.float64)
     labels = nearest(features, centres)
     for _ in range(max_steps):
-        for j in np.unique(labels):
-            members = labels == j
-            centres[j] = np.average(features[members], axis=0, weights=weights[members])
+        own = np.where(labels[:, None] == np.arange(len(centres)), weights[:, None], 0.0)  # (m, k)
+        sums, used = np.zeros_like(centres), own.any(axis=0)
+        for w, rows in zip(blocks(own), blocks(features)):
+            sums += w.T @ rows
+        centres[used] = sums[used] / own.sum(axis=0)[used, None]
         moved = nearest(features, centres)
         if (moved == labels).all():
             break
