@@ -43,8 +43,9 @@ class Archive:
         path = self._path(name, version)
         with path.with_suffix(".tmp").open("wb") as f:
             np.save(f, array, allow_pickle=False)
-            f.flush()
-            os.fsync(f.fileno())
+            if self._temporary is None:  # else nobody reads it after this process
+                f.flush()
+                os.fsync(f.fileno())
         path.with_suffix(".tmp").replace(path)
 
     def get(self, name: str, version: int) -> np.ndarray:
