@@ -159,11 +159,12 @@ def main() -> None:
                 continue
             measured = {k: v for part in PARTS for k, v in in_own_process(part, name, participants).items()}
             found["participants"][str(participants)] = {k: round(v, 4) for k, v in measured.items()}
+            found["provenance"] = provenance()
             print(f"{name:8} {participants:6} " + " ".join(f"{k} {v:.3f}" for k, v in measured.items()), flush=True)
             keys = ("round_cpu_seconds", "accept_cpu_seconds", "aggregate_cpu_seconds", "server_MB")
             if len(found["participants"]) > 1:
                 found["slopes"] = {key: round(slope(found["participants"], key), 2) for key in keys}
-            given.out.write_text(json.dumps(provenance() | {"model": MODEL, **result}, indent=1) + "\n")
+            given.out.write_text(json.dumps({"model": MODEL, **result}, indent=1) + "\n")
     draw(result["methods"], given.out.with_suffix(".png"))
 
 
