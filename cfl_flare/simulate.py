@@ -8,11 +8,13 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -190,9 +192,11 @@ def _job(name: str, method: Method, settings: RunSettings, out: Path) -> Any:
         results = Path(env.workspace_root) / name / "server" / "simulate_job"
         log = folder / "flare.log"
         try:
-            with display.watching(results / "cfl" / ROUNDS), output_to(log):
+            with interrupts() as interrupted, display.watching(results / "cfl" / ROUNDS), output_to(log):
                 recipe.execute(env)
         except RuntimeError as error:
+            if interrupted.is_set():
+                raise KeyboardInterrupt from error
             raise RunFailedError(f"{name}: {reason_in(log) or error}; FLARE's log is {log}") from error
         if not (results / "cfl" / "summary.json").is_file():
             raise RunFailedError(f"{name}: no results; {reason_in(log)}; FLARE's log is {log}")
@@ -207,6 +211,25 @@ def reason_in(log: Path) -> str:
     """Why FLARE ended a run, from its log; empty if it does not say."""
     found = re.findall(r"(?:FATAL_SYSTEM_ERROR received: |is left out: |ERROR - )(.+)", log.read_text(errors="replace"))
     return found[-1] if found else ""
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[threading.Event]:
+    """Whether the user has pressed Ctrl-C: FLARE catches it, stops its processes, and calls it a failed simulation."""
+    seen, usual = threading.Event(), signal.getsignal(signal.SIGINT)
+    noting = threading.current_thread() is threading.main_thread() and usual is signal.default_int_handler
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.set()
+        signal.default_int_handler(number, frame)
+
+    if noting:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        if noting:
+            signal.signal(signal.SIGINT, usual)
 
 
 @contextlib.contextmanager
