@@ -5,6 +5,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ from cfl_flare.models import MLP
 from cfl_flare.results import load_model, load_run
 from cfl_flare.server import ServerSettings
 from cfl_flare.training.settings import TrainSettings
+from tests.e2e.deployment import commands_with, until
 from tests.e2e.plugin import AbsentAtSite2, HalfTheDigits, Received, Touchy
 
 pytestmark = pytest.mark.slow
@@ -267,3 +269,21 @@ def test_the_main_job_by_command(tmp_path):
     shown = subprocess.run([*command[:3], "show", str(tmp_path / "out")], capture_output=True, text=True, timeout=60)
     assert shown.returncode == 0
     assert "wecfl (K=3)" in shown.stdout
+
+
+def test_ctrl_c_is_no_failed_simulation(tmp_path):
+    """FLARE catches it, stops its processes, and reports a failure: the user should read what they did."""
+    command = [sys.executable, "-m", "cfl_flare.cli", "run", "--rounds", "500", "--method", "fedavg"]
+    with (tmp_path / "said").open("w") as said:
+        run = subprocess.Popen(
+            [*command, "--out", str(tmp_path / "out")],
+            stdout=said,
+            stderr=said,
+            start_new_session=True,  # a group of its own, like a terminal's
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+    until("a round", lambda: run.poll() is not None or list((tmp_path / "out" / "flare").rglob("rounds.jsonl")))
+    os.killpg(run.pid, signal.SIGINT)
+    assert run.wait(120) == 130
+    assert (tmp_path / "said").read_text().splitlines()[-1] == "cfl-flare: interrupted"
+    until("the end of its processes", lambda: not commands_with(str(tmp_path / "out")), 60)
