@@ -32,6 +32,7 @@ FIGURES: dict[str, tuple[str, float, str, int]] = {
     "unseen": ("unseen", 100, "unseen", 2),
     "initial": ("initial", 100, "initial", 2),
     "sound": ("sound", 100, "sound labels", 2),
+    "sound_ari": ("sound_ari", 1, "ARI of sound", 2),
     "personalised": ("personalised", 100, "personalised", 2),
     **{tier: (tier, 100, tier.upper(), 2) for tier in ("c1", "c2", "c3", "c4")},
     "ari": ("ari", 1, "ARI", 2),

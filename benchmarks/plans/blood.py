@@ -4,10 +4,12 @@
 
 Hospitals fall into four groups, by the cells that they see, by their scanners, or by both. Ten outliers, whose labels
 are random, are hospitals that fit into none (``--set outliers=10``): the figure ``sound`` is the accuracy of the
-others. With ``--set data_seed=0`` the seeds are those of initial models and batches alone.
+others, and ``sound_ari`` compares their clusters with their groups; the sweep ``k5`` has a cluster for the outliers.
+With ``--set data_seed=0`` the seeds are those of initial models and batches alone.
 
     tables.py run --plan blood --out cells                                           the table
     tables.py run --plan blood --table robust --set outliers=10 --out cells  outliers
+    tables.py run --plan blood --rows k5 --partitions labels --set outliers=10 --out cells  with one cluster more
     tables.py run --plan blood --table robust --seeds 0 1 2 3 4 --set data_seed=0 --out cells  initial seeds
 """
 
@@ -15,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from sklearn.metrics import adjusted_rand_score
 
 from cfl_flare.data import Npz
 from cfl_flare.results import ASSIGNMENTS, load_run, read_lines
@@ -34,11 +37,14 @@ def stable(lines: list[Mapping[str, object]]) -> int | None:
 
 
 def after(plan: Plan, folder: Path) -> dict[str, float]:
-    """Rounds to a stable assignment, and the accuracy of those whose labels are sound, weighted by their samples."""
+    """Rounds to a stable assignment; of those with sound labels the accuracy, weighted, and beside outliers the ARI."""
     people = load_run(folder).summary["participants"]
     sound = [one for one in people if one["name"] not in plan.random_labels]
     weights = [one["samples"] for one in sound]
     measured = {"sound": float(np.average([one["served_accuracy"] for one in sound], weights=weights))}
+    if plan.outliers and all(one["cluster"] is not None for one in sound):
+        groups, clusters = ([one[what] for one in sound] for what in ("group", "cluster"))
+        measured["sound_ari"] = float(adjusted_rand_score(groups, clusters))
     rounds = stable(read_lines(folder / ASSIGNMENTS))
     return measured if rounds is None else {**measured, "stable": rounds}
 
@@ -71,6 +77,7 @@ ROWS = {
     "fedds": ("fedds:k=4",),
     "feddsmic": ("feddsmic:k=4",),
 }
+ROBUST = ("fedavg", "ifca", "fesem", "wecfl", "ifca-cam", "fesem-cam")
 
 PLAN = Plan(
     name="blood",
@@ -87,8 +94,9 @@ PLAN = Plan(
         "both": {**LABELS, "partition": "crossed", "rule": "cluster_dirichlet", "groups": 2, "scanners": 2},
     },
     rows=ROWS,
-    tables={"robust": (("labels",), ("fedavg", "ifca", "fesem", "wecfl", "ifca-cam", "fesem-cam"))},
-    columns=("accuracy", "macro_f1", "worst_accuracy", "sound", "ari", "nmi", "clusters_in_use", "stable"),
+    sweeps={"k5": {f"{row}-k5": (ROWS[row][0].replace("k=4", "k=5"),) for row in ROBUST[1:]}},
+    tables={"robust": (("labels",), ROBUST)},
+    columns=("accuracy", "macro_f1", "worst_accuracy", "sound", "sound_ari", "ari", "nmi", "clusters_in_use", "stable"),
     compared=("accuracy", "macro_f1"),
     after=after,
 )
