@@ -5,7 +5,8 @@
 200 participants of Fashion-MNIST (cluster-wise Dirichlet), its CNN, 10 steps of batch 32, everyone in every round,
 measured in every round, on two sites. Each job runs twice, with few rounds and with more: the difference is that of the
 rounds, and what is left is the start. The bare work is the same steps and the same test samples in a plain torch loop,
-right before and after (`speed.py`). A hundred rounds are extrapolated from these.
+right before and after (`speed.py`): alone on the machine, and as two processes at once, one a site, since two
+sites slow each other down. A hundred rounds are extrapolated from these.
 
 FLARE's ordinary use is FedAvgRecipe with one client a participant on two threads: each task starts a process of its
 own. It is measured with fewer clients, and extrapolated to 200.
@@ -105,13 +106,25 @@ def in_own_process(what: str, count: int, rounds: int) -> dict[str, float]:
 
 
 def one(what: str, count: int, rounds: int) -> None:
-    """Runs a job in this process and says what it took."""
+    """Runs a job in this process, or the bare work of a site (in place of rounds), and says what it took."""
+    if what == "bare":
+        work = bare(data_config(count).host(Npz("fashionmnist.npz"), f"site-{rounds + 1}", rounds, SITES), 3)
+        print("FOUND " + json.dumps({"cpu_seconds": work["ideal"] + work["evaluation"]}), flush=True)
+        return
     started, before = time.monotonic(), used()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CFL_STATE_ROOT"] = str(Path(folder) / "state")
         found = ordinary(count, rounds, folder) if what == "ordinary" else job(what, count, rounds, folder)
         took = {"wall_seconds": time.monotonic() - started, "cpu_seconds": used() - before}
     print("FOUND " + json.dumps({**took, **found}), flush=True)
+
+
+def side_by_side(participants: int) -> float:
+    """CPU seconds of the bare work of a round where every site's share is a process of its own, all at once."""
+    commands = [[sys.executable, __file__, "--one", "bare", str(participants), str(site)] for site in range(SITES)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    said = [process.communicate()[0] for process in running]
+    return sum(json.loads(text.removeprefix("FOUND "))["cpu_seconds"] for text in said)
 
 
 def difference(what: str, count: int, few: int, more: int) -> dict[str, Any]:
@@ -144,9 +157,13 @@ def main() -> None:
             found["wall_seconds_of_a_round_of_200"] = 200 / given.clients * found["a_round"]["wall_seconds"]
         else:
             people = data_config(given.participants).host(Npz("fashionmnist.npz"), "local", 0, 1)
+            both = [side_by_side(given.participants)]
             before, found, after = bare(people, 1), difference(row, given.participants, *given.rounds), bare(people, 1)
+            both.append(side_by_side(given.participants))
             least = sum(b["ideal"] + b["evaluation"] for b in (before, after)) / 2
-            found |= {"bare_cpu_seconds": least, "ratio": found["a_round"]["cpu_seconds"] / least}
+            took = found["a_round"]["cpu_seconds"]
+            found |= {"bare_cpu_seconds": least, "ratio": took / least}
+            found |= {"bare_side_by_side_cpu_seconds": sum(both) / 2, "ratio_side_by_side": took / (sum(both) / 2)}
             found["wall_seconds_of_100_rounds"] = (
                 found["start"]["wall_seconds"] + 100 * found["a_round"]["wall_seconds"]
             )
