@@ -214,7 +214,11 @@ def _plain(value: Any, where: str) -> Any:
         return [_plain(v, where) for v in value]
     if isinstance(value, Mapping):
         return {str(k): _plain(v, where) for k, v in value.items()}
-    raise ConfigError(f"{where} = {value!r} cannot be written to a job file; use numbers, text, lists or dictionaries")
+    shown = " ".join(reprlib.repr(value).split())
+    raise ConfigError(
+        f"{where} = {shown} cannot be written to a job file; a constructor's arguments should be numbers, text, lists "
+        "or dictionaries, and kept as attributes of the same names"
+    )
 
 
 def build(

@@ -132,6 +132,11 @@ class Goal:
         """Whose improvement `patience` waits for."""
         return self.key if self.stop is None else self.stop.metric
 
+    def unknown(self, best: Mapping[str, Any] | None, watched: Mapping[str, Any] | None) -> list[str]:
+        """The metrics that it is about and that no round has had, given the best rounds so far by each."""
+        pairs = ((self.key, best), (self.watched, watched))
+        return list(dict.fromkeys(metric.name for metric, found in pairs if metric is not None and found is None))
+
     def reached(self, watched: Mapping[str, Any] | None, number: int, scalars: Mapping[str, float]) -> str | None:
         """Why a run should end after a round, in words; None if it should not.
 

@@ -143,8 +143,8 @@ class Site:
         except Exception as error:  # the module may be the user's, and raise anything
             raise DataError(
                 f"{data.name}: the model {type(module).__name__} does not take samples of shape {shape} "
-                f"({one_line(error)}); set the model's input_shape to {list(shape)}, or bring the samples to what it "
-                "takes"
+                f"({one_line(error)}); set the model's input_shape to {list(shape)} before the run, or bring the "
+                "samples to what it takes"
             ) from error
         if not isinstance(outputs, torch.Tensor):
             raise DataError(

@@ -115,3 +115,11 @@ def test_the_summary_is_plain_json(tmp_path):
     run(tmp_path, [0.2, 0.9])
     assert json.loads((tmp_path / "summary.json").read_text())["best"]["value"] == 0.9
     np.testing.assert_allclose(load_run(tmp_path).summary["final"]["served_accuracy"], 0.9)
+
+
+def test_metrics_that_no_round_has_had():
+    goal = Goal.of("acuracy", None, "loss <= 0.2", None)
+    assert goal.unknown(None, None) == ["acuracy", "loss"]
+    assert goal.unknown(None, {"round": 0, "value": 1.0}) == ["acuracy"]
+    assert Goal.of("accuracy", None, None, 3).unknown(None, None) == ["accuracy"]
+    assert Goal.of("", None, None, None).unknown(None, None) == []

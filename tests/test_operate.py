@@ -67,7 +67,7 @@ def test_a_sound_site(tmp_path, capsys, monkeypatch):
             "does not take samples",
             "set the model's input_shape",
         ),
-        (("--data", "{good}", "--device", "cuda:77"), "", "name another --device"),
+        (("--data", "{good}", "--device", "cuda:77"), "device = 'cuda:77' cannot be used here", "name another"),
     ],
 )
 def test_what_would_make_a_job_fail_is_said_before_it(tmp_path, capsys, words, reason, way_out):
@@ -158,7 +158,7 @@ def test_a_sum_of_models_predicts_from_a_folder_of_images_of_any_size(tmp_path):
     assert float(rows[1][3]) == pytest.approx(4 / 6, abs=1e-6)  # 2 * 2 against 1 and 1
 
 
-def test_bad_input_of_predict_is_one_line(tmp_path, capsys):
+def test_bad_input_of_predict_is_one_line(tmp_path, capsys, monkeypatch):
     spec, model = mlp()
     for name in ("a", "b"):
         save_served(tmp_path / "two" / "served", name, Served((model,)), spec, 1)
@@ -179,6 +179,10 @@ def test_bad_input_of_predict_is_one_line(tmp_path, capsys):
     assert "does not take images of shape (1, 9, 9)" in refused("two", "big.npz", "--slot", "a")
     assert "has no array images or test_images but pictures" in refused("two", "odd.npz", "--slot", "a")
     assert "is no file or folder" in refused("two", "none.npz", "--slot", "a")
+    monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "two")
+    assert main(["predict", str(tmp_path / "two"), "--slot", "a", "--data", "odd.npz", "--out", "x.csv"]) == 2
+    assert "has no array" in capsys.readouterr().err  # it was found
     assert "holds a tests.tiny.Coin" in refused("own.safetensors", "big.npz")
     assert "make it first" in refused("two", "big.npz", out="none/x.csv")
     assert find_model(tmp_path / "two", "b").stem == "b"

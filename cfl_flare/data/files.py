@@ -49,9 +49,13 @@ def find(path: str, where: str, folder: bool | None = False) -> Path:
     for candidate in tried:
         if (candidate.is_dir() and folder is not False) or (candidate.is_file() and not folder):
             return candidate
-    hint = "" if root else f"; {ROOT} is not set"
+    hint = (
+        "give its whole path"
+        if root
+        else f"{ROOT} is not set; set it to the folder that it is in, or give its whole path"
+    )
     what = {True: "folder", False: "file", None: "file or folder"}[folder]
-    raise DataError(f"{where}: path = {path!r} is no {what}; tried {', '.join(map(str, tried))}{hint}")
+    raise DataError(f"{where}: path = {path!r} is no {what}; tried {', '.join(map(str, tried))}; {hint}")
 
 
 def find_root(root: str | None, where: str) -> Path:
@@ -99,9 +103,11 @@ def read_npz(path: Path, required: Sequence[str] | None = None, optional: Sequen
     except DataError:
         raise
     except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        # numpy takes whatever it does not know for a pickle
+        reason = one_line(error) if not path.is_file() or zipfile.is_zipfile(path) else "it is no archive of arrays"
         raise DataError(
-            f"{path}: cannot be read as an npz file without pickled objects ({one_line(error)}); save arrays of "
-            "numbers with np.savez"
+            f"{path}: cannot be read as an npz file without pickled objects ({reason}); save arrays of numbers with "
+            "np.savez"
         ) from error
     for name, array in arrays.items():
         # A member of the archive that is no .npy file comes as bytes.

@@ -187,7 +187,12 @@ class ClusteringAggregator(ModelAggregator):
             return FLModel(params={})
         scalars = measured.scalars()
         info = {"metric_source": "cfl_flare", "metric_split": "test", "use_contribution_sites": False}
-        key = self.running.settings.goal.key
+        key, progress = self.running.settings.goal.key, self.running.progress
+        for unknown in self.running.settings.goal.unknown(progress.best, progress.watched):
+            self.warning(
+                f"no round has had the number {unknown!r} so far, by which the best models are kept or the job ends; "
+                f"round {measured.record['round']} has {', '.join(sorted(scalars))}"
+            )
         name = key and key.name_in(scalars)
         if key is not None and name is not None:
             info["key_metric"] = {"name": name, "mode": key.mode}

@@ -189,4 +189,4 @@ def without_paths(text: str) -> str:
     own = {os.environ.get(name, "") for name in OWN_PLACES}
     for place in sorted((p for p in own if "/" in p[1:]), key=len, reverse=True):
         text = re.sub(re.escape(place) + r"[^:;,()'\"\n]*", "<path>", text)
-    return re.sub(r"(?<![\w.])(?:~|\$\w+)?(?:/[\w.\-+@]+)+/?", "<path>", text)[:500]
+    return re.sub(r"(?<![\w.])(?<!http:/)(?<!https:/)(?:~|\$\w+)?(?:/[\w.\-+@]+)+/?", "<path>", text)[:500]

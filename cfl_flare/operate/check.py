@@ -118,8 +118,8 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
     except CFLError as error:
         yield _failed("model", error)
         return
-    except Exception as error:  # the device may not be there, and the model may be the user's, and raise anything
-        yield Finding("training", one_line(error), "mend the model, or name another --device", True)
+    except Exception as error:  # the model may be the user's, and raise anything
+        yield Finding("training", one_line(error), "mend the model", True)
         return
     layout = site.workshop.resident.layout
     name = spec["class_path"].rpartition(".")[2]

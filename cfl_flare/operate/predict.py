@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from cfl_flare.config import build, one_line, require
-from cfl_flare.data.files import read_npz
+from cfl_flare.data.files import find, read_npz
 from cfl_flare.data.images import SUFFIXES, decoded
 from cfl_flare.data.samples import channels_first, normalised
 from cfl_flare.errors import ConfigError, DataError
@@ -94,14 +94,13 @@ def read_images(data: Path, array: str | None, shape: Sequence[int] | None) -> t
     Raises:
         DataError: they cannot be read.
     """
+    data = find(str(data), "predict", folder=None)
     if data.is_dir():
         files = sorted(p for p in data.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
         if not files:
             raise DataError(f"{data}: holds no images; they end in {', '.join(SUFFIXES)}")
         size, channels = (None, None) if shape is None else ((shape[1], shape[2]), shape[0])
         return [str(p.relative_to(data)) for p in files], decoded(files, lambda i: str(files[i]), size, channels)
-    if not data.is_file():
-        raise DataError(f"{data}: is no file or folder; name a folder of images, or an .npz file")
     arrays = read_npz(data, None if array is None else [array])
     name = array or next((n for n in ARRAYS if n in arrays), None)
     if name is None:

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cfl_flare.config import one_line
 from cfl_flare.ensemble import Served, combined
-from cfl_flare.errors import AbortedError
+from cfl_flare.errors import AbortedError, ConfigError
 from cfl_flare.params import Params
 from cfl_flare.seeds import stream
 from cfl_flare.training.maml import ahead, descend
@@ -75,6 +76,12 @@ class Workshop:
         device: str = "cpu",
         should_stop: Callable[[], bool] = lambda: False,
     ):
+        try:
+            torch.zeros(1, device=device)
+        except Exception as error:  # torch has many ways to say that there is no such device
+            raise ConfigError(
+                f"device = {device!r} cannot be used here ({one_line(error)}); name another, such as 'cpu'"
+            ) from error
         self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
         self.initial = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
         self.resident = ResidentModel(make_model(), device)

@@ -190,6 +190,7 @@ def test_steps_stand_in_each_model_s_own_meta_for_flare_s_filters():
 
 def test_reasons_leave_without_the_site_s_paths():
     assert wire.without_paths("cannot read /data/ward 3/x.npz or ~/a.csv") == "cannot read <path> 3/x.npz or <path>"
+    assert wire.without_paths("see https://example.org/a/b or /a/b") == "see https://example.org/a/b or <path>"
     assert wire.without_paths("shape (3, 4) not (4,); 1/2") == "shape (3, 4) not (4,); 1/2"
 
 
