@@ -49,11 +49,11 @@ def find(path: str, where: str, folder: bool | None = False) -> Path:
     for candidate in tried:
         if (candidate.is_dir() and folder is not False) or (candidate.is_file() and not folder):
             return candidate
-    hint = (
-        "give its whole path"
-        if root
-        else f"{ROOT} is not set; set it to the folder that it is in, or give its whole path"
-    )
+    if tried[0].is_absolute():
+        hint = "name one that is there"
+    else:
+        unset = "" if root else f"{ROOT} is not set; set it to the folder that it is in, or "
+        hint = f"{unset}give its whole path"
     what = {True: "folder", False: "file", None: "file or folder"}[folder]
     raise DataError(f"{where}: path = {path!r} is no {what}; tried {', '.join(map(str, tried))}; {hint}")
 
