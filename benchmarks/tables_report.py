@@ -275,29 +275,33 @@ def draw(found: Sequence[Cell], figure_name: str, path: Path) -> None:
     """A figure over rounds: a column a partition, a line of panels a sweep, a line a row, the mean over its seeds."""
     key, scale, title, _ = FIGURES[figure_name]
     panels: dict[tuple[str, str], dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
-    several = len({(cell["participants"], cell["rounds"]) for cell, _ in found}) > 1
+    sizes: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
+    for cell, _ in found:
+        sizes[sweep_of(cell), cell["partition"]].add((cell["participants"], cell["rounds"]))
     for cell, one in found:
-        name = label(cell)
-        name += f" (m = {cell['participants']}, {cell['rounds']} rounds)" if several else ""
-        panels[sweep_of(cell), cell["partition"]][name].append(one)
+        place = sweep_of(cell), cell["partition"]
+        size = f" (m = {cell['participants']}, {cell['rounds']} rounds)" if len(sizes[place]) > 1 else ""
+        panels[place][label(cell) + size].append(one)
     sweeps, partitions = (list(dict.fromkeys(key[i] for key in panels)) for i in (0, 1))
     names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
-    figure = Figure(figsize=(5 * len(partitions), 4 * len(sweeps)), layout="constrained")
+    figure = Figure(figsize=(7 * len(partitions), 4 * len(sweeps)), layout="constrained")
     grid = figure.subplots(len(sweeps), len(partitions), sharey=True, squeeze=False)
     for (sweep, partition), panel in panels.items():
         axes = grid[sweeps.index(sweep)][partitions.index(partition)]
         for name, runs in panel.items():
             i = names.index(name)
             means = over_rounds(runs, key)
-            style = ("-", "--", ":")[i // len(COLOURS) % 3]
+            style = ("-", "--", ":", "-.")[i // len(COLOURS) % 4]
             rounds, values = [number + 1 for number in means], [scale * mean for mean in means.values()]
             axes.plot(rounds, values, style, color=COLOURS[i % len(COLOURS)], label=name)
         axes.set(title=f"{partition}: {sweep}" if sweep else partition, xlabel="round")
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="x-small" if len(panel) > 20 else "small", loc="upper left", bbox_to_anchor=(1, 1))
     for line in grid:
+        there = [axes for axes in line if axes.has_data()]
         for axes in line:
-            axes.set_visible(axes.has_data())
-        next(axes for axes in line if axes.has_data()).set_ylabel(f"{title} of the served models (%)")
+            axes.set_visible(axes in there)
+        there[0].set_ylabel(f"{title} of the served models (%)")
+        there[0].tick_params(labelleft=True)
     figure.savefig(path, dpi=150)
 
 
