@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim.sgd import sgd
 
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import AbortedError, ConfigError
@@ -55,7 +56,7 @@ class Split:
 
 
 class Workshop:
-    """What all participants of a process share: the resident model, the optimizer, the settings.
+    """What all participants of a process share: the resident model, its momentum, the settings.
 
     Args:
         make_model: builds the untrained module.
@@ -66,6 +67,7 @@ class Workshop:
 
     Attributes:
         initial: the run's untrained model of a number.
+        momentum: SGD's buffer, ``(layout.parameter_size,)``; None without momentum.
     """
 
     def __init__(
@@ -85,14 +87,28 @@ class Workshop:
         self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
         self.initial = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
         self.resident = ResidentModel(make_model(), device)
-        self.optimizer = torch.optim.SGD(
-            [self.resident.parameters],
-            lr=settings.lr,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self.momentum = torch.zeros_like(self.resident.gradient) if settings.momentum else None
         self._predictors: OrderedDict[tuple[int | bool, ...], tuple[list[Params], Predictor]] = OrderedDict()
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """One step of SGD along the resident model's gradient.
+
+        By torch's function, not its class: to make a ``torch.optim.SGD`` imports torch's compiler, which doubles the
+        processor time in which a site's process starts.
+        """
+        sgd(
+            [self.resident.parameters],
+            [self.resident.gradient],
+            [self.momentum],
+            fused=True,
+            lr=lr,
+            momentum=self.settings.momentum,
+            weight_decay=self.settings.weight_decay,
+            dampening=0,
+            nesterov=False,
+            maximize=False,
+        )
 
     def predictor(self, models: Sequence[Params], features: bool = False) -> Predictor:
         """Predicts with these models; the last ones are kept, as the participants of a site compare the same models."""
@@ -203,7 +219,6 @@ class Learner:
         inner = [] if inner_lr is None else self._batches(self._stream(f"{purpose} ahead"), len(batches))
         fixed = self._fixed([*batches, *inner], terms)  # before the model is loaded: it may need the resident module
         self._load(start)
-        work.optimizer.param_groups[0]["lr"] = self.lr
         self._start_momentum()
         watching = work.resident.watching_head(any(term.compares for term in terms))
         with self._dropout(rng), watching as seen, work.resident.holding(frozen) as put_back:
@@ -215,7 +230,7 @@ class Learner:
                 looks = inner_lr is not None
                 with ahead(work.resident, inner_lr or 0, gradients[len(batches) + i]) if looks else nullcontext():
                     outer()
-                work.optimizer.step()
+                work.step(self.lr)
                 put_back()
         if purpose == "train":
             self._keep_momentum(frozen)
@@ -297,16 +312,10 @@ class Learner:
             batches += [order[i:j] for i, j in bounds]
         return batches[:steps]
 
-    def _momentum_buffer(self) -> Tensor:
-        state = self._workshop.optimizer.state[self._workshop.resident.parameters]
-        if state.get("momentum_buffer") is None:
-            state["momentum_buffer"] = torch.zeros_like(self._workshop.resident.gradient)
-        return state["momentum_buffer"]
-
     def _start_momentum(self) -> None:
-        if not self._workshop.settings.momentum:
+        buffer = self._workshop.momentum
+        if buffer is None:
             return
-        buffer = self._momentum_buffer()
         kept = self.memory.get("momentum") if self._workshop.settings.keep_momentum else None
         if kept is None:
             buffer.zero_()
@@ -314,10 +323,11 @@ class Learner:
             buffer.copy_(torch.from_numpy(kept.vector[: buffer.numel()]))
 
     def _keep_momentum(self, frozen: str | Sequence[str]) -> None:
-        if self._workshop.settings.keep_momentum and self._workshop.settings.momentum:
+        buffer = self._workshop.momentum
+        if buffer is not None and self._workshop.settings.keep_momentum:
             layout = self._workshop.resident.layout
             vector = np.zeros(layout.size, np.float32)
-            vector[: layout.parameter_size] = self._momentum_buffer().cpu().numpy()
+            vector[: layout.parameter_size] = buffer.cpu().numpy()
             for place in layout.select(frozen) if frozen else ():
                 vector[place] = 0
             self.memory["momentum"] = Params(layout, vector, np.zeros(layout.counter_size, np.int64))

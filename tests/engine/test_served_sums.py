@@ -126,7 +126,9 @@ def test_it_is_exported(finished):
 def test_a_class_of_ones_own_is_given_once(tmp_path):
     model = {"class_path": "tests.engine.test_served_sums.Foreign", "args": MODEL["args"]}
     run, server = finish(SPECS["ifca-cam"], tmp_path, model)
-    with pytest.raises(ConfigError, match=r"holds a tests\.engine\.test_served_sums\.Foreign; build one and pass it as model="):
+    with pytest.raises(
+        ConfigError, match=r"holds a tests\.engine\.test_served_sums\.Foreign; build one and pass it as model="
+    ):
         load_model(run.folder, "cluster-1")
     loaded = load_model(run.folder, "cluster-1", model=Foreign(**MODEL["args"]))
     assert isinstance(loaded, Ensemble) and all(isinstance(part, Foreign) for part in loaded.parts)
