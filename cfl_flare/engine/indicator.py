@@ -27,7 +27,7 @@ def held_back(methods: Iterable[Method]) -> int:
 
     Methods that are compared share what is left, also those that need none.
     """
-    wanted = [method.indicator for method in methods]
+    wanted = [method.traits.indicator for method in methods]
     return max((w.per_class for w in wanted if w is not None and w.file is None), default=0)
 
 
@@ -37,7 +37,7 @@ def check_indicator(method: Method, data: DataConfig) -> None:
     Raises:
         ConfigError: it will not.
     """
-    wanted = method.indicator
+    wanted = method.traits.indicator
     if wanted is None or wanted.file is not None:
         return
     where = f"method {method.label}: compares models on {wanted.per_class} indicator samples of each class"
@@ -72,7 +72,7 @@ def logits_for(
         ConfigError: there are none, or too few.
         DataError: they cannot be read, or do not fit the model.
     """
-    wanted = method.indicator
+    wanted = method.traits.indicator
     if wanted is None:
         return None
     check_indicator(method, data)
