@@ -94,8 +94,10 @@ def differences(kept: Mapping[str, Any], found: Mapping[str, Any], same_platform
 
 def _near(key: str, one: Any, other: Any) -> bool:
     """Whether two entries agree as far as two processors can."""
+    if type(one) is not type(other):
+        return False
     if key in ("memory", "best", "cross_site"):  # nothing but hashes
-        return (sorted(one) == sorted(other)) if isinstance(one, Mapping) else type(one) is type(other)
+        return sorted(one) == sorted(other) if isinstance(one, Mapping) else True
     if key in ("models", "features"):
         return one.keys() == other.keys() and all(_near_models(one[slot], other[slot]) for slot in one)
     if key == "newcomers":
