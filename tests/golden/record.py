@@ -130,6 +130,7 @@ def _short(one: Any, other: Any) -> str:
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         i = next(i for i, (a, b) in enumerate(zip(one, other)) if a != b)
         return f"[{i}] {_short(one[i], other[i])}"
+    one, other = (value[:12] if isinstance(value, str) else value for value in (one, other))  # hashes, mostly
     return f"kept {one!r}, found {other!r}"
 
 

@@ -194,12 +194,12 @@ def read_run(folder: Path) -> dict[str, Any]:
     summary = json.loads((folder / "summary.json").read_text())
     names = [person["name"] for person in summary["participants"]]
     rounds = _lines(folder / "rounds.jsonl")
-    clusters: list[dict[str, int | None]] = [{} for _ in rounds]
+    clusters: dict[int, dict[str, int | None]] = {one["round"]: {} for one in rounds}
     for line in _lines(folder / "assignments.jsonl"):
         clusters[line["round"]][line["participant"]] = line["cluster"]
     found: dict[str, Any] = {
         "trained": ["".join(str(int(name in one["trained"])) for name in names) for one in rounds],
-        "assignments": [[one.get(name) for name in names] for one in clusters],
+        "assignments": [[one.get(name) for name in names] for one in clusters.values()],
         "models": read_models(folder / "clusters"),
         "best": {slot: one["sha256"] for slot, one in read_models(folder / "best" / "clusters").items()},
         "accuracy": [one.get("served_accuracy") for one in rounds],

@@ -46,12 +46,15 @@ def test_a_kept_run_that_was_resumed_ends_as_the_one_that_was_not(part: str) -> 
     for name in resumed:
         whole, other = (RECORD["cases"][n] for n in (name.replace("/resumed", "/full"), name))
         assert whole["models"] == other["models"], name
-        assert (whole["assignments"], whole["loss"]) == (other["assignments"], other["loss"]), name
+        assert len(other["loss"]) == (5 if part == "loop" else 3)  # a resumed job has its own rounds in its folder
+        for key in ("assignments", "loss", "accuracy"):
+            assert whole[key][-len(other[key]) :] == other[key], f"{name}: {key}"
 
 
 def test_kept_runs_through_flare_are_those_of_the_loop() -> None:
     """All but those that need several sites, to the last bit."""
     both = [name for name in RECORD["cases"] if name.startswith("flare/") and name.replace("flare", "loop", 1) in CASES]
+    both = [name for name in both if not name.endswith("/resumed")]
     for name in both:
         flare, loop = RECORD["cases"][name], RECORD["cases"][name.replace("flare", "loop", 1)]
         for key in ("models", "assignments", "trained", "accuracy", "loss"):
