@@ -173,12 +173,11 @@ OPTIONS: dict[str, Case] = {
 }
 # In the loop all participants are on one site, so that these say something through FLARE alone.
 SITES: dict[str, tuple[str, ...]] = {
-    **{f"site-sums-{name}": (*METHODS[name], "--site-sums") for name in ("fedavg", "ifca", "ifca-cam", "fedavg+ifca")},
+    **{f"site-sums-{name}": (*METHODS[name], "--site-sums") for name in ("fedavg", "ifca-cam", "fedavg+ifca")},
     **{
         f"merged-{name}": (*METHODS[name], "--min-sites-per-cluster", "2", "--merge-small-clusters")
-        for name in ("wecfl", "ifca", "ifca-cam", "fedds", "fl-hc")
+        for name in ("wecfl", "ifca-cam", "fedds")
     },
-    "few-sites": (*METHODS["wecfl"], "--min-sites-per-cluster", "2"),
 }
 SCHEDULES: dict[str, Case] = {
     "patience": Case("", METHODS["fedavg"], settings={"patience": 1, "key_metric_mode": "min"}),
@@ -188,17 +187,16 @@ SCHEDULES: dict[str, Case] = {
     "cross-site-ensemble": Case("", METHODS["fedavg+ifca"], settings={"cross_site_evaluation": True}),
     **{f"from-model-{name}": Case("", METHODS[name], from_model=True) for name in ("fedavg", "wecfl", "cfl", "fedac")},
 }
-BOTH_SCHEDULES = ("patience", "stop-cond", "cross-site")
+BOTH_SCHEDULES = ("patience", "cross-site")
 
 # Settings and penalties that change what a participant or the server computes, and nothing on the way between them.
-LOOP_ONLY = ("fedavg-uniform", "fedprox-finetune", "ifca-few-samples", "fesem-few-shot", "wecfl-head", "fedac-l2")
-LOOP_ONLY += ("fedcuau-fedprox", "fl-hc-threshold", "ifca-cam-damped", "fedavg-prox", "ditto-prox")
-LOOP_ONLY += tuple(f"ifca-{name}" for name in ("con", "con-head", "cks", "prox"))
-FLARE_VARIANTS = {
-    "sample": ("fedavg", "ifca", "wecfl", "fedac", "fedcuau", "ditto"),
-    "unseen": ("wecfl", "ifca-cam", "fedper", "fedds"),
-}
-RESUMED_IN_FLARE = ("wecfl", "ifca-cam", "ditto", "fedac", "fedcuau", "together")
+LOOP_ONLY = ("fedavg-uniform", "fedprox-finetune", "ifca-few-samples", "fesem-few-shot", "wecfl-few-shot", "wecfl-head")
+LOOP_ONLY += ("fedac-l2", "fedac-merges", "fedcuau-fedprox", "fedcuau-fedbabu", "fl-hc-threshold", "ifca-finetune")
+LOOP_ONLY += ("ifca-cam-damped", "ifca-cam-alternating", "ifca-cam-finetune", "wecfl-cam", "fedavg+finetune")
+LOOP_ONLY += ("together-cuau", "fedavg-prox", "ditto-prox", "fesem-con-cks")
+LOOP_ONLY += tuple(f"ifca-{name}" for name in ("con", "con-head", "con-rep", "cks", "cks-pairwise", "prox"))
+FLARE_VARIANTS = {"sample": ("fedac", "ifca", "ditto"), "unseen": ("wecfl", "ifca-cam", "fedper")}
+RESUMED_IN_FLARE = ("wecfl", "ditto", "fedac", "fedcuau", "together")
 
 
 def _loop() -> list[Case]:

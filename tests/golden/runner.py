@@ -15,9 +15,11 @@ import hashlib
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -29,7 +31,6 @@ from threadpoolctl import threadpool_limits
 
 from tests.golden.cases import METHODS, Case
 
-ROOT = Path(__file__).parents[2]
 COMMAND = "import sys; from cfl_flare.cli import main; sys.exit(main())"
 NVFLARE = "from nvflare.cli import main; main()"
 
@@ -45,87 +46,116 @@ def run_case(case: Case, folder: Path) -> dict[str, Any]:
         What the record keeps of it.
     """
     if case.part == "loop":
-        left = _in_process(case, case.options, folder)
+        left = _loop(case, folder)
     elif case.resumed or case.settings:
-        left = _exported(case, case.options, folder)
+        left = _exported(case, folder)
     else:
-        _process(COMMAND, ["run", *case.options, "--sites", "2", "--out", str(folder / "out")], folder)
+        process(COMMAND, ["run", *case.options, "--sites", "2", "--out", str(folder / "out")], folder)
         left = next((folder / "out").glob("*/summary.json")).parent
     found = read_run(left)
     memory = {path.name: _memory(path) for path in sorted((folder / "state").glob("*/site-*"))}
     return {"command": case.command, **found, **({"memory": memory} if memory else {})}
 
 
-def _in_process(case: Case, words: list[str], folder: Path) -> Path:
-    """Runs a case of the loop in this process; returns its run folder. Figures would take most of the time."""
-    model = None
+def _loop(case: Case, folder: Path) -> Path:
+    """Runs a case of the loop; returns its run folder."""
     if case.from_model:
         first = Case("loop/fedavg/start", (*METHODS["fedavg"], "--rounds", "1", "--seed", "9"))
-        model = _in_process(first, first.options, folder / "start") / "clusters" / "global.safetensors"
+        model = _loop(first, folder / "start") / "clusters" / "global.safetensors"
+        return in_process(case.options, folder, initial_ckpt=model)
+    if not case.resumed:
+        return in_process(case.options, folder, settings=case.settings)
+    checkpoints, half = folder / "checkpoints", folder / "half"
+    with contextlib.suppress(Stopped):
+        in_process(case.options, half, checkpoints=checkpoints, stopped_at=2)
+        raise RuntimeError(f"{case.name} was not stopped")
+    begun = next((half / "out").glob("*/rounds.jsonl")).parent
+    return in_process(case.options, folder, checkpoints=checkpoints, begun=begun)
+
+
+def in_process(
+    options: Sequence[str],
+    folder: Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    initial_ckpt: Path | None = None,
+    checkpoints: Path | None = None,
+    stopped_at: int | None = None,
+    begun: Path | None = None,
+) -> Path:
+    """Runs the command with ``--loop`` in this process, without figures, which would take most of the time.
+
+    Args:
+        options: of the command.
+        folder: where it writes.
+        settings: of the server's schedule, those for which it has no option.
+        initial_ckpt: the model to start from.
+        checkpoints: where there are checkpoints, one every two rounds, or are to be.
+        stopped_at: `Stopped` is raised when this round has been measured, which is while the next one is done.
+        begun: the run folder that goes with the checkpoints.
+
+    Returns:
+        The run folder.
+    """
     from cfl_flare.cli import main
 
-    with (
-        patch.object(Figure, "savefig"),
-        more_arguments(case, folder, model),
-        threadpool_limits(1),
-        output_to(folder / "said"),
-    ):
-        status = main(["run", "--loop", *words, "--out", str(folder / "out")])
+    more: dict[str, Any] = {} if initial_ckpt is None else {"initial_ckpt": initial_ckpt}
+    if checkpoints is not None:
+        store = next(module.Store for module in _modules_with("Store"))
+        more |= {"checkpoints": store(checkpoints), "checkpoint_every": 2}
+    if stopped_at is not None:
+        more["on_round"] = partial(_stop, stopped_at)
+    with contextlib.ExitStack() as stack:
+        if settings or more:
+            _wrap_run_loop(stack, settings or {}, more, begun)
+        stack.enter_context(patch.object(Figure, "savefig"))
+        stack.enter_context(threadpool_limits(1))
+        stack.enter_context(output_to(folder / "said"))
+        status = main(["run", "--loop", *options, "--out", str(folder / "out")])
     if status:
-        raise RuntimeError(f"{case.name}: {(folder / 'said').read_text().strip()}")
+        raise RuntimeError((folder / "said").read_text().strip())
     return next((folder / "out").glob("*/summary.json")).parent
 
 
-@contextlib.contextmanager
-def more_arguments(case: Case, folder: Path, initial_ckpt: Path | None = None) -> Iterator[None]:
-    """Has the command's `run_loop` do what its options cannot say."""
-    with contextlib.ExitStack() as stack:
-        if case.resumed or case.settings or initial_ckpt:
-            modules = _modules_with("run_loop")
-            run_loop = next(module.run_loop for module in modules)
-            store = next(module.Store for module in _modules_with("Store"))
+def _wrap_run_loop(
+    stack: contextlib.ExitStack, settings: Mapping[str, Any], more: Mapping[str, Any], begun: Path | None
+) -> None:
+    """Gives the command's `run_loop` more arguments, until the stack is closed."""
+    modules = list(_modules_with("run_loop"))
+    run_loop = modules[0].run_loop
 
-            def run(**given: Any) -> Any:
-                given["settings"] = dataclasses.replace(given["settings"], **case.settings)
-                if initial_ckpt:
-                    given["initial_ckpt"] = initial_ckpt
-                if not case.resumed:
-                    return run_loop(**given)
-                checkpoints = {"checkpoints": store(folder / "checkpoints"), "checkpoint_every": 2}
-                with contextlib.suppress(Stopped):
-                    run_loop(**{**given, **checkpoints, "on_round": _stop})
-                    raise RuntimeError(f"{case.name} was not stopped")
-                return run_loop(**given, **checkpoints)
+    def run(**given: Any) -> Any:
+        if begun is not None:
+            shutil.copytree(begun, given["folder"], dirs_exist_ok=True)
+        given["settings"] = dataclasses.replace(given["settings"], **settings)
+        return run_loop(**given | more)
 
-            for module in modules:
-                stack.enter_context(patch.object(module, "run_loop", run))
-        yield
+    for module in modules:
+        stack.enter_context(patch.object(module, "run_loop", run))
 
 
-def _stop(measured: Any) -> None:
-    """Ends a run with a checkpoint every two rounds while it does its fourth round; the third one is done again."""
-    if measured.record["round"] == 2:
+def _stop(number: int, measured: Any) -> None:
+    """Ends a run while it does the round after this one."""
+    if measured.record["round"] == number:
         raise Stopped
 
 
-def _modules_with(name: str) -> list[Any]:
+def _modules_with(name: str) -> Iterator[Any]:
     """The package's modules that have something of this name."""
     import cfl_flare
 
     package = Path(cfl_flare.__file__).parent
-    found = []
     for path in sorted(package.rglob("*.py")):
         if name in path.read_text():
             parts = path.relative_to(package.parent).with_suffix("").parts
             module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
             if hasattr(module, name):
-                found.append(module)
-    return found
+                yield module
 
 
-def _exported(case: Case, words: list[str], folder: Path) -> Path:
+def _exported(case: Case, folder: Path) -> Path:
     """Runs a case as an exported job in FLARE's simulator, stopped after two rounds if it is resumed."""
-    words = [*words, "--data", "digits", "--partition", "label_permutation:groups=3"]
+    words = [*case.options, "--data", "digits", "--partition", "label_permutation:groups=3"]
     if case.resumed:
         _job([*words, "--name", "begun", "--rounds", "2"], case, folder)
         words += ["--resume-from", "begun"]
@@ -134,7 +164,7 @@ def _exported(case: Case, words: list[str], folder: Path) -> Path:
 
 def _job(words: list[str], case: Case, folder: Path) -> Path:
     """Exports a job and runs it; returns its run folder."""
-    _process(COMMAND, ["export", "--out", str(folder / "jobs"), *words], folder)
+    process(COMMAND, ["export", "--out", str(folder / "jobs"), *words], folder)
     name = words[words.index("--name") + 1]
     job = folder / "jobs" / name
     config = next(job.rglob("config_fed_server.json"))
@@ -152,21 +182,28 @@ def simulate_job(job: Path, folder: Path) -> Path:
     (workspace / "local").mkdir(parents=True)
     allowed = {"class_allow_list": [*DEFAULT_CLASS_ALLOW_LIST, "cfl_flare."]}
     (workspace / "local" / "resources.json").write_text(json.dumps(allowed))
-    _process(NVFLARE, ["simulator", str(job), "-w", str(workspace), "-n", "2", "-t", "2"], folder)
+    process(NVFLARE, ["simulator", str(job), "-w", str(workspace), "-n", "2", "-t", "2"], folder)
     left = workspace / "server" / "simulate_job" / "cfl"
     if not (left / "summary.json").is_file():
         raise RuntimeError(f"{job}: no results; the log is below {workspace}")
     return left
 
 
-def _process(code: str, words: list[str], folder: Path) -> None:
+def process(code: str, words: list[str], folder: Path) -> None:
     """Runs a command in a process of its own, with a state root in the case's folder."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CFL_STATE_ROOT": str(folder / "state"), "HOME": str(folder)}
+    env = {**os.environ, "PYTHONPATH": _package_root(), "CFL_STATE_ROOT": str(folder / "state"), "HOME": str(folder)}
     done = subprocess.run(
         [sys.executable, "-c", code, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=600
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+
+def _package_root() -> str:
+    """Where the package lies that this process has."""
+    import cfl_flare
+
+    return str(Path(cfl_flare.__file__).parents[1])
 
 
 @contextlib.contextmanager
