@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cells import FACTS
 
 from cfl_flare.config import build, from_dict
 from cfl_flare.data import DataConfig, Npz, ParticipantData
@@ -66,7 +67,7 @@ def measured(
 def compare(cells: Path, partition: str, suffix: str) -> list[dict[str, Any]]:
     """The rows of the table for one partition, as far as their cells are finished."""
     runs = {
-        p.parent.name.removesuffix(suffix): load_run(p.parent) for p in (cells / partition).glob(f"*{suffix}/cell.json")
+        p.parent.name.removesuffix(suffix): load_run(p.parent) for p in (cells / partition).glob(f"*{suffix}/{FACTS}")
     }
     settings = next(iter(runs.values())).summary
     training = from_dict(TrainSettings, settings["training"], "training")
@@ -90,6 +91,6 @@ def compare(cells: Path, partition: str, suffix: str) -> list[dict[str, Any]]:
 
 def write_ensembles(cells: Path, partition: str, suffix: str, out: Path) -> None:
     """Writes the rows as JSON."""
-    commits = sorted({json.loads(p.read_text())["commit"] for p in (cells / partition).glob(f"*{suffix}/cell.json")})
+    commits = sorted({json.loads(p.read_text())["commit"] for p in (cells / partition).glob(f"*{suffix}/{FACTS}")})
     content = {"partition": partition, "cells": suffix, "commits": commits, "rows": compare(cells, partition, suffix)}
     out.with_suffix(".json").write_text(json.dumps(content, indent=1))
