@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from plans import PLANS, Plan
+from png import save
 from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_distances, euclidean_distances
 from speed import provenance
@@ -132,7 +133,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         for axes, (name, matrix) in zip(line, r["matrices"].items()):
             figure.colorbar(axes.imshow(matrix), ax=axes, shrink=0.7)
             axes.set_title(f"{name}: {r['partition']}, seed {r['seed']}")
-    figure.savefig(path, dpi=50)
+    save(figure, path, dpi=50)
 
 
 def main() -> None:

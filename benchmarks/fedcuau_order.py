@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from plans import PLANS, Plan
+from png import save
 from scipy.stats import spearmanr
 from speed import provenance
 from torch import nn
@@ -127,7 +128,7 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
         axes.set(title=f"lr {one['lr']:g}, {one['epochs']} epochs", xlabel="distance of the label distributions")
     figure.axes[0].set_ylabel("CUAU")
     figure.axes[0].legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from png import save
 from speed import peak_megabytes, provenance
 
 from cfl_flare.data import DataConfig, Npz
@@ -135,7 +136,7 @@ def draw(methods: Mapping[str, Mapping[str, Any]], path: Path) -> None:
             axes.loglog(counts, values, "o-", color=COLOURS[i % len(COLOURS)], label=name)
         axes.set(xlabel="participants", title=title)
         axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from cells import Cell
 from matplotlib.figure import Figure
 from plans.figures import FIGURES
+from png import save
 
 from cfl_flare.report.colours import COLOURS
 
@@ -78,4 +79,4 @@ def draw(found: Sequence[Cell], figure_name: str, path: Path) -> None:
             axes.set_visible(axes in there)
         there[0].set_ylabel(f"{shown.title} of the served models (%)")
         there[0].tick_params(labelleft=True)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
