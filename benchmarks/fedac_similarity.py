@@ -25,9 +25,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from plans import PLANS, Plan
 from png import save
+from provenance import provenance
 from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_distances, euclidean_distances
-from speed import provenance
 from torch import nn
 
 from cfl_flare.config import build

@@ -28,8 +28,8 @@ import torch
 from matplotlib.figure import Figure
 from plans import PLANS, Plan
 from png import save
+from provenance import provenance
 from scipy.stats import spearmanr
-from speed import provenance
 from torch import nn
 
 from cfl_flare.config import build

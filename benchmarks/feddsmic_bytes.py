@@ -19,7 +19,7 @@ from typing import Any
 
 from plans import PLANS
 from plans.plan import model
-from speed import provenance
+from provenance import provenance
 from torch import nn
 
 from cfl_flare.config import build

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ import numpy as np
 import torch
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe.sim_env import SimEnv
-from speed import MODEL, bare, data_config, provenance
+from provenance import provenance
+from speed import MODEL, bare, data_config
 
 from cfl_flare.data import Npz
 from cfl_flare.flare import ClusteredRecipe, simulator
@@ -39,11 +41,12 @@ from cfl_flare.models import FashionCNN
 from cfl_flare.results import find_runs
 from cfl_flare.training.settings import TrainSettings
 
+WARMUP = 2
 METHODS = {
     "fedavg": "fedavg",
     "wecfl": "wecfl:k=10",
     "ifca": "ifca:k=10,assignment_samples=320",
-    "ifca-cam": "ifca-cam:k=10,assignment_samples=320,warmup=2",  # measured after the warm-up
+    "ifca-cam": f"ifca-cam:k=10,assignment_samples=320,warmup={WARMUP}",  # measured after the warm-up
 }
 FEW, MORE, SITES = 3, 8, 2
 CLIENTS, THREADS, ORDINARY = 20, 2, (1, 3)
@@ -135,6 +138,19 @@ def difference(what: str, count: int, few: int, more: int) -> dict[str, Any]:
     return {"jobs": {str(few): short, str(more): long}, "a_round": rounds, "start": start}
 
 
+def check_rounds(rows: Sequence[str], few: int, more: int) -> None:
+    """Ends the script if two jobs of so many rounds do not tell what a round takes.
+
+    Raises:
+        SystemExit: with the smallest numbers that do.
+    """
+    fewest = WARMUP + 1 if "ifca-cam" in rows else 2  # a job's bytes are those of its last round but one
+    if set(rows) != {"ordinary"} and not fewest <= few < more:
+        sys.exit(
+            f"flare_speed.py: --rounds {few} {more} should be at least {fewest} {fewest + 1}, and the second larger"
+        )
+
+
 def main() -> None:
     """All that the file does not have yet."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -148,6 +164,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.one:
         return one(given.one[0], int(given.one[1]), int(given.one[2]))
+    check_rounds(given.rows, *given.rounds)
     result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": {}}
     for row in given.rows:
         if row in result["rows"]:

@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from png import save
-from speed import peak_megabytes, provenance
+from provenance import provenance
+from speed import peak_megabytes
 
 from cfl_flare.data import DataConfig, Npz
 from cfl_flare.loop import model_factory, run_loop

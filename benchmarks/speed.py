@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from provenance import provenance
 
 from cfl_flare.data import DataConfig, Npz, ParticipantData
 from cfl_flare.loop import model_factory, run_loop
@@ -43,6 +43,7 @@ WIDE = {
 }
 TRAINING = TrainSettings()
 METHODS = ({"method": "fedavg"}, {"method": "wecfl", "k": 10}, {"method": "ifca", "k": 10, "assignment_samples": 320})
+FEWEST = 2  # rounds that give one whole one
 MEMORY: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "fedavg"},
     "ifca": {"method": "ifca", "k": 10},
@@ -97,7 +98,7 @@ def method_seconds(spec: dict[str, Any], participants: int, rounds: int) -> floa
         training=TRAINING,
         on_round=lambda measured: marks.append(time.process_time()),
     )
-    return float(np.median(np.diff(marks)[: rounds - 1] if rounds > 1 else np.diff(marks)))
+    return float(np.median(np.diff(marks)[: rounds - 1]))  # the last one only measures
 
 
 def peak_megabytes() -> float:
@@ -153,16 +154,6 @@ def in_own_process(*arguments: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def provenance() -> dict[str, Any]:
-    """What a figure needs beside it."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    return {
-        "command": " ".join(["python", *sys.argv]),
-        "commit": subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip(),
-        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
-    }
-
-
 def measure_speed(participants: int, rounds: int) -> dict[str, Any]:
     """CPU seconds a round of each method, beside the bare work."""
     result: dict[str, Any] = {"participants": participants, "rounds": rounds, "seed": 0}
@@ -200,7 +191,7 @@ def measure_memory() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--participants", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds; the median counts")
+    parser.add_argument("--rounds", type=int, default=3, help=f"at least {FEWEST}; the median counts (%(default)s)")
     parser.add_argument("--part", choices=("speed", "memory"), help="measure this alone, and keep the rest of --out")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
@@ -210,6 +201,10 @@ def main() -> None:
         what, count = arguments.measure[0], int(arguments.measure[1])
         print(json.dumps(site_memory(count) if what == "site" else server_memory(what, count)))
         return
+    if arguments.rounds < FEWEST:
+        sys.exit(
+            f"speed.py: --rounds {arguments.rounds} should be at least {FEWEST}: a round is timed by its neighbours"
+        )
     if not os.environ.get("CFL_DATA_ROOT"):
         sys.exit("CFL_DATA_ROOT should name the folder of fashionmnist.npz")
     result: dict[str, Any] = {}

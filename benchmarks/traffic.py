@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speed import provenance
+from provenance import provenance
 
 from cfl_flare.config import describe
 from cfl_flare.data import DataConfig, Digits

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.utils import set_per_site_config
+from provenance import commit
 
 from cfl_flare.data import DataSource, Samples
 from cfl_flare.flare import ClusteredRecipe
@@ -97,8 +98,6 @@ def main() -> None:
     if given.one:
         run_one(given.one[0], int(given.one[1]))
         return
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     setting = {"file": FILE, "clients": CLIENTS, "rounds": ROUNDS, "samples": SAMPLES, "lr": LR}
     known: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"runs": []}
     path = os.pathsep.join([str(EXAMPLE), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
@@ -111,7 +110,7 @@ def main() -> None:
             lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
             if not lines:
                 sys.exit(f"{kind}, seed {seed}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-            known["runs"].append({**json.loads(lines[0].removeprefix("FOUND ")), "commit": commit})
+            known["runs"].append({**json.loads(lines[0].removeprefix("FOUND ")), "commit": commit()})
             said = " ".join(["python", "benchmarks/training_script.py", *sys.argv[1:]])
             given.out.write_text(json.dumps({"command": said, "setting": setting, "runs": known["runs"]}, indent=1))
             print(lines[0], flush=True)
