@@ -5,17 +5,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from cfl_flare.data import Digits
 from cfl_flare.errors import ConfigError
@@ -27,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import tables
 import tables_report as report
 from cells import FILE, Cell, add_cells, load_cell, read_cells
+from jpeg_npz import JpegNpz
 from plans import PLANS
 from plans.blood import stable
 from plans.figures import FIGURES
@@ -445,16 +450,33 @@ def test_curves_are_means_over_seeds_of_the_rounds_that_all_have(tmp_path: Path)
     assert over_rounds(report.finished(tmp_path), "served_accuracy") == pytest.approx({0: 0.2, 2: 0.6, 3: 0.7})
 
 
+def digits_as_jpegs(path: Path) -> JpegNpz:
+    """The digits in the benchmarks' own data source."""
+    arrays: dict[str, Any] = {}
+    for split, samples in zip(("train", "test"), Digits().load()):
+        files = []
+        for image in (255 * samples.x[:, 0]).astype(np.uint8):
+            file = BytesIO()
+            Image.fromarray(image).save(file, "JPEG")
+            files.append(file.getvalue())
+        arrays[f"{split}_jpeg"] = np.frombuffer(b"".join(files), np.uint8)
+        arrays |= {f"{split}_offsets": np.cumsum([0, *map(len, files)]), f"{split}_labels": samples.y}
+    np.savez(path, **arrays)
+    return JpegNpz(str(path))
+
+
 @pytest.mark.slow
 def test_a_cell_through_flare_is_the_loop_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through FLARE it is stopped after two rounds, and goes on."""
+    """Through FLARE it is stopped after two rounds, and goes on; its data source is no part of cfl_flare."""
     monkeypatch.setattr(tables, "commit", lambda: "abc")
-    monkeypatch.setenv("CFL_STATE_ROOT", "")  # so that the cell's own does not stay
-    small = SMALL.altered({"rounds": 4})
+    for name in ("CFL_STATE_ROOT", "PYTHONPATH"):  # so that the cell's own do not stay
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    plan = replace(SMALL, source=digits_as_jpegs(tmp_path / "digits.npz"))
+    small = plan.altered({"rounds": 4})
     tables.run_cell(tmp_path / "loop", small, "wecfl:k=2", "dirichlet", 0, {})
     method = build_named("wecfl:k=2", ())
     (tmp_path / "flare").mkdir()
-    assert run_through_flare(tmp_path / "flare", SMALL.altered({"rounds": 2}), method, "dirichlet", 0, 2) == 2
+    assert run_through_flare(tmp_path / "flare", plan.altered({"rounds": 2}), method, "dirichlet", 0, 2) == 2
     for left in ("clusters", "state"):  # as if it had not come to its end
         shutil.rmtree(tmp_path / "flare" / left)
     tables.run_cell(tmp_path / "flare", small, "wecfl:k=2", "dirichlet", 0, {}, 2)
