@@ -1,22 +1,26 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the participants' features, from the Gram matrices that a run keeps on request."""
+"""Figures of the participants' features (thesis Fig. 3.4 to 3.6), from the Gram matrices that a run keeps on request.
+
+cfl-flare run --method wecfl:k=3 --loop --keep-features --out runs/kept
+python benchmarks/features.py runs/kept
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from cfl_flare.errors import CFLError
 from cfl_flare.report.colours import palette
-from cfl_flare.results import Features, read_features
-
-if TYPE_CHECKING:
-    from cfl_flare.results import Run
+from cfl_flare.results import Features, Run, find_runs, read_features
 
 # Thesis Fig. 3.5 shows the first four rounds.
 FIRST = 4
@@ -136,3 +140,34 @@ def _heat(figure: Figure, axes: Any, similar: np.ndarray, annotate: bool) -> Non
         for (row, column), value in np.ndenumerate(similar):
             colour = "white" if value < dark else "black"
             axes.text(column, row, f"{value:.3f}", ha="center", va="center", color=colour, fontsize=7)
+
+
+def draw(folder: Path) -> list[Path]:
+    """Draws ``participants.png`` and ``cosines.png`` into each run of a folder that kept its features.
+
+    Raises:
+        ConfigError: there are no runs.
+        SystemExit: none of them kept its features.
+    """
+    kept = [run for run in find_runs(folder) if run.feature_files]
+    if not kept:
+        sys.exit(f"features.py: {folder}: no run kept its features; run it with --keep-features")
+    return [
+        figure
+        for run in kept
+        for figure in (participants(run, run.folder / "participants.png"), cosines(run, run.folder / "cosines.png"))
+    ]
+
+
+def main() -> None:
+    """The command line."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("folder", type=Path, help="a run's, or one of several runs")
+    try:
+        print(*draw(options.parse_args().folder), sep="\n")
+    except CFLError as error:
+        sys.exit(f"features.py: {error}")
+
+
+if __name__ == "__main__":
+    main()
