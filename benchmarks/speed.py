@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from own_process import in_own_process, tell
 from provenance import provenance
 
 from cfl_flare.data import DataConfig, Npz, ParticipantData
@@ -146,14 +146,6 @@ def site_memory(participants: int) -> dict[str, float]:
     }
 
 
-def in_own_process(*arguments: str) -> dict[str, float]:
-    """A memory measurement needs a process of its own: a peak never falls."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--measure", *arguments], capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def measure_speed(participants: int, rounds: int) -> dict[str, Any]:
     """CPU seconds a round of each method, beside the bare work."""
     result: dict[str, Any] = {"participants": participants, "rounds": rounds, "seed": 0}
@@ -178,8 +170,8 @@ def measure_speed(participants: int, rounds: int) -> dict[str, Any]:
 
 def measure_memory() -> dict[str, Any]:
     """Peak memory of server and site, each in a process of its own."""
-    result: dict[str, Any] = {"server": {name: in_own_process(name, "200") for name in MEMORY}}
-    result["site"] = in_own_process("site", "100")
+    result: dict[str, Any] = {"server": {name: in_own_process(__file__, "--measure", name, 200) for name in MEMORY}}
+    result["site"] = in_own_process(__file__, "--measure", "site", 100)
     for name, m in result["server"].items():
         size = f"200 participants of {m['parameters'] / 1e6:.1f} M parameters"
         print(f"server, {size}: {name:12} peak grows by {m['grown_MB']:7.0f} MB = {m['models']:.1f} models")
@@ -199,8 +191,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if arguments.measure:
         what, count = arguments.measure[0], int(arguments.measure[1])
-        print(json.dumps(site_memory(count) if what == "site" else server_memory(what, count)))
-        return
+        return tell(site_memory(count) if what == "site" else server_memory(what, count))
     if arguments.rounds < FEWEST:
         sys.exit(
             f"speed.py: --rounds {arguments.rounds} should be at least {FEWEST}: a round is timed by its neighbours"
@@ -216,6 +207,7 @@ def main() -> None:
         result["memory"] = provenance() | measure_memory()
     if arguments.out:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    return None
 
 
 if __name__ == "__main__":

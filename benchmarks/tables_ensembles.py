@@ -9,21 +9,21 @@ each participant's test split (Eq. 7.36). "-Finetune" trains every model for one
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cells import FACTS
+from learners import learner_of, workshop_of
 
-from cfl_flare.config import build, from_dict
+from cfl_flare.config import from_dict
 from cfl_flare.data import DataConfig, Npz, ParticipantData
 from cfl_flare.ensemble import Served
 from cfl_flare.files import load_arrays
 from cfl_flare.methods import build_method
 from cfl_flare.params import Layout, Params
 from cfl_flare.results import Run, load_run
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Workshop
 from cfl_flare.training.settings import TrainSettings
 
 BASES = ("ifca", "fesem", "wecfl")
@@ -46,9 +46,7 @@ def measured(
     """Accuracy and macro-F1 in percent, weighted by samples, of a run's models with the others' added."""
     rounds, rows, weights = run.summary["rounds"], [], []
     for data in people:
-        learner = Learner(
-            work, data.name, Split.of(data.train.x, data.train.y), Split.of(data.test.x, data.test.y), {}, rounds
-        )
+        learner = learner_of(work, data, rounds)
         served: tuple[Params, ...] = ()
         for one in (*others, run):
             cluster = next(p["cluster"] for p in one.summary["participants"] if p["name"] == data.name)
@@ -71,9 +69,7 @@ def compare(cells: Path, partition: str, suffix: str) -> list[dict[str, Any]]:
     }
     settings = next(iter(runs.values())).summary
     training = from_dict(TrainSettings, settings["training"], "training")
-    from torch import nn
-
-    work = Workshop(partial(build, settings["model"], nn.Module, "model"), training, settings["seed"])
+    work = workshop_of(settings["model"], training, settings["seed"])
     people = DataConfig(**settings["data"]).host(Npz(path="fashionmnist.npz"), "local", 0, 1)
     rows = []
     for finetune in (False, True):
