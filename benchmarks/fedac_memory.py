@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from provenance import commit
 
 from cfl_flare.core.archive import Archive
 from cfl_flare.core.params import Layout, Params
@@ -107,11 +107,9 @@ def main() -> None:
     given = options.parse_args()
     torch.set_num_threads(1)
     temporary = Archive()
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     folder = given.archive or temporary.folder
     found = measure(given.participants, given.parameters, given.rounds, folder)
-    given.out.write_text(json.dumps({"commit": commit, **found}, indent=1) + "\n")
+    given.out.write_text(json.dumps({"commit": commit(), **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 from plans import PLANS
 from plans.plan import model
-from speed import provenance
+from provenance import provenance
 from torch import nn
 
 from cfl_flare.cli.specs import build_named
@@ -52,7 +52,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--out", type=Path, required=True, help="the files' name without its ending")
     given = options.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, network in NETWORKS.items():
         for row in ROWS:
             down, up = traffic(PLANS["feddsmic"].method(row)[0], network)

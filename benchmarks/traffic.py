@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speed import provenance
+from provenance import provenance
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.config import describe

@@ -15,7 +15,7 @@ import numpy as np
 from cfl_flare.core.config import check_types, require
 from cfl_flare.core.errors import DataError
 from cfl_flare.data.files import find, read_npz
-from cfl_flare.data.images import Folder, JpegNpz
+from cfl_flare.data.images import Folder
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
 from cfl_flare.data.samples import (
     DataSource,
@@ -182,7 +182,6 @@ SOURCES: dict[str, type[DataSource]] = {
     "digits": Digits,
     "npz": Npz,
     "site": SiteData,
-    "jpeg-npz": JpegNpz,
     "folder": Folder,
     "table": Table,
     "mnist": MNIST,

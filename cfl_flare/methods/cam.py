@@ -57,11 +57,8 @@ class CAM(Wrapper):
         several = traits.serves_several
         require(not several, f"method cam: base = {base} predicts with several models; name a method that has one")
         whole = traits.whole_models
-        require(
-            whole,
-            f"method cam: base = {base} has its models in parts, as with shared_backbone = True, but only whole ones can "
-            "be added; leave that out, or take another base",
-        )
+        parts = "has its models in parts, as with shared_backbone = True, but only whole ones can be added"
+        require(whole, f"method cam: base = {base} {parts}; leave that out, or take another base")
         compared = traits.indicator is not None
         require(not compared, f"method cam: base = {base!r} compares whole models, not sums; take another")
         require(self.weighting == "samples", "method cam: weighting belongs to its base; give it there")

@@ -14,7 +14,6 @@ from matplotlib.ticker import MaxNLocator
 from cfl_flare.report.clusters import analysis, cluster_sizes, tuning
 from cfl_flare.report.colours import palette
 from cfl_flare.report.cross_site import cross_site
-from cfl_flare.report.features import cosines, participants
 from cfl_flare.report.flows import flows
 
 if TYPE_CHECKING:
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
 def draw(run: Run) -> list[Path]:
     """Draws a run's figures into its folder.
 
-    ``accuracy.png``; for a clustered method ``cluster_sizes.png``, ``analysis.png`` and ``flows.png``; where the
-    participants' features were kept, ``participants.png`` and ``cosines.png``; for FedAC ``tuning.png``; where every
-    model was measured on every participant, ``cross_site.png``.
+    ``accuracy.png``; for a clustered method ``cluster_sizes.png``, ``analysis.png`` and ``flows.png``; for FedAC
+    ``tuning.png``; where every model was measured on every participant, ``cross_site.png``.
 
     Returns:
         The files.
@@ -39,9 +37,6 @@ def draw(run: Run) -> list[Path]:
         files.append(analysis(run, run.folder / "analysis.png"))
     if any({"dispersion", "looseness"} & r.keys() for r in run.rounds):
         files.append(tuning(run, run.folder / "tuning.png"))
-    if run.feature_files:
-        files.append(participants(run, run.folder / "participants.png"))
-        files.append(cosines(run, run.folder / "cosines.png"))
     if (table := run.folder / "cross_site.csv").is_file():
         files += filter(None, [cross_site(run, table, run.folder / "cross_site.png")])
     return files

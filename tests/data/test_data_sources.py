@@ -14,7 +14,7 @@ from PIL import Image
 from cfl_flare.core.config import describe, from_dict
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import SOURCES, Digits, Npz, Samples
-from cfl_flare.data.images import Folder, JpegNpz
+from cfl_flare.data.images import Folder
 from cfl_flare.data.sources import checked, normalised
 from cfl_flare.data.table import Table
 
@@ -151,53 +151,6 @@ def test_npz_that_is_no_npz(tmp_path, monkeypatch):
         for name in arrays():
             file.writestr(name, "no array")
     refused(Npz("zip.npz"), "'train_images' is not an array")
-
-
-# JPEGs in an npz file
-
-
-def jpegs(n, size=(8, 6), mode="RGB"):
-    """Files end to end, and where each begins."""
-    import io
-
-    files = []
-    for i in range(n):
-        buffer = io.BytesIO()
-        Image.new(mode, size, 10 * i if mode == "L" else (10 * i, 0, 255 - 10 * i)).save(buffer, "JPEG")
-        files.append(buffer.getvalue())
-    return np.frombuffer(b"".join(files), np.uint8), np.cumsum([0, *map(len, files)])
-
-
-def jpeg_arrays(n=5, **changes):
-    data, offsets = jpegs(n)
-    made = {}
-    for split in ("train", "test"):
-        made |= {f"{split}_jpeg": data, f"{split}_offsets": offsets, f"{split}_labels": np.arange(n)[:, None]}
-    return {k: v for k, v in {**made, **changes}.items() if v is not None}
-
-
-def test_jpeg_npz(tmp_path):
-    train, test = checked(JpegNpz(saved(tmp_path / "a.npz", **jpeg_arrays())).load(), "data")
-    assert train.x.shape == (5, 3, 6, 8) and train.x.dtype == np.uint8 and test.y.tolist() == [0, 1, 2, 3, 4]
-    assert abs(int(train.x[3, 0, 2, 2]) - 30) < 6
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"train_offsets": None}, "no array 'train_offsets'"),
-        ({"train_labels": np.arange(4)}, "train: 5 images but 4 labels"),
-        ({"train_labels": np.arange(5) - 1}, "label -1 is below 0"),
-        ({"train_offsets": jpegs(5)[1][::-1]}, "train_offsets do not rise from 0"),
-        ({"train_offsets": jpegs(5)[1] + 10}, "train_offsets do not rise from 0 to the"),
-        ({"train_offsets": jpegs(5)[1] * 0.5}, "train_offsets is float64"),
-        ({"train_jpeg": jpegs(5)[0].astype(int)}, "train_jpeg is int64"),
-        ({"train_jpeg": np.zeros_like(jpegs(5)[0])}, "train image 0: cannot be read as an image"),
-        ({"test_offsets": np.zeros(1, int), "test_labels": np.zeros(0, int)}, "test: no samples"),
-    ],
-)
-def test_jpeg_npz_refusals(tmp_path, changes, message):
-    refused(JpegNpz(saved(tmp_path / "a.npz", **jpeg_arrays(**changes))), message)
 
 
 # Folders of images
@@ -362,11 +315,3 @@ def test_real_npz(name, shape, classes):
         pytest.skip(f"{name} is not in CFL_DATA_ROOT")
     train, test = checked(Npz(name).load(), "data")
     assert train.x.shape[1:] == shape and len(np.unique(train.y)) == len(np.unique(test.y)) == classes
-
-
-@pytest.mark.slow
-def test_real_jpeg_npz():
-    if not ROOT or not (Path(ROOT) / "cifar10_jpeg.npz").is_file():
-        pytest.skip("cifar10_jpeg.npz is not in CFL_DATA_ROOT")
-    train, test = checked(JpegNpz("cifar10_jpeg.npz").load(), "data")
-    assert train.x.shape == (50_000, 3, 32, 32) and np.bincount(test.y).tolist() == [1000] * 10

@@ -9,6 +9,7 @@ import math
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,30 @@ def test_traffic_is_what_the_methods_send() -> None:
     assert feddsmic_bytes.traffic("fedavg", network) == (one, one)
     assert feddsmic_bytes.traffic("ifca:k=3", network) == (3 * one, one)
     assert feddsmic_bytes.traffic("feddsmic:k=3", network) == (one, one)
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "message"),
+    [
+        ("speed", "--rounds 1", r"--rounds 1 should be at least 2"),
+        ("flare_speed", "--rounds 1 4", r"--rounds 1 4 should be at least 3 4"),
+        ("flare_speed", "--rounds 1 4 --rows fedavg", r"--rounds 1 4 should be at least 2 3"),
+        ("flare_speed", "--rounds 3 3 --rows wecfl", r"--rounds 3 3 should be at least 2 3, and the second larger"),
+    ],
+)
+def test_too_few_rounds_to_time_one_are_refused_in_one_line(
+    script: str, given: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *given.split()])
+    with pytest.raises(SystemExit, match=message) as caught:
+        import_module(script).main()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_fewest_rounds_are_enough() -> None:
+    flare_speed = import_module("flare_speed")
+    for rows, few, more in ((["ifca-cam"], 3, 4), (["fedavg"], 2, 3), (["ordinary"], 1, 1)):
+        flare_speed.check_rounds(rows, few, more)
 
 
 @pytest.mark.parametrize(("row", "first"), [("fedavg-cuau", "cluster-0"), ("fedavg", "global"), ("fedbabu", "global")])
