@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cfl_flare.archive import Archive
+from cfl_flare.core.archive import Archive
+from cfl_flare.core.params import Layout, Params
+from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Answer
 from cfl_flare.methods import Download, Participant, Update, build_method
-from cfl_flare.params import Layout, Params
-from cfl_flare.server import Server, ServerSettings
-from cfl_flare.site import Answer
 
 GROUPS = 10
 

@@ -29,11 +29,11 @@ from sklearn.metrics.pairwise import cosine_distances, euclidean_distances
 from speed import provenance
 from torch import nn
 
-from cfl_flare.config import build
-from cfl_flare.files import load_arrays
-from cfl_flare.loop import run_loop
-from cfl_flare.results import load_run
-from cfl_flare.specs import build_named
+from cfl_flare.cli.specs import build_named
+from cfl_flare.core.config import build
+from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.learner import Learner, Split, Workshop
 
 DIMENSIONS = 50  # D (sec. 4.3)

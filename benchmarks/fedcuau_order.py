@@ -31,12 +31,12 @@ from scipy.stats import spearmanr
 from speed import provenance
 from torch import nn
 
-from cfl_flare.config import build
+from cfl_flare.cli.specs import build_named
+from cfl_flare.core.config import build
 from cfl_flare.data import ParticipantData
 from cfl_flare.methods import FedCUAU, Update
 from cfl_flare.methods.cuau import AU
 from cfl_flare.report.colours import COLOURS
-from cfl_flare.specs import build_named
 from cfl_flare.training.learner import Learner, Split, Workshop
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import nn
 
-from cfl_flare.config import build, from_dict
+from cfl_flare.core.config import build, from_dict
+from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import DataConfig
-from cfl_flare.files import load_arrays
-from cfl_flare.results import load_run
+from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.learner import Learner, Split, Workshop
 from cfl_flare.training.settings import TrainSettings
 

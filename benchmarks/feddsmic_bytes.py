@@ -22,8 +22,8 @@ from plans.plan import model
 from speed import provenance
 from torch import nn
 
-from cfl_flare.config import build
-from cfl_flare.specs import build_named
+from cfl_flare.cli.specs import build_named
+from cfl_flare.core.config import build
 from cfl_flare.training.resident import untrained
 
 ROWS = ("fedavg", "ifca", "fesem", "fedds", "feddsmic")

@@ -36,7 +36,7 @@ from speed import MODEL, bare, data_config, provenance
 from cfl_flare.data import Npz
 from cfl_flare.flare import ClusteredRecipe, simulator
 from cfl_flare.models import FashionCNN
-from cfl_flare.results import find_runs
+from cfl_flare.results.run_dir import find_runs
 from cfl_flare.training.settings import TrainSettings
 
 METHODS = {

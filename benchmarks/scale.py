@@ -27,13 +27,13 @@ import torch
 from matplotlib.figure import Figure
 from speed import peak_megabytes, provenance
 
+from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Npz
-from cfl_flare.loop import model_factory, run_loop
+from cfl_flare.engine.loop import model_factory, run_loop
+from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Answer
 from cfl_flare.methods import Participant, Update, build_method
-from cfl_flare.params import Params
 from cfl_flare.report.colours import COLOURS
-from cfl_flare.server import Server, ServerSettings
-from cfl_flare.site import Answer
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
 

@@ -26,13 +26,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Npz, ParticipantData
-from cfl_flare.loop import model_factory, run_loop
+from cfl_flare.engine.loop import model_factory, run_loop
+from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Answer, Order, Site
 from cfl_flare.methods import Participant, Update, build_method
 from cfl_flare.models import FashionCNN
-from cfl_flare.params import Params
-from cfl_flare.server import Server, ServerSettings
-from cfl_flare.site import Answer, Order, Site
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
 

@@ -35,11 +35,11 @@ from typing import Any
 
 from plans import PLANS, Plan
 
-from cfl_flare.config import parse_spec, require
-from cfl_flare.errors import CFLError
-from cfl_flare.loop import run_loop
-from cfl_flare.specs import build_named
-from cfl_flare.store import Store
+from cfl_flare.cli.specs import build_named
+from cfl_flare.core.config import parse_spec, require
+from cfl_flare.core.errors import CFLError
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.results.store import Store
 
 
 @cache

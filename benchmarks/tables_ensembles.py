@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.config import build, from_dict
+from cfl_flare.core.config import build, from_dict
+from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import DataConfig, Npz, ParticipantData
-from cfl_flare.ensemble import Served
-from cfl_flare.files import load_arrays
 from cfl_flare.methods import build_method
-from cfl_flare.params import Layout, Params
-from cfl_flare.results import Run, load_run
+from cfl_flare.results.run_dir import Run, load_run
+from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner, Split, Workshop
 from cfl_flare.training.settings import TrainSettings
 

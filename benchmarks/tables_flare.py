@@ -11,14 +11,14 @@ from pathlib import Path
 
 from plans import Plan
 
-from cfl_flare.config import require
+from cfl_flare.cli.simulate import output_to, reason_in
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import RunFailedError
 from cfl_flare.data import DataConfig
-from cfl_flare.errors import RunFailedError
 from cfl_flare.flare import ClusteredRecipe, simulator
 from cfl_flare.methods import Method
-from cfl_flare.results import ASSIGNMENTS, ROUNDS, SUMMARY, cut_lines, read_lines
-from cfl_flare.simulate import output_to, reason_in
-from cfl_flare.store import Store
+from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, SUMMARY, cut_lines, read_lines
+from cfl_flare.results.store import Store
 
 NAME = "cell"
 STATE, WORKSPACE = "checkpoints", "flare"

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from cfl_flare.data import DataConfig, Npz, ParticipantData
-from cfl_flare.results import load_model, load_run
+from cfl_flare.results.run_dir import load_model, load_run
 from cfl_flare.training.measures import accuracy, macro_f1
 
 WAYS = ("as measured", "quarter", "batch")

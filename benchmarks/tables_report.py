@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from plans import PLANS, Plan
 
 from cfl_flare.report.colours import COLOURS
-from cfl_flare.results import Run, load_run
+from cfl_flare.results.run_dir import Run, load_run
 
 Cell = tuple[dict[str, Any], Run]
 

@@ -20,17 +20,17 @@ from typing import Any
 import torch
 from speed import provenance
 
-from cfl_flare.config import describe
+from cfl_flare.cli.specs import build_named
+from cfl_flare.core.config import describe
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.indicator import logits_for
-from cfl_flare.loop import model_factory
+from cfl_flare.engine.indicator import logits_for
+from cfl_flare.engine.loop import model_factory
+from cfl_flare.engine.partial_sums import added_up
+from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Site
 from cfl_flare.methods import Participant
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.models import MLP
-from cfl_flare.server import Server, ServerSettings
-from cfl_flare.site import Site
-from cfl_flare.specs import build_named
-from cfl_flare.sums import added_up
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
 

@@ -26,7 +26,7 @@ from nvflare.recipe.utils import set_per_site_config
 
 from cfl_flare.data import DataSource, Samples
 from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.results import find_runs
+from cfl_flare.results.run_dir import find_runs
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "blood_cells"
 FILE, SAMPLES, LR, CLIENTS, ROUNDS = "bloodmnist28.npz", 600, 0.02, 8, 10

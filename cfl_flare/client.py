@@ -2,6 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a training script of FLARE's Client API imports: ``loss = loss + cfl_flare.client.penalty(model)``."""
 
-from cfl_flare.flare.client import penalty
+from cfl_flare.flare.client_api.penalty import penalty
 
 __all__ = ["penalty"]

@@ -16,7 +16,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from cfl_flare.config import require
+from cfl_flare.core.config import require
 
 
 def _whole_numbers(values: object, what: str, example: str) -> tuple[int, ...]:

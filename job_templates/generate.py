@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cfl_flare.arguments import SITE_DATA
+from cfl_flare.cli.options import SITE_DATA
+from cfl_flare.cli.specs import build_named, read_source
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.models import FashionCNN
-from cfl_flare.specs import build_named, read_source
 
 # Folder: the method, its penalties, and what it is in at most 60 characters, which is what FLARE's list shows.
 TEMPLATES: dict[str, tuple[str, tuple[str, ...], str]] = {

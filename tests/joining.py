@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.indicator import held_back
-from cfl_flare.loop import run_loop
+from cfl_flare.engine.indicator import held_back
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import (
     CFL,
     COMBINATIONS,
@@ -24,7 +25,6 @@ from cfl_flare.methods import (
     WeCFL,
     build_method,
 )
-from cfl_flare.server import ServerSettings
 from cfl_flare.training.settings import TrainSettings
 
 MODEL = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10, "hidden": [16, 8]}}

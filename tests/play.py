@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.data import DataConfig, Digits, ParticipantData
-from cfl_flare.loop import model_factory
+from cfl_flare.engine.loop import model_factory
+from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Answer, Order, Site
 from cfl_flare.methods import Method, Participant, ServerState
 from cfl_flare.methods.slots import with_parts
-from cfl_flare.server import Server, ServerSettings
-from cfl_flare.site import Answer, Order, Site
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Who may import whom: arrows point one way, and nvflare is imported in one place."""
+"""The rooms of the package: imports point down one list, in no circle, and nvflare is imported in one room."""
 
 import ast
 from pathlib import Path
@@ -8,81 +8,72 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "cfl_flare"
-
-# What each part may import of the package, beside itself.
-BASICS = {"config", "errors", "seeds"}
-MAY = {
-    "errors": set(),
-    "seeds": set(),
-    "config": {"errors"},
-    "params": BASICS,
-    "files": BASICS,
-    "ensemble": BASICS | {"params"},
-    "models": BASICS,
-    "data": BASICS,
-    "clustering": BASICS,
-    "training": BASICS | {"params", "models", "ensemble"},
-    "goal": {"config"},
-    "schedule": BASICS | {"goal"},
-    "archive": BASICS | {"params"},
-    "methods": BASICS | {"params", "training", "clustering", "ensemble", "archive"},
-    "site": BASICS | {"params", "training", "methods", "data", "ensemble"},
-    "summary": BASICS | {"clustering", "methods"},
-    "analysis": BASICS | {"params", "methods", "clustering"},
-    "results": BASICS | {"files", "ensemble", "params", "methods", "summary", "training", "store"},
-    "store": BASICS | {"files", "params", "methods"},
-    "spool": {"methods"},
-    "small": {"methods", "clustering"},
-    "sums": {"config", "errors", "methods", "params", "schedule", "site"},
-    "checkpoints": BASICS | {"params", "methods", "store", "summary"},
-    "server": BASICS
-    | {"params", "methods", "site", "results", "summary", "spool", "checkpoints", "analysis"}
-    | {"archive", "small", "schedule", "sums"},
-    "indicator": BASICS | {"params", "methods", "training", "data"},
-    "initial": BASICS | {"files", "methods", "params", "training"},
-    "rehearsal": BASICS
-    | {"initial"}
-    | {"params", "methods", "training", "data", "site", "server", "schedule", "indicator"},
-    "onboard": BASICS
-    | {"ensemble", "params", "methods", "training", "data", "site", "results", "summary", "store", "indicator"},
-    "report": {"errors", "results", "data"},
-    "loop": BASICS
-    | {"params", "methods", "training", "data", "site", "server", "results", "summary", "checkpoints", "store"}
-    | {"indicator", "archive", "initial"},
-}
-TOP = {"cli", "specs", "arguments", "simulate", "flare", "operate", "client"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
+# A room may import those after it. ``__init__`` and ``client`` are what users import.
+ROOMS = ("__init__", "client", "cli", "flare", "report", "engine", "results", "methods", "training")
+LEAVES = ("clustering", "data", "models")
+CORE = "core"
 
-def part_of(path: Path) -> str:
-    """The first name under the package: ``methods`` for methods/ifca.py."""
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+def room_of(module: str) -> str:
+    """``methods`` of ``cfl_flare.methods.ifca``."""
+    return [*module.split("."), "__init__"][1]
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
 
 
 def imported(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
+    """All modules that a file imports, anywhere in it: for type checking or inside a function, too."""
     names = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-            names |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "cfl_flare"}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{path}: relative imports hide which room they reach"
+            own = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            names |= own or {node.module}
     return names
 
 
+def allowed(room: str) -> set[str]:
+    if room == CORE:
+        return {CORE}
+    if room in LEAVES:
+        return {room, CORE}
+    return {*ROOMS[ROOMS.index(room) :], *LEAVES, CORE}
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_boundaries(path):
-    part, names = part_of(path), imported(path)
-    if part != "flare":
-        assert not {n for n in names if n.split(".")[0] == "nvflare"}
-    if part not in TOP:
-        own = {n.split(".")[1] for n in names if n.startswith("cfl_flare.")} - {part, "__version__"}
-        assert own <= MAY.get(part, set()), f"{part} must not import {own - MAY.get(part, set())}"
-    if part == "report":
-        assert not {n for n in names if n.split(".")[0] == "torch"}
-    if part in ("data", "clustering"):
-        assert not {n for n in names if n.split(".")[0] in ("torch", "pickle", "joblib")}
+def test_imports_point_down(path):
+    room, names = room_of(module_of(path)), imported(path)
+    version = {n for n in names if n == "cfl_flare"}  # `__version__`, which imports nothing
+    reached = {room_of(n) for n in names - version if n.split(".")[0] == "cfl_flare"}
+    assert reached <= allowed(room), f"{room} must not import {reached - allowed(room)}"
+    foreign = {n.split(".")[0] for n in names}
+    assert room == "flare" or "nvflare" not in foreign
+    assert room not in ("report", "clustering", "data") or "torch" not in foreign
+    assert not foreign & {"pickle", "joblib", "dill", "cloudpickle"}
+
+
+def test_no_circles():
+    arrows = {name: imported(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
+    while leaves := {name for name, targets in arrows.items() if not targets}:
+        arrows = {name: targets - leaves for name, targets in arrows.items() if name not in leaves}
+    assert not arrows, f"imports run in a circle among {sorted(arrows)}"
+
+
+def test_the_rooms_are_the_folders():
+    there = {
+        p.name.removesuffix(".py") for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()
+    }
+    assert there == {*ROOMS, *LEAVES, CORE}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cfl_flare.arguments import parser
-from cfl_flare.config import parse_spec
+from cfl_flare.cli.options import parser
+from cfl_flare.cli.specs import build_named
+from cfl_flare.core.config import parse_spec
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
-from cfl_flare.specs import build_named
 from tests.tiny import initial, update
 
 ROOT = Path(__file__).parents[1]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cfl_flare.models
-from cfl_flare.config import build, describe
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.config import build, describe
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout
 from cfl_flare.models import MLP, MODELS, CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18
-from cfl_flare.params import Layout
 from cfl_flare.training.resident import ResidentModel, untrained
 
 torch.set_num_threads(1)  # as in a run: such small work only waits for a second thread

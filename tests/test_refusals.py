@@ -15,15 +15,15 @@ from PIL import Image
 from torch import nn
 
 from cfl_flare.cli import main
-from cfl_flare.config import build
+from cfl_flare.core.config import build
+from cfl_flare.core.errors import CFLError, ConfigError, DataError
 from cfl_flare.data import DataConfig, DataSource, Digits, Npz, ParticipantData, Samples
-from cfl_flare.errors import CFLError, ConfigError, DataError
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.server import ServerSettings
+from cfl_flare.engine.site import Site
 from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.loop import run_loop
 from cfl_flare.methods import build_method
 from cfl_flare.models import MLP
-from cfl_flare.server import ServerSettings
-from cfl_flare.site import Site
 from cfl_flare.training.settings import TrainSettings
 
 HERE = "tests.test_refusals"

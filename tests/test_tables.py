@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from cfl_flare.cli.specs import build_named
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import Digits
-from cfl_flare.errors import ConfigError
-from cfl_flare.results import load_run
-from cfl_flare.specs import build_named
+from cfl_flare.results.run_dir import load_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

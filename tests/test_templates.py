@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cfl_flare.config import unmarked
-from cfl_flare.flare.agreement import SHARED, check_settings
+from cfl_flare.core.config import unmarked
+from cfl_flare.flare.compatibility import SHARED, check_settings
 from cfl_flare.methods import build_method
 
 FOLDER = Path(__file__).parents[1] / "job_templates"

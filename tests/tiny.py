@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from cfl_flare.core.params import Layout, Params
+from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Answer
 from cfl_flare.methods import Method, Participant, Update, WeCFL
-from cfl_flare.params import Layout, Params
-from cfl_flare.results import Recorder
-from cfl_flare.server import Server, ServerSettings
-from cfl_flare.site import Answer
-from cfl_flare.summary import RoundMetrics
+from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.run_dir import Recorder
 from cfl_flare.training.learner import Learner, Split, Workshop
 from cfl_flare.training.settings import TrainSettings
 

@@ -20,7 +20,7 @@ import numpy as np
 from sklearn.metrics import adjusted_rand_score
 
 from cfl_flare.data import Npz
-from cfl_flare.results import ASSIGNMENTS, load_run, read_lines
+from cfl_flare.results.run_dir import ASSIGNMENTS, load_run, read_lines
 from cfl_flare.training.settings import TrainSettings
 from plans.plan import Plan, model
 

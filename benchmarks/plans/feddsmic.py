@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cfl_flare.data import Npz
-from cfl_flare.onboard import onboard_unseen
+from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.training.settings import TrainSettings
 from plans.plan import Plan, model
 

@@ -12,13 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cfl_flare.config import from_dict, require
+from cfl_flare.core.config import from_dict, require
+from cfl_flare.core.seeds import stream
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
 from cfl_flare.data.report import participant_names
+from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import Method
 from cfl_flare.models import MODELS
-from cfl_flare.seeds import stream
-from cfl_flare.server import ServerSettings
 from cfl_flare.training.settings import TrainSettings
 
 PUBLISHED = Path(__file__).parents[1] / "published"

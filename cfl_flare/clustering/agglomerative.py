@@ -8,7 +8,7 @@ import numpy as np
 
 from cfl_flare.clustering.kmeans import numbered
 from cfl_flare.clustering.measures import inner_products
-from cfl_flare.config import require
+from cfl_flare.core.config import require
 
 METRICS = ("euclidean", "cosine", "manhattan")
 LINKAGES = ("ward", "complete", "average", "single")

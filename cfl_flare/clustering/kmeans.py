@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.errors import ConfigError
 
 BLOCK = 128  # rows
 

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.config import check_types, from_dict, require
+from cfl_flare.core.config import check_types, from_dict, require
+from cfl_flare.core.errors import DataError
+from cfl_flare.core.seeds import stream
 from cfl_flare.data.samples import Samples
-from cfl_flare.errors import DataError
-from cfl_flare.seeds import stream
 
 REDRAWS = 1000
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.config import check_types, require
+from cfl_flare.core.config import check_types, require
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.seeds import stream
 from cfl_flare.data.deal import dealt
-from cfl_flare.data.indicator import drawn
+from cfl_flare.data.indicator_samples import drawn
 from cfl_flare.data.partitions import build_partition
 from cfl_flare.data.report import PartitionReport, participant_names, report_of
 from cfl_flare.data.samples import DataSource, Samples, normalised, read
-from cfl_flare.errors import ConfigError
-from cfl_flare.seeds import stream
 
 
 @dataclass(frozen=True)

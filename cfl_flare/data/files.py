@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.config import one_line
-from cfl_flare.errors import DataError
+from cfl_flare.core.config import one_line
+from cfl_flare.core.errors import DataError
 
 ROOT = "CFL_DATA_ROOT"
 

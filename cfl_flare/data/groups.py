@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.config import require
+from cfl_flare.core.config import require
 from cfl_flare.data.deal import Partition, Pool, positive
 from cfl_flare.data.label_skew import balanced_choices, blocks
 

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.config import check_types, require
+from cfl_flare.core.config import check_types, require
+from cfl_flare.core.errors import DataError
 from cfl_flare.data.files import find, read_npz
 from cfl_flare.data.samples import DataSource, Samples, one_label_each, split_by_class
-from cfl_flare.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 # Pillow's modes that can be had as 8 bits a channel without losing anything, and how many channels they make.

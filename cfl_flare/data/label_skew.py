@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.config import require
+from cfl_flare.core.config import require
 from cfl_flare.data.deal import Partition, Pool, filled, positive
 
 # A class of probability 0 could not be had when all others are gone; this keeps it possible, last of all.

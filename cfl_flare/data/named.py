@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from cfl_flare.config import check_types, require
+from cfl_flare.core.config import check_types, require
+from cfl_flare.core.errors import DataError
 from cfl_flare.data.files import find_root, npz_hint
 from cfl_flare.data.samples import DataSource, Samples, channels_first, one_label_each
-from cfl_flare.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.config import require
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data.deal import Deal, Partition, Pool, dealt, filled
 from cfl_flare.data.groups import ClassGroups, ClusterDirichlet, ClusterNClass, Skewed
 from cfl_flare.data.label_skew import IID, LDA, Dirichlet, HeterogeneityTiers, NClass, shares_of
 from cfl_flare.data.samples import Samples
 from cfl_flare.data.shifts import LabelPermutation, Scanner
-from cfl_flare.errors import ConfigError, DataError
 
 __all__ = ["PARTITIONS", "Crossed", "Deal", "Natural", "Partition", "Quantity", "build_partition", "dealt", "partition"]
 

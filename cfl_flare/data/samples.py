@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.config import one_line
-from cfl_flare.errors import CFLError, DataError
-from cfl_flare.seeds import stream
+from cfl_flare.core.config import one_line
+from cfl_flare.core.errors import CFLError, DataError
+from cfl_flare.core.seeds import stream
 
 # Counts are kept by participant and class; a label beyond this is an identifier that was taken for a class.
 MOST_CLASSES = 100_000

@@ -10,12 +10,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.config import require
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import DataError
+from cfl_flare.core.seeds import stream
 from cfl_flare.data.deal import Pool
 from cfl_flare.data.groups import Grouped
 from cfl_flare.data.samples import Samples
-from cfl_flare.errors import DataError
-from cfl_flare.seeds import stream
 
 
 @dataclass(frozen=True)

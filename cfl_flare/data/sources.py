@@ -12,7 +12,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.config import check_types, require
+from cfl_flare.core.config import check_types, require
+from cfl_flare.core.errors import DataError
 from cfl_flare.data.files import find, read_npz
 from cfl_flare.data.images import Folder, JpegNpz
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
@@ -26,7 +27,6 @@ from cfl_flare.data.samples import (
     split_by_class,
 )
 from cfl_flare.data.table import Table
-from cfl_flare.errors import DataError
 
 __all__ = [
     "PLACE",

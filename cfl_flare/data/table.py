@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.config import check_types, require
+from cfl_flare.core.config import check_types, require
+from cfl_flare.core.errors import DataError
 from cfl_flare.data.files import find, read_npz
 from cfl_flare.data.samples import DataSource, Samples, split_by_class
-from cfl_flare.errors import DataError
 
 
 @dataclass(frozen=True)

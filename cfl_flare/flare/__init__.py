@@ -5,8 +5,8 @@
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
+from cfl_flare.flare.job.recipe import ClusteredRecipe, simulator
 from cfl_flare.flare.persistor import ClusterModelPersistor
-from cfl_flare.flare.recipe import ClusteredRecipe, simulator
 
 __all__ = [
     "ClusterModelPersistor",

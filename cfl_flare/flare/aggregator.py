@@ -15,21 +15,21 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
 
-from cfl_flare.archive import Archive
-from cfl_flare.config import build, from_dict, require, unmarked
+from cfl_flare.core.archive import Archive
+from cfl_flare.core.config import build, from_dict, require, unmarked
+from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, DataSource
-from cfl_flare.errors import PayloadError
+from cfl_flare.engine.indicator import logits_for
+from cfl_flare.engine.initial_models import initial_models
+from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Order
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy
-from cfl_flare.indicator import logits_for
-from cfl_flare.initial import initial_models
 from cfl_flare.methods import Method, Participant, ServerState, build_method
-from cfl_flare.methods.indicator import Predict
 from cfl_flare.methods.slots import travelling, with_parts
-from cfl_flare.params import Layout, Params
-from cfl_flare.results import Recorder
-from cfl_flare.server import Server, ServerSettings
-from cfl_flare.site import Order
+from cfl_flare.methods.state import Predict
+from cfl_flare.results.run_dir import Recorder
 from cfl_flare.training.resident import ResidentModel
 
 

@@ -20,7 +20,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 from nvflare.recipe.utils import _validate_per_site_targets
 
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.errors import ConfigError
 
 SIMULATED_JOB = "simulate_job"
 

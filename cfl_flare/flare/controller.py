@@ -16,18 +16,18 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
-from cfl_flare.config import from_dict, require, unmarked
-from cfl_flare.errors import CFLError, PayloadError
-from cfl_flare.flare import agreement, wire
+from cfl_flare.core.config import from_dict, require, unmarked
+from cfl_flare.core.errors import CFLError, PayloadError
+from cfl_flare.engine.server import ServerSettings
+from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
+from cfl_flare.flare.client_api.controller import Scripts
+from cfl_flare.flare.client_api.rules import Judge
 from cfl_flare.flare.compat import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
-from cfl_flare.flare.script_rules import Judge
-from cfl_flare.flare.scripts import Scripts
 from cfl_flare.flare.tracking import track
 from cfl_flare.methods import Participant
-from cfl_flare.results import Recorder, load_run
-from cfl_flare.server import ServerSettings
+from cfl_flare.results.run_dir import Recorder, load_run
 
 RESULTS = "cfl"
 # Seconds that the first task may take at least: it starts with the site's process, imports torch and reads the data.
@@ -56,9 +56,9 @@ class ClusteredController(PerSiteController):
         task_timeout: seconds that a round may take; who has not answered by then is left out of it. The check at the
             job's start takes as long, or five minutes.
         facts: about the run, for its summary; ``data`` and ``training`` must be as the sites' executors have them.
-        made_by: the software that made the job; see `cfl_flare.flare.agreement`.
+        made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
         judge: where the sites run a training script of FLARE's Client API, the settings of
-            `cfl_flare.flare.script_rules.Judge`; None where they have cfl_flare's own executor.
+            `cfl_flare.flare.client_api.rules.Judge`; None where they have cfl_flare's own executor.
         aggregator_id: the ClusteringAggregator's id in the job.
         persistor_id: the ClusterModelPersistor's id in the job.
     """
@@ -112,10 +112,10 @@ class ClusteredController(PerSiteController):
             self.panic(str(error))
 
     def _begin(self) -> None:
-        unused = agreement.unused_copy(self.fl_ctx)
+        unused = compatibility.unused_copy(self.fl_ctx)
         if unused:
             self.warning(unused)
-        agreement.check_software(unmarked(self.made_by or {}), "the job was made by", "the server")
+        compatibility.check_software(unmarked(self.made_by or {}), "the job was made by", "the server")
         settings = ServerSettings(**{field.name: getattr(self, field.name) for field in fields(ServerSettings)})
         persistor: ClusterModelPersistor = self.persistor
         resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)
@@ -168,7 +168,7 @@ class ClusteredController(PerSiteController):
                 self.left_out[site] = str(error)
             return site in hosted
 
-        ours = {"software": agreement.SOFTWARE, "job": self._shared()}
+        ours = {"software": compatibility.SOFTWARE, "job": self._shared()}
         data = {
             site: wire.message({}, {**ours, **content}, 0, self.num_rounds) for site, content in self._hosting.items()
         }
@@ -181,7 +181,7 @@ class ClusteredController(PerSiteController):
         return [p for site in sites for p in hosted.get(site, [])]
 
     def _shared(self) -> dict[str, Any]:
-        """The settings that the sites must share; see `cfl_flare.flare.agreement.SHARED`."""
+        """The settings that the sites must share; see `cfl_flare.flare.compatibility.SHARED`."""
         of_aggregator = {"method": self.aggregator.method, "model": self.aggregator.model}
         told = {key: value for key, value in (self.facts or {}).items() if key in ("data", "training")}
         return {**unmarked({**of_aggregator, **told}), "seed": self.seed, "run_name": self.persistor.run_name}

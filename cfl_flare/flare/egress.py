@@ -13,7 +13,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.task_utils import get_filters
 
-from cfl_flare.config import require
+from cfl_flare.core.config import require
 from cfl_flare.flare import wire
 
 METRICS = ("accuracy", "macro_f1", "loss")

@@ -19,20 +19,20 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
-from cfl_flare.config import build, from_dict, require, unmarked
+from cfl_flare.core.config import build, from_dict, require, unmarked
+from cfl_flare.core.errors import AbortedError, CFLError, PayloadError
 from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.facts import facts_of
-from cfl_flare.ensemble import Served
-from cfl_flare.errors import AbortedError, CFLError, PayloadError
-from cfl_flare.flare import agreement, wire
+from cfl_flare.engine.partial_sums import added_up
+from cfl_flare.engine.site import Site
+from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.compat import component_policy, study_of
 from cfl_flare.flare.egress import check_filters
-from cfl_flare.flare.places import store_for
+from cfl_flare.flare.paths import store_for
 from cfl_flare.methods import build_method
-from cfl_flare.results import SERVED, save_served
-from cfl_flare.site import Site
-from cfl_flare.store import Store
-from cfl_flare.sums import added_up
+from cfl_flare.results.run_dir import SERVED, save_served
+from cfl_flare.results.store import Store
+from cfl_flare.training.ensemble import Served
 from cfl_flare.training.settings import TrainSettings
 
 
@@ -51,10 +51,10 @@ class ClusteredExecutor(Executor):
         seed: the run's seed.
         run_name: names the folder where participants' memories outlive the job.
         evaluate_trained: measure locally trained models as well.
-        site_sums: send one mean a cluster for all of the site's participants; see `cfl_flare.sums`.
+        site_sums: send one mean a cluster for all of the site's participants; see `cfl_flare.engine.partial_sums`.
         device: where to compute, e.g. ``"cpu"`` or ``"cuda:0"``.
         torch_threads: threads that torch may use; sites that share a machine slow each other down with more.
-        made_by: the software that made the job; see `cfl_flare.flare.agreement`.
+        made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
         memory_gc_rounds: rounds between two clean-ups of this process's memory; 0 for none.
         cuda_empty_cache: a clean-up also gives torch's cached GPU memory back.
         kwargs: settings that this version does not know; the site refuses them in its first task, as an error here
@@ -135,15 +135,15 @@ class ClusteredExecutor(Executor):
     def _agree(self, content: dict[str, Any], fl_ctx: FLContext) -> None:
         """Checks that the job and the server go with what is installed here, and that both run the same settings."""
         place = fl_ctx.get_identity_name()
-        unused = agreement.unused_copy(fl_ctx)
+        unused = compatibility.unused_copy(fl_ctx)
         if unused:
             self.log_warning(fl_ctx, unused)
-        agreement.check_software(unmarked(self.made_by or {}), "the job was made by", place)
-        agreement.check_software(content["software"], "the server runs", place)
+        compatibility.check_software(unmarked(self.made_by or {}), "the job was made by", place)
+        compatibility.check_software(content["software"], "the server runs", place)
         require(
             not self._unknown, f"job: {place} does not know the executor's settings {self._unknown}; leave them out"
         )
-        agreement.check_settings(content["job"], {key: getattr(self, key) for key in agreement.SHARED}, place)
+        compatibility.check_settings(content["job"], {key: getattr(self, key) for key in compatibility.SHARED}, place)
         check_filters(fl_ctx)
 
     def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:

@@ -13,8 +13,8 @@ from typing import Any
 
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
-from cfl_flare.config import require
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.flare.compat import allow_list_key
 
 RESOURCES = "resources.json"

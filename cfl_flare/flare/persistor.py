@@ -11,12 +11,12 @@ from nvflare.app_common.abstract.learnable import Learnable
 from nvflare.app_common.abstract.learnable_persistor import LearnablePersistor
 from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey, make_model_learnable
 
-from cfl_flare.archive import Archive
-from cfl_flare.config import check_run_name
-from cfl_flare.flare.places import store_for
+from cfl_flare.core.archive import Archive
+from cfl_flare.core.config import check_run_name
+from cfl_flare.core.params import Layout
+from cfl_flare.flare.paths import store_for
 from cfl_flare.methods import ServerState
-from cfl_flare.params import Layout
-from cfl_flare.store import ARCHIVE, Store, state_facts, state_of
+from cfl_flare.results.store import ARCHIVE, Store, state_facts, state_of
 
 
 class ClusterModelPersistor(LearnablePersistor):

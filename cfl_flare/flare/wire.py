@@ -17,11 +17,11 @@ from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
-from cfl_flare.errors import PayloadError
+from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.params import Layout, Params
+from cfl_flare.engine.site import Answer, CrossModel, Order
 from cfl_flare.methods import Update
 from cfl_flare.methods.slots import with_parts
-from cfl_flare.params import Layout, Params
-from cfl_flare.site import Answer, CrossModel, Order
 
 SCHEMA = 1
 META = "cfl"

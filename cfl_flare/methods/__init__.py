@@ -8,24 +8,24 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cfl_flare.config import build, class_path, from_dict
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.config import build, class_path, from_dict
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.cam import CAM
 from cfl_flare.methods.cfl import CFL
+from cfl_flare.methods.combinations import COMBINATIONS
 from cfl_flare.methods.cuau import FedCUAU
 from cfl_flare.methods.dsmic import FedDS, FedDSMIC
+from cfl_flare.methods.ensemble import Together
 from cfl_flare.methods.fedac import FedAC
 from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local
 from cfl_flare.methods.hierarchy import FLHC, FedGroup
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.maml import PerFedAvg
-from cfl_flare.methods.named import COMBINATIONS
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
 from cfl_flare.methods.personal import CGPFL, Ditto, FedBABU, FedPer
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.methods.state import Assignment, Download, Participant, ServerState, Update
-from cfl_flare.methods.together import Together
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
 METHODS: dict[str, type[Method]] = {
@@ -45,7 +45,7 @@ def build_method(spec: Mapping[str, Any], authorize: Callable[[str], None] | Non
     Args:
         spec: the method's name or class path, and its settings; methods and penalties in them are such dictionaries
             too.
-        authorize: the site's component policy, asked for a class path; see `cfl_flare.config.build`.
+        authorize: the site's component policy, asked for a class path; see `cfl_flare.core.config.build`.
 
     Raises:
         ConfigError: an unknown method or setting, or a value out of its range.

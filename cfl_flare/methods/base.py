@@ -15,13 +15,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.config import check_types, require
-from cfl_flare.ensemble import Served
-from cfl_flare.methods.indicator import Indicator
+from cfl_flare.core.config import check_types, require
+from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
 from cfl_flare.methods.penalties import Penalty
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Download, ServerState, Update
-from cfl_flare.params import Layout, Params, WeightedMean, weighted_mean
+from cfl_flare.methods.state import Assignment, Download, Indicator, ServerState, Update
+from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Term
 

@@ -11,13 +11,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.config import require
-from cfl_flare.ensemble import Served
+from cfl_flare.core.config import require
+from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.methods.state import Assignment, Download, Mapped, ServerState, Update
-from cfl_flare.params import Layout, Params, WeightedMean, weighted_mean
+from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 
 SHARED = "shared"

@@ -12,13 +12,13 @@ import numpy as np
 
 from cfl_flare.clustering.agglomerative import agglomerate, distances_between
 from cfl_flare.clustering.kmeans import stacked
-from cfl_flare.config import require
-from cfl_flare.ensemble import Served
+from cfl_flare.core.config import require
+from cfl_flare.core.params import Layout, Params, WeightedMean
 from cfl_flare.methods.base import Method, cluster_slot
 from cfl_flare.methods.hierarchy import is_cluster
 from cfl_flare.methods.parts import check_part, known_part
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
-from cfl_flare.params import Layout, Params, WeightedMean
+from cfl_flare.training.ensemble import Served
 
 SPLITS, SETTLED = "splits", "settled"
 LINKAGES = ("complete", "single")

@@ -11,15 +11,15 @@ from typing import ClassVar
 import numpy as np
 
 from cfl_flare.clustering.bins import by_rank, placed, thresholds
-from cfl_flare.config import require, require_whole
-from cfl_flare.ensemble import Served
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.config import require, require_whole
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.fedavg import FedAvg, FedProx
 from cfl_flare.methods.ifca import BACKBONE
 from cfl_flare.methods.personal import HEAD, BackboneOnly, FedBABU, FedPer
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
-from cfl_flare.params import Layout, Params
+from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 
 SHARED, AU = "shared", "au"

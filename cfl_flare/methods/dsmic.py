@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cfl_flare.clustering.divergence import divergences
-from cfl_flare.config import require
-from cfl_flare.ensemble import Served
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.seeds import derive
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
-from cfl_flare.methods.indicator import Indicator
 from cfl_flare.methods.maml import Adapting
-from cfl_flare.methods.state import Assignment, Download, ServerState, Update
-from cfl_flare.params import Layout, Params
-from cfl_flare.seeds import derive
+from cfl_flare.methods.state import Assignment, Download, Indicator, ServerState, Update
+from cfl_flare.training.ensemble import Served
 
 # The untrained model from which a newcomer trains until it has a cluster, and the clusters from which the others start.
 NEWCOMER, START = "newcomer", "start"

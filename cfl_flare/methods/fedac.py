@@ -11,18 +11,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.archive import LatestModels
 from cfl_flare.clustering.agglomerative import distances_between
 from cfl_flare.clustering.kmeans import first_kmeans, nearest, numbered
 from cfl_flare.clustering.lowrank import directions, mapped, similarity
-from cfl_flare.config import require, require_whole
-from cfl_flare.ensemble import Served
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.archive import LatestModels
+from cfl_flare.core.config import require, require_whole
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout, Params, weighted_mean
 from cfl_flare.methods.personal import OwnModel
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.methods.tuning import Clusters, as_json, tune
-from cfl_flare.params import Layout, Params, weighted_mean
+from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Pull, Term
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cfl_flare.config import require
+from cfl_flare.core.config import require
+from cfl_flare.core.params import Params
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
-from cfl_flare.params import Params
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Term
 

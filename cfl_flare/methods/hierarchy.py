@@ -19,12 +19,12 @@ from cfl_flare.clustering.agglomerative import (
     distances_between,
 )
 from cfl_flare.clustering.kmeans import first_kmeans, stacked
-from cfl_flare.config import require
-from cfl_flare.ensemble import Served
+from cfl_flare.core.config import require
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.parts import check_part, known_part
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
-from cfl_flare.params import Layout, Params
+from cfl_flare.training.ensemble import Served
 
 
 def first_slot(cluster: int) -> str:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from cfl_flare.config import require
-from cfl_flare.ensemble import Served
+from cfl_flare.core.config import require
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
-from cfl_flare.params import Layout, Params
+from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 
 BACKBONE = "backbone"

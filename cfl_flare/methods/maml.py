@@ -7,12 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cfl_flare.config import require
-from cfl_flare.ensemble import Served
+from cfl_flare.core.config import require
+from cfl_flare.core.params import Params
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.fedavg import FedAvg
 from cfl_flare.methods.state import Download, Update
-from cfl_flare.params import Params
+from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 
 

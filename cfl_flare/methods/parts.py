@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cfl_flare.config import require
-from cfl_flare.errors import ConfigError
-from cfl_flare.params import ROLES, Layout
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import ROLES, Layout
 
 Part = str | tuple[str, ...]
 

@@ -11,18 +11,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.config import build, check_types, from_dict, require
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.config import build, check_types, from_dict, require
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import ROLES, Layout
 from cfl_flare.methods.slots import GLOBAL, cluster_slot, part_slot
-from cfl_flare.params import ROLES, Layout
+from cfl_flare.methods.state import Download
 from cfl_flare.training.penalties import ParameterContrast, Pull, RepresentationContrast, Term
-
-if TYPE_CHECKING:
-    from cfl_flare.methods.base import Download
 
 
 @dataclass(frozen=True, kw_only=True)

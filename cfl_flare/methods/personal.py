@@ -9,16 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cfl_flare.config import require
-from cfl_flare.ensemble import Served
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.fedavg import FedAvg
 from cfl_flare.methods.ifca import BACKBONE
 from cfl_flare.methods.slots import GLOBAL
 from cfl_flare.methods.state import Download, ServerState, Update
 from cfl_flare.methods.wecfl import FeSEM
-from cfl_flare.params import Layout, Params
+from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Pull, Term
 

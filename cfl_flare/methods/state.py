@@ -8,11 +8,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cfl_flare.archive import Archive
-from cfl_flare.methods.indicator import Predict
-from cfl_flare.params import Layout, Params
+import numpy as np
+
+from cfl_flare.core.archive import Archive
+from cfl_flare.core.params import Layout, Params
 
 Assignment = Mapping[str, int]
+
+# Logits ``(len(models), samples, classes)`` of models on the server's indicator samples.
+Predict = Callable[[Sequence[Params]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Indicator:
+    """The indicator samples of a method that compares models by what they predict on the server (FedDSMIC sec. 4.2).
+
+    Attributes:
+        per_class: how many of each class, N_c.
+        file: from which file the server reads them; None where a simulation takes them out of the participants' data.
+    """
+
+    per_class: int
+    file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +81,7 @@ class Update:
         samples: its training samples, n_i.
         diffs: for each slot that it moved, its model minus the one it was sent in that slot.
         cluster: the cluster that it picked itself, for methods that assign on the site.
-        carrier: the participant of its site in whose differences its own are; see `cfl_flare.sums`.
+        carrier: the participant of its site in whose differences its own are; see `cfl_flare.engine.partial_sums`.
         weight: on the server, that of all whose differences these are; None where they are its own alone.
     """
 

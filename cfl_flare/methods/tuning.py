@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.archive import LatestModels
 from cfl_flare.clustering.number import changes, looseness
-from cfl_flare.params import Params
+from cfl_flare.core.archive import LatestModels
+from cfl_flare.core.params import Params
 
 Halves = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from cfl_flare.clustering.agglomerative import distances_between
 from cfl_flare.clustering.kmeans import first_kmeans, lloyd, stacked
-from cfl_flare.config import require
+from cfl_flare.core.config import require
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.parts import check_part, known_part
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
-from cfl_flare.params import Layout, Params
 
 
 @dataclass(frozen=True, kw_only=True)

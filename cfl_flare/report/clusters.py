@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from cfl_flare.report.colours import COLOURS, palette
 
 if TYPE_CHECKING:
-    from cfl_flare.results import Run
+    from cfl_flare.results.run_dir import Run
 
 # Beyond so many clusters, a line or a legend entry for each would hide the others.
 MOST = 10

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 if TYPE_CHECKING:
-    from cfl_flare.results import Run
+    from cfl_flare.results.run_dir import Run
 
 # Up to so many cells have their number written in them.
 WRITTEN = 400

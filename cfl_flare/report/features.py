@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from cfl_flare.report.colours import palette
-from cfl_flare.results import Features, read_features
+from cfl_flare.results.run_dir import Features, read_features
 
 if TYPE_CHECKING:
-    from cfl_flare.results import Run
+    from cfl_flare.results.run_dir import Run
 
 # Thesis Fig. 3.5 shows the first four rounds.
 FIRST = 4

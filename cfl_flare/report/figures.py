@@ -18,7 +18,7 @@ from cfl_flare.report.features import cosines, participants
 from cfl_flare.report.flows import flows
 
 if TYPE_CHECKING:
-    from cfl_flare.results import Run
+    from cfl_flare.results.run_dir import Run
 
 
 def draw(run: Run) -> list[Path]:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from cfl_flare.report.colours import palette
 
 if TYPE_CHECKING:
-    from cfl_flare.results import Run
+    from cfl_flare.results.run_dir import Run
 
 COLUMNS = 15
 FIRST = 5

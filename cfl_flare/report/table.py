@@ -14,7 +14,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cfl_flare.results import Run
+    from cfl_flare.results.run_dir import Run
 
 
 def human_bytes(count: float) -> str:

@@ -16,18 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cfl_flare.config import one_line
-from cfl_flare.ensemble import Served, combined
-from cfl_flare.errors import AbortedError, ConfigError
-from cfl_flare.params import Params
-from cfl_flare.seeds import stream
+from cfl_flare.core.config import one_line
+from cfl_flare.core.errors import AbortedError, ConfigError
+from cfl_flare.core.params import Params
+from cfl_flare.core.seeds import stream
+from cfl_flare.training.batched_predict import Predictor
+from cfl_flare.training.ensemble import Served, combined
 from cfl_flare.training.maml import ahead, descend
 from cfl_flare.training.measures import accuracy, macro_f1
 from cfl_flare.training.memory import Drawer
 from cfl_flare.training.penalties import Step, Term
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings, batch_bounds
-from cfl_flare.training.several import Predictor
 
 # Stacked models kept for the next participant: the candidates, the frozen part of a sum, and what is being measured.
 PREDICTORS = 3

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 
-from cfl_flare.params import Params
+from cfl_flare.core.params import Params
 
 
 class Drawer(MutableMapping[str, Params]):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cfl_flare.params import Params
+from cfl_flare.core.params import Params
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from cfl_flare.params import Layout, Params
-from cfl_flare.seeds import derive
+from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.seeds import derive
 
 
 class ResidentModel:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cfl_flare.config import check_types, require
+from cfl_flare.core.config import check_types, require
 
 
 @dataclass(frozen=True)

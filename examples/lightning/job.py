@@ -12,7 +12,7 @@ from nvflare.recipe.sim_env import SimEnv
 
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.report.table import results_table
-from cfl_flare.results import find_runs
+from cfl_flare.results.run_dir import find_runs
 
 
 def arguments() -> argparse.Namespace:

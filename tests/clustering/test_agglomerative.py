@@ -12,7 +12,7 @@ from sklearn.cluster import AgglomerativeClustering
 
 from cfl_flare.clustering import agglomerative, kmeans, measures
 from cfl_flare.clustering.agglomerative import LINKAGES, METRICS, agglomerate, decomposed_cosines
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.errors import ConfigError
 
 COMBINATIONS = [(m, j) for m in METRICS for j in LINKAGES if j != "ward" or m == "euclidean"]
 

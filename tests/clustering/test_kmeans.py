@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest, objective
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.errors import ConfigError
 
 
 def column(*values: float) -> np.ndarray:

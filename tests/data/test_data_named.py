@@ -10,9 +10,9 @@ import types
 import numpy as np
 import pytest
 
+from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
 from cfl_flare.data.sources import checked
-from cfl_flare.errors import ConfigError, DataError
 
 
 def write_idx(path, array):

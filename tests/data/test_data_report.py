@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, DataSource, Deal, Digits, Npz, Samples, report_of
-from cfl_flare.errors import ConfigError, DataError
 from cfl_flare.report.partition import draw_partition, partition_table
 
 SPECS = [

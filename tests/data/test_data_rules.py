@@ -7,13 +7,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import PARTITIONS, DataConfig, Samples, build_partition, dealt, report_of
 from cfl_flare.data.deal import apportioned, evened, filled, rounded
 from cfl_flare.data.label_skew import balanced_choices
 from cfl_flare.data.partitions import partition
 from cfl_flare.data.shifts import Scanner
 from cfl_flare.data.sources import DataSource
-from cfl_flare.errors import ConfigError, DataError
 
 some = settings(deadline=None, max_examples=25)
 seeds = st.integers(0, 10_000)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import SiteData, sources
-from cfl_flare.errors import ConfigError, DataError
 
 
 @pytest.fixture(autouse=True)

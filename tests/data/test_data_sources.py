@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cfl_flare.config import describe, from_dict
+from cfl_flare.core.config import describe, from_dict
+from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import SOURCES, Digits, Npz, Samples
 from cfl_flare.data.images import Folder, JpegNpz
 from cfl_flare.data.sources import checked, normalised
 from cfl_flare.data.table import Table
-from cfl_flare.errors import ConfigError, DataError
 
 
 def arrays(n=12, shape=(6, 5), dtype=np.uint8, **changes):

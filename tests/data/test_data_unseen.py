@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cfl_flare.cli.simulate import RunSettings
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.data.report import participant_names
-from cfl_flare.errors import ConfigError
+from cfl_flare.engine.preflight import check_job
+from cfl_flare.engine.server import ServerSettings
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.methods import WeCFL
 from cfl_flare.models import MLP
-from cfl_flare.rehearsal import check_job
-from cfl_flare.server import ServerSettings
-from cfl_flare.simulate import RunSettings
 
 RULE = {"partition": "label_permutation", "groups": 3}
 MODEL = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10}}

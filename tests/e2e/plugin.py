@@ -17,11 +17,11 @@ from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
 from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 
+from cfl_flare.core.errors import DataError
+from cfl_flare.core.params import weighted_mean
 from cfl_flare.data import DataSource, Digits, Samples
-from cfl_flare.errors import DataError
 from cfl_flare.methods import GLOBAL, Assignment, FedAvg, ServerState, Update
 from cfl_flare.models import MLP
-from cfl_flare.params import weighted_mean
 
 
 class Touchy(MLP):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cfl_flare.results import find_runs
+from cfl_flare.results.run_dir import find_runs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("blood_cells", "lightning", "unchanged_script")

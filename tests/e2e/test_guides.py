@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cfl_flare.results import find_runs, load_run
+from cfl_flare.results.run_dir import find_runs, load_run
 from tests.e2e.deployment import ADMIN, ROOT, Deployment, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("guides")]  # one after the other

@@ -13,8 +13,8 @@ import pytest
 from cfl_flare import __version__
 from cfl_flare.cli import main
 from cfl_flare.data import Digits
-from cfl_flare.flare.recipe import allow
-from cfl_flare.results import Run, load_run
+from cfl_flare.flare.job.recipe import allow
+from cfl_flare.results.run_dir import Run, load_run
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.results import Run, load_run, read_model
+from cfl_flare.results.run_dir import Run, load_run, read_model
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,12 @@ import torch
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.utils import set_per_site_config
 
+from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import Digits
-from cfl_flare.files import load_arrays
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.kit import allow
 from cfl_flare.models import MLP
-from cfl_flare.results import load_model, load_run
+from cfl_flare.results.run_dir import load_model, load_run
 from tests.e2e.plugin import Series
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from nvflare.recipe.poc_env import PocEnv
 from cfl_flare.data import Digits
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import MLP
-from cfl_flare.results import load_run
+from cfl_flare.results.run_dir import load_run
 from tests.e2e.deployment import commands_with
 from tests.e2e.plugin import SlowMLP
 

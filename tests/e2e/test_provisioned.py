@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from cfl_flare.cli import main
+from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import Npz, SiteData
-from cfl_flare.files import load_arrays
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import Logistic
-from cfl_flare.results import Run, load_model, load_run
+from cfl_flare.results.run_dir import Run, load_model, load_run
 from tests.e2e.deployment import ADMIN, COARSE, SERVER, Deployment, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]  # one at a time

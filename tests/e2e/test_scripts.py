@@ -10,7 +10,7 @@ from nvflare.recipe.sim_env import SimEnv
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.methods import IFCA, Contrastive, KnowledgeSharing
 from cfl_flare.models import Logistic
-from cfl_flare.results import find_runs
+from cfl_flare.results.run_dir import find_runs
 
 pytestmark = pytest.mark.slow
 

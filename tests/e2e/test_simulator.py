@@ -17,18 +17,18 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.recipe.sim_env import SimEnv
 
-from cfl_flare.config import describe, parse_spec
+from cfl_flare.core.config import describe, parse_spec
+from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.files import load_arrays
+from cfl_flare.engine.indicator import held_back
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.server import ServerSettings
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.kit import allow
-from cfl_flare.indicator import held_back
-from cfl_flare.loop import run_loop
 from cfl_flare.methods import build_method
 from cfl_flare.models import MLP
-from cfl_flare.results import load_model, load_run
-from cfl_flare.server import ServerSettings
+from cfl_flare.results.run_dir import load_model, load_run
 from cfl_flare.training.settings import TrainSettings
 from tests.e2e.deployment import commands_with, until
 from tests.e2e.plugin import AbsentAtSite2, HalfTheDigits, Received, Touchy

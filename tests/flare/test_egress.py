@@ -14,10 +14,10 @@ from nvflare.apis.shareable import make_reply
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.engine.site import Answer
 from cfl_flare.flare import wire
 from cfl_flare.flare.egress import EgressFilter, check_filters
-from cfl_flare.site import Answer
 from tests.tiny import update
 
 STEPS = MetaKey.NUM_STEPS_CURRENT_ROUND

@@ -9,7 +9,7 @@ import pytest
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from cfl_flare.cli import main
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.flare.kit import code_carriers, preparation
 
 OURS = ["cfl_flare."]

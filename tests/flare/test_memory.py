@@ -4,11 +4,11 @@
 
 import pytest
 
+from cfl_flare.engine.site import Site
 from cfl_flare.flare import executor as module
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.methods import Local
-from cfl_flare.site import Site
-from cfl_flare.store import Store
+from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
 from tests.tiny import Coin, coin
 

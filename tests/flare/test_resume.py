@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from nvflare.apis.fl_context import FLContext
 
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.engine.server import ServerSettings
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.methods import CFL, Method, Participant, ServerState, WeCFL, describe_method
-from cfl_flare.results import Recorder
-from cfl_flare.server import ServerSettings
-from cfl_flare.store import Store, state_facts, state_of
+from cfl_flare.results.run_dir import Recorder
+from cfl_flare.results.store import Store, state_facts, state_of
 from cfl_flare.training.resident import untrained
 from tests.play import MODEL, make_model, people, play
 

@@ -8,11 +8,11 @@ from nvflare.apis.dxo import DXO, DataKind
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from cfl_flare.errors import PayloadError
+from cfl_flare.core.errors import PayloadError
+from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Answer, CrossModel, Order
 from cfl_flare.flare import ClusteringAggregator, wire
 from cfl_flare.methods import FedAvg, Participant, Update
-from cfl_flare.server import Server, ServerSettings
-from cfl_flare.site import Answer, CrossModel, Order
 from tests.tiny import LAYOUT, coin, initial, update
 
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cfl_flare.analysis import analyse
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig
-from cfl_flare.ensemble import Served
-from cfl_flare.errors import ConfigError
+from cfl_flare.engine.preflight import check_job
+from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import (
     CAM,
     IFCA,
@@ -30,8 +30,8 @@ from cfl_flare.methods import (
     build_method,
 )
 from cfl_flare.methods.cam import SHARED
-from cfl_flare.rehearsal import check_job
-from cfl_flare.server import ServerSettings
+from cfl_flare.results.analysis import analyse
+from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner, Split, Workshop
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.settings import TrainSettings

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cfl_flare.spool
+import cfl_flare.engine.spool
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.errors import ConfigError
-from cfl_flare.loop import run_loop
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import CFL, FedAvg, Proximal, Together, build_method, describe_method
 from cfl_flare.methods.state import ServerState, Update
 from cfl_flare.report.figures import draw
-from cfl_flare.results import load_run
-from cfl_flare.server import ServerSettings
-from cfl_flare.store import state_facts, state_of
+from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.store import state_facts, state_of
 from cfl_flare.training.settings import TrainSettings
 from tests.play import MODEL, assert_same_models, play, sent
-from tests.test_checkpoints import Stopped, assert_same, loop
+from tests.results.test_checkpoints import Stopped, assert_same, loop
 from tests.tiny import LAYOUT, coin, initial, update
 
 # Two opposed directions. Weighted by 3, 1, 1, 1 the mean is (0, 0.05); the longest is 2.00998.
@@ -209,7 +209,7 @@ def test_never_splitting_is_fedavg(never: dict[str, Any]) -> None:
 def test_sampling_and_updates_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for limit in (2**30, 0):
-        monkeypatch.setattr(cfl_flare.spool, "SPOOL_BYTES", limit)
+        monkeypatch.setattr(cfl_flare.engine.spool, "SPOOL_BYTES", limit)
         found.append(play(SPLITS_ALWAYS, 5, sample=4))
     assert_same_models(found[0][-1].after.bank, found[1][-1].after.bank)
     assert found[0][-1].after.assignment == found[1][-1].after.assignment

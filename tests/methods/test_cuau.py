@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch import nn
 
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.ensemble import Served
-from cfl_flare.errors import ConfigError
-from cfl_flare.loop import run_loop
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.methods import (
     CAM,
     Download,
@@ -25,9 +26,8 @@ from cfl_flare.methods import (
     describe_method,
 )
 from cfl_flare.models import CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18
-from cfl_flare.params import Layout, Params
-from cfl_flare.results import load_model, load_run
-from cfl_flare.server import Server, ServerSettings
+from cfl_flare.results.run_dir import load_model, load_run
+from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner, Split, Workshop
 from cfl_flare.training.settings import TrainSettings
 from tests.play import moved, play

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, Digits, Samples
-from cfl_flare.errors import ConfigError, DataError
+from cfl_flare.engine.indicator import Logits, held_back, logits_for
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.indicator import Logits, held_back, logits_for
-from cfl_flare.loop import run_loop
 from cfl_flare.methods import (
     CAM,
     Download,
@@ -28,8 +29,7 @@ from cfl_flare.methods import (
     describe_method,
 )
 from cfl_flare.models import MLP
-from cfl_flare.server import Server, ServerSettings
-from cfl_flare.store import Store
+from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
 from tests.tiny import LAYOUT, Coin, coin, initial, learner, rounds, update
 

@@ -6,19 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cfl_flare.archive import Archive, LatestModels
 from cfl_flare.clustering.number import changes, looseness
+from cfl_flare.core.archive import Archive, LatestModels
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.errors import ConfigError
-from cfl_flare.loop import run_loop
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import CGPFL, Download, FedAC, ServerState, Together, Update
 from cfl_flare.methods.tuning import Clusters, tune
-from cfl_flare.params import Params
 from cfl_flare.report.figures import draw
-from cfl_flare.results import load_run
-from cfl_flare.server import ServerSettings
-from cfl_flare.store import Store
-from cfl_flare.summary import measure_round
+from cfl_flare.results.metrics import measure_round
+from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
 from tests.methods.test_ifca import SPLIT, split
 from tests.methods.test_personal import G, backbone, learner

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from cfl_flare.ensemble import Served
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.methods import Download, FedAvg, FedProx, Finetune, Local, build_method
+from cfl_flare.training.ensemble import Served
 from tests.tiny import coin, initial, learner, update
 
 # One SGD step with learning rate 1 from (0, 0) on label 0: softmax is (1/2, 1/2), the gradient (-1/2, 1/2).

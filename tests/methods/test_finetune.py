@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cfl_flare.ensemble import Served
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.methods import CAM, FedAvg, FedCUAU, Finetune, Local, Method, Together, WeCFL, build_method
+from cfl_flare.training.ensemble import Served
 from tests.tiny import coin, learner
 
 START = coin(0, 0)

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cfl_flare.spool
+import cfl_flare.engine.spool
 from cfl_flare.clustering.agglomerative import decomposed_cosines
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.errors import ConfigError
-from cfl_flare.loop import run_loop
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.server import ServerSettings, TooFewAnswersError
 from cfl_flare.methods import FLHC, FedAvg, FedGroup, Method, Proximal, Together, build_method, describe_method
 from cfl_flare.methods.state import Assignment, ServerState, Update
 from cfl_flare.report.figures import draw
-from cfl_flare.results import load_run
-from cfl_flare.server import ServerSettings, TooFewAnswersError
+from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
 from tests.play import MODEL, assert_same_models, moved, play, sent
-from tests.test_checkpoints import Stopped, assert_same, loop
+from tests.results.test_checkpoints import Stopped, assert_same, loop
 from tests.tiny import LAYOUT, coin, initial, update
 from tests.tiny import rounds as tiny_rounds
 
@@ -201,7 +201,7 @@ def test_one_cluster_is_fedavg(method: Method) -> None:
 def test_updates_on_disk_give_equal_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for limit in (2**30, 0):
-        monkeypatch.setattr(cfl_flare.spool, "SPOOL_BYTES", limit)
+        monkeypatch.setattr(cfl_flare.engine.spool, "SPOOL_BYTES", limit)
         found.append(play(flhc(threshold=0.5, k=None), 3)[-1].after)
     assert_same_models(found[0].bank, found[1].bank)
     assert found[0].assignment == found[1].assignment

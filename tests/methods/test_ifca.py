@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.errors import ConfigError
-from cfl_flare.loop import run_loop
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import IFCA, Download, FedAvg, Update, build_method
 from cfl_flare.models import MLP
-from cfl_flare.params import Layout, Params
-from cfl_flare.server import ServerSettings
 from cfl_flare.training.settings import TrainSettings
 from tests.tiny import coin, initial, learner, update
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from cfl_flare.clustering.kmeans import objective
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.loop import run_loop
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, Update, WeCFL, build_method, describe_method
-from cfl_flare.server import ServerSettings
 from cfl_flare.training.settings import TrainSettings
 from tests.tiny import coin, initial
 

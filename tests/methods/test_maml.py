@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from cfl_flare.ensemble import Served
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.methods import Download, FedAvg, PerFedAvg, build_method, describe_method
+from cfl_flare.training.ensemble import Served
 from tests.methods.test_invariants import loop
 from tests.play import assert_same_models, play
 from tests.tiny import coin, initial, learner, update

@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from cfl_flare.core.errors import ConfigError, RunFailedError
 from cfl_flare.data import ParticipantData, Samples
-from cfl_flare.errors import ConfigError, RunFailedError
+from cfl_flare.engine.newcomers import Newcomer, join
+from cfl_flare.engine.site import Site
 from cfl_flare.methods import (
     CFL,
     IFCA,
@@ -24,8 +26,6 @@ from cfl_flare.methods import (
     build_method,
 )
 from cfl_flare.methods.state import ServerState
-from cfl_flare.onboard import Newcomer, join
-from cfl_flare.site import Site
 from cfl_flare.training.settings import TrainSettings
 from tests.tiny import Coin, coin, initial, update
 

@@ -13,12 +13,15 @@ import pytest
 import torch
 from torch import nn
 
-from cfl_flare.arguments import parser
 from cfl_flare.cli import main
+from cfl_flare.cli.options import parser
+from cfl_flare.cli.specs import build_named
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.errors import ConfigError
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.flare import wire
-from cfl_flare.loop import run_loop
 from cfl_flare.methods import (
     CAM,
     IFCA,
@@ -42,9 +45,6 @@ from cfl_flare.methods import (
 from cfl_flare.methods.penalties import build_penalty
 from cfl_flare.methods.slots import GLOBAL, travelling, with_parts
 from cfl_flare.models import MLP, FashionCNN, Logistic
-from cfl_flare.params import Layout, Params
-from cfl_flare.server import Server, ServerSettings
-from cfl_flare.specs import build_named
 from cfl_flare.training.learner import Learner, Split, Workshop
 from cfl_flare.training.penalties import Pull, Step
 from cfl_flare.training.settings import TrainSettings

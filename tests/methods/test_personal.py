@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.ensemble import Served
-from cfl_flare.errors import ConfigError
-from cfl_flare.loop import run_loop
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import (
     Ditto,
     Download,
@@ -22,9 +23,8 @@ from cfl_flare.methods import (
     describe_method,
 )
 from cfl_flare.models import MLP, Logistic
-from cfl_flare.params import Layout, Params
-from cfl_flare.results import load_model
-from cfl_flare.server import ServerSettings
+from cfl_flare.results.run_dir import load_model
+from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner, Workshop
 from cfl_flare.training.learner import Split as Samples
 from cfl_flare.training.settings import TrainSettings

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.methods import Download, FeSEM, WeCFL, build_method
 from tests.tiny import coin, initial, learner, update
 

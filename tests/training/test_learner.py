@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor, nn
 
-from cfl_flare.errors import AbortedError
+from cfl_flare.core.errors import AbortedError
+from cfl_flare.core.params import Params
 from cfl_flare.methods import Contrastive, Download
 from cfl_flare.models import FashionCNN, Logistic
-from cfl_flare.params import Params
 from cfl_flare.training.learner import Learner, Split, Workshop
 from cfl_flare.training.penalties import Pull
 from cfl_flare.training.resident import untrained

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cfl_flare.params import Params
+from cfl_flare.core.params import Params
 from cfl_flare.training.learner import Learner, Split, Workshop
 from cfl_flare.training.penalties import Pull
 from cfl_flare.training.settings import TrainSettings

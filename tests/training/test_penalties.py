@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods import Contrastive, KnowledgeSharing, Proximal
 from cfl_flare.methods.slots import cluster_slot, with_parts
 from cfl_flare.methods.state import Download
 from cfl_flare.models import MLP, FashionCNN
-from cfl_flare.params import Layout, Params
 from cfl_flare.training.learner import Learner, Split, Workshop
 from cfl_flare.training.penalties import ParameterContrast, Pull, RepresentationContrast, Step
 from cfl_flare.training.settings import TrainSettings

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from cfl_flare.core.params import Params
 from cfl_flare.models import MLP, FashionCNN
-from cfl_flare.params import Params
 from cfl_flare.training.resident import ResidentModel, untrained
 
 torch.set_num_threads(1)  # as in a run: such small work only waits for a second thread

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cfl_flare.config import from_dict
-from cfl_flare.errors import ConfigError
+from cfl_flare.core.config import from_dict
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.training.settings import TrainSettings, batch_bounds
 
 

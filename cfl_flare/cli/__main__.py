@@ -1,0 +1,9 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m cfl_flare.cli``."""
+
+import sys
+
+from cfl_flare.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,286 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``cfl-flare``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cfl_flare.cli.options import parser
+from cfl_flare.cli.specs import build_named, model_of_job, read_model, read_source, shape_and_classes, share_or_count
+from cfl_flare.core.config import check_run_name, from_dict, parse_spec, require
+from cfl_flare.core.errors import CFLError, RunFailedError, UnfitError
+from cfl_flare.data import PARTITIONS, SOURCES, DataConfig
+from cfl_flare.engine.indicator import held_back
+from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
+from cfl_flare.methods.combinations import Combination
+from cfl_flare.models import MODELS
+from cfl_flare.report.figures import draw, draw_comparison
+from cfl_flare.report.partition import draw_partition, partition_table
+from cfl_flare.report.table import print_whole, results_table
+from cfl_flare.results.run_dir import find_runs
+from cfl_flare.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from cfl_flare.engine.newcomers import Newcomer
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; bad input is one line on stderr and exit status 2."""
+    commands = {"run": run, "export": export, "methods": methods, "partition": partition, "show": show}
+    commands |= {"onboard": onboard, "site": operate, "predict": operate}
+    try:
+        arguments = parser().parse_args(argv)
+        commands[arguments.command](arguments)
+    except CFLError as error:
+        print("cfl-flare:", " ".join(str(error).split()), file=sys.stderr)
+        return 1 if isinstance(error, (RunFailedError, UnfitError)) else 2
+    except KeyboardInterrupt:
+        print("cfl-flare: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def check_out(out: Path) -> None:
+    """Whether results can be written to a folder, without making it.
+
+    Raises:
+        ConfigError: it is in use, is no folder, or cannot be made.
+    """
+    unused = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    require(unused, f"--out = {str(out)!r} is not an empty folder; name a new one")
+    there = next(folder for folder in (out, *out.parents) if folder.exists())
+    require(
+        there.is_dir() and os.access(there, os.W_OK | os.X_OK),
+        f"--out = {str(out)!r} cannot be made: {str(there)!r} is no folder that may be written; name another folder",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """``cfl-flare run``."""
+    from cfl_flare.cli.simulate import RunSettings, simulate
+
+    given = arguments.method or [("fedavg", []), ("wecfl:k=3", [])]
+    methods_to_run = [build_named(text, penalties) for text, penalties in given]
+    labels = [m.label.replace("+", "-plus-").strip("-") for m in methods_to_run]
+    names = [label + (f"-k{m.clusters}" if m.clusters > 1 else "") for label, m in zip(labels, methods_to_run)]
+    names = [n if names.count(n) == 1 else f"{n}-{i}" for i, n in enumerate(names)]
+    out = Path(arguments.out or f"cfl-runs/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    check_out(out)
+    source = read_source(arguments.data)
+    name, rule = parse_spec(arguments.partition)
+    settings = RunSettings(
+        source=source,
+        model=read_model(arguments.model, *shape_and_classes(source, arguments.data)),
+        partition={"partition": name, **rule},
+        participants=arguments.participants,
+        min_samples=arguments.min_samples,
+        indicator_samples=held_back(methods_to_run),
+        unseen=share_or_count(arguments.unseen, "--unseen"),
+        sites=arguments.sites,
+        rounds=arguments.rounds,
+        loop=arguments.loop,
+        **scheduled(arguments),
+    )
+    runs = simulate(dict(zip(names, methods_to_run)), settings, out)
+    console = Console()
+    print_whole(console, results_table(runs))
+    if len(runs) > 1:
+        draw_comparison(runs, out)
+    console.print(f"results: {out}", soft_wrap=True)
+
+
+def export(arguments: argparse.Namespace) -> None:
+    """``cfl-flare export``."""
+    given = arguments.method or [("wecfl:k=3", [])]
+    require(len(given) == 1, f"--method is given {len(given)} times; a job has one, export another job for another")
+    (text, penalties), simulated = given[0], arguments.partition is not None or arguments.participants is not None
+    method = build_named(text, penalties, here=simulated)
+    check_run_name(arguments.name, "--name")
+    folder = Path(arguments.out).absolute() / arguments.name
+    check_out(folder)
+    source = read_source(arguments.data, here=simulated)
+    model = model_of_job(arguments.model, source, arguments.data)
+    from cfl_flare.flare import ClusteredRecipe
+
+    recipe = ClusteredRecipe(
+        name=arguments.name,
+        method=method,
+        model=model,
+        data=source,
+        participants=arguments.participants,
+        partition=arguments.partition,
+        min_samples=arguments.min_samples,
+        num_rounds=arguments.rounds,
+        min_clients=arguments.min_clients,
+        resume_from=arguments.resume_from,
+        byoc=arguments.byoc,
+        **scheduled(arguments),
+    )
+    recipe.export(str(folder.parent))
+    Console().print(f"job: {folder}; submit it with: nvflare job submit -j {folder}", soft_wrap=True)
+
+
+def scheduled(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What ``run`` and ``export`` share of how a job is run, by the names of `ClusteredRecipe`."""
+    training = {
+        f.name: getattr(arguments, f.name) for f in dataclasses.fields(TrainSettings) if hasattr(arguments, f.name)
+    }
+    return {
+        "sample": share_or_count(arguments.sample, "--sample"),
+        "min_answers": share_or_count(arguments.min_answers, "--min-answers"),
+        "evaluate_every": arguments.evaluate_every,
+        "evaluate_trained": arguments.evaluate_trained,
+        "site_sums": arguments.site_sums,
+        "keep_features": arguments.keep_features,
+        "min_sites_per_cluster": arguments.min_sites_per_cluster,
+        "merge_small_clusters": arguments.merge_small_clusters,
+        "task_timeout": arguments.task_timeout,
+        "seed": arguments.seed,
+        "training": from_dict(TrainSettings, training, "training"),
+    }
+
+
+def partition(arguments: argparse.Namespace) -> None:
+    """``cfl-flare partition``."""
+    name, rule = parse_spec(arguments.partition)
+    figure = Path(arguments.figure) if arguments.figure else None
+    require(
+        figure is None or (figure.parent.is_dir() and figure.suffix in (".png", ".pdf", ".svg")),
+        f"--figure = {arguments.figure!r} should be a .png, .pdf or .svg file in a folder that is there",
+    )
+    config = DataConfig(arguments.participants, {"partition": name, **rule}, arguments.seed, arguments.min_samples)
+    report = config.report(read_source(arguments.data))
+    console = Console()
+    sizes = report.train.sum(axis=1)
+    console.print(
+        f"{report.rule}: {len(report.names)} participants, {sizes.min()} to {sizes.max()} training samples; "
+        f"{report.train_unused} training and {report.test_unused} test samples unused; "
+        f"{'no sample is dealt twice' if report.disjoint else 'SAMPLES ARE DEALT TWICE'}",
+        soft_wrap=True,
+    )
+    if arguments.show:
+        print_whole(console, partition_table(report))
+    if figure is not None:
+        console.print(str(draw_partition(report, figure)), soft_wrap=True)
+
+
+def onboard(arguments: argparse.Namespace) -> None:
+    """``cfl-flare onboard``."""
+    from cfl_flare.engine.newcomers import Finished
+
+    name = arguments.name
+    check_run_name(name, "--name")
+    finished = Finished(arguments.run, partial(check_allowed, arguments.allow))
+    out = Path(arguments.out) if arguments.out else finished.folder / "newcomers" / name
+    there = not arguments.out and out.is_dir() and any(out.iterdir())
+    require(
+        not there, f"--name = {name!r}: a newcomer of that name has joined; its model is in {out}; take another name"
+    )
+    check_out(out)
+    (data,) = DataConfig(min_samples=1).host(read_source(arguments.data), name, 0, 1)
+    newcomer = finished.join(data, finished.logits(arguments.indicator_file), arguments.rounds)
+    path = finished.save(newcomer, out)
+    console = Console()
+    print_whole(console, newcomer_table(newcomer, finished.method.joins_by))
+    console.print(f"model: {path}", soft_wrap=True)
+
+
+def check_allowed(allowed: Sequence[str], path: str) -> None:
+    """Whether a class that a run names may be imported.
+
+    Raises:
+        ConfigError: it is neither the package's own nor was it allowed.
+    """
+    known = path.startswith("cfl_flare.") or path in allowed
+    require(known, f"the run names {path}, which is not cfl_flare's own; if you trust it, add --allow {path}")
+
+
+def newcomer_table(newcomer: Newcomer, joins_by: str) -> Table:
+    """One line."""
+    table = Table(title="the newcomer, on its own test split", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    cluster = "no clusters" if newcomer.cluster is None else str(newcomer.cluster)
+    measures = [f"{newcomer.metrics[f'served_{what}']:.3f}" for what in ("accuracy", "macro_f1")]
+    for column in ("name", "cluster", "joined by", "rounds", "accuracy", "macro-F1"):
+        table.add_column(column)
+    table.add_row(newcomer.name, cluster, joins_by or "-", str(newcomer.rounds), *measures)
+    return table
+
+
+def methods(arguments: argparse.Namespace) -> None:
+    """``cfl-flare methods``."""
+    registries: dict[str, Mapping[str, Any]] = {
+        "methods": {**METHODS, **COMBINATIONS},
+        "penalties, of --penalty": PENALTIES,
+        "partitions": PARTITIONS,
+        "data": SOURCES,
+        "models": MODELS,
+    }
+    console = Console()
+    for title, registry in registries.items():
+        table = Table(title=title, title_justify="left", show_lines=True)
+        table.add_column("name", no_wrap=True)
+        table.add_column("settings (default)", no_wrap=True)
+        table.add_column("what it is")
+        for name, entry in registry.items():
+            first = next(other for other, known in registry.items() if known is entry)
+            table.add_row(name, *(("", f"another name of {first}") if first != name else _described(entry)))
+        console.print(table)
+
+
+def _described(entry: Any) -> tuple[str, str]:
+    """The settings of a class or a combination, with their defaults, and what it is."""
+    if isinstance(entry, Combination):
+        return _lines(entry.settings()), entry.summary
+    parameters = inspect.signature(entry).parameters.items()
+    settings = {name: p.default for name, p in parameters if name not in ("input_shape", "num_classes")}
+    summary = (entry.__doc__ or "").strip().splitlines()[0].replace("``", "")
+    paper = getattr(entry, "paper", None)
+    return _lines(settings), summary + (f"\n[dim]{paper}[/dim]" if paper else "")
+
+
+def _lines(settings: Mapping[str, Any]) -> str:
+    lines = []
+    for name, default in settings.items():
+        needed = default in (inspect.Parameter.empty, dataclasses.MISSING)
+        several = isinstance(default, tuple)
+        shown = "needed" if needed else (", ".join(map(str, default)) or "none") if several else str(default)
+        lines.append(escape(f"{name} ({shown})"))
+    return "\n".join(lines)
+
+
+def show(arguments: argparse.Namespace) -> None:
+    """``cfl-flare show``."""
+    runs = find_runs(arguments.run)
+    console = Console()
+    folders = [str(one.folder.relative_to(arguments.run)) for one in runs] if len(runs) > 1 else []
+    print_whole(console, results_table(runs, folders))
+    files = [path for one in runs for path in draw(one)]
+    if len(runs) > 1 and Path(arguments.run) not in [one.folder for one in runs]:  # whose own figures have these names
+        files += draw_comparison(runs, Path(arguments.run))
+    for path in files:
+        console.print(str(path), soft_wrap=True)
+
+
+def operate(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site`` and ``cfl-flare predict``."""
+    from cfl_flare.cli import site_commands as commands
+
+    getattr(commands, arguments.command)(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

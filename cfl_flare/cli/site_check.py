@@ -1,0 +1,179 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a site could take part in a job: what ``cfl-flare site check`` finds before the first one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import psutil
+from packaging.requirements import Requirement
+
+from cfl_flare.cli.specs import read_model
+from cfl_flare.core.config import one_line
+from cfl_flare.core.errors import CFLError
+from cfl_flare.data import DataConfig, DataSource, SiteData
+from cfl_flare.data.facts import facts_of
+from cfl_flare.engine.preflight import check_data
+from cfl_flare.engine.site import Site
+from cfl_flare.methods import FedAvg
+from cfl_flare.report.table import human_bytes
+from cfl_flare.training.settings import TrainSettings
+
+PACKAGES = ("nvflare", "torch", "numpy")
+STEPS = 5
+# The last two versions of what participants remember, what they are served, and room to write the next.
+MODELS_ON_DISK = 10
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        what: what was looked at.
+        found: what it is.
+        way_out: what to do about it; empty where it is fine.
+        fatal: a job would fail here.
+    """
+
+    what: str
+    found: str
+    way_out: str = ""
+    fatal: bool = False
+
+
+def versions() -> Iterator[Finding]:
+    """The packages that a job needs, against what cfl_flare asks for."""
+    yield Finding("Python", platform.python_version())
+    yield Finding("cfl_flare", version("cfl-flare"))
+    wanted = {r.name: r for r in map(Requirement, requires("cfl-flare") or ())}
+    for name in PACKAGES:
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            found = "not installed"
+        fits = found in wanted[name].specifier if found != "not installed" else False
+        yield Finding(name, found, "" if fits else f"pip install '{wanted[name]}'", not fits)
+
+
+def kit(folder: Path) -> Iterator[Finding]:
+    """Whether a kit lets jobs use cfl_flare.
+
+    Raises:
+        ConfigError: it is no kit.
+    """
+    from cfl_flare.flare.kit import code_carriers, preparation
+
+    found = preparation(folder, ["cfl_flare."])
+    ready = found.after is None
+    way_out = "" if ready else f"cfl-flare site prepare {folder}"
+    yield Finding("class allow-list", "has cfl_flare" if ready else "lacks cfl_flare", way_out, not ready)
+    if not is_server(folder):
+        streams = "jobs may stream logs to the server" if found.streams_logs else "stay here"
+        yield Finding("logs", streams, f"cfl-flare site prepare {folder} --keep-logs" if found.streams_logs else "")
+    yield Finding("custom code", f"jobs that carry code, such as training scripts: from {code_carriers(folder)}")
+
+
+def is_server(kit: Path) -> bool:
+    """Whether it is a server's kit: it has no data, and the logs are its own."""
+    return (kit / "startup" / "fed_server.json").is_file()
+
+
+def data(source: DataSource, model: str | None, config: DataConfig, device: str, state_root: Path) -> Iterator[Finding]:
+    """What a job's first task does with the site's data, and how long a training step takes.
+
+    Args:
+        source: what the site reads.
+        model: as the command line names it; None for one that fits.
+        config: the fewest samples.
+        device: where to compute.
+        state_root: where a job keeps what outlives it.
+    """
+    try:
+        if isinstance(source, SiteData):
+            place, how = source.place()
+            yield Finding("data", f"{place} ({how})")
+        (hosted,) = config.host(source, "this site", 0, 1)
+    except CFLError as error:
+        yield _failed("data", error)
+        return
+    facts = facts_of(hosted)
+    yield Finding("samples", f"{len(hosted.train)} training, {len(hosted.test)} test, {_shape(facts.shape)}")
+    yield Finding("classes", f"{facts.counts} (training + test)")
+    for remark in facts.remarks:
+        found, _, way_out = remark.partition("; ")
+        yield Finding("samples", found, way_out)
+    try:
+        spec = read_model(model, facts.shape, max(2, len(facts.train)))
+        site = check_data(FedAvg(), spec, [hosted], TrainSettings(local_steps=STEPS), device=device)
+        seconds = step_seconds(site)
+    except CFLError as error:
+        yield _failed("model", error)
+        return
+    except Exception as error:  # the model may be the user's, and raise anything
+        yield Finding("training", one_line(error), "mend the model", True)
+        return
+    layout = site.workshop.resident.layout
+    name = spec["class_path"].rpartition(".")[2]
+    yield Finding("model", f"{name}, {layout.parameter_size:,} parameters, {human_bytes(layout.nbytes)}")
+    yield Finding("training", f"{seconds * 1000:.1f} ms a step of 32 samples on {device}")
+    yield disk(state_root, MODELS_ON_DISK * layout.nbytes)
+
+
+def memory() -> Finding:
+    """What the machine has free, beside what this check took."""
+    own, free = psutil.Process().memory_info().rss, psutil.virtual_memory().available
+    found = f"{human_bytes(free)} free; this check took {human_bytes(own)}"
+    return Finding("memory", found, "" if free > own else "free some: a job's process takes about as much again")
+
+
+def step_seconds(site: Site) -> float:
+    """Wall-clock seconds of one training step, after a few that warm up."""
+    (name,) = site.hosted
+    learner = site.learner(name, {}, 0)
+    start = learner.initial(0)
+    learner.train(start)
+    started = time.perf_counter()
+    learner.train(start)
+    return (time.perf_counter() - started) / STEPS
+
+
+def default_state_root(kit: Path | None) -> Path:
+    """Where a job keeps what outlives it: ``$CFL_STATE_ROOT``, else ``cfl_state`` beside the kit."""
+    chosen = os.environ.get("CFL_STATE_ROOT")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return (Path.cwd() if kit is None else kit.resolve().parent) / "cfl_state"
+
+
+def disk(root: Path, needed: int) -> Finding:
+    """Whether so many bytes can be written there."""
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Finding(
+            "disk", f"{there} may not be written", "let FLARE's user write there, or set CFL_STATE_ROOT", True
+        )
+    free = shutil.disk_usage(there).free
+    short = free < needed
+    way_out = f"free {human_bytes(needed)}, or set CFL_STATE_ROOT to another disk" if short else ""
+    return Finding("disk", f"{human_bytes(free)} free at {root}", way_out, short)
+
+
+def _failed(what: str, error: CFLError) -> Finding:
+    """Our errors end with their way out."""
+    found, _, way_out = str(error).rpartition("; ")
+    return Finding(what, found, way_out, True) if found else Finding(what, way_out, "", True)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    if len(shape) == 3:
+        return f"{shape[0]} channel{'s' if shape[0] > 1 else ''} of {shape[1]}x{shape[2]}"
+    return f"{'x'.join(map(str, shape))} numbers"

@@ -1,0 +1,100 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The operators' commands."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cfl_flare.cli import site_check as check
+from cfl_flare.cli.predict import predict_file
+from cfl_flare.cli.specs import read_source
+from cfl_flare.core.config import parse_spec, require
+from cfl_flare.core.errors import UnfitError
+from cfl_flare.data import DataConfig, DataSource, SiteData
+
+
+def site(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site``."""
+    {"prepare": prepare_kit, "check": check_site}[arguments.what](arguments)
+
+
+def prepare_kit(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site prepare``."""
+    from cfl_flare.flare.kit import preparation
+
+    kit = Path(arguments.kit)
+    found = preparation(kit, ["cfl_flare.", *arguments.allow], arguments.keep_logs)
+    for line in found.diff:
+        print(line)
+    if found.after is None:
+        print(f"{kit}: nothing to change")
+    elif arguments.dry_run:
+        print(f"{found.resources}: not written (--dry-run)")
+    else:
+        backup = found.write()
+        print(f"{found.resources}: written" + (f"; what it was is in {backup.name}" if backup else ""))
+    if found.streams_logs and not check.is_server(kit):
+        print("note: jobs may stream this kit's logs to the server; --keep-logs forbids it")
+
+
+def check_site(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site check``.
+
+    Raises:
+        UnfitError: something would make a job fail.
+    """
+    findings = []
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    for finding in _findings(arguments):
+        findings.append(finding)
+        mark = "[red]fails[/red]" if finding.fatal else "[yellow]look[/yellow]" if finding.way_out else "ok"
+        table.add_row(mark, finding.what, escape(finding.found))
+        if finding.way_out:
+            table.add_row("", "", f"[bold]{escape(finding.way_out)}[/bold]")
+    Console().print(table)
+    fatal = sum(f.fatal for f in findings)
+    if fatal:
+        raise UnfitError(f"{fatal} of {len(findings)} findings would make a job fail at this site")
+
+
+def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
+    yield from check.versions()
+    kit = Path(arguments.kit) if arguments.kit else kit_here()
+    if kit is not None:
+        yield from check.kit(kit)
+    config, root = DataConfig(min_samples=arguments.min_samples), check.default_state_root(kit)
+    if kit is not None and check.is_server(kit) and arguments.data is None:
+        yield check.Finding("data", "none: the kit is a server's")
+    else:
+        yield from check.data(own_source(arguments.data), arguments.model, config, arguments.device, root)
+    yield check.memory()
+
+
+def kit_here() -> Path | None:
+    """The current folder, if it is a kit."""
+    here = Path.cwd()
+    return here if (here / "startup").is_dir() and (here / "local").is_dir() else None
+
+
+def own_source(text: str | None) -> DataSource:
+    """What ``--data`` names: a place, or a source; without it, what a job finds."""
+    if text is None or Path(text).expanduser().exists() or "/" in parse_spec(text)[0]:
+        return SiteData(text)
+    return read_source(text)
+
+
+def predict(arguments: argparse.Namespace) -> None:
+    """``cfl-flare predict``."""
+    out = Path(arguments.out)
+    require(out.parent.is_dir(), f"--out = {arguments.out!r}: {str(out.parent)!r} is no folder; make it first")
+    rows = predict_file(
+        Path(arguments.run), arguments.slot, Path(arguments.data), arguments.array, arguments.model, out
+    )
+    print(f"{out}: {rows} predictions")

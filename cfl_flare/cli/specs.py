@@ -1,0 +1,106 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the command line names, ``name:setting=value``: methods with their penalties, data sources, models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cfl_flare.core.config import build, from_dict, parse_spec, require
+from cfl_flare.core.errors import ConfigError, DataError
+from cfl_flare.data import SOURCES, DataSource
+from cfl_flare.data.files import from_here
+from cfl_flare.data.samples import read
+from cfl_flare.methods import Method, build_method
+from cfl_flare.models import MODELS
+
+
+def share_or_count(text: str, option: str) -> float | int:
+    """``"0.25"`` is a share, ``"25"`` a count."""
+    try:
+        return int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} = {text!r} should be a share like 0.25 or a count like 25") from error
+
+
+def read_source(text: str, here: bool = True) -> DataSource:
+    """The data source that the command line names.
+
+    Args:
+        text: as it was written.
+        here: the sites run on this machine, but in other folders: paths that are there become absolute.
+    """
+    name, settings = parse_spec(text)
+    if name.endswith(".npz"):
+        name, settings = "npz", {"path": name, **settings}
+    if name in SOURCES:
+        if here:
+            from_here(settings)
+        return from_dict(SOURCES[name], settings, f"data {name}")
+    hint = f"there are {', '.join(SOURCES)}, a .npz file, or package.Class"
+    if name.endswith(".csv"):
+        hint = f"write table:path={name},label=COLUMN"
+    elif Path(name).is_dir():
+        hint = f"write folder:path={name}"
+    require("." in name and "/" not in name and not name.endswith(".csv"), f"data {name!r} is unknown; {hint}")
+    return build({"class_path": name, "args": settings}, DataSource, "data")  # type: ignore[type-abstract]
+
+
+def read_model(text: str | None, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+    """The model that the command line names, or one that fits the data, as its dictionary."""
+    name, settings = parse_spec(text) if text else (fitting_model(shape), {})
+    if name in MODELS:
+        args = {"input_shape": list(shape), "num_classes": classes, **settings}
+        return {"class_path": f"cfl_flare.models.{MODELS[name].__name__}", "args": args}
+    require("." in name, f"model {name!r} is unknown; there are {', '.join(MODELS)}, or package.Class")
+    return {"class_path": name, "args": settings}
+
+
+def model_of_job(text: str | None, source: DataSource, data: str) -> dict[str, Any]:
+    """The model of a job for other machines: its shape and classes are said, or read from the data where it is here.
+
+    Raises:
+        ConfigError: neither.
+    """
+    name, settings = parse_spec(text) if text else ("mlp", {})
+    if text and (name not in MODELS or {"input_shape", "num_classes"} <= settings.keys()):
+        return read_model(text, (), 0)
+    try:
+        return read_model(text, *shape_and_classes(source, data))
+    except DataError as error:
+        raise ConfigError(
+            f"the model's input_shape and num_classes are not given, and cannot be read from the data here ({error}); "
+            f"give --model {name}:input_shape=[1,28,28],num_classes=10 with the sites' own, or a --data that is here"
+        ) from error
+
+
+def shape_and_classes(source: DataSource, data: str) -> tuple[tuple[int, ...], int]:
+    """Shape of a sample, and the number of classes.
+
+    Raises:
+        DataError: the samples cannot be read, or are unsound.
+    """
+    train, test = read(source, f"data {data}")
+    return tuple(train.x.shape[1:]), int(max(train.y.max(), test.y.max())) + 1
+
+
+def fitting_model(shape: tuple[int, ...]) -> str:
+    """The thesis's network for such images; the MLP for anything smaller."""
+    if len(shape) != 3 or min(shape[1:]) < 16:
+        return "mlp"
+    return "fashion-cnn" if shape[0] == 1 else "cifar-cnn"
+
+
+def build_named(text: str, penalties: Sequence[str] = (), here: bool = True) -> Method:
+    """A method from the command line, with its penalties; ``here`` as for `read_source`."""
+    name, settings = parse_spec(text)
+    file = settings.get("indicator_file")
+    if here and isinstance(file, str) and Path(file).exists():
+        settings["indicator_file"] = str(Path(file).resolve())
+    if penalties:
+        require("penalties" not in settings, f"--method {text}: give its penalties there or by --penalty, not both")
+        named = [parse_spec(penalty) for penalty in penalties]
+        settings["penalties"] = [{"penalty": what, **own} for what, own in named]
+    return build_method({"method": name, **settings})

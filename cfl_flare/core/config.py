@@ -1,0 +1,274 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Settings as plain dictionaries, and back: what a job file holds, checked before it is used."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import reprlib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from cfl_flare.core.errors import CFLError, ConfigError
+
+T = TypeVar("T")
+
+# FLARE takes every dictionary in a component's arguments that has a "path", "class_path" or "name" for a component, and
+# builds it at once. This mark leaves ours alone: they are built later, by `build`, after the site's policy was asked.
+MARK = {"config_type": "dict"}
+
+
+def marked(value: Any) -> Any:
+    """The value, with FLARE's mark for plain data on every dictionary in it."""
+    if isinstance(value, Mapping):
+        return {**{str(k): marked(v) for k, v in value.items()}, **MARK}
+    return [marked(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def unmarked(value: Any) -> Any:
+    """The value without those marks."""
+    if isinstance(value, Mapping):
+        return {k: unmarked(v) for k, v in value.items() if k not in MARK}
+    return [unmarked(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _accepts(value: Any, annotation: Any) -> bool:
+    """Whether a value fits a field's annotation; sequences and nested types are left to the class itself."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(_accepts(value, option) for option in typing.get_args(annotation))
+    if origin is typing.Literal:
+        return value in typing.get_args(annotation)
+    if annotation in (None, type(None)):
+        return value is None
+    if annotation is bool:
+        return isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if annotation is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if annotation is str:
+        return isinstance(value, str)
+    return True
+
+
+def check_types(instance: Any, where: str) -> None:
+    """Checks a dataclass's simple fields against their annotations.
+
+    Raises:
+        ConfigError: naming the field, its value and the type that it should have.
+    """
+    hints = typing.get_type_hints(type(instance))
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        if not _accepts(value, hints[field.name]):
+            wanted = str(field.type).removeprefix("<class '").removesuffix("'>")
+            raise ConfigError(f"{where}: {field.name} = {value!r} should be {wanted}, not {type(value).__name__}")
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises a ConfigError with the message unless the condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def require_whole(where: str, **values: Any) -> None:
+    """Raises a ConfigError for a value that is not a whole number of at least 1."""
+    for name, value in values.items():
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        require(whole, f"{where}: {name} = {value!r} should be a whole number >= 1")
+
+
+def one_line(error: BaseException) -> str:
+    """An error of somebody else's code in one line: its type and the first line of what it says."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Builds a settings class from a dictionary, with one clear error for a name it does not know.
+
+    Raises:
+        ConfigError: an unknown or missing name, or a value that the class does not take.
+    """
+    known = inspect.signature(cls).parameters
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
+    unknown = [name for name in values if name not in known]
+    if unknown and not open_ended:
+        raise ConfigError(f"{where}: unknown setting {unknown[0]!r}; it has: {', '.join(known) or 'no settings'}")
+    missing = [
+        name
+        for name, p in known.items()
+        if p.default is inspect.Parameter.empty
+        and name not in values
+        and p.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    ]
+    if missing:
+        raise ConfigError(f"{where}: setting {missing[0]!r} is missing and has no default")
+    try:
+        return cls(**values)
+    except CFLError:
+        raise
+    except Exception as error:  # a class of the user's may raise anything
+        raise ConfigError(
+            f"{where}: {one_line(error)}; mend what it was given: {reprlib.repr(dict(values))}"
+        ) from error
+
+
+def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
+    """Reads the command line's ``name:key=value,key=value``.
+
+    Values are Python literals where they can be (``3``, ``0.1``, ``True``, ``None``, ``[10, 20]``), else text.
+
+    >>> parse_spec("wecfl:k=3,cluster_on=fc")
+    ('wecfl', {'k': 3, 'cluster_on': 'fc'})
+    """
+    name, _, rest = text.partition(":")
+    settings: dict[str, Any] = {}
+    depth, start = 0, 0
+    parts = []
+    for i, char in enumerate(rest):
+        depth += (char in "[(") - (char in "])")
+        if char == "," and depth == 0:
+            parts.append(rest[start:i])
+            start = i + 1
+    if rest:
+        parts.append(rest[start:])
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{text!r}: {part!r} is not key=value; write name:key=value,key=value")
+        require(key.strip() not in settings, f"{text!r}: {key.strip()} is set twice; leave one out")
+        try:
+            settings[key.strip()] = ast.literal_eval(value)
+        except (ValueError, SyntaxError, TypeError):
+            settings[key.strip()] = value
+    return name.strip(), settings
+
+
+def describe(obj: Any, what: str) -> dict[str, Any]:
+    """The ``{"class_path", "args"}`` form of an object, read from its attributes.
+
+    Args:
+        obj: an object whose constructor's parameters are kept as attributes of the same name, or already such a
+            dictionary.
+        what: what it is ("model", "data"), for the error.
+
+    Raises:
+        ConfigError: a parameter is not kept as an attribute, or cannot be written to a job file.
+    """
+    if isinstance(obj, Mapping):
+        obj = unmarked(obj)
+        unknown = set(obj) - {"class_path", "args"}
+        if "class_path" not in obj or unknown:
+            raise ConfigError(f"{what}: {dict(obj)!r} should be {{'class_path': 'package.Class', 'args': {{...}}}}")
+        return {"class_path": obj["class_path"], "args": dict(obj.get("args") or {})}
+    path = class_path(obj, what)
+    args: dict[str, Any] = {}
+    for name, parameter in inspect.signature(type(obj)).parameters.items():
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            continue
+        if not hasattr(obj, name):  # even one with a default: nobody could say whether this object was built with it
+            raise ConfigError(
+                f"{what}: {path.rpartition('.')[2]} does not keep its argument {name!r} as an attribute, so it cannot "
+                f"be written to a job; pass {{'class_path': '{path}', 'args': {{...}}}}"
+            )
+        value = _plain(getattr(obj, name), f"{what}: {path.rpartition('.')[2]}.{name}")
+        if value != parameter.default:
+            args[name] = value
+    return {"class_path": path, "args": args}
+
+
+def class_path(obj: Any, what: str) -> str:
+    """Where the class of an object can be imported from.
+
+    Raises:
+        ConfigError: nowhere but here.
+    """
+    if isinstance(obj, (type, str)):
+        name = f"{obj.__module__}.{obj.__qualname__}" if isinstance(obj, type) else obj
+        raise ConfigError(
+            f"{what}: {name!r} is only the name of a class; pass an instance, or {{'class_path': '{name}', 'args': "
+            "{...}}"
+        )
+    cls = type(obj)
+    if cls.__module__ == "__main__" or "." in cls.__qualname__:
+        raise ConfigError(
+            f"{what}: {cls.__qualname__} is defined in the script itself or inside another definition, where a site "
+            "cannot import it; put it at the top of a module of its own"
+        )
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _plain(value: Any, where: str) -> Any:
+    """The value as JSON can hold it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(v, where) for v in value]
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v, where) for k, v in value.items()}
+    shown = " ".join(reprlib.repr(value).split())
+    raise ConfigError(
+        f"{where} = {shown} cannot be written to a job file; a constructor's arguments should be numbers, text, lists "
+        "or dictionaries, and kept as attributes of the same names"
+    )
+
+
+def build(
+    spec: Mapping[str, Any], base: type[T], what: str, authorize: Callable[[str], None] | None = None, **extra: Any
+) -> T:
+    """The one way in which a class that a job names becomes an object.
+
+    The site's component policy is asked first, then the class is imported, checked to be a ``base``, and called.
+
+    Args:
+        spec: ``{"class_path": "package.Class", "args": {...}}``.
+        base: the class that it must be.
+        what: what it is ("model", "data"), for the errors.
+        authorize: called with the class path before the import; raises to refuse it. None where there is no policy.
+        **extra: further arguments, beside those of the spec.
+
+    Raises:
+        ConfigError: no such module or class, not a ``base``, or arguments that do not fit.
+    """
+    spec = unmarked(spec)
+    path = spec.get("class_path")
+    if not isinstance(path, str) or not re.fullmatch(r"\w+(\.\w+)+", path):
+        raise ConfigError(f"{what}: class_path = {path!r} should be 'package.module.Class'")
+    if authorize is not None:
+        authorize(path)
+    module, _, name = path.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except Exception as error:  # a module runs when it is imported, and may raise anything
+        raise ConfigError(
+            f"{what}: {path!r} cannot be imported here ({one_line(error)}); install its package, or let the job carry "
+            "it"
+        ) from error
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise ConfigError(f"{what}: {path!r} is not a {base.__module__}.{base.__qualname__}; name a subclass of that")
+    return from_dict(cls, {**dict(spec.get("args") or {}), **extra}, f"{what} {name}")
+
+
+def check_run_name(name: str, what: str = "name") -> None:
+    """A run's name becomes a folder under the operator's state root, and nothing else.
+
+    Args:
+        name: the name.
+        what: which setting it is, for the error.
+
+    Raises:
+        ConfigError: it holds more than letters, digits, ``.``, ``_`` and ``-``.
+    """
+    fits = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name)
+    require(
+        bool(fits),
+        f"run: {what} = {name!r} should be letters, digits, '.', '_' and '-', beginning with one of the first",
+    )

@@ -1,0 +1,312 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Models as flat vectors: what is averaged, compared, clustered, sent and stored.
+
+A model is one float32 vector (its parameters, then its float buffers such as BatchNorm's running statistics) and one
+short int64 vector (integer buffers, BatchNorm's ``num_batches_tracked``). A `Layout` says what lies where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cfl_flare.core.errors import ConfigError, PayloadError
+
+if TYPE_CHECKING:
+    import torch
+
+Array = np.ndarray
+
+ROLES = ("all", "fc", "head", "backbone")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named array of a model.
+
+    Attributes:
+        name: its name in the module's ``state_dict``.
+        shape: its shape.
+        kind: ``"parameter"``, ``"buffer"`` (float) or ``"counter"`` (integer).
+        head: it belongs to the last fully connected layer.
+        fc: it belongs to a fully connected layer.
+        offset: where it starts, in the float vector or, for a counter, in the integer vector.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    head: bool
+    fc: bool
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def slice(self) -> slice:
+        """Its place in the vector."""
+        return slice(self.offset, self.offset + self.size)
+
+    def view(self, vector: Any) -> Any:
+        """Its array as a view of the vector (numpy or torch), in its own shape.
+
+        A convolution's weights lie channels-last in the vector, the order in which a CPU computes fastest with them.
+        """
+        part = vector[self.slice]
+        if len(self.shape) != 4:
+            return part.reshape(self.shape)
+        out, channels, height, width = self.shape
+        part = part.reshape(out, height, width, channels)
+        return part.transpose(0, 3, 1, 2) if isinstance(part, np.ndarray) else part.permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What lies where in a model's vectors: parameters first, then float buffers; counters apart.
+
+    Attributes:
+        entries: the arrays in the order of the vectors.
+    """
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> Layout:
+        """Reads the layout of a module. The head is its last ``torch.nn.Linear``, in order of registration."""
+        from torch import nn
+
+        linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+        named: list[tuple[str, torch.Tensor, str]] = [(name, p, "parameter") for name, p in module.named_parameters()]
+        persistent = set(module.state_dict().keys())
+        buffers = [(name, b) for name, b in module.named_buffers() if name in persistent]
+        named += [(name, b, "buffer") for name, b in buffers if b.is_floating_point()]
+        named += [(name, b, "counter") for name, b in buffers if not b.is_floating_point()]
+        entries, offsets = [], {"float": 0, "counter": 0}
+        for name, tensor, kind in named:
+            owner = name.rpartition(".")[0]
+            vector = "counter" if kind == "counter" else "float"
+            entry = Entry(
+                name, tuple(tensor.shape), kind, bool(linear) and owner == linear[-1], owner in linear, offsets[vector]
+            )
+            offsets[vector] += entry.size
+            entries.append(entry)
+        if not any(e.kind == "parameter" for e in entries):
+            raise ConfigError(f"model {type(module).__name__} has no parameters to train")
+        return cls(tuple(entries))
+
+    @cached_property
+    def size(self) -> int:
+        """Length of the float vector."""
+        return sum(e.size for e in self.entries if e.kind != "counter")
+
+    @cached_property
+    def parameter_size(self) -> int:
+        """Length of the float vector's leading part that holds the trainable parameters."""
+        return sum(e.size for e in self.entries if e.kind == "parameter")
+
+    @cached_property
+    def counter_size(self) -> int:
+        """Length of the counter vector."""
+        return sum(e.size for e in self.entries if e.kind == "counter")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one model on the wire."""
+        return 4 * self.size + 8 * self.counter_size
+
+    def restricted(self, names: Collection[str]) -> Layout:
+        """The layout of a part of the model: these arrays alone, in the same order.
+
+        Raises:
+            PayloadError: a name that the model does not have.
+        """
+        unknown = sorted(set(names) - {e.name for e in self.entries})
+        if unknown:
+            there = ", ".join(e.name for e in self.entries)
+            raise PayloadError("extra_parameter", f"unknown parameter {unknown[0]!r}; the model has {there}")
+        if len(set(names)) == len(self.entries):
+            return self
+        entries, offsets = [], {"float": 0, "counter": 0}
+        for e in self.entries:
+            if e.name in names:
+                vector = "counter" if e.kind == "counter" else "float"
+                entries.append(replace(e, offset=offsets[vector]))
+                offsets[vector] += e.size
+        return Layout(tuple(entries))
+
+    @cached_property
+    def head(self) -> Layout:
+        """The layout of the last fully connected layer alone."""
+        return self.restricted([e.name for e in self.entries if e.head])
+
+    @cached_property
+    def backbone(self) -> Layout:
+        """The layout of everything else, buffers included."""
+        return self.restricted([e.name for e in self.entries if not e.head])
+
+    @cached_property
+    def fc(self) -> Layout:
+        """The layout of all fully connected layers."""
+        return self.restricted([e.name for e in self.entries if e.fc])
+
+    def of_part(self, role: str) -> Layout:
+        """The layout of ``"all"``, ``"fc"``, ``"head"`` or ``"backbone"``."""
+        return {"fc": self.fc, "head": self.head, "backbone": self.backbone}.get(role, self)
+
+    def join(self, *parts: Params) -> Params:
+        """A whole model from parts that have each of its arrays once."""
+        return self.pack({name: array for part in parts for name, array in part.arrays().items()})
+
+    def select(self, role: str | Sequence[str]) -> list[slice]:
+        """The places of some of the parameters (never of buffers).
+
+        Args:
+            role: ``"all"``, ``"fc"`` (all fully connected layers), ``"head"`` (the last of them), ``"backbone"`` (all
+                but the head), or names of parameters.
+
+        Raises:
+            ConfigError: an unknown role or name, or a model without such a part.
+        """
+        parameters = [e for e in self.entries if e.kind == "parameter"]
+        if isinstance(role, str):
+            tests = {"all": lambda e: True, "fc": lambda e: e.fc, "head": lambda e: e.head}
+            tests["backbone"] = lambda e: not e.head
+            if role not in tests:
+                raise ConfigError(f"part of the model {role!r} should be one of {', '.join(ROLES)} or a list of names")
+            chosen = [e for e in parameters if tests[role](e)]
+            if not chosen or (role == "backbone" and len(chosen) == len(parameters)):
+                raise ConfigError(f"the model has no {role!r} part: it has no torch.nn.Linear layer beside others")
+        else:
+            names = {e.name: e for e in parameters}
+            unknown = [name for name in role if name not in names]
+            if unknown or not role:
+                raise ConfigError(f"the model has no parameter {unknown[:1]}; it has {', '.join(names)}")
+            chosen = [names[name] for name in role]
+        return [e.slice for e in chosen]
+
+    def pack(self, arrays: Mapping[str, Any], allow_missing: bool = False) -> Params:
+        """Checks named arrays and packs them.
+
+        Args:
+            arrays: name to array of any real dtype.
+            allow_missing: take absent names as zero and mark them (a site's filter removed them).
+
+        Raises:
+            PayloadError: a missing, extra, ill-shaped, complex, non-numeric or non-finite array.
+        """
+        names = [e.name for e in self.entries]
+        self.restricted(arrays.keys())
+        missing = [name for name in names if name not in arrays]
+        if missing and not allow_missing:
+            raise PayloadError("missing_parameter", f"parameter {missing[0]!r} is missing ({len(missing)} in all)")
+        vector = np.zeros(self.size, np.float32)
+        counters = np.zeros(self.counter_size, np.int64)
+        for entry in self.entries:
+            if entry.name not in arrays:
+                continue
+            array = np.asarray(arrays[entry.name])
+            if array.dtype.kind not in "fiub":
+                raise PayloadError("dtype", f"parameter {entry.name!r} has dtype {array.dtype}, not a real number type")
+            if array.shape != entry.shape:
+                raise PayloadError("shape", f"parameter {entry.name!r} has shape {array.shape}, not {entry.shape}")
+            target = counters if entry.kind == "counter" else vector
+            if entry.kind == "counter" and (np.abs(array.astype(np.float64)) > 2**53).any():
+                raise PayloadError("counter", f"parameter {entry.name!r} holds a count beyond 2**53")
+            with np.errstate(over="ignore", invalid="ignore"):
+                entry.view(target)[...] = array
+            if not np.isfinite(target[entry.slice]).all() or not np.isfinite(array).all():
+                raise PayloadError("non_finite", f"parameter {entry.name!r} holds NaN or infinity")
+        present = np.array([name in arrays for name in names]) if missing else None
+        return Params(self, vector, counters, present)
+
+
+@dataclass(frozen=True)
+class Params:
+    """One model, or a difference of two.
+
+    Attributes:
+        layout: what lies where.
+        vector: ``(layout.size,)`` float32.
+        counters: ``(layout.counter_size,)`` int64.
+        present: one bool for each entry of the layout, False where a site's filter removed it; None if all are there.
+    """
+
+    layout: Layout
+    vector: Array
+    counters: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    present: Array | None = None
+
+    def __sub__(self, other: Params) -> Params:
+        return Params(self.layout, self.vector - other.vector, self.counters - other.counters, self.present)
+
+    def __add__(self, other: Params) -> Params:
+        present = other.present if self.present is None else self.present
+        return Params(self.layout, self.vector + other.vector, self.counters + other.counters, present)
+
+    def arrays(self) -> dict[str, Array]:
+        """The named arrays, views into the vectors."""
+        return {e.name: e.view(self.counters if e.kind == "counter" else self.vector) for e in self.layout.entries}
+
+    def take(self, layout: Layout) -> Params:
+        """A part of the model, with that part's layout."""
+        arrays = self.arrays()
+        return layout.pack({e.name: arrays[e.name] for e in layout.entries})
+
+    def part(self, role: str | Sequence[str]) -> Array:
+        """Some of the parameters as one vector, float32; see `Layout.select`."""
+        return np.concatenate([self.vector[s] for s in self.layout.select(role)])
+
+
+class WeightedMean:
+    """A running weighted mean of models in float64, in the order in which they are added.
+
+    Float buffers are averaged like parameters, counters by their maximum. An entry that a site's filter removed counts
+    neither in the sum nor in that entry's weight. Its memory is that of one model, however many are added.
+    """
+
+    def __init__(self, layout: Layout):
+        self._layout = layout
+        self._sum = np.zeros(layout.size, np.float64)
+        self._counters = np.zeros(layout.counter_size, np.int64)
+        self._weights = np.zeros(len(layout.entries), np.float64)
+
+    def add(self, params: Params, weight: float) -> None:
+        """Adds one model with its weight."""
+        present = params.present
+        scaled = np.multiply(params.vector, weight, dtype=np.float64)
+        self._sum += scaled if present is None else scaled * self._spread(present)
+        self._weights += weight if present is None else weight * present
+        self._counters = np.maximum(self._counters, params.counters)
+
+    def _spread(self, per_entry: Array) -> Array:
+        """One value an entry, repeated for each element of its float entries."""
+        floats = [(i, e) for i, e in enumerate(self._layout.entries) if e.kind != "counter"]
+        return np.repeat(per_entry[[i for i, _ in floats]], [e.size for _, e in floats])
+
+    def result(self, otherwise: Params) -> Params:
+        """The mean; ``otherwise`` where nothing with a positive weight was added."""
+        if not self._weights.any():
+            return otherwise
+        weights = self._spread(self._weights)
+        known = weights > 0
+        mean = np.where(known, self._sum / np.where(known, weights, 1.0), otherwise.vector)
+        for entry in self._layout.entries:
+            if entry.kind == "buffer" and entry.name.endswith("running_var"):  # a privacy filter may add noise to it
+                mean[entry.slice] = np.maximum(mean[entry.slice], 0)
+        return Params(self._layout, mean.astype(np.float32), np.maximum(self._counters, otherwise.counters))
+
+
+def weighted_mean(models: Iterable[tuple[Params, float]], otherwise: Params) -> Params:
+    """The weighted mean of models (thesis Eq. 2.6), or ``otherwise`` if there are none; see `WeightedMean`."""
+    mean = WeightedMean(otherwise.layout)
+    for params, weight in models:
+        mean.add(params, weight)
+    return mean.result(otherwise)

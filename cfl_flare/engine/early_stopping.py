@@ -1,0 +1,168 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which of a run's rounds is the best, and when a run has done enough; names and meanings are FLARE's."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cfl_flare.core.config import require
+
+OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq}
+MODES = {">=": "max", ">": "max", "<=": "min", "<": "min"}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of a round's record, and which way is better.
+
+    Attributes:
+        name: as in the record; ``served_`` may be left out: ``accuracy``, ``cluster-0/accuracy``.
+        mode: ``max`` or ``min``.
+    """
+
+    name: str
+    mode: str = "max"
+
+    def name_in(self, scalars: Mapping[str, float]) -> str | None:
+        """What it is called in a round's numbers; None where they do not have it.
+
+        >>> Metric("cluster-0/accuracy").name_in({"cluster-0/served_accuracy": 0.5})
+        'cluster-0/served_accuracy'
+        """
+        cluster, slash, last = self.name.rpartition("/")
+        return next((name for name in (self.name, f"{cluster}{slash}served_{last}") if name in scalars), None)
+
+    def of(self, scalars: Mapping[str, float]) -> float | None:
+        """Its value in a round; None where the round does not have it."""
+        name = self.name_in(scalars)
+        return None if name is None else scalars[name]
+
+    def best(
+        self, before: Mapping[str, Any] | None, number: int, scalars: Mapping[str, float]
+    ) -> dict[str, Any] | None:
+        """The best round so far, ``{"round", "value"}``: the one before, or this one; of equals the first."""
+        value = self.of(scalars)
+        better = operator.gt if self.mode == "max" else operator.lt
+        if value is not None and (before is None or better(value, before["value"])):
+            return {"round": number, "value": value}
+        return None if before is None else dict(before)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something that can be said of a round: ``accuracy >= 0.8``.
+
+    Attributes:
+        text: as it was written.
+        metric: the number.
+        sign: how it is compared.
+        value: with what.
+    """
+
+    text: str
+    metric: Metric
+    sign: str
+    value: float
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Reads it.
+
+        Raises:
+            ConfigError: it is not ``<metric> <sign> <number>``.
+        """
+        words = text.split()
+        clear = len(words) == 3 and words[1] in OPERATORS and _is_number(words[2])
+        require(
+            clear,
+            f"run: stop_cond = {text!r} should be '<metric> <sign> <number>' with one of {' '.join(OPERATORS)}, such "
+            "as 'accuracy >= 0.8'",
+        )
+        return cls(text, Metric(words[0], MODES.get(words[1], "max")), words[1], float(words[2]))
+
+    def holds(self, scalars: Mapping[str, float]) -> bool:
+        """Whether a round fulfils it; one that lacks the metric does not."""
+        found = self.metric.of(scalars)
+        return found is not None and bool(OPERATORS[self.sign](found, self.value))
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a run is after.
+
+    Attributes:
+        key: by what the best round is chosen; None for no best round.
+        stop: where it is fulfilled, the run ends.
+        patience: so many rounds without improvement end it as well: of the metric in ``stop``, else of ``key``.
+    """
+
+    key: Metric | None = None
+    stop: Condition | None = None
+    patience: int | None = None
+
+    @classmethod
+    def of(cls, key_metric: str, key_metric_mode: str | None, stop_cond: str | None, patience: int | None) -> Goal:
+        """From the settings of a run, as FLARE's recipe has them.
+
+        Raises:
+            ConfigError: one of them is wrong, or they contradict each other.
+        """
+        mode = key_metric_mode
+        require(mode in ("min", "max", None), f"run: key_metric_mode = {mode!r} should be 'min' or 'max'")
+        require(patience is None or patience >= 1, f"run: patience = {patience} should be >= 1")
+        stop = None if stop_cond is None else Condition.parse(stop_cond)
+        implied = MODES.get(stop.sign) if stop is not None and _same(stop.metric.name, key_metric) else None
+        require(
+            mode is None or implied in (None, mode),
+            f"run: key_metric_mode = {mode!r} contradicts stop_cond = {stop_cond!r}, which is after the other end of "
+            f"{key_metric!r}",
+        )
+        require(
+            patience is None or stop is not None or bool(key_metric),
+            f"run: patience = {patience} waits for a metric to improve; name it as key_metric, or in stop_cond",
+        )
+        return cls(Metric(key_metric, mode or implied or "max") if key_metric else None, stop, patience)
+
+    @property
+    def watched(self) -> Metric | None:
+        """Whose improvement `patience` waits for."""
+        return self.key if self.stop is None else self.stop.metric
+
+    def unknown(self, best: Mapping[str, Any] | None, watched: Mapping[str, Any] | None) -> list[str]:
+        """The metrics that it is about and that no round has had, given the best rounds so far by each."""
+        pairs = ((self.key, best), (self.watched, watched))
+        return list(dict.fromkeys(metric.name for metric, found in pairs if metric is not None and found is None))
+
+    def reached(self, watched: Mapping[str, Any] | None, number: int, scalars: Mapping[str, float]) -> str | None:
+        """Why a run should end after a round, in words; None if it should not.
+
+        Args:
+            watched: the round in which the watched metric was best.
+            number: the round, counted from 0.
+            scalars: its numbers.
+        """
+        if self.stop is not None and self.stop.holds(scalars):
+            return f"{self.stop.text} in round {number}"
+        if self.patience is None or self.watched is None or watched is None:
+            return None
+        idle = number - watched["round"]
+        if idle < self.patience:
+            return None
+        return f"no better {self.watched.name} than {watched['value']:.4g} of round {watched['round']} in {idle} rounds"
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two names mean the same number."""
+    return one.replace("served_", "") == other.replace("served_", "")
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

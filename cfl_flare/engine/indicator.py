@@ -1,0 +1,111 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The server's indicator samples: whether a run has those that its method needs, and what models predict on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from torch import nn
+
+from cfl_flare.core.config import one_line, require
+from cfl_flare.core.errors import DataError
+from cfl_flare.core.params import Params
+from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.data.indicator_samples import read_indicator
+from cfl_flare.data.samples import Samples, normalised
+from cfl_flare.methods import Method
+from cfl_flare.methods.state import Predict
+from cfl_flare.training.batched_predict import Predictor
+from cfl_flare.training.learner import Split
+from cfl_flare.training.resident import ResidentModel
+
+
+def held_back(methods: Iterable[Method]) -> int:
+    """How many samples of each class a simulation of these methods takes out of the data: as many as one of them needs.
+
+    Methods that are compared share what is left, also those that need none.
+    """
+    wanted = [method.indicator for method in methods]
+    return max((w.per_class for w in wanted if w is not None and w.file is None), default=0)
+
+
+def check_indicator(method: Method, data: DataConfig) -> None:
+    """Whether a run will have the indicator samples that its method needs.
+
+    Raises:
+        ConfigError: it will not.
+    """
+    wanted = method.indicator
+    if wanted is None or wanted.file is not None:
+        return
+    where = f"method {method.label}: compares models on {wanted.per_class} indicator samples of each class"
+    require(
+        data.participants is not None,
+        f"{where}, which the server has no file of; name one in MedMNIST's layout: indicator_file=samples.npz",
+    )
+    require(
+        data.indicator_samples >= wanted.per_class,
+        f"{where}, but the data's indicator_samples = {data.indicator_samples}; set it to {wanted.per_class} there, or "
+        "name a file: indicator_file=samples.npz",
+    )
+
+
+def logits_for(
+    method: Method,
+    make_model: Callable[[], nn.Module],
+    data: DataConfig,
+    source: Callable[[], DataSource],
+    seed: int,
+) -> Predict | None:
+    """What predicts on the indicator samples of a run; None for a method that needs none.
+
+    Args:
+        method: the run's method.
+        make_model: builds the untrained module.
+        data: how a simulation deals the samples out.
+        source: builds what is dealt out; asked only where a simulation holds the indicator samples back.
+        seed: of the draw from a file.
+
+    Raises:
+        ConfigError: there are none, or too few.
+        DataError: they cannot be read, or do not fit the model.
+    """
+    wanted = method.indicator
+    if wanted is None:
+        return None
+    check_indicator(method, data)
+    if wanted.file is None:
+        samples = data.indicator(source(), wanted.per_class)
+    else:
+        samples = read_indicator(wanted.file, wanted.per_class, seed)
+    return Logits(make_model, samples)
+
+
+class Logits:
+    """Logits of models on the indicator samples.
+
+    Args:
+        make_model: builds the untrained module.
+        samples: the indicator samples.
+
+    Raises:
+        DataError: they do not fit the model.
+    """
+
+    def __init__(self, make_model: Callable[[], nn.Module], samples: Samples):
+        self._resident = ResidentModel(make_model())
+        self._x = Split.of(normalised(samples.x), samples.y).x
+        try:
+            self([self._resident.read()])
+        except Exception as error:  # the module may be the user's, and raise anything
+            shape = list(samples.x.shape[1:])
+            raise DataError(
+                f"the indicator samples of shape {shape} do not fit the model ({one_line(error)}); give ones of the "
+                "participants' shape, and set the model's input_shape to it"
+            ) from error
+
+    def __call__(self, models: Sequence[Params]) -> np.ndarray:
+        """``(len(models), samples, classes)``."""
+        return Predictor(self._resident, models)(self._x).numpy()

@@ -1,0 +1,119 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that start from a trained model instead of an untrained one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cfl_flare.core.config import one_line, require
+from cfl_flare.core.errors import ConfigError, PayloadError
+from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.methods import Method
+from cfl_flare.training.resident import untrained
+
+# Under which key others keep the weights: FLARE's persistor, Lightning, many training scripts.
+INSIDE = ("model", "state_dict", "model_state_dict")
+
+
+def read_checkpoint(path: Path, layout: Layout) -> Params:
+    """Reads a model.
+
+    Args:
+        path: a safetensors file, or what ``torch.save`` wrote: a ``state_dict``, or a dictionary that has it under
+            ``model`` (as FLARE's own checkpoints), ``state_dict`` or ``model_state_dict``. Nothing is unpickled.
+        layout: of the job's model.
+
+    Raises:
+        ConfigError: it is not there, holds anything else than arrays, or those of another model.
+    """
+    where = f"run: initial_ckpt = {str(path)!r}"
+    require(path.is_file(), f"{where} is no file here; name a safetensors file or one that torch.save wrote")
+    try:
+        arrays = load_arrays(path)[0] if path.suffix == ".safetensors" else _from_torch(path)
+    except PayloadError as error:
+        raise ConfigError(f"run: initial_ckpt: {error}") from error
+    except Exception as error:  # torch has many ways to say that it cannot read a file
+        raise ConfigError(
+            f"{where} cannot be read without unpickling ({one_line(error)}); save model.state_dict() alone, with "
+            "torch.save or as safetensors"
+        ) from error
+    known = {e.name for e in layout.entries}
+    strange, missing = sorted(arrays.keys() - known), sorted(known - arrays.keys())
+    require(
+        not strange and not missing,
+        f"{where} is not of the job's model: "
+        + "; ".join([*(f"it has {n!r}" for n in strange[:1]), *(f"it lacks {n!r}" for n in missing[:1])])
+        + f"; the model has {len(known)} arrays, the file {len(arrays)}",
+    )
+    try:
+        return layout.pack(arrays)
+    except PayloadError as error:
+        raise ConfigError(f"{where} is not of the job's model: {error}") from error
+
+
+def _from_torch(path: Path) -> dict[str, np.ndarray]:
+    content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    for key in INSIDE:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping):
+        raise TypeError(f"it holds a {type(content).__name__}")
+    odd = [name for name, value in content.items() if not isinstance(value, (torch.Tensor, np.ndarray))]
+    if odd:
+        raise TypeError(f"{odd[0]!r} is a {type(content[odd[0]]).__name__}")
+    return {
+        str(name): (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        if isinstance(value, torch.Tensor)
+        else value
+        for name, value in content.items()
+    }
+
+
+def check_initial(method: Method, layout: Layout) -> None:
+    """Whether a method can start from one given model.
+
+    Raises:
+        ConfigError: it begins with several models, which would be the same, or its sites begin with models of their
+            own, which they build themselves.
+    """
+    asked: set[int] = set()
+
+    def untrained(index: int) -> Params:
+        asked.add(index)
+        return Params(layout, np.zeros(layout.size, np.float32), np.zeros(layout.counter_size, np.int64))
+
+    method.start(untrained)
+    require(
+        len(asked) <= 1,
+        f"run: initial_ckpt: method {method.label} begins with {len(asked)} different models, which one checkpoint "
+        "would make the same: nothing could tell them apart; take a method that begins with one (fedavg, fesem, wecfl, "
+        "cfl, fl-hc, ...), or leave initial_ckpt out",
+    )
+    require(
+        not method.starts_on_site,
+        f"run: initial_ckpt: in method {method.label} each participant begins with a model that its site builds from "
+        "the seed, and a checkpoint stays at the server; leave initial_ckpt out",
+    )
+
+
+def initial_models(
+    method: Method, make_model: Callable[[], torch.nn.Module], layout: Layout, seed: int, path: Path | None
+) -> Callable[[int], Params]:
+    """What a method takes for the run's initial models: untrained ones, or always the one in a file.
+
+    Raises:
+        ConfigError: the method cannot start from one given model, or the file is not such a model's.
+    """
+    if path is None:
+        return partial(untrained, make_model, seed)
+    check_initial(method, layout)
+    model = read_checkpoint(path, layout)
+    return lambda index: model

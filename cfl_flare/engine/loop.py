@@ -1,0 +1,135 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The plain in-process loop: the same server and site without FLARE, for tests, notebooks and benchmarks."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cfl_flare.core.archive import Archive
+from cfl_flare.core.config import build, describe
+from cfl_flare.core.errors import PayloadError
+from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.engine.indicator import logits_for
+from cfl_flare.engine.initial_models import initial_models
+from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Site
+from cfl_flare.methods import Method, Participant, describe_method
+from cfl_flare.methods.slots import with_parts
+from cfl_flare.results.checkpoints import Checkpoint
+from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.run_dir import Recorder
+from cfl_flare.results.store import ARCHIVE, Store
+from cfl_flare.training.settings import TrainSettings
+
+logger = logging.getLogger(__name__)
+
+
+def model_factory(model: Any, authorize: Callable[[str], None] | None = None) -> Callable[[], torch.nn.Module]:
+    """A function that builds the untrained model, from an instance or its ``{"class_path", "args"}``."""
+    return partial(build, describe(model, "model"), torch.nn.Module, "model", authorize)
+
+
+def run_loop(
+    *,
+    method: Method,
+    model: Any,
+    source: DataSource,
+    data: DataConfig,
+    settings: ServerSettings,
+    training: TrainSettings,
+    folder: Path | None = None,
+    evaluate_trained: bool = False,
+    on_round: Callable[[RoundMetrics], None] = lambda measured: None,
+    checkpoints: Store | None = None,
+    checkpoint_every: int = 10,
+    initial_ckpt: Path | None = None,
+) -> Server:
+    """Runs a method in this process, all participants on one site.
+
+    A run that was stopped goes on from its last checkpoint, and ends as it would have without the stop.
+
+    Args:
+        method: the method.
+        model: the model, as an instance or ``{"class_path", "args"}``.
+        source: where the samples come from.
+        data: how they are dealt out.
+        settings: what is scheduled.
+        training: how participants train.
+        folder: where results are written; None for none.
+        evaluate_trained: measure the locally trained models as well.
+        on_round: called with what was measured of each round.
+        checkpoints: what an earlier attempt left to go on from, and where this one's checkpoints are kept; None for
+            none.
+        checkpoint_every: rounds between them.
+        initial_ckpt: the file of a model from which to start; see `cfl_flare.engine.initial_models.read_checkpoint`.
+
+    Returns:
+        The server after the last round.
+
+    Raises:
+        StoreError: the checkpoints are of another run.
+        ConfigError: the checkpoints' rounds are not in the folder, or the method lacks indicator samples.
+    """
+    torch.set_num_threads(1)
+    make_model = model_factory(model)
+    site = Site(method, make_model, training, settings.seed, evaluate_trained)
+    site.add(data.host(source, "local", 0, 1))
+    logits = logits_for(method, make_model, data, lambda: source, settings.seed)
+    participants = [Participant(d.name, "local", len(d.train), d.group) for d in site.hosted.values()]
+    layout, facts = site.workshop.resident.layout, describe_run(data, settings, training)
+    run = {
+        "method": describe_method(method),
+        "model": describe(model, "model"),
+        "participants": {p.name: p.samples for p in participants},
+        "evaluate_trained": evaluate_trained,
+        **facts,
+        **({} if initial_ckpt is None else {"initial_ckpt": str(initial_ckpt)}),
+    }
+    begun = Checkpoint.latest(checkpoints, layout, run) if checkpoints is not None else None
+    if begun is None:
+        begun = Checkpoint(method.start(initial_models(method, make_model, layout, settings.seed, initial_ckpt)))
+    site.memory.update({name: dict(own) for name, own in begun.memory.items()})
+    recorder = None
+    if folder is not None:
+        recorder = Recorder(folder, facts, run["model"], begun.recorded, begun.last)
+    archive = Archive(checkpoints.folder / ARCHIVE) if checkpoints is not None else None
+    server = Server(method, layout, participants, settings, begun.state, recorder, begun.progress, logits, archive)
+    while True:
+        number, last = server.state.round, server.finished
+        orders = server.orders()
+        models = with_parts(server.bank, [slot for order in orders.values() for slot in order.needed])
+        for name, order in orders.items():
+            try:
+                server.accept(site.answer(name, order, models, number), "local")
+            except PayloadError as error:
+                logger.warning("round %d: %s", number, error)
+        measured = server.finish_round()
+        if measured is not None:
+            on_round(measured)
+        if last:
+            break
+        if checkpoints is None:
+            server.forget(server.state.round)
+        elif server.state.round % checkpoint_every == 0:
+            measured = recorder.last if recorder is not None else None
+            Checkpoint(server.state, server.progress, site.memory, measured).save(checkpoints, run)
+            server.forget(checkpoints.versions()[0])
+    server.close({})
+    return server
+
+
+def describe_run(data: DataConfig, settings: ServerSettings, training: TrainSettings) -> dict[str, Any]:
+    """The run's settings, for its summary."""
+    return {
+        "data": dataclasses.asdict(data),
+        "run": dataclasses.asdict(settings),
+        "training": dataclasses.asdict(training),
+    }

@@ -1,0 +1,240 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Newcomers: participants that were not in training join a finished run, whose models stay as they are.
+
+One rule serves all methods, as each of them knows what to do with a participant that turns up late: a newcomer takes
+part in rounds of its own, in which no model of the server moves. It does so until it is placed in a cluster, and then
+once more as a member of it, so that what is its own (a head, a personal model) is trained there. Each newcomer joins by
+itself: none of them changes anything for another.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from cfl_flare.core.config import build, from_dict, require, require_whole
+from cfl_flare.core.errors import ConfigError, DataError, RunFailedError
+from cfl_flare.data import DataConfig, DataSource, ParticipantData
+from cfl_flare.data.indicator_samples import read_indicator
+from cfl_flare.engine.indicator import Logits, logits_for
+from cfl_flare.engine.site import Answer, Order, Site
+from cfl_flare.methods import Method, ServerState, build_method
+from cfl_flare.methods.slots import with_parts
+from cfl_flare.methods.state import Predict
+from cfl_flare.results.metrics import average
+from cfl_flare.results.run_dir import NEWCOMERS, STATE, load_run, save_served, the_run
+from cfl_flare.results.store import Store, state_of
+from cfl_flare.training.ensemble import Served
+from cfl_flare.training.settings import TrainSettings
+
+# A method that has not placed a newcomer after so many rounds never will.
+MOST = 100
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A participant that has joined a finished run.
+
+    Attributes:
+        name: its name.
+        cluster: its cluster; None where there are none.
+        rounds: how many it took part in.
+        served: what it predicts with.
+        metrics: ``served_accuracy``, ``served_macro_f1``, ``served_loss`` on its own test split.
+    """
+
+    name: str
+    cluster: int | None
+    rounds: int
+    served: Served
+    metrics: dict[str, float]
+
+
+def join(
+    method: Method, state: ServerState, site: Site, name: str, logits: Predict | None = None, rounds: int = 1
+) -> Newcomer:
+    """Lets a participant join.
+
+    Args:
+        method: the finished run's.
+        state: the server's, at its end; it is not changed.
+        site: hosts the newcomer.
+        name: the newcomer's.
+        logits: what models predict on the indicator samples, for a method that needs it.
+        rounds: how many it takes part in once it is placed.
+
+    Raises:
+        RunFailedError: it cannot be trained, or the method never places it.
+    """
+    require_whole("newcomer", rounds=rounds)
+    site.memory[name] = {}
+    first, stayed = state.round, 0
+    state = method.admit(state, [name])
+    while stayed < rounds:
+        placed = method.placed(state, name)
+        if not placed and state.round - first >= MOST:
+            raise RunFailedError(f"{name}: method {method.label} gave it no cluster in {MOST} rounds")
+        update = _answer(method, state, site, name, train=True).update
+        assert update is not None
+        state = method.join(replace(state, logits=logits), update)
+        stayed += placed
+    # In its last round, not the next: samples by which it chooses a cluster are then those that it has chosen by.
+    seen: dict[str, Served] = {}
+    answer = _answer(method, replace(state, round=state.round - 1), site, name, train=False, on_served=seen.__setitem__)
+    if not all(map(math.isfinite, answer.metrics.values())):
+        raise RunFailedError(f"{name}: its measures are not finite: {answer.metrics}; look for outliers in its samples")
+    return Newcomer(name, state.assignment.get(name), state.round - first, seen[name], dict(answer.metrics))
+
+
+def _answer(method: Method, state: ServerState, site: Site, name: str, train: bool, **more: Any) -> Answer:
+    """The newcomer's answer to an order to train, or to be measured."""
+    order = Order.of(method.distribute(state, name), train=train, evaluate=not train)
+    answer = site.answer(name, order, with_parts(state.bank, order.slots), state.round, **more)
+    if answer.error is not None:
+        raise RunFailedError(f"{name} failed: {answer.error}")
+    if answer.update is not None and not all(np.isfinite(d.vector).all() for d in answer.update.diffs.values()):
+        raise RunFailedError(f"{name}: its training ended with NaN or infinity; look for outliers in its samples")
+    return answer
+
+
+class Finished:
+    """A finished run, ready to be joined.
+
+    Args:
+        run: its folder, or one with a single run below it.
+        authorize: asked for each class path that the run names before it is imported; raises to refuse it. None where
+            there is no policy.
+
+    Attributes:
+        folder: the run's.
+        summary: its ``summary.json``.
+        method: the method.
+        state: the server's, at its end.
+
+    Raises:
+        ConfigError: there is no finished run, it kept no state, or nobody in it has a cluster.
+        PayloadError: the state is damaged, or of another model.
+    """
+
+    def __init__(self, run: str | Path, authorize: Callable[[str], None] | None = None):
+        self.folder = the_run(run)
+        self.summary = load_run(self.folder).summary
+        store = Store(self.folder / STATE)
+        kept = bool(store.versions()) and {"training", "seed"} <= self.summary.keys()
+        require(
+            kept, f"{self.folder} kept no state that a newcomer could join, as runs of earlier versions; run it again"
+        )
+        self.method = build_method(self.summary["method"], authorize)
+        self.make_model = partial(build, self.summary["model"], nn.Module, "model", authorize)
+        training = from_dict(TrainSettings, self.summary["training"], "training")
+        self._site = Site(self.method, self.make_model, training, self.summary["seed"])
+        self.state = state_of(*store.load(store.versions()[-1], self._site.workshop.resident.layout))
+        found = not self.method.clusters or bool(self.state.assignment)
+        require(found, f"{self.folder}: nobody in this run has a cluster, so that a newcomer could have none either")
+
+    def logits(self, file: str | None = None) -> Predict | None:
+        """What models predict on the indicator samples; None for a method that needs none.
+
+        Args:
+            file: where they are, in MedMNIST's layout; None for the file that the run's own settings name.
+
+        Raises:
+            ConfigError: the method needs a file and there is none, or it needs none.
+            DataError: it cannot be read, or does not fit the model.
+        """
+        wanted, where = self.method.indicator, f"method {self.method.label}"
+        if wanted is None:
+            require(file is None, f"{where}: needs no indicator samples; leave --indicator-file out")
+            return None
+        each = f"{wanted.per_class} indicator samples of each class"
+        path = file or wanted.file
+        if path is None:
+            raise ConfigError(f"{where}: compares models on {each}; name a file of such: --indicator-file samples.npz")
+        try:
+            return Logits(self.make_model, read_indicator(path, wanted.per_class, self.summary["seed"]))
+        except DataError as error:
+            raise DataError(f"{where}: compares models on {each} (--indicator-file): {error}") from error
+
+    def join(self, data: ParticipantData, logits: Predict | None = None, rounds: int = 1) -> Newcomer:
+        """Lets a participant join; see `join`.
+
+        Raises:
+            ConfigError: its name is taken.
+            DataError: its samples do not fit the model.
+            RunFailedError: it cannot be trained.
+        """
+        taken = [p["name"] for p in self.summary["participants"]]
+        require(data.name not in taken, f"newcomer: {data.name!r} is a participant of the run; give it another name")
+        self._site.add([data])
+        return join(self.method, self.state, self._site, data.name, logits, rounds)
+
+    def save(self, newcomer: Newcomer, folder: Path) -> Path:
+        """Writes what a newcomer predicts with into a folder, for `read_model` of the results; returns the file."""
+        save_served(folder, "model", newcomer.served, self.summary["model"], self.state.round)
+        return folder / "model.safetensors"
+
+
+def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict[str, Any]:
+    """Lets all participants that a simulation held back join its finished run, each by itself.
+
+    Means are weighted by n_i, as in the run's own summary.
+
+    Args:
+        run: the run's folder.
+        source: what the simulation dealt out.
+        rounds: how many each of them takes part in once it is placed.
+
+    Returns:
+        What ``newcomers.json`` in the run's folder then holds: means, a line for each that joined, and why others
+        failed.
+
+    Raises:
+        ConfigError: the run held nobody back.
+        CFLError: as for `Finished`.
+    """
+    torch.set_num_threads(1)  # as in the run itself
+    finished = Finished(run)
+    data = from_dict(DataConfig, finished.summary["data"], "data")
+    people = data.newcomers(source)
+    require(bool(people), f"{finished.folder}: this run held no participants back; set unseen in its data")
+    logits = logits_for(finished.method, finished.make_model, data, lambda: source, finished.summary["seed"])
+    joined, failed = {}, {}
+    for one in people:
+        try:
+            joined[one.name] = finished.join(one, logits, rounds)
+        except RunFailedError as error:  # one that fails must not take the others along
+            failed[one.name] = str(error)
+    metrics = {name: newcomer.metrics for name, newcomer in joined.items()}
+    content = {
+        "joins_by": finished.method.joins_by,
+        "rounds": rounds,
+        **average(metrics, {one.name: float(len(one.train)) for one in people}),
+        "served_worst_accuracy": min((own["served_accuracy"] for own in metrics.values()), default=None),
+        "failed": failed,
+        "participants": [
+            {
+                "name": one.name,
+                "samples": len(one.train),
+                "group": one.group,
+                "cluster": joined[one.name].cluster,
+                "rounds": joined[one.name].rounds,
+                **metrics[one.name],
+            }
+            for one in people
+            if one.name in joined
+        ],
+    }
+    temporary = finished.folder / (NEWCOMERS + ".tmp")
+    temporary.write_text(json.dumps(content, indent=1))
+    temporary.replace(finished.folder / NEWCOMERS)
+    return content

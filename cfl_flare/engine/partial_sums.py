@@ -1,0 +1,119 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Sums on the site: where the M-step averages, a site with many participants sends one mean a cluster for all of them.
+
+A mean of means, each with the weight of those that it stands for, is the mean of all. So the first of a site's
+participants in each cluster carries the mean of their models, and the others say only that it does. The server gives
+the carrier all of their weight, and them none. It learns no participant's own model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.params import Params, weighted_mean
+from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.engine.site import Answer
+from cfl_flare.methods import Method, Participant, Update
+
+
+def added_up(answers: Sequence[Answer], models: Mapping[str, Params], method: Method) -> list[Answer]:
+    """On the site: the same answers, with the updates of each cluster in those of its first participant.
+
+    Args:
+        answers: of one site, in one round.
+        models: those that came with the round, from which the updates differ.
+        method: one that ``sums``.
+    """
+    alike: dict[tuple[int | None, tuple[str, ...]], list[Update]] = {}
+    for answer in answers:
+        if answer.update is not None:
+            alike.setdefault((answer.update.cluster, tuple(sorted(answer.update.diffs))), []).append(answer.update)
+    sums: dict[str, Update] = {}
+    for (_, slots), members in alike.items():
+        first, *others = members
+        means = {
+            # Of the models and not of their differences: a variance is no less than zero, its difference may be.
+            slot: weighted_mean(((models[slot] + u.diffs[slot], method.weight(u)) for u in members), models[slot])
+            for slot in slots
+        }
+        sums[first.participant] = replace(first, diffs={slot: mean - models[slot] for slot, mean in means.items()})
+        sums.update({u.participant: replace(u, diffs={}, carrier=first.participant) for u in others})
+    return [replace(a, update=sums.get(a.participant)) for a in answers]
+
+
+def no_sums(method: Method, settings: ServerSettings) -> str:
+    """Why a run's sites cannot send sums, and the way out; empty where they can."""
+    if not method.sums:
+        return f"method {method.label} needs the model of each participant; leave site_sums out"
+    if settings.merge_small_clusters or settings.keep_features:
+        asked = "merge_small_clusters" if settings.merge_small_clusters else "keep_features"
+        return f"{asked} needs the model of each participant; leave one of the two out"
+    return ""
+
+
+def check_sums(wanted: bool, method: Method, settings: ServerSettings, scripted: bool = False) -> None:
+    """Whether a job can have its sites send sums, if that is wanted.
+
+    Raises:
+        ConfigError: its method or another setting needs single models, or its sites run a training script.
+    """
+    refused = no_sums(method, settings)
+    require(not (wanted and refused), f"run: site_sums = True, but {refused}")
+    script = "a site with a train_script is one participant, and has nothing to add up; leave it out"
+    require(not (wanted and scripted), f"run: site_sums = True, but {script}")
+
+
+class Carried:
+    """On the server: whose model of a round lies in whose, and with what weight.
+
+    Args:
+        refused: why sites cannot send sums; empty if they can.
+    """
+
+    def __init__(self, refused: str):
+        self._refused = refused
+        self._updates: dict[str, tuple[float, int | None, str | None]] = {}
+
+    def check(self, update: Update, participants: Mapping[str, Participant]) -> None:
+        """Whether another participant can carry this one's model.
+
+        Raises:
+            PayloadError: this run takes no sums, or the carrier is no other participant of the same site.
+        """
+        name, carrier = update.participant, update.carrier
+        if self._refused:
+            raise PayloadError("carrier", f"{name}: its site sent a mean in place of its model, but {self._refused}")
+        other = participants.get(str(carrier))
+        if other is None or other.site != participants[name].site or carrier == name:
+            raise PayloadError("carrier", f"{name}: {carrier!r} is no other participant of its site")
+
+    def add(self, update: Update, weight: float) -> None:
+        """Takes note of an accepted update."""
+        self._updates[update.participant] = (weight, update.cluster, update.carrier)
+
+    def resolved(self) -> tuple[dict[str, float], dict[str, str]]:
+        """Once all answers are there.
+
+        Returns:
+            The weight of each update, with what it carries; nothing where none carries any. And those whose model
+            nobody carries, with the reason: the update that should have held it was refused, or never came.
+        """
+        weights = {name: weight if carrier is None else 0.0 for name, (weight, _, carrier) in self._updates.items()}
+        lost = {}
+        for name, (weight, cluster, carrier) in self._updates.items():
+            if carrier is None:
+                continue
+            if self._updates.get(carrier, (0.0, None, carrier))[1:] == (cluster, None):
+                weights[carrier] += weight
+            else:
+                lost[name] = f"carrier: {carrier} should carry {name}'s model, but has none of its cluster"
+        return weights if any(carrier for _, _, carrier in self._updates.values()) else {}, lost
+
+
+def weighed(weights: Mapping[str, float], update: Update) -> Update:
+    """An update with its weight as `Carried` found it."""
+    return replace(update, weight=weights[update.participant])

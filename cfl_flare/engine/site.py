@@ -1,0 +1,209 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""A site at work, without FLARE: it hosts participants, and answers the server's orders for them one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from cfl_flare.core.config import one_line
+from cfl_flare.core.errors import AbortedError, DataError
+from cfl_flare.core.params import Params
+from cfl_flare.data import ParticipantData
+from cfl_flare.methods import Download, Method, Update
+from cfl_flare.training.ensemble import Served
+from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class CrossModel:
+    """One of the models that a run leaves, as it is measured everywhere.
+
+    Attributes:
+        name: what it is called: ``cluster-0``.
+        slots: under which names it travels; several predict together.
+        vote: how they do; see `cfl_flare.training.ensemble.combined`.
+    """
+
+    name: str
+    slots: tuple[str, ...]
+    vote: str = "logits"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the server asks of one participant in one round.
+
+    Attributes:
+        slots: names of the models that it is sent.
+        train: train and send an update.
+        evaluate: measure the served model on the own test split first.
+        facts: what the method adds.
+        cross: models to measure on the own test split as well, whoever they are for.
+    """
+
+    slots: tuple[str, ...]
+    train: bool
+    evaluate: bool
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    cross: tuple[CrossModel, ...] = ()
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Names of all models that travel for it, each once."""
+        return tuple(dict.fromkeys((*self.slots, *(slot for model in self.cross for slot in model.slots))))
+
+    @classmethod
+    def of(cls, sent: Download, train: bool, evaluate: bool) -> Order:
+        """The order that comes with what a method distributes."""
+        return cls((*sent.slots, *sent.to_train) if train else sent.slots, train, evaluate, sent.facts)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What comes back from one participant.
+
+    Attributes:
+        participant: its name.
+        update: None if it was not asked to train, or failed.
+        metrics: ``served_accuracy``, ... and on request ``trained_accuracy``, ...
+        error: why it failed; None if it did not.
+        cross: metrics of each model that it was to measure beside.
+    """
+
+    participant: str
+    update: Update | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    cross: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+class Site:
+    """Hosts participants: data loaded once, one resident model, a memory for each participant.
+
+    Args:
+        method: the run's method.
+        make_model: builds the untrained module.
+        settings: how participants train.
+        seed: the run's seed.
+        evaluate_trained: measure the locally trained model as well.
+        device: where to compute.
+        should_stop: asked before each step whether the job was aborted.
+
+    Attributes:
+        hosted: the participants' data, in order.
+        memory: what each participant remembers between rounds.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        make_model: Callable[[], torch.nn.Module],
+        settings: TrainSettings,
+        seed: int,
+        evaluate_trained: bool = False,
+        device: str = "cpu",
+        should_stop: Callable[[], bool] = lambda: False,
+    ):
+        self.method = method
+        self.workshop = Workshop(make_model, settings, seed, device, should_stop)
+        method.check_model(self.workshop.resident.layout)
+        self.hosted: dict[str, ParticipantData] = {}
+        self.memory: dict[str, dict[str, Params]] = {}
+        self._splits: dict[str, tuple[Split, Split]] = {}
+        self._evaluate_trained = evaluate_trained
+
+    def add(self, participants: Iterable[ParticipantData]) -> None:
+        """Takes participants in.
+
+        Raises:
+            DataError: their samples or labels do not fit the model.
+        """
+        for data in participants:
+            self._check_fit(data)
+            device = self.workshop.device
+            self._splits[data.name] = (
+                Split.of(data.train.x, data.train.y, device),
+                Split.of(data.test.x, data.test.y, device),
+            )
+            self.hosted[data.name] = data
+            self.memory.setdefault(data.name, {})
+
+    def _check_fit(self, data: ParticipantData) -> None:
+        module = self.workshop.resident.module.eval()
+        shape = tuple(data.train.x.shape[1:])
+        try:
+            with torch.no_grad():
+                outputs = module(Split.of(data.train.x[:1], data.train.y[:1], self.workshop.device).x)
+        except Exception as error:  # the module may be the user's, and raise anything
+            raise DataError(
+                f"{data.name}: the model {type(module).__name__} does not take samples of shape {shape} "
+                f"({one_line(error)}); set the model's input_shape to {list(shape)} before the run, or bring the "
+                "samples to what it takes"
+            ) from error
+        if not isinstance(outputs, torch.Tensor):
+            raise DataError(
+                f"{data.name}: the model {type(module).__name__} returns a {type(outputs).__name__}; its forward() "
+                "should return logits, one tensor (samples, classes)"
+            )
+        top = int(max(data.train.y.max(), data.test.y.max()))
+        if outputs.dim() != 2 or outputs.shape[1] <= top:
+            raise DataError(
+                f"{data.name}: label {top} does not fit the model's output of shape {tuple(outputs.shape)}; set the "
+                f"model's num_classes to {top + 1} or more, or bring the labels to its classes"
+            )
+
+    def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
+        """A participant in a round, with what it remembers."""
+        return Learner(self.workshop, participant, *self._splits[participant], memory, round_number)
+
+    def answer(
+        self,
+        participant: str,
+        order: Order,
+        models: Mapping[str, Params],
+        round_number: int,
+        on_served: Callable[[str, Served], None] = lambda participant, served: None,
+    ) -> Answer:
+        """Carries out one order. What goes wrong for one participant stays with it.
+
+        Args:
+            participant: whom the order is for.
+            order: what is asked.
+            models: the models that came with the round, by slot.
+            round_number: counted from 0.
+            on_served: given the participant and what it predicts with, where that is measured.
+
+        Raises:
+            AbortedError: the job was aborted meanwhile.
+        """
+        memory = dict(self.memory[participant])
+        learner = self.learner(participant, memory, round_number)
+        metrics: dict[str, float] = {}
+        cross: dict[str, dict[str, float]] = {}
+        update = None
+        try:
+            sent = Download(order.slots, tuple(models[slot] for slot in order.slots), order.facts)
+            download = self.method.compose(sent, self.workshop.resident.layout)
+            if order.evaluate:
+                served = Served.of(self.method.predictor(learner, download))
+                metrics.update({f"served_{name}": value for name, value in learner.evaluate(served).items()})
+                on_served(participant, served)
+            for one in order.cross:
+                cross[one.name] = learner.evaluate(Served(tuple(models[slot] for slot in one.slots), one.vote))
+            if order.train:
+                update = self.method.local_update(learner, download)
+                if self._evaluate_trained and learner.trained is not None:
+                    trained = learner.evaluate(learner.trained)
+                    metrics.update({f"trained_{name}": value for name, value in trained.items()})
+        except AbortedError:
+            raise
+        except Exception as error:  # one failing participant must not take its site's others along
+            return Answer(participant, error=f"{type(error).__name__}: {error}")
+        self.memory[participant] = memory
+        return Answer(participant, update, metrics, cross=cross)

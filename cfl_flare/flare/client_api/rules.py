@@ -1,0 +1,117 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs with a training script of FLARE's Client API: what can be checked of them before they start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cfl_flare.core.config import require
+from cfl_flare.methods import IFCA, FedProx, Method, Proximal
+
+# What a method's site does, where it is no more than what any script does: train the one model that it was sent.
+ON_SITE = ("local_update", "trained_update", "serve", "finetuned", "compose", "moved_slots")
+PENALTY_LINE = "loss = loss + cfl_flare.client.penalty(model)"
+
+
+@dataclass(frozen=True)
+class Judge:
+    """By what a script's models are compared, where participants choose among several (IFCA).
+
+    Attributes:
+        metric: the metric that it reports when it is asked to evaluate; on its training data.
+        mode: ``min`` or ``max``.
+        every: rounds between two choices; in between it trains its cluster's model.
+        penalties: the scripts add `cfl_flare.client.penalty` to their loss, and are sent what it needs.
+        fedprox_mu: the coefficient of FedProx's term, for scripts that take it from FLARE's own metadata.
+    """
+
+    metric: str = "loss"
+    mode: str = "min"
+    every: int = 1
+    penalties: bool = False
+    fedprox_mu: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self.mode in ("min", "max"), f"run: assign_mode = {self.mode!r} should be 'min' or 'max'")
+        require(self.every >= 1, f"run: assign_every = {self.every} should be >= 1")
+
+    def best(self, found: Mapping[str, float]) -> str:
+        """The slot with the best metric; of equals the first."""
+        return (min if self.mode == "min" else max)(found, key=lambda slot: found[slot])
+
+
+def check_method(method: Method) -> None:
+    """Whether a script can take part in it.
+
+    Raises:
+        ConfigError: the method's sites do more than to train the model that they are sent.
+    """
+    choice = isinstance(method, IFCA) and not method.shared_backbone
+    own = [step for step in ON_SITE if not choice and getattr(type(method), step) is not getattr(Method, step)]
+    own += ["finetune"] * method.finetune
+    compared = [p.name for p in method.penalties if getattr(p, "on", "parameters") != "parameters"]
+    require(
+        not compared,
+        f"penalty {compared[:1]}: on = 'representations' needs the outputs of other models inside the script's step; "
+        "take on = 'parameters'",
+    )
+    require(
+        not own,
+        f"method {method.label}: a training script cannot do its {', '.join(own)} on the site; take fedavg, fesem, "
+        "wecfl, cfl, fl-hc, fedgroup or ifca without it, or leave train_script out",
+    )
+
+
+def has_terms(method: Method) -> bool:
+    """Whether the method adds to the loss: by penalties, or as FedProx does by itself."""
+    return bool(method.penalties) or type(method).terms is not Method.terms
+
+
+def check_script(script: str, method: Method, given: Mapping[str, Any]) -> None:
+    """What can be checked of a job with a script before it starts.
+
+    Args:
+        script: its path.
+        method: the job's.
+        given: settings that have no meaning beside a script.
+
+    Raises:
+        ConfigError: it is not there, or does not go with the method or with a setting.
+    """
+    require(Path(script).is_file(), f"recipe: train_script = {script!r} is no file; name one, seen from this folder")
+    beside = [name for name, value in given.items() if value is not None]
+    require(
+        not beside, f"recipe: {', '.join(beside)}: belongs to the script where there is a train_script; leave it out"
+    )
+    check_method(method)
+    require(
+        not has_terms(method) or asks_for_penalties(script) or fedprox_mu(script, method) is not None,
+        f"recipe: method {method.label} adds to the loss, but train_script = {script!r} does not: after 'import "
+        f"cfl_flare.client' add the line '{PENALTY_LINE}'",
+    )
+
+
+def asks_for_penalties(script: str) -> bool:
+    """Whether a script, or a module beside it, calls `cfl_flare.client.penalty`."""
+    return any("cfl_flare" in text and "penalty(" in text for text in _texts(script))
+
+
+def fedprox_mu(script: str, method: Method) -> float | None:
+    """The coefficient that goes as FLARE's own metadata: of FedProx's term alone, to scripts that look for it there.
+
+    FLARE's Lightning patch applies it by itself.
+    """
+    own = [method.mu] if isinstance(method, FedProx) else []
+    own += [p.mu for p in method.penalties if isinstance(p, Proximal) and p.scope == "all"]
+    alone = len(own) == 1 and len(own) == len(method.penalties) + isinstance(method, FedProx)
+    looks = any("fedprox" in text.lower() or "nvflare.client.lightning" in text for text in _texts(script))
+    return own[0] if alone and looks and not asks_for_penalties(script) else None
+
+
+def _texts(script: str) -> list[str]:
+    """The script and the modules beside it."""
+    return [path.read_text() for path in sorted(Path(script).resolve().parent.glob("*.py"))]

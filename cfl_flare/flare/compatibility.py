@@ -1,0 +1,92 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a job goes with the software that runs it, and the server's copy of its settings with a site's."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nvflare
+from nvflare.apis.fl_context import FLContext
+
+import cfl_flare
+from cfl_flare.core.config import require, unmarked
+from cfl_flare.core.errors import ConfigError
+
+
+def series(version: str) -> str:
+    """What must agree of two versions: the first two numbers.
+
+    >>> series("0.1.3")
+    '0.1'
+    """
+    return ".".join(version.split(".")[:2])
+
+
+# FLARE's patch releases make no difference to a job, nor to the job templates that hold this.
+SOFTWARE = {"cfl_flare": cfl_flare.__version__, "nvflare": series(nvflare.__version__)}
+
+# The executor's settings that must be the server's as well.
+SHARED = ("method", "model", "data", "training", "seed", "run_name")
+
+
+def check_software(theirs: Mapping[str, str], who: str, place: str) -> None:
+    """Whether what runs here goes with what made the job, or with what runs at the server.
+
+    Args:
+        theirs: version of each package, as `SOFTWARE`; one that is not named is not checked.
+        who: whose they are, as the message's beginning.
+        place: where this is.
+
+    Raises:
+        ConfigError: a version differs in its first two numbers.
+    """
+    for package, version in SOFTWARE.items():
+        other = theirs.get(package, version)
+        require(
+            series(other) == series(version),
+            f"{who} {package} {other}, but {place} runs {version}: the first two numbers must be the same; install one "
+            "version at the server and every site and make the job with it (where a package is installed, the copy "
+            "that a job carries is not used)",
+        )
+
+
+def check_settings(servers: Mapping[str, Any], own: Mapping[str, Any], place: str) -> None:
+    """Whether the two config files of a job, the server's and the sites', say the same.
+
+    Args:
+        servers: the `SHARED` settings, as the server's file has them.
+        own: the same from the site's file.
+        place: where this is.
+
+    Raises:
+        ConfigError: naming the first that differs.
+    """
+    for name in (key for key in SHARED if key in servers):
+        found = _difference(name, unmarked(servers[name]), unmarked(own.get(name)))
+        if found is not None:
+            where, one, other = found
+            raise ConfigError(
+                f"job: {where} = {reprlib.repr(one)} at the server, {reprlib.repr(other)} at {place}; set it to the "
+                "same in config_fed_server and config_fed_client"
+            )
+
+
+def _difference(where: str, one: Any, other: Any) -> tuple[str, Any, Any] | None:
+    """The first place in which two settings differ, and what is there; what is missing counts as None."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        found = (_difference(f"{where}.{key}", one.get(key), other.get(key)) for key in {**one, **other})
+        return next((difference for difference in found if difference is not None), None)
+    return None if one == other else (where, one, other)
+
+
+def unused_copy(fl_ctx: FLContext) -> str | None:
+    """Says so where the job carries a cfl_flare that is not the one that runs: an installed one comes first."""
+    carried = Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id())) / "cfl_flare"
+    runs = Path(cfl_flare.__file__).parent
+    if not carried.is_dir() or carried.resolve() == runs.resolve():
+        return None
+    return f"the job carries cfl_flare, but the copy that is installed here runs: {cfl_flare.__version__} in {runs}"

@@ -1,0 +1,98 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that `ClusteredRecipe` has from FLARE's FedAvgRecipe, and what they mean where models are clustered."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.app_common.filters.exclude_vars import ExcludeVars
+from nvflare.job_config.api import FedJob
+from torch import nn
+
+from cfl_flare.core.config import build, require
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout
+from cfl_flare.engine.early_stopping import Goal
+from cfl_flare.methods import Method
+
+SHARES = ("accuracy", "macro_f1")
+
+
+def exclude(pattern: str, model: Mapping[str, Any], method: Method) -> ExcludeVars:
+    """FLARE's filter that keeps some of a model's arrays at the site.
+
+    It gets their names, not the pattern: a compiled one could not be written to a job.
+
+    Args:
+        pattern: a regular expression that is searched in the names.
+        model: ``{"class_path", "args"}``.
+        method: the job's.
+
+    Raises:
+        ConfigError: it is no regular expression, or matches none or all of the model, or what the method clusters on.
+    """
+    where = f"recipe: exclude_vars = {pattern!r}"
+    try:
+        found = re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ConfigError(f"{where} is no regular expression: {error}") from error
+    layout = Layout.of(build(model, nn.Module, "model"))
+    out = [e for e in layout.entries if found.search(e.name)]
+    left = [e for e in layout.entries if e not in out and e.kind == "parameter"]
+    require(bool(out), f"{where} matches none of {', '.join(e.name for e in layout.entries)}")
+    require(bool(left), f"{where} matches all parameters: nothing would be left to learn together")
+    cluster_on = getattr(method, "cluster_on", None)
+    if cluster_on is not None:
+        compared = {place.start for place in layout.select(cluster_on)}
+        require(
+            any(e.offset in compared for e in left),
+            f"{where} matches all that method {method.label} clusters on ({cluster_on}); set its cluster_on to what "
+            "the sites send",
+        )
+    return ExcludeVars([e.name for e in out])
+
+
+def place_checkpoint(path: str | None, job: FedJob) -> str | None:
+    """As FLARE's recipes: an absolute path is the server's; a file here is carried by the job.
+
+    Returns:
+        How the server finds it.
+
+    Raises:
+        ConfigError: a relative path that is no file here.
+    """
+    if path is None or os.path.isabs(path):
+        return path
+    require(
+        Path(path).is_file(),
+        f"recipe: initial_ckpt = {path!r} is no file, seen from this folder; a relative path is a file that the job "
+        "carries, an absolute one lies at the server",
+    )
+    job.add_file_to_server(str(Path(path).resolve()))
+    return Path(path).name
+
+
+def check_goal(goal: Goal, shares: bool) -> None:
+    """Whether the condition to end a job can come true.
+
+    Args:
+        goal: the job's.
+        shares: accuracy is cfl_flare's own, in 0..1.
+
+    Raises:
+        ConfigError: it asks for 80 where 1 is all there is.
+    """
+    stop = goal.stop
+    if stop is None or not shares:
+        return
+    last = stop.metric.name.rpartition("/")[2].replace("served_", "")
+    require(
+        last not in SHARES or stop.value <= 1,
+        f"run: stop_cond = {stop.text!r}: {last} is a share in 0..1 here; write {stop.value / 100:g} for "
+        f"{stop.value:g} per cent",
+    )

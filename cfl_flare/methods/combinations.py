@@ -1,0 +1,105 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Short names for combinations of methods: ``ifca-cam:k=10,warmup=10`` is ``CAM(base=IFCA(k=10), warmup=10)``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cfl_flare.core.config import from_dict, require_whole
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.methods.base import Method
+from cfl_flare.methods.cam import CAM
+from cfl_flare.methods.ensemble import Together
+from cfl_flare.methods.fedavg import FedAvg, FedProx
+from cfl_flare.methods.ifca import IFCA
+from cfl_flare.methods.wecfl import FeSEM, WeCFL
+
+# Settings that every method has, and that belong to a combination as a whole.
+WHOLE = ("finetune", "finetune_epochs")
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A name for several methods in one; its settings are theirs.
+
+    Attributes:
+        name: in a job.
+        summary: what it is.
+        outer: the method that holds the others.
+        inner: those.
+        fixed: settings that belong to the name.
+        copies: the setting that says how often the inner one is there; None for once.
+    """
+
+    name: str
+    summary: str
+    outer: type[Method]
+    inner: tuple[type[Method], ...]
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    copies: str | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Its settings with their defaults.
+
+        `dataclasses.MISSING` is for those that must be given, a tuple for those of which each inner method has its own.
+        """
+        found: dict[str, list[Any]] = {} if self.copies is None else {self.copies: [dataclasses.MISSING]}
+        for field in (f for cls in self.inner for f in dataclasses.fields(cls)):
+            if field.default not in found.setdefault(field.name, []):
+                found[field.name].append(field.default)
+        for field in dataclasses.fields(self.outer):
+            if field.name not in ("base", "parts"):
+                found.setdefault(field.name, [field.default])
+        own = {name: tuple(defaults) if len(defaults) > 1 else defaults[0] for name, defaults in found.items()}
+        return {**own, **self.fixed}
+
+    def build(self, settings: Mapping[str, Any]) -> Method:
+        """The method.
+
+        Raises:
+            ConfigError: an unknown setting, or a value out of its range.
+        """
+        where = f"method {self.name}"
+        rest = dict(settings)
+        unknown = [name for name in rest if name not in self.settings()]
+        if unknown:
+            there = ", ".join(self.settings())
+            raise ConfigError(f"{where}: unknown setting {unknown[0]!r}; it has: {there}")
+        names = [{f.name for f in dataclasses.fields(cls)} for cls in self.inner]
+        # fine-tuning is the whole's; what an inner method knows otherwise goes to it, the rest to the outer one
+        given = [{k: v for k, v in rest.items() if k in own and k not in WHOLE} for own in names]
+        inner = [from_dict(c, {**self._fixed(own), **g}, where) for c, own, g in zip(self.inner, names, given)]
+        outer = {k: v for k, v in rest.items() if k in WHOLE or not any(k in own for own in names)}
+        outer = {**self._fixed({f.name for f in dataclasses.fields(self.outer)}.difference(*names)), **outer}
+        if self.outer is CAM:
+            return from_dict(CAM, {"base": inner[0], **outer}, where)
+        if self.copies is None:
+            return from_dict(Together, {"parts": inner, **outer}, where)
+        if self.copies not in outer:
+            raise ConfigError(f"{where}: setting {self.copies!r} is missing and has no default")
+        copies = outer.pop(self.copies)
+        require_whole(where, **{self.copies: copies})
+        return from_dict(Together, {"parts": inner * copies, **outer}, where)
+
+    def _fixed(self, names: set[str]) -> dict[str, Any]:
+        return {k: v for k, v in self.fixed.items() if k in names}
+
+
+PSI, SUM = {"weighting": "samples"}, {"vote": "logits"}
+
+COMBINATIONS = {
+    c.name: c
+    for c in (
+        Combination("ifca-cam", "IFCA with a global model added to the clusters' (Fed-CAM).", CAM, (IFCA,)),
+        Combination("fesem-cam", "FeSEM, weighted, with a global model added (Fed-CAM).", CAM, (FeSEM,), PSI),
+        Combination("wecfl-cam", "WeCFL with a global model added: as fesem-cam.", CAM, (WeCFL,)),
+        Combination("fedavg+", "K FedAvg models from K seeds, soft voting.", Together, (FedAvg,), copies="k"),
+        Combination("fedprox+", "K FedProx models from K seeds, soft voting.", Together, (FedProx,), copies="k"),
+        Combination("fedavg+ifca", "FedAvg and IFCA side by side, logits added.", Together, (FedAvg, IFCA), SUM),
+        Combination("fedavg+fesem", "FedAvg and FeSEM side by side, logits added.", Together, (FedAvg, FeSEM), SUM),
+    )
+}

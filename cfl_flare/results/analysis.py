@@ -1,0 +1,144 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""How a round's clustering is analysed, as in the thesis: its objective, its clusterability, its cosine similarities.
+
+A round's updates may lie on disk: they are read one at a time, twice, and no more than a few models a cluster are held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from cfl_flare.clustering.kmeans import stacked
+from cfl_flare.clustering.measures import inner_products
+from cfl_flare.core.params import Params, WeightedMean
+from cfl_flare.methods import Assignment, Method, ServerState, Update
+
+
+class Cosines:
+    """Mean cosine similarity of all pairs of some vectors, from the length of the sum of their unit vectors.
+
+    A vector of zeros has no direction and is left out.
+
+    >>> cosines = Cosines()
+    >>> for vector in ([1.0, 0.0], [0.0, 2.0], [3.0, 0.0]):
+    ...     cosines.add(np.array(vector))
+    >>> round(cosines.mean(), 6)
+    0.333333
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sum: np.ndarray = np.zeros(1)
+
+    def add(self, vector: np.ndarray) -> None:
+        """Adds a vector."""
+        length = np.linalg.norm(vector.astype(np.float64))
+        if length > 0:
+            self._sum = self._sum + vector / length
+            self.count += 1
+
+    def mean(self) -> float | None:
+        """The mean of the pairs; None where there are none."""
+        n = self.count
+        return float(np.clip((np.square(self._sum).sum() - n) / (n * (n - 1)), -1, 1)) if n > 1 else None
+
+
+def analyse(
+    method: Method, before: ServerState, after: ServerState, updates: Sequence[Update], assignment: Assignment
+) -> dict[str, Any]:
+    """What a round's record says of its clustering, as plain JSON values.
+
+    * ``objective``: C of thesis Eq. 3.3b after the M-step, the psi-weighted mean of the squared Euclidean distance
+      between the features of a participant's trained model and those of its cluster's centre.
+    * ``clusterability``: B of each cluster (thesis Def. 3.4.7, Eq. 3.18), with the updates in place of the gradients;
+      None for a cluster without a participant in this round, or whose mean update is zero.
+    * ``intra_cosine``: mean cosine similarity of two participants' features in the same cluster, a cluster counting by
+      its participants; None where no cluster has two.
+    * ``inter_cosine``: that of two centres in use (thesis Fig. 3.4); None where there is but one.
+
+    Args:
+        method: one that clusters.
+        before: the state in which the round's participants were sent their models.
+        after: the state after the M-step.
+        updates: the round's; read twice.
+        assignment: their clusters.
+    """
+    clusters = range(method.clusters_in(after))
+    centres = [method.features(method.centre(after, k)).astype(np.float64) for k in clusters]
+    within, means = [Cosines() for _ in centres], dict[int, WeightedMean]()
+    total = weights = 0.0
+    for update in updates:
+        k, weight = assignment[update.participant], method.weight(update)
+        features = method.features(method.clustered(before, update))
+        total += weight * float(np.square(features - centres[k]).sum())
+        weights += weight
+        within[k].add(features)
+        moved = method.moved(update)
+        means.setdefault(k, WeightedMean(moved.layout)).add(moved, weight)
+    between = Cosines()
+    for k in sorted(set(after.assignment.values())):
+        between.add(centres[k])
+    crowds = [(cosine, c.count) for c in within if (cosine := c.mean()) is not None]
+    members = sum(count for _, count in crowds)
+    return {
+        "objective": _finite(total / weights) if weights else None,
+        "clusterability": _clusterability(method, len(centres), means, updates, assignment),
+        "intra_cosine": _finite(sum(cosine * count for cosine, count in crowds) / members) if members else None,
+        "inter_cosine": _finite(between.mean()),
+    }
+
+
+def _clusterability(
+    method: Method, clusters: int, means: dict[int, WeightedMean], updates: Sequence[Update], assignment: Assignment
+) -> list[float | None]:
+    """B of each cluster, from the means of its updates."""
+    mean: dict[int, Params] = {}
+    farthest = [0.0] * clusters
+    for update in updates:
+        k, moved = assignment[update.participant], method.moved(update)
+        if k not in mean:
+            layout = moved.layout
+            nothing = Params(layout, np.zeros(layout.size, np.float32), np.zeros(layout.counter_size, np.int64))
+            mean[k] = means[k].result(nothing)
+        farthest[k] = max(farthest[k], _squared(mean[k], moved))
+    lengths = {k: math.sqrt(_squared(m)) for k, m in mean.items()}
+    return [_finite(math.sqrt(farthest[k]) / lengths[k]) if lengths.get(k) else None for k in range(clusters)]
+
+
+def _squared(mean: Params, moved: Params | None = None) -> float:
+    """Squared length of a mean update's parameters, or of what parts them from one update's.
+
+    What a site's filter removed from that update says nothing of the distance.
+    """
+    total = 0.0
+    for i, entry in enumerate(mean.layout.entries):
+        if entry.kind == "parameter" and (moved is None or moved.present is None or moved.present[i]):
+            part = mean.vector[entry.slice].astype(np.float64)
+            total += float(np.square(part if moved is None else part - moved.vector[entry.slice]).sum())
+    return total
+
+
+def gram(method: Method, before: ServerState, after: ServerState, updates: Sequence[Update]) -> np.ndarray:
+    """Inner products ``(n + K, n + K)`` of the features of the round's n participants and of the K centres after it.
+
+    All that t-SNE, principal components and cosine heat maps need (thesis Fig. 3.4-3.6); the features themselves are
+    many times larger.
+    """
+    clusters = method.clusters_in(after)
+    models = chain(
+        (method.clustered(before, update) for update in updates),
+        (method.centre(after, k) for k in range(clusters)),
+    )
+    features, _ = stacked(((method.features(model), 1.0) for model in models), len(updates) + clusters)
+    return inner_products(features)
+
+
+def _finite(value: float | None) -> float | None:
+    """A number that JSON can hold, or None: models that diverge have distances beyond float64."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,107 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""A whole run between two rounds, all participants included, so that a stopped one goes on as if it had not been."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cfl_flare.core.config import unmarked
+from cfl_flare.core.params import Layout, Params
+from cfl_flare.methods import ServerState
+from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.store import Store, StoreError, state_facts, state_of
+
+
+@dataclass
+class Progress:
+    """What a server knows between two rounds beside its method's state.
+
+    Attributes:
+        record: of the round that was just done; the next round's answers complete it.
+        failed_rounds: rounds in a row with too few good answers.
+        rejected: how often answers were refused, by reason code.
+        best: the best round so far, ``{"round", "value"}``.
+        watched: the round in which the metric was best whose improvement the run's patience waits for.
+        stopped: why the run ends before its last round; None if it does not.
+    """
+
+    record: dict[str, Any] | None = None
+    failed_rounds: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    best: dict[str, Any] | None = None
+    watched: dict[str, Any] | None = None
+    stopped: str | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run between two rounds.
+
+    Attributes:
+        state: the server's state.
+        progress: what else the server knows.
+        memory: what each participant remembers.
+        last: the last round that was measured.
+    """
+
+    state: ServerState
+    progress: Progress = field(default_factory=Progress)
+    memory: Mapping[str, Mapping[str, Params]] = field(default_factory=dict)
+    last: RoundMetrics | None = None
+
+    @property
+    def recorded(self) -> int:
+        """Rounds whose records are complete: those before the one in ``progress``."""
+        return self.state.round if self.progress.record is None else int(self.progress.record["round"])
+
+    def save(self, store: Store, run: Mapping[str, Any]) -> None:
+        """Writes it.
+
+        Args:
+            store: where to.
+            run: the run's settings, as JSON values; no other run goes on from here.
+        """
+        memory = {f"{name}#{what}": params for name, own in self.memory.items() for what, params in own.items()}
+        # dataclasses.asdict would count a Counter's items instead of copying it.
+        progress = {**vars(self.progress), "rejected": dict(self.progress.rejected)}
+        facts = {
+            **state_facts(self.state),
+            "slots": list(self.state.bank),
+            "progress": progress,
+            "last": None if self.last is None else dataclasses.asdict(self.last),
+            "run": unmarked(run),
+        }
+        store.save(self.state.round, {**self.state.bank, **memory}, facts)
+
+    @classmethod
+    def latest(cls, store: Store, layout: Layout, run: Mapping[str, Any]) -> Checkpoint | None:
+        """The newest good one; None if there is none.
+
+        Raises:
+            StoreError: it is of a run with other settings.
+        """
+        if not store.versions():
+            return None
+        try:
+            _, models, facts = store.latest(layout)
+        except StoreError:  # each damaged version has been named in the log
+            return None
+        if facts["run"] != json.loads(json.dumps(unmarked(run))):
+            raise StoreError(f"{store.folder} holds checkpoints of a run with other settings; use another folder")
+        memory: dict[str, dict[str, Params]] = {}
+        for key in models.keys() - set(facts["slots"]):
+            name, _, what = key.rpartition("#")
+            memory.setdefault(name, {})[what] = models[key]
+        progress, last = facts["progress"], facts["last"]
+        return cls(
+            state_of({slot: models[slot] for slot in facts["slots"]}, facts),
+            Progress(**{**progress, "rejected": Counter(progress["rejected"])}),
+            memory,
+            None if last is None else RoundMetrics(**last),
+        )

@@ -1,0 +1,68 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Several models that predict together: their logits added, or their votes averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cfl_flare.core.config import require
+from cfl_flare.core.params import Params
+
+VOTES = ("logits", "probabilities")
+
+
+def combined(logits: Tensor, vote: str) -> Tensor:
+    """One prediction from several.
+
+    Args:
+        logits: ``(parts, n, classes)``.
+        vote: ``"logits"`` adds them (Fed-CAM Eq. 1, thesis Eq. 7.36); ``"probabilities"`` is soft voting, the mean of
+            the parts' softmax outputs (FedAvg+, thesis sec. 3.6.1).
+
+    Returns:
+        Logits ``(n, classes)``; for soft voting the logarithm of the mean probabilities.
+    """
+    if vote == "logits":
+        return logits.sum(dim=0)
+    return logits.log_softmax(dim=-1).logsumexp(dim=0) - torch.tensor(float(len(logits))).log()
+
+
+class Ensemble(nn.Module):
+    """Modules that predict together; a module like any other.
+
+    Args:
+        parts: modules that take the same samples and give logits of the same shape.
+        vote: see `combined`.
+    """
+
+    def __init__(self, parts: Iterable[nn.Module], vote: str = "logits"):
+        super().__init__()
+        require(vote in VOTES, f"ensemble: vote = {vote!r} should be one of {VOTES}")
+        self.parts, self.vote = nn.ModuleList(parts), vote
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(n, classes)`` of samples ``(n, *input_shape)``."""
+        return combined(torch.stack([part(x) for part in self.parts]), self.vote)
+
+
+@dataclass(frozen=True)
+class Served:
+    """The models with which a participant predicts.
+
+    Attributes:
+        models: one, or several that predict together.
+        vote: how several do; see `combined`.
+    """
+
+    models: tuple[Params, ...]
+    vote: str = "logits"
+
+    @classmethod
+    def of(cls, model: Params | Served) -> Served:
+        """A single model counts as itself."""
+        return model if isinstance(model, Served) else cls((model,))

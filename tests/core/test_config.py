@@ -1,0 +1,296 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cfl_flare.core.config import (
+    MARK,
+    build,
+    check_run_name,
+    check_types,
+    describe,
+    from_dict,
+    marked,
+    parse_spec,
+    require,
+    unmarked,
+)
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.models import MLP
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text().filter(lambda k: k not in MARK), inner),
+    max_leaves=10,
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    size: int
+    rate: float = 0.1
+    name: str | None = None
+    on: bool = False
+    way: Literal["up", "down"] = "up"
+    parts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_types(self, "settings")
+
+
+class Keeps:
+    def __init__(self, a: int, b: Any = 2, *, c: str = "x"):
+        self.a, self.b, self.c = a, b, c
+
+
+class Loses:
+    def __init__(self, a: int):
+        self.twice = 2 * a
+
+
+class LosesDefault:
+    def __init__(self, a: int, b: int = 3):
+        self.a = a
+
+
+class Open:
+    def __init__(self, a: int = 0, **rest: Any):
+        self.a, self.rest = a, rest
+
+
+class Outer:
+    class Inner:
+        pass
+
+
+@given(JSON)
+def test_marks_come_off_again(value: Any) -> None:
+    assert unmarked(marked(value)) == value
+    assert unmarked(value) == value
+    assert marked(marked(value)) == marked(value)
+
+
+def test_every_dictionary_is_marked() -> None:
+    value = marked({"path": "x", "args": ({"name": "y"}, [{"z": 1}])})
+    assert value == {"path": "x", "args": [{"name": "y"} | MARK, [{"z": 1} | MARK]]} | MARK
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("fedavg", ("fedavg", {})),
+        ("fedavg:", ("fedavg", {})),
+        ("wecfl:k=3,cluster_on=fc", ("wecfl", {"k": 3, "cluster_on": "fc"})),
+        ("x:a=0.5,b=True,c=None,d=-1,e=1e-3", ("x", {"a": 0.5, "b": True, "c": None, "d": -1, "e": 0.001})),
+        ("x:hidden=[10, 20],b=(1,2)", ("x", {"hidden": [10, 20], "b": (1, 2)})),
+        ("x:a=[[1,2],[3]],b=4", ("x", {"a": [[1, 2], [3]], "b": 4})),
+        ("x:url=a=b,c='3'", ("x", {"url": "a=b", "c": "3"})),
+        (" x : a=1, b = two", ("x", {"a": 1, "b": " two"})),
+        ("x:a=", ("x", {"a": ""})),
+        ("npz:path=/tmp/a b.npz", ("npz", {"path": "/tmp/a b.npz"})),
+    ],
+)
+def test_parse_spec(text: str, expected: tuple[str, dict[str, Any]]) -> None:
+    assert parse_spec(text) == expected
+
+
+@pytest.mark.parametrize("text", ["x:3", "x:a=1,b", "x:=1", "x:a=1,", "x: =1"])
+def test_parse_spec_refuses_what_is_not_key_and_value(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not key=value"):
+        parse_spec(text)
+
+
+def test_parse_spec_takes_what_is_no_literal_for_text() -> None:
+    assert parse_spec("x:a={[]}") == ("x", {"a": "{[]}"})
+
+
+def test_from_dict_builds() -> None:
+    assert from_dict(Settings, {"size": 3, "rate": 2, "parts": ["a"]}, "here") == Settings(3, 2, parts=["a"])
+    assert from_dict(Open, {"a": 1, "b": 2}, "here").rest == {"b": 2}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"size": 3, "sise": 4}, "here: unknown setting 'sise'; it has: size, rate, name"),
+        ({}, "here: setting 'size' is missing"),
+        ({"size": "3"}, "size = '3' should be int, not str"),
+        ({"size": 3.0}, "size = 3.0 should be int, not float"),
+        ({"size": True}, "size = True should be int, not bool"),
+        ({"size": 3, "rate": False}, "rate = False should be float, not bool"),
+        ({"size": 3, "rate": None}, "rate = None should be float"),
+        ({"size": 3, "on": 1}, "on = 1 should be bool"),
+        ({"size": 3, "name": 4}, "name = 4 should be str | None"),
+        ({"size": 3, "way": "left"}, "way = 'left' should be"),
+    ],
+)
+def test_from_dict_names_what_is_wrong(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_dict(Settings, values, "here")
+    assert message in str(caught.value)
+
+
+class Raises:
+    def __init__(self, a: Any):
+        len(a)
+        int(a)
+
+
+@pytest.mark.parametrize(
+    "value, error", [(28, "TypeError: object of type 'int'"), ("x", "ValueError: invalid literal")]
+)
+def test_from_dict_turns_a_constructors_error_into_one_of_settings(value: Any, error: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^thing: {error}.*given: {{'a': {value!r}}}"):
+        from_dict(Raises, {"a": value}, "thing")
+
+
+def test_require() -> None:
+    require(True, "unused")
+    with pytest.raises(ConfigError, match=r"^why$"):
+        require(False, "why")
+
+
+def test_describe_reads_the_attributes() -> None:
+    described = describe(Keeps(1, (2, [3.5, {4: None}]), c="y"), "thing")
+    assert described == {
+        "class_path": f"{__name__}.Keeps",
+        "args": {"a": 1, "b": [2, [3.5, {"4": None}]], "c": "y"},
+    }
+    assert json.loads(json.dumps(described)) == described
+
+
+def test_describe_leaves_defaults_out() -> None:
+    assert describe(Keeps(1), "thing")["args"] == {"a": 1}
+    assert describe(Open(5, b=6), "thing")["args"] == {"a": 5}
+
+
+def test_describe_takes_a_dictionary() -> None:
+    assert describe({"class_path": "a.B"}, "model") == {"class_path": "a.B", "args": {}}
+    given_marked = marked({"class_path": "a.B", "args": {"c": {"d": 1}}})
+    assert describe(given_marked, "model") == {"class_path": "a.B", "args": {"c": {"d": 1}}}
+
+
+@pytest.mark.parametrize("spec", [{}, {"args": {}}, {"class_path": "a.B", "arg": {}}, {"path": "a.B"}])
+def test_describe_refuses_other_dictionaries(spec: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"model: .*should be \{'class_path'"):
+        describe(spec, "model")
+
+
+def test_describe_refuses_a_class_that_no_site_can_import() -> None:
+    class Local:
+        pass
+
+    with pytest.raises(ConfigError, match=r"Local is defined in the script itself"):
+        describe(Local(), "model")
+
+
+def test_describe_refuses_a_class_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeps, "__module__", "__main__")
+    with pytest.raises(ConfigError, match="Keeps is defined in the script itself"):
+        describe(Keeps(1), "model")
+
+
+def test_describe_refuses_an_argument_that_is_not_kept() -> None:
+    with pytest.raises(ConfigError, match="Loses does not keep its argument 'a'"):
+        describe(Loses(1), "model")
+    with pytest.raises(ConfigError, match="LosesDefault does not keep its argument 'b'"):
+        describe(LosesDefault(1, b=4), "model")  # a site would build it with b = 3
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"x", Keeps(1)])
+def test_describe_refuses_what_json_cannot_hold(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Keeps\.b = .* cannot be written to a job file"):
+        describe(Keeps(1, value), "model")
+
+
+def test_a_class_inside_a_class_is_built_again_or_refused() -> None:
+    try:
+        spec = describe(Outer.Inner(), "model")
+    except ConfigError:
+        return
+    assert isinstance(build(spec, object, "model"), Outer.Inner)
+
+
+def test_build_makes_what_describe_described() -> None:
+    spec = describe(MLP((2, 2), 3, hidden=(4,)), "model")
+    for form in (spec, marked(spec)):
+        module = build(form, MLP, "model")
+        assert (module.input_shape, module.num_classes, module.hidden) == ((2, 2), 3, (4,))
+    assert build({"class_path": f"{__name__}.Keeps", "args": {"a": 1}}, Keeps, "thing", b=9).b == 9
+
+
+def test_build_asks_before_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "side_effect_module.py").write_text("class Thing:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    asked = []
+
+    def refuse(path: str) -> None:
+        asked.append(path)
+        raise PermissionError(path)
+
+    with pytest.raises(PermissionError):
+        build({"class_path": "side_effect_module.Thing"}, object, "model", refuse)
+    assert asked == ["side_effect_module.Thing"]
+    assert "side_effect_module" not in sys.modules
+    try:
+        assert (
+            type(build({"class_path": "side_effect_module.Thing"}, object, "model", asked.append)).__name__ == "Thing"
+        )
+    finally:
+        sys.modules.pop("side_effect_module", None)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (None, "class_path = None should be 'package.module.Class'"),
+        ("Thing", "class_path = 'Thing' should be"),
+        (3, "class_path = 3 should be"),
+        ("no_such_package.Thing", "'no_such_package.Thing' cannot be imported here"),
+        ("cfl_flare.models.NoSuchModel", "'cfl_flare.models.NoSuchModel' cannot be imported here"),
+        ("cfl_flare.core.config.parse_spec", "is not a cfl_flare.models.MLP"),
+        ("cfl_flare.models.FashionCNN", "is not a cfl_flare.models.MLP"),
+        ("cfl_flare.models.MODELS", "is not a cfl_flare.models.MLP"),
+    ],
+)
+def test_build_refuses(path: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build({"class_path": path}, MLP, "model")
+    assert str(caught.value).startswith("model: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("path", [".MLP", ".models.MLP"])
+def test_build_refuses_relative_paths(path: str) -> None:
+    with pytest.raises(ConfigError):
+        build({"class_path": path}, MLP, "model")
+
+
+def test_build_refuses_arguments_that_do_not_fit() -> None:
+    with pytest.raises(ConfigError, match="model MLP: unknown setting 'width'"):
+        build({"class_path": "cfl_flare.models.MLP", "args": {"width": 3}}, MLP, "model")
+    with pytest.raises(ConfigError, match="model MLP: setting 'input_shape' is missing"):
+        build({"class_path": "cfl_flare.models.MLP"}, MLP, "model")
+
+
+@pytest.mark.parametrize("name", ["a", "Run-1", "2024.10_x", "a" * 100])
+def test_run_names(name: str) -> None:
+    check_run_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "-a", "_a", "a/b", "../a", "a b", "a\n", "ä", "a" * 101, "a\0", None, 3]
+)
+def test_run_names_that_are_refused(name: Any) -> None:
+    with pytest.raises(ConfigError, match="run: name"):
+        check_run_name(name)

@@ -1,0 +1,363 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch import Tensor, nn
+
+from cfl_flare.core.errors import ConfigError, PayloadError
+from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
+from cfl_flare.core.safetensors_io import load_arrays, save_arrays
+from cfl_flare.models import MLP, FashionCNN
+
+FLOATS = hnp.from_dtype(np.dtype(np.float32), allow_nan=False, allow_infinity=False, min_value=-1e6, max_value=1e6)
+
+
+class Normed(nn.Module):
+    """One number, one BatchNorm of one channel: the smallest model with every kind of entry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+        self.norm = nn.BatchNorm1d(1)
+        self.register_buffer("fleeting", torch.zeros(3), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) * self.scale
+
+
+class HeadNotAtTheEnd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 3)
+        self.last = nn.Linear(3, 4, bias=False)
+        self.after = nn.Parameter(torch.zeros(5))
+
+
+LAYOUT = Layout.of(Normed())  # scale 0-1, norm.weight 2, norm.bias 3, running_mean 4, running_var 5; one counter
+
+
+def normed(vector: Any, counter: int = 0, missing: tuple[str, ...] = ()) -> Params:
+    params = Params(LAYOUT, np.array(vector, np.float32), np.array([counter]))
+    return LAYOUT.pack({k: v for k, v in params.arrays().items() if k not in missing}, allow_missing=True)
+
+
+def plain(vector: Any) -> Params:
+    """A model that is one vector."""
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.zeros(len(vector)))
+    return Params(Layout.of(module), np.asarray(vector, np.float32))
+
+
+def named(layout: Layout, **having: Any) -> list[str]:
+    return [e.name for e in layout.entries if all(getattr(e, k) == v for k, v in having.items())]
+
+
+def test_the_layout_of_an_mlp() -> None:
+    layout = Layout.of(MLP((2, 3), 4, hidden=(5,)))
+    assert [(e.name, e.shape, e.offset) for e in layout.entries] == [
+        ("body.1.weight", (5, 6), 0),
+        ("body.1.bias", (5,), 30),
+        ("head.weight", (4, 5), 35),
+        ("head.bias", (4,), 55),
+    ]
+    assert (layout.size, layout.parameter_size, layout.counter_size, layout.nbytes) == (59, 59, 0, 236)
+    assert named(layout, head=True) == ["head.weight", "head.bias"]
+    assert named(layout, fc=True) == named(layout)
+
+
+def test_the_layout_of_a_network_with_batchnorm() -> None:
+    layout = Layout.of(FashionCNN((1, 8, 8), 3))
+    assert named(layout, kind="buffer") == [
+        "body.1.running_mean",
+        "body.1.running_var",
+        "body.5.running_mean",
+        "body.5.running_var",
+    ]
+    assert named(layout, kind="counter") == ["body.1.num_batches_tracked", "body.5.num_batches_tracked"]
+    assert layout.parameter_size == sum(p.numel() for p in FashionCNN((1, 8, 8), 3).parameters())
+    assert layout.size == layout.parameter_size + 2 * 16 + 2 * 32
+    assert layout.counter_size == 2
+    assert layout.nbytes == 4 * layout.size + 2 * 8
+    covered = np.concatenate([np.arange(layout.size)[e.slice] for e in layout.entries if e.kind != "counter"])
+    np.testing.assert_array_equal(covered, np.arange(layout.size))
+
+
+def test_the_parts_of_a_network() -> None:
+    layout = Layout.of(FashionCNN((1, 8, 8), 3))
+    vector = np.arange(layout.size, dtype=np.float32)
+    params = Params(layout, vector, np.zeros(2, np.int64))
+    head = params.part("head")
+    assert len(head) == 2 * 2 * 32 * 3 + 3
+    np.testing.assert_array_equal(params.part("fc"), head)
+    np.testing.assert_array_equal(np.concatenate([params.part("backbone"), head]), vector[: layout.parameter_size])
+    np.testing.assert_array_equal(params.part("all"), vector[: layout.parameter_size])
+    assert params.part(["head.bias", "body.0.bias"]).tolist() == [
+        *params.arrays()["head.bias"],
+        *params.arrays()["body.0.bias"],
+    ]
+
+
+def test_the_head_is_the_last_linear_layer_wherever_it_stands() -> None:
+    layout = Layout.of(HeadNotAtTheEnd())
+    assert named(layout, head=True) == ["last.weight"]
+    assert named(layout, fc=True) == ["first.weight", "first.bias", "last.weight"]
+    assert sum(s.stop - s.start for s in layout.select("backbone")) == 5 + 6 + 3
+    assert sum(s.stop - s.start for s in layout.select("head")) == 12
+
+
+def test_buffers_that_are_not_saved_are_no_part_of_a_model() -> None:
+    assert named(LAYOUT) == [
+        "scale",
+        "norm.weight",
+        "norm.bias",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    ]
+
+
+@pytest.mark.parametrize("role", ["fc", "head", "backbone"])
+def test_a_network_without_linear_layers_has_no_such_part(role: str) -> None:
+    with pytest.raises(ConfigError, match=f"no '{role}' part"):
+        LAYOUT.select(role)
+
+
+@pytest.mark.parametrize("role", ["tail", ["nope"], ["norm.running_mean"], []])
+def test_unknown_parts_are_refused(role: Any) -> None:
+    with pytest.raises(ConfigError):
+        LAYOUT.select(role)
+
+
+def test_a_module_without_parameters_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no parameters to train"):
+        Layout.of(nn.BatchNorm1d(2, affine=False))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_pack_keeps_every_array(dtype: type) -> None:
+    layout = Layout.of(FashionCNN((2, 8, 8), 3))
+    rng = np.random.default_rng(0)
+    arrays = {e.name: rng.normal(size=e.shape).astype(dtype) for e in layout.entries if e.kind != "counter"}
+    arrays |= {e.name: np.array(7 + i) for i, e in enumerate(e for e in layout.entries if e.kind == "counter")}
+    packed = layout.pack(arrays)
+    assert packed.vector.dtype == np.float32
+    assert packed.counters.tolist() == [7, 8]
+    assert packed.present is None
+    for name, array in packed.arrays().items():
+        assert array.shape == arrays[name].shape
+        np.testing.assert_array_equal(array, arrays[name].astype(array.dtype))
+    again = layout.pack(packed.arrays())
+    np.testing.assert_array_equal(again.vector, packed.vector)
+
+
+def test_convolutions_lie_channels_last_in_the_vector() -> None:
+    layout = Layout.of(nn.Conv2d(2, 1, (1, 3), bias=False))
+    weight = np.array([[[[1, 2, 3]], [[10, 20, 30]]]])
+    packed = layout.pack({"weight": weight})
+    assert packed.vector.tolist() == [1, 10, 2, 20, 3, 30]
+    np.testing.assert_array_equal(packed.arrays()["weight"], weight)
+    np.testing.assert_array_equal(layout.entries[0].view(torch.from_numpy(packed.vector)).numpy(), weight)
+
+
+def test_pack_does_not_keep_hold_of_what_it_is_given() -> None:
+    arrays = {k: v.copy() for k, v in normed(range(6)).arrays().items()}
+    packed = LAYOUT.pack(arrays)
+    arrays["scale"][:] = 99
+    assert packed.vector.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "code"),
+    [
+        ("other", np.zeros(1), "extra_parameter"),
+        ("scale", None, "missing_parameter"),
+        ("scale", np.zeros((1, 2)), "shape"),
+        ("scale", np.zeros(3), "shape"),
+        ("scale", 1.0, "shape"),
+        ("norm.num_batches_tracked", np.zeros(1, np.int64), "shape"),
+        ("scale", np.zeros(2, complex), "dtype"),
+        ("scale", np.array(["a", "b"]), "dtype"),
+        ("scale", np.array([None, 1.0]), "dtype"),
+        ("scale", np.zeros(2, "datetime64[s]"), "dtype"),
+        ("scale", np.array([np.nan, 0]), "non_finite"),
+        ("scale", np.array([0, np.inf]), "non_finite"),
+        ("norm.running_var", np.array([-np.inf]), "non_finite"),
+        ("scale", np.array([1e300, 0]), "non_finite"),
+        ("scale", np.array([0, -1e39]), "non_finite"),
+        ("norm.num_batches_tracked", np.array(np.nan), "non_finite"),
+    ],
+)
+def test_pack_refuses(name: str, array: Any, code: str) -> None:
+    arrays = dict(normed(range(6)).arrays())
+    arrays.pop(name, None)
+    if array is not None:
+        arrays[name] = array
+    with pytest.raises(PayloadError, match=name) as caught:
+        LAYOUT.pack(arrays)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("value", [1e30, -1e30, np.uint64(2**63)])
+def test_pack_refuses_counters_that_no_int64_holds(value: Any) -> None:
+    with pytest.raises(PayloadError):
+        LAYOUT.pack({**normed(range(6)).arrays(), "norm.num_batches_tracked": np.array(value)})
+
+
+def test_pack_marks_what_is_missing() -> None:
+    packed = normed([1, 2, 3, 4, 5, 6], 7, missing=("scale", "norm.num_batches_tracked"))
+    assert packed.present is not None
+    assert packed.present.tolist() == [False, True, True, True, True, False]
+    assert packed.vector.tolist() == [0, 0, 3, 4, 5, 6]
+    assert packed.counters.tolist() == [0]
+
+
+def test_a_difference_and_its_start_give_the_model_again() -> None:
+    start, end = normed([1, 2, 3, 4, 5, 6], 10), normed([2, 2, 2, 2, 2, 2], 15)
+    diff = end - start
+    assert diff.vector.tolist() == [1, 0, -1, -2, -3, -4]
+    assert diff.counters.tolist() == [5]
+    again = start + diff
+    assert again.vector.tolist() == end.vector.tolist()
+    assert again.counters.tolist() == [15]
+
+
+def test_a_sum_keeps_which_entries_are_there() -> None:
+    diff = normed([1] * 6, missing=("scale",))
+    for total in (normed([1] * 6) + diff, diff + normed([1] * 6)):
+        assert total.present is not None
+        assert total.present.tolist() == [False, True, True, True, True, True]
+
+
+def test_the_weighted_mean_by_hand() -> None:
+    mean = weighted_mean(
+        [(normed([1, 0, 2, 0, 10, 4], 3), 1.0), (normed([5, 4, 2, 8, -2, 8], 9), 3.0)], normed([99] * 6, 5)
+    )
+    assert mean.vector.tolist() == [4, 3, 2, 6, 1, 7]
+    assert mean.counters.tolist() == [9]
+    assert mean.present is None
+
+
+def test_counters_never_fall_below_the_model_that_was_there() -> None:
+    assert weighted_mean([(normed([0] * 6, 3), 1.0)], normed([0] * 6, 5)).counters.tolist() == [5]
+
+
+def test_a_running_variance_is_never_negative() -> None:
+    mean = weighted_mean(
+        [(normed([-1, -1, -1, -1, -1, -4]), 1.0), (normed([-1, -1, -1, -1, -1, 2]), 1.0)], normed([0] * 6)
+    )
+    assert mean.vector.tolist() == [-1, -1, -1, -1, -1, 0]
+
+
+def test_each_entry_is_averaged_over_those_who_sent_it() -> None:
+    mean = WeightedMean(LAYOUT)
+    mean.add(normed([1, 1, 1, 1, 1, 1], 2), 1.0)
+    mean.add(normed([9, 9, 5, 9, 9, 9], 8, missing=("scale", "norm.bias", "norm.num_batches_tracked")), 3.0)
+    assert mean.result(normed([0] * 6)).vector.tolist() == [1, 1, 4, 1, 7, 7]
+    assert mean.result(normed([0] * 6)).counters.tolist() == [2]
+
+
+def test_an_entry_that_nobody_sent_keeps_its_old_value() -> None:
+    mean = weighted_mean([(normed([1] * 6, missing=("scale",)), 2.0)], normed([7, 8, 0, 0, 0, 0]))
+    assert mean.vector.tolist() == [7, 8, 1, 1, 1, 1]
+
+
+def test_the_mean_of_no_models_is_the_other() -> None:
+    other = normed([3] * 6)
+    assert weighted_mean([], other) is other
+    assert weighted_mean([(normed([1] * 6), 0.0)], other) is other
+
+
+def test_averaging_leaves_the_models_as_they_were() -> None:
+    model = normed([1, 2, 3, 4, 5, 6], 1)
+    weighted_mean([(model, 2.0), (normed([0] * 6), 1.0)], normed([0] * 6))
+    assert model.vector.tolist() == [1, 2, 3, 4, 5, 6]
+    assert model.counters.tolist() == [1]
+
+
+@settings(deadline=None)
+@given(hnp.arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=FLOATS), st.data())
+def test_the_weighted_mean_is_numpys_in_any_order(rows: np.ndarray, data: st.DataObject) -> None:
+    m = len(rows)
+    weights = data.draw(st.lists(st.floats(1e-3, 1e3), min_size=m, max_size=m))
+    order = data.draw(st.permutations(range(m)))
+    models = [plain(row) for row in rows]
+    mean = weighted_mean(zip(models, weights), models[0]).vector
+    shuffled = weighted_mean([(models[i], weights[i]) for i in order], models[0]).vector
+    scale = max(1.0, float(np.abs(rows).max()))
+    np.testing.assert_allclose(shuffled, mean, rtol=1e-6, atol=1e-6 * scale)
+    expected = np.average(rows.astype(np.float64), axis=0, weights=weights)
+    np.testing.assert_allclose(mean, expected, rtol=1e-6, atol=1e-6 * scale)
+
+
+@settings(deadline=None)
+@given(hnp.arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=FLOATS), st.floats(1e-3, 1e3))
+def test_equal_weights_give_the_plain_mean(rows: np.ndarray, weight: float) -> None:
+    models = [plain(row) for row in rows]
+    mean = weighted_mean([(model, weight) for model in models], models[0]).vector
+    scale = max(1.0, float(np.abs(rows).max()))
+    np.testing.assert_allclose(mean, rows.mean(axis=0, dtype=np.float64), rtol=1e-6, atol=1e-6 * scale)
+
+
+@settings(deadline=None)
+@given(hnp.arrays(np.float32, st.integers(1, 8), elements=FLOATS), st.floats(1e-3, 1e9))
+def test_the_mean_of_one_model_is_that_model(row: np.ndarray, weight: float) -> None:
+    np.testing.assert_array_equal(weighted_mean([(plain(row), weight)], plain(row * 0)).vector, row)
+
+
+def test_files_keep_arrays_and_facts(tmp_path: Path) -> None:
+    arrays = {
+        "a": np.arange(24, dtype=np.float32).reshape(2, 3, 2, 2).transpose(0, 3, 1, 2),
+        "b|c": np.array([-1, 2**62]),
+        "none": np.zeros((0, 3), np.float32),
+    }
+    meta = {"slot": "global", "round": 3, "nested": {"x": [1, None, "ü"]}}
+    save_arrays(tmp_path / "file", arrays, meta)
+    loaded, facts = load_arrays(tmp_path / "file")
+    assert facts == meta
+    assert set(loaded) == set(arrays)
+    for name, array in arrays.items():
+        assert loaded[name].dtype == array.dtype
+        np.testing.assert_array_equal(loaded[name], array)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_files_keep_a_model_with_batchnorm(tmp_path: Path) -> None:
+    model = normed([1, 2, 3, 4, 5, 6], 7)
+    save_arrays(tmp_path / "file", model.arrays(), {})
+    loaded = LAYOUT.pack(load_arrays(tmp_path / "file")[0])
+    assert loaded.vector.tolist() == [1, 2, 3, 4, 5, 6]
+    assert loaded.counters.tolist() == [7]
+
+
+def test_a_file_replaces_the_one_before(tmp_path: Path) -> None:
+    for value in (1, 2):
+        save_arrays(tmp_path / "file", {"a": np.array([value])}, {"value": value})
+    arrays, meta = load_arrays(tmp_path / "file")
+    assert (arrays["a"].tolist(), meta) == ([2], {"value": 2})
+
+
+@pytest.mark.parametrize("keep", [0, 4, 60, -1])
+def test_a_cut_off_file_is_damaged(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "file"
+    save_arrays(path, {"a": np.arange(50.0)}, {})
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(PayloadError, match="cannot be read") as caught:
+        load_arrays(path)
+    assert caught.value.code == "damaged_file"
+
+
+def test_what_is_no_such_file_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("not safetensors at all")
+    for name in ("text", "absent"):
+        with pytest.raises(PayloadError) as caught:
+            load_arrays(tmp_path / name)
+        assert caught.value.code == "damaged_file"

@@ -1,0 +1,125 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The best round is kept, and a run ends once it has reached what it is after."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cfl_flare.core.config import from_dict
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.engine.early_stopping import Goal
+from cfl_flare.engine.server import Server
+from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.engine.site import Answer
+from cfl_flare.methods import FedAvg, Participant
+from cfl_flare.results.run_dir import Recorder, load_run, read_lines
+from tests.tiny import LAYOUT, initial, update
+
+
+def run(folder: Path, accuracies: list[float], **settings) -> Server:
+    """FedAvg whose model moves by (1, 1) a round, and does as well as it is told."""
+    method = FedAvg()
+    people = [Participant("a", "site", 1), Participant("b", "site", 1)]
+    described = ServerSettings(**{"num_rounds": len(accuracies), **settings})
+    server = Server(method, LAYOUT, people, described, method.start(initial), Recorder(folder, {}, {}))
+    while True:
+        last = server.finished
+        for name, order in server.orders().items():
+            found = {"served_accuracy": accuracies[server.state.round - 1], "served_loss": 1 - accuracies[0]}
+            moved = update(name, 1, "global", 1, 1) if order.train else None
+            server.accept(Answer(name, moved, found if order.evaluate else {}), "site")
+        server.finish_round()
+        if last:
+            server.close({})
+            return server
+
+
+def models(folder: Path) -> list[float]:
+    return list(load_arrays(folder / "clusters" / "global.safetensors")[0]["head.weight"].reshape(-1))
+
+
+def test_the_best_round_s_models_are_kept_beside_the_last_ones(tmp_path):
+    run(tmp_path, [0.2, 0.9, 0.5, 0.9])
+    summary = load_run(tmp_path).summary
+    assert summary["best"] == {"metric": "accuracy", "mode": "max", "round": 1, "value": 0.9}  # of equals the first
+    assert summary["stopped"] is None and summary["rounds"] == 4
+    assert models(tmp_path / "best") == [2, 2]  # of round 1, the second one
+    assert models(tmp_path) == [4, 4]
+    assert load_arrays(tmp_path / "best" / "clusters" / "global.safetensors")[1]["round"] == 2
+
+
+def test_smallest_is_best_where_it_is_asked_for_and_no_metric_is_no_best_round(tmp_path):
+    run(tmp_path / "a", [0.9, 0.2, 0.5], key_metric="served_accuracy", key_metric_mode="min")
+    assert load_run(tmp_path / "a").summary["best"]["round"] == 1
+    for name in ("", "unheard_of"):
+        run(tmp_path / f"b{name}", [0.9, 0.2], key_metric=name)
+        assert load_run(tmp_path / f"b{name}").summary["best"] is None
+        assert not (tmp_path / f"b{name}" / "best").exists()
+
+
+def test_a_run_ends_early_once_its_condition_holds(tmp_path):
+    server = run(tmp_path, [0.2, 0.8, 0.7, 0.9, 0.9], stop_cond="accuracy >= 0.8")
+    # Round 1 is measured with round 2, which is still finished and measured.
+    summary = load_run(tmp_path).summary
+    assert summary["stopped"] == "accuracy >= 0.8 in round 1"
+    assert (summary["rounds"], summary["final_round"], server.state.round) == (3, 2, 3)
+    assert [line["round"] for line in read_lines(tmp_path / "rounds.jsonl")] == [0, 1, 2]
+    assert summary["best"]["round"] == 1 and models(tmp_path / "best") == [2, 2]
+
+
+def test_a_condition_that_holds_in_the_end_alone_stops_nothing(tmp_path):
+    for accuracies in ([0.2, 0.9], [0.2, 0.3, 0.9]):
+        run(tmp_path, accuracies, stop_cond="accuracy >= 0.8")
+        assert load_run(tmp_path).summary["stopped"] is None
+
+
+def test_patience_counts_rounds_since_the_last_improvement(tmp_path):
+    run(tmp_path, [0.2, 0.5, 0.5, 0.4, 0.9, 0.9, 0.9], patience=2)
+    summary = load_run(tmp_path).summary
+    assert summary["stopped"] == "no better accuracy than 0.5 of round 1 in 2 rounds"
+    assert summary["rounds"] == 5
+    # It waits for the metric of the condition, where there is one: the loss never changes.
+    run(tmp_path, [0.2, 0.5, 0.6, 0.7, 0.8], patience=2, stop_cond="loss <= 0.1")
+    assert "no better loss than 0.8 of round 0" in load_run(tmp_path).summary["stopped"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"stop_cond": "accuracy>=80"}, r"stop_cond = 'accuracy>=80' should be '<metric> <sign> <number>'"),
+        ({"stop_cond": "accuracy => 80"}, "should be '<metric>"),
+        ({"stop_cond": "accuracy >= high"}, "should be '<metric>"),
+        ({"key_metric_mode": "best"}, "key_metric_mode = 'best' should be 'min' or 'max'"),
+        ({"key_metric_mode": "min", "stop_cond": "served_accuracy > 0.8"}, "contradicts stop_cond"),
+        ({"patience": 0}, "patience = 0 should be >= 1"),
+        ({"patience": 3, "key_metric": ""}, "name it as key_metric"),
+        ({"patience": 1.5}, "patience = 1.5 should be"),
+    ],
+)
+def test_refusals(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        from_dict(ServerSettings, {"num_rounds": 3, **settings}, "run")
+
+
+def test_the_direction_is_that_of_the_condition():
+    assert Goal.of("loss", None, "loss <= 0.2", None).key.mode == "min"
+    assert Goal.of("accuracy", None, "loss <= 0.2", 3).key.mode == "max"
+    assert Goal.of("accuracy", None, "loss <= 0.2", 3).watched.mode == "min"
+
+
+def test_the_summary_is_plain_json(tmp_path):
+    run(tmp_path, [0.2, 0.9])
+    assert json.loads((tmp_path / "summary.json").read_text())["best"]["value"] == 0.9
+    np.testing.assert_allclose(load_run(tmp_path).summary["final"]["served_accuracy"], 0.9)
+
+
+def test_metrics_that_no_round_has_had():
+    goal = Goal.of("acuracy", None, "loss <= 0.2", None)
+    assert goal.unknown(None, None) == ["acuracy", "loss"]
+    assert goal.unknown(None, {"round": 0, "value": 1.0}) == ["acuracy"]
+    assert Goal.of("accuracy", None, None, 3).unknown(None, None) == ["accuracy"]
+    assert Goal.of("", None, None, None).unknown(None, None) == []

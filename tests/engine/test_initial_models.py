@@ -1,0 +1,128 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""A run that starts from a checkpoint."""
+
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from cfl_flare.core.config import parse_spec
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout
+from cfl_flare.data import Digits
+from cfl_flare.engine.initial_models import check_initial, read_checkpoint
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.preflight import check_job
+from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.methods import build_method
+from cfl_flare.training.settings import TrainSettings
+from tests.play import DATA, MODEL, make_model
+from tests.tiny import LAYOUT, Coin
+
+WEIGHT = {"head.weight": torch.tensor([[3.0], [4.0]])}
+
+
+def method(spec: str):
+    name, values = parse_spec(spec)
+    return build_method({"method": name, **values})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        WEIGHT,
+        OrderedDict(WEIGHT),
+        {"model": WEIGHT, "train_conf": {"lr": 1}},
+        {"state_dict": WEIGHT, "epoch": 3},
+        {"head.weight": WEIGHT["head.weight"].bfloat16()},
+    ],
+)
+def test_what_torch_save_wrote(tmp_path, content):
+    torch.save(content, tmp_path / "model.pt")
+    np.testing.assert_array_equal(read_checkpoint(tmp_path / "model.pt", LAYOUT).vector, [3, 4])
+
+
+def test_a_safetensors_file_and_a_run_s_own_models(tmp_path):
+    save_file(WEIGHT, tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(read_checkpoint(tmp_path / "model.safetensors", LAYOUT).vector, [3, 4])
+
+
+BAD = {
+    "another model's": ({"body.weight": torch.zeros(1)}, r"it has 'body.weight'; it lacks 'head.weight'"),
+    "another shape": ({"head.weight": torch.zeros(3, 1)}, r"has shape \(3, 1\), not \(2, 1\)"),
+    "not finite": ({"head.weight": torch.full((2, 1), float("nan"))}, "holds NaN"),
+    "a module": (Coin(), "cannot be read without unpickling"),
+    "a list": ([1, 2], "it holds a list"),
+    "more than arrays": ({**WEIGHT, "epoch": 3}, "'epoch' is a int"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_started_from(tmp_path, case):
+    content, says = BAD[case]
+    torch.save(content, tmp_path / "model.pt")
+    with pytest.raises(ConfigError, match=says):
+        read_checkpoint(tmp_path / "model.pt", LAYOUT)
+
+
+def test_no_file_and_a_damaged_one(tmp_path):
+    with pytest.raises(ConfigError, match="is no file here"):
+        read_checkpoint(tmp_path / "none.pt", LAYOUT)
+    for name in ("broken.pt", "broken.safetensors"):
+        (tmp_path / name).write_bytes(b"nothing")
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_checkpoint(tmp_path / name, LAYOUT)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["fedavg", "fesem:k=2", "wecfl:k=2", "cfl:eps1=9,eps2=0", "fl-hc:k=2,rounds_before=1", "fedgroup:k=2", "fedac:k=2"],
+)
+def test_methods_that_begin_with_one_model(spec):
+    check_initial(method(spec), Layout.of(make_model()))
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("ifca:k=3", "begins with 3 different models"),
+        ("ifca-cam:k=2", "begins with 3 different models"),
+        ("feddsmic:k=2", "begins with 3 different models"),
+        ("fedavg+ifca:k=2", "begins with 3 different models"),
+        ("local", "its site builds from the seed"),
+        ("fedper", "its site builds from the seed"),
+        ("ditto", "its site builds from the seed"),
+        ("fedcuau:k=2", "its site builds from the seed"),
+    ],
+)
+def test_methods_that_cannot_start_from_one_checkpoint(spec, says):
+    with pytest.raises(ConfigError, match=says):
+        check_initial(method(spec), Layout.of(make_model()))
+
+
+def run(folder: Path, **more):
+    values = {"settings": ServerSettings(1), "training": TrainSettings(lr=0.1, local_steps=3), "folder": folder}
+    return run_loop(method=method("wecfl:k=2"), model=MODEL, source=Digits(), data=DATA, **{**values, **more})
+
+
+def test_a_run_goes_on_from_another_one_s_model(tmp_path):
+    run(tmp_path / "a", settings=ServerSettings(2))
+    left = tmp_path / "a" / "clusters" / "cluster-0.safetensors"
+    still = {"training": TrainSettings(lr=1e-30, momentum=0.0, local_steps=1)}
+    server = run(tmp_path / "b", initial_ckpt=left, **still)
+    for slot in ("cluster-0", "cluster-1"):
+        np.testing.assert_array_equal(server.state.bank[slot].vector, read_checkpoint(left, server.layout).vector)
+
+
+def test_a_job_is_checked_before_it_starts(tmp_path):
+    torch.save(WEIGHT, tmp_path / "model.pt")
+    check = (method("wecfl:k=2"), MODEL, DATA, ServerSettings(2))
+    with pytest.raises(ConfigError, match="is not of the job's model"):
+        check_job(*check, initial_ckpt=str(tmp_path / "model.pt"))
+    with pytest.raises(ConfigError, match="both say where to start"):
+        check_job(*check, resumed=True, initial_ckpt=str(tmp_path / "model.pt"))
+    check_job(*check, initial_ckpt="/only/at/the/server.pt")

@@ -1,0 +1,184 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Sums on the site: by hand, equal to single updates for every method that allows them, and refused where they lie."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from cfl_flare.cli.specs import build_named
+from cfl_flare.core.config import describe
+from cfl_flare.core.errors import ConfigError, PayloadError
+from cfl_flare.core.params import Params
+from cfl_flare.data import DataConfig, Digits
+from cfl_flare.engine.loop import model_factory
+from cfl_flare.engine.partial_sums import added_up, no_sums
+from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Answer, Site
+from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.methods import METHODS, FedAvg, Method, Participant, Update, build_method
+from cfl_flare.models import MLP
+from cfl_flare.training.resident import untrained
+from cfl_flare.training.settings import TrainSettings
+from tests.tiny import LAYOUT, coin, initial, update
+
+PEOPLE = [Participant(n, "site-1", 1) for n in "abc"] + [Participant("d", "site-2", 1)]
+
+
+def server(method=None, **settings) -> Server:
+    method = method or FedAvg()
+    return Server(method, LAYOUT, PEOPLE, ServerSettings(num_rounds=3, **settings), method.start(initial))
+
+
+def test_the_first_participant_of_a_cluster_carries_the_weighted_mean():
+    models = {"cluster-0": coin(10, 0), "cluster-1": coin(0, 10)}
+    answers = [
+        Answer("a", update("a", 1, "cluster-1", 4, 0, cluster=1), {"m": 1.0}),
+        Answer("b", error="it failed"),
+        Answer("c", update("c", 3, "cluster-1", 0, 8, cluster=1)),
+        Answer("d", update("d", 5, "cluster-0", 1, 1, cluster=0)),
+    ]
+    sums = {a.participant: a for a in added_up(answers, models, build_method({"method": "ifca", "k": 2}))}
+    np.testing.assert_allclose(sums["a"].update.diffs["cluster-1"].vector, [1, 6])  # (1 * (4, 0) + 3 * (0, 8)) / 4
+    assert (sums["c"].update.diffs, sums["c"].update.carrier) == ({}, "a")
+    assert (sums["c"].update.samples, sums["c"].update.cluster) == (3, 1)
+    np.testing.assert_allclose(sums["d"].update.diffs["cluster-0"].vector, [1, 1])
+    assert sums["b"] == answers[1]
+    assert sums["a"].metrics == {"m": 1.0}
+
+
+def test_the_server_gives_the_carrier_the_weight_of_all_that_it_carries():
+    """(1 a + 3 c + 2 d) / 6 with a and c in one mean of weight 4; b never answers."""
+    s = server()
+    s.orders()
+    single = [Answer("a", update("a", 1, "global", 6, 0)), Answer("c", update("c", 3, "global", 0, 6))]
+    for answer in added_up(single, dict(s.bank), s.method):
+        s.accept(answer, "site-1")
+    s.accept(Answer("d", update("d", 2, "global", 3, 3)), "site-2")
+    s.finish_round()
+    np.testing.assert_allclose(s.state.bank["global"].vector, [2, 4])  # (1*6 + 2*3) / 6, (3*6 + 2*3) / 6
+    assert s.progress.record["trained"] == ["a", "c", "d"]
+    assert s.progress.record["failed"] == {"b": "no answer in time"}
+    assert s.progress.record["bytes_up"] == 2 * LAYOUT.nbytes
+
+
+def test_who_is_carried_by_a_refused_update_is_left_out_with_it():
+    s = server()
+    s.orders()
+    with pytest.raises(PayloadError):
+        s.accept(Answer("a", update("a", 1, "global", np.nan, 0)), "site-1")
+    s.accept(Answer("b", Update("b", 3, {}, None, "a")), "site-1")
+    s.accept(Answer("c", Update("c", 3, {}, None, "b")), "site-1")  # who is carried cannot carry
+    s.accept(Answer("d", update("d", 2, "global", 3, 3)), "site-2")
+    s.finish_round()
+    np.testing.assert_allclose(s.state.bank["global"].vector, [3, 3])
+    failed = s.progress.record["failed"]
+    assert failed["b"] == "carrier: a should carry b's model, but has none of its cluster"
+    assert failed["c"].startswith("carrier: b")
+    assert s.progress.record["trained"] == ["d"]
+
+
+@pytest.mark.parametrize("carrier", ["b", "d", "z", 7, ["a"]])
+def test_a_carrier_is_another_participant_of_the_same_site(carrier):
+    s = server()
+    s.orders()
+    with pytest.raises(PayloadError, match="is no other participant of its site"):
+        s.accept(Answer("b", Update("b", 3, {}, None, carrier)), "site-1")
+
+
+def test_another_cluster_s_model_carries_nobody():
+    s = server(build_method({"method": "ifca", "k": 2}))
+    s.orders()
+    s.accept(Answer("a", update("a", 1, "cluster-0", 1, 1, cluster=0)), "site-1")
+    s.accept(Answer("b", Update("b", 1, {}, 1, "a")), "site-1")
+    s.finish_round()
+    assert s.progress.record["trained"] == ["a"]
+    assert "none of its cluster" in s.progress.record["failed"]["b"]
+
+
+def test_a_run_that_needs_single_models_refuses_sums():
+    s = server(build_method({"method": "wecfl", "k": 2}))
+    s.orders()
+    with pytest.raises(PayloadError, match="method wecfl needs the model of each participant"):
+        s.accept(Answer("b", Update("b", 3, {}, None, "a")), "site-1")
+    job = {"model": MLP((1, 8, 8), 10), "data": Digits(), "participants": 6, "partition": "iid", "num_rounds": 2}
+    job |= {"min_clients": 2, "site_sums": True}
+    with pytest.raises(ConfigError, match="site_sums = True, but method wecfl needs"):
+        ClusteredRecipe(method="wecfl:k=2", **job)
+    with pytest.raises(ConfigError, match="site_sums = True, but keep_features needs"):
+        ClusteredRecipe(method="ifca:k=2", keep_features=True, **job)
+    ClusteredRecipe(method="ifca:k=2", **job)
+
+
+SUMMING = (
+    *("fedavg", "fedprox", "finetune", "fedper", "fedbabu", "ditto", "per-fedavg", "ifca:k=3"),
+    *("ifca:k=3,shared_backbone=True", "ifca-cam:k=3,warmup=1", "fedavg+:k=2", "fedavg+ifca:k=3"),
+)
+
+
+def test_every_method_that_sums_is_tested_here():
+    can = {name for name, method in METHODS.items() if method.sums is not Method.sums}
+    assert can - {"cam", "together", "hypcluster"} == {spec.partition(":")[0] for spec in SUMMING} & METHODS.keys()
+
+
+def played(method, sums: bool, rounds: int = 3) -> Server:
+    """A few rounds of eight participants on two sites."""
+    make_model = model_factory(describe(MLP((1, 8, 8), 10), "model"))
+    data, people, sites = DataConfig(8, {"partition": "label_permutation", "groups": 3}), [], {}
+    for i in (0, 1):
+        sites[f"site-{i}"] = site = Site(method, make_model, TrainSettings(lr=0.05), 0)
+        site.add(data.host(Digits(), "", i, 2))
+        people += [Participant(d.name, f"site-{i}", len(d.train), d.group) for d in site.hosted.values()]
+    layout, start = site.workshop.resident.layout, method.start(partial(untrained, make_model, 0))
+    server = Server(method, layout, people, ServerSettings(rounds, sample=6), start)
+    for number in range(rounds):
+        orders = server.orders()
+        for name, site in sites.items():
+            mine = {p: order for p, order in orders.items() if p in site.hosted}
+            answers = [site.answer(p, order, server.bank, number) for p, order in mine.items()]
+            for answer in added_up(answers, server.bank, method) if sums else answers:
+                server.accept(answer, name)
+        server.finish_round()
+    return server
+
+
+@pytest.mark.parametrize("spec", SUMMING)
+def test_sums_give_the_models_of_single_updates(spec):
+    method = build_named(spec, ())
+    assert no_sums(method, ServerSettings(3)) == ""
+    one, two = played(method, sums=False), played(method, sums=True)
+    assert one.state.assignment == two.state.assignment
+    for slot, model in one.state.bank.items():
+        np.testing.assert_allclose(two.state.bank[slot].vector, model.vector, atol=1e-6)
+    assert two.progress.record["trained"] == one.progress.record["trained"]
+    assert two.progress.record["bytes_up"] < one.progress.record["bytes_up"]
+
+
+def test_equal_weights_count_participants():
+    method = replace(FedAvg(), weighting="uniform")
+    one, two = played(method, sums=False, rounds=1), played(method, sums=True, rounds=1)
+    np.testing.assert_allclose(two.state.bank["global"].vector, one.state.bank["global"].vector, atol=1e-6)
+
+
+def test_a_variance_s_mean_is_that_of_the_models():
+    """Differences of variances may be negative; the mean of the models is floored, and not that of the differences."""
+    from torch import nn
+
+    from cfl_flare.training.resident import ResidentModel
+
+    layout = ResidentModel(nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))).layout
+    at = next(e.slice for e in layout.entries if e.name == "1.running_var")
+    vector = np.zeros(layout.size, np.float32)
+    vector[at] = 1
+    models = {"global": Params(layout, vector, np.zeros(layout.counter_size, np.int64))}
+    answers = []
+    for name, change in (("a", -0.5), ("b", -0.25)):
+        diff = np.zeros(layout.size, np.float32)
+        diff[at] = change
+        params = Params(layout, diff, np.full(layout.counter_size, 10, np.int64))
+        answers.append(Answer(name, Update(name, 1, {"global": params})))
+    (first, _) = added_up(answers, models, FedAvg())
+    np.testing.assert_allclose(first.update.diffs["global"].vector[at], [-0.375, -0.375])
+    assert first.update.diffs["global"].counters.tolist() == [10]

@@ -1,0 +1,222 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The server's checks and its schedule, without FLARE."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cfl_flare.engine.spool
+from cfl_flare.core.errors import ConfigError, PayloadError
+from cfl_flare.core.params import Params
+from cfl_flare.engine.server import Server, ServerSettings, TooFewAnswersError, count_of
+from cfl_flare.engine.site import Answer
+from cfl_flare.methods import IFCA, FedAvg, Participant, Update, WeCFL
+from tests.tiny import LAYOUT, coin, initial, update
+
+PEOPLE = [Participant("a", "site-1", 1), Participant("b", "site-1", 3), Participant("c", "site-2", 2)]
+
+
+def server(method=None, **settings) -> Server:
+    method = method or FedAvg()
+    return Server(method, LAYOUT, PEOPLE, ServerSettings(**{"num_rounds": 3, **settings}), method.start(initial))
+
+
+def good(name: str, samples: int, a: float = 1, b: float = 1) -> Answer:
+    return Answer(name, update(name, samples, "global", a, b))
+
+
+def test_a_round_in_any_order_of_arrival_gives_equal_bits():
+    results = []
+    for order in ("abc", "cab"):
+        s = server()
+        s.orders()
+        for name in order:
+            s.accept(
+                good(name, 1 + "abc".index(name), 0.1 * "abc".index(name), 1 / 3), "site-2" if name == "c" else "site-1"
+            )
+        s.finish_round()
+        results.append(s.state.bank["global"].vector)
+    np.testing.assert_array_equal(*results)
+
+
+BAD = {
+    "unknown_participant": (Answer("z", update("z", 1, "global", 1, 1)), "site-1"),
+    "participant of another site": (good("c", 1), "site-1"),
+    "failed": (Answer("a", error="ValueError: no"), "site-1"),
+    "no update": (Answer("a"), "site-1"),
+    "zero samples": (good("a", 0), "site-1"),
+    "negative samples": (good("a", -5), "site-1"),
+    "absurd samples": (good("a", 10**12), "site-1"),
+    "samples no int": (good("a", 1.5), "site-1"),  # type: ignore[arg-type]
+    "samples a bool": (good("a", True), "site-1"),
+    "another slot": (Answer("a", update("a", 1, "cluster-0", 1, 1)), "site-1"),
+    "no slot": (Answer("a", Update("a", 1)), "site-1"),
+    "nan": (good("a", 1, np.nan), "site-1"),
+    "infinity": (good("a", 1, np.inf), "site-1"),
+    "shape": (Answer("a", Update("a", 1, {"global": Params(LAYOUT, np.ones(3, np.float32))})), "site-1"),
+    "metric": (replace(good("a", 1), metrics={"served_accuracy": float("nan")}), "site-1"),
+    "cluster where the server assigns": (Answer("a", update("a", 1, "global", 1, 1, cluster=0)), "site-1"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_answer_is_refused_and_the_round_goes_on_without_it(case):
+    s = server()
+    s.orders()
+    with pytest.raises(PayloadError):
+        s.accept(*BAD[case])
+    s.accept(good("b", 3, 2, 2), "site-1")
+    s.accept(good("c", 1, 6, 6), "site-2")
+    s.finish_round()
+    np.testing.assert_array_equal(s.state.bank["global"].vector, [3, 3])  # (3*2 + 1*6) / 4: nothing of the bad one
+    assert sum(s.rejected.values()) == 1
+
+
+@pytest.mark.parametrize("cluster", [-1, 2, None, 1.0, True, "0"])
+def test_a_cluster_out_of_range_is_refused(cluster):
+    s = server(IFCA(k=2))
+    s.orders()
+    with pytest.raises(PayloadError, match="cluster = "):
+        s.accept(Answer("a", update("a", 1, "cluster-0", 1, 1, cluster=cluster)), "site-1")
+
+
+def test_a_second_answer_is_refused_and_the_first_one_counts():
+    s = server()
+    s.orders()
+    s.accept(good("a", 1, 1, 1), "site-1")
+    with pytest.raises(PayloadError, match="twice"):
+        s.accept(good("a", 1, 9, 9), "site-1")
+    s.finish_round()
+    np.testing.assert_array_equal(s.state.bank["global"].vector, [1, 1])
+
+
+def test_sampling_depends_on_seed_and_round_alone():
+    s, t = server(sample=2), server(sample=2)
+    assert s.sampled() == t.sampled()
+    assert len(s.sampled()) == 2
+    seen = set()
+    for number in range(8):
+        t.state = replace(t.state, round=number)
+        seen |= {frozenset(t.sampled())}
+    assert len(seen) > 1
+
+
+def test_only_sampled_participants_are_asked_to_train():
+    s = server(sample=0.34)
+    orders = s.orders()
+    assert [name for name, order in orders.items() if order.train] == sorted(s.sampled())
+    assert len(orders) == 1  # nothing to measure before the first round
+    other = next(name for name in "ab" if name not in orders)
+    with pytest.raises(PayloadError, match="not asked"):
+        s.accept(good(other, 1), "site-1")
+
+
+def test_served_models_are_measured_with_the_next_round_and_after_the_last_one():
+    s = server(num_rounds=2, evaluate_every=2)
+    assert not any(order.evaluate for order in s.orders().values())
+    s.accept(good("a", 1), "site-1")
+    s.finish_round()
+    assert not any(order.evaluate for order in s.orders().values())  # round 0 is not measured: every 2nd
+    s.finish_round()
+    last = s.orders()
+    assert s.finished
+    assert all(order.evaluate and not order.train for order in last.values())
+
+
+def test_metrics_belong_to_the_round_before_and_are_weighted_by_samples():
+    s = server()
+    s.orders()
+    for name, samples, site in (("a", 1, "site-1"), ("b", 3, "site-1"), ("c", 2, "site-2")):
+        s.accept(good(name, samples), site)
+    assert s.finish_round() is None
+    s.orders()
+    for name, value, site in (("a", 0.0, "site-1"), ("b", 1.0, "site-1"), ("c", 0.5, "site-2")):
+        s.accept(replace(good(name, 1), metrics={"served_accuracy": value}), site)
+    record = s.finish_round().record
+    assert record["round"] == 0
+    assert record["served_accuracy"] == pytest.approx((0 + 3 * 1 + 2 * 0.5) / 6)
+    assert record["served_accuracy_unweighted"] == pytest.approx(0.5)
+    assert record["served_worst_accuracy"] == 0.0
+    assert record["served_bottom_accuracy"] == 0.5  # of the five worst, or of as many as there are
+
+
+def test_bytes_count_a_model_once_a_site():
+    s = server()
+    s.orders()
+    for name, site in (("a", "site-1"), ("b", "site-1"), ("c", "site-2")):
+        s.accept(good(name, 1), site)
+    s.finish_round()
+    s.orders()
+    record = s.finish_round().record
+    assert record["bytes_down"] == 2 * LAYOUT.nbytes
+    assert record["bytes_up"] == 3 * LAYOUT.nbytes
+
+
+def test_a_run_in_which_every_round_failed_is_no_success():
+    s = server(num_rounds=2, max_failed_rounds=3)
+    s.orders()
+    s.finish_round()
+    s.orders()
+    with pytest.raises(TooFewAnswersError, match=r"2 rounds in a row had fewer than 1 good answers"):
+        s.finish_round()
+
+
+def test_too_few_answers_leave_the_models_alone_and_end_the_run_in_the_end():
+    s = server(min_answers=2, max_failed_rounds=2)
+    s.orders()
+    s.accept(good("a", 1, 5, 5), "site-1")
+    s.finish_round()
+    np.testing.assert_array_equal(s.state.bank["global"].vector, [0, 0])
+    assert s.state.round == 1
+    s.orders()
+    with pytest.raises(TooFewAnswersError, match=r"2 rounds in a row had fewer than 2 good answers.*no answer in time"):
+        s.finish_round()
+
+
+def test_large_updates_wait_on_disk_and_give_equal_bits(monkeypatch, tmp_path):
+    results = []
+    for limit in (2**30, 0):
+        monkeypatch.setattr(cfl_flare.engine.spool, "SPOOL_BYTES", limit)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        s = server()
+        s.orders()
+        s.accept(good("a", 2, 0.1, 0.7), "site-1")
+        s.accept(good("b", 5, 0.3, 0.9), "site-1")
+        assert bool(list(tmp_path.glob("cfl-spool-*/*.npy"))) == (limit == 0)
+        s.finish_round()
+        results.append(s.state.bank["global"].vector)
+    np.testing.assert_array_equal(*results)
+    assert not list(tmp_path.iterdir())
+
+
+def test_wecfl_refuses_more_clusters_than_participants_take_part():
+    with pytest.raises(
+        ConfigError, match="k = 3 clusters need as many participants in the first round, but only 2 of 3"
+    ):
+        server(WeCFL(k=3), sample=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_rounds": 0}, "num_rounds = 0 should be >= 1"),
+        ({"seed": -1}, "seed = -1 should be >= 0"),
+        ({"seed": "x"}, "seed = 'x' should be int"),
+        ({"sample": 0}, "sample = 0 should be a share"),
+        ({"sample": 1.5}, "sample = 1.5 should be a share"),
+        ({"min_answers": 0.0}, "min_answers = 0.0 should be a share"),
+        ({"evaluate_every": 0}, "evaluate_every = 0 should be >= 1"),
+        ({"max_failed_rounds": 0}, "max_failed_rounds = 0 should be >= 1"),
+        ({"keep_features": 1}, "keep_features = 1 should be bool"),
+    ],
+)
+def test_refusals(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        server(**settings)
+
+
+def test_shares_and_counts():
+    assert [count_of(0.25, 100), count_of(0.001, 100), count_of(25, 100), count_of(500, 100)] == [25, 1, 25, 100]
+    assert coin(1, 2).vector.dtype == np.float32

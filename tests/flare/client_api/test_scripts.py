@@ -1,0 +1,434 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds with training scripts: what they are sent, what they must report, what they choose. No FLARE process runs."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import nvflare.client as flare
+import pytest
+import torch
+from nvflare.apis.dxo import MetaKey
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fedprox_utils import get_fedprox_mu
+
+import cfl_flare.client
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout
+from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.flare.client_api.controller import EVALUATE, TRAIN, Scripts
+from cfl_flare.flare.client_api.rules import Judge, check_script, fedprox_mu
+from cfl_flare.methods import (
+    CAM,
+    CFL,
+    FLHC,
+    IFCA,
+    Contrastive,
+    FedAvg,
+    FedGroup,
+    FedProx,
+    FeSEM,
+    Finetune,
+    KnowledgeSharing,
+    Local,
+    Method,
+    Participant,
+    Proximal,
+    WeCFL,
+)
+from cfl_flare.models import MLP
+from tests.tiny import LAYOUT, Coin, initial
+
+Script = Callable[[str, str, FLModel], FLModel]
+GOALS = {"a": (4.0, 0.0), "b": (4.0, 0.0), "c": (0.0, 8.0)}
+
+
+def obedient(site: str, task: str, model: FLModel) -> FLModel:
+    """Goes straight to its goal; its loss is how far it is."""
+    assert model.params is not None
+    here = model.params["head.weight"]
+    goal = np.array(GOALS[site], np.float32).reshape(2, 1)
+    metrics = {"loss": float(np.square(here - goal).sum()), "accuracy": 0.5}
+    if task == EVALUATE:
+        return FLModel(metrics=metrics)
+    return FLModel(ParamsType.FULL, {"head.weight": goal}, metrics=metrics, meta={"NUM_STEPS_CURRENT_ROUND": 2})
+
+
+class Play:
+    """A server and its scripts, in one process."""
+
+    def __init__(self, method: Method, script: Script = obedient, judge: Judge | None = None, **settings):
+        people = [Participant(name, name, 1) for name in GOALS]
+        run = ServerSettings(**{"num_rounds": 3, **settings})
+        self.server = Server(method, LAYOUT, people, run, method.start(initial))
+        self.script, self.warned, self.asked = script, [], []
+        self.scripts = Scripts(self.server, judge or Judge(), self.exchange, self.warned.append)
+
+    def exchange(self, task: str, data: Mapping[str, FLModel], on_answer: Callable[[FLModel], bool]) -> bool:
+        for site, model in data.items():
+            self.asked.append((site, task))
+            answer = self.script(site, task, model)
+            answer.meta = {**(answer.meta or {}), "client_name": site}
+            on_answer(answer)
+        return True
+
+    def round(self) -> dict:
+        assert self.scripts.round()
+        self.server.finish_round()
+        return self.server.progress.record or {}
+
+    def bank(self, slot: str) -> list[float]:
+        return self.server.state.bank[slot].vector.tolist()
+
+
+def test_groups_are_found_from_what_scripts_send():
+    play = Play(WeCFL(k=2))
+    play.round()
+    assert play.server.state.assignment == {"a": 0, "b": 0, "c": 1}
+    assert (play.bank("cluster-0"), play.bank("cluster-1")) == ([4, 0], [0, 8])
+    assert play.asked == [("a", TRAIN), ("b", TRAIN), ("c", TRAIN)]
+    assert not play.warned
+
+
+@pytest.mark.parametrize("kind", [ParamsType.FULL, ParamsType.DIFF])
+def test_the_whole_model_or_its_difference(kind):
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        diff = np.array([[1.0], [2.0]], np.float32)
+        sent = model.params["head.weight"]
+        return FLModel(kind, {"head.weight": diff if kind == ParamsType.DIFF else sent + diff}, meta={"x": 1})
+
+    play = Play(FedAvg(), script)
+    play.round()
+    play.round()
+    assert play.bank("global") == [2, 4]
+
+
+def test_steps_are_weights():
+    steps = {"a": 1, "b": 1, "c": 6.0}
+
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        return FLModel(ParamsType.FULL, answer.params, meta={"NUM_STEPS_CURRENT_ROUND": steps[site]})
+
+    play = Play(FedAvg(), script)
+    play.round()
+    assert play.bank("global") == [1, 6]  # (4 + 4) / 8, 6 * 8 / 8
+    assert play.server.participants["c"].samples == 6
+
+
+def test_what_a_script_leaves_out_is_said_once_and_has_a_meaning():
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        weight = np.array(GOALS[site], np.float16).reshape(2, 1)
+        return FLModel(ParamsType.FULL, {"head.weight": weight, "aux": np.zeros(3)}, metrics={"accuracy": "high"})
+
+    play = Play(FedAvg(), script)
+    play.round()
+    play.round()
+    assert play.bank("global") == pytest.approx([8 / 3, 8 / 3])
+    said = [text for text in play.warned if text.startswith("a ")]
+    assert said == [
+        "a reports no number of steps: it counts as 1; add meta={'NUM_STEPS_CURRENT_ROUND': steps}",
+        "a sends 'aux', which the job's model does not have: left out (1 in all)",
+        "a sends float16: kept as float32, whole counts as int64",
+        "a reports accuracy = 'high', which is no finite number: left out",
+    ]
+    assert len(play.warned) == 3 * len(said)
+
+
+def test_frozen_layers_that_stay_away_are_unchanged():
+    layout = Layout.of(MLP((1, 2, 2), 2, hidden=()))
+    weight, bias = (e.name for e in layout.entries)
+    method = FedAvg()
+    ones = layout.pack({e.name: np.ones(e.shape) for e in layout.entries})
+    play = Play(method, lambda site, task, model: FLModel(ParamsType.FULL, {bias: model.params[bias] + 1}))
+    state = method.start(lambda i: ones)
+    play.server = Server(method, layout, [Participant("a", "a", 1)], ServerSettings(2), state)
+    play.scripts = Scripts(play.server, Judge(), play.exchange, play.warned.append)
+    play.round()
+    after = play.server.state.bank["global"].arrays()
+    assert (after[bias] == 2).all() and (after[weight] == 1).all()
+    assert f"a does not send {weight!r}: taken as unchanged (1 in all)" in play.warned
+
+
+@pytest.mark.parametrize(
+    "answer, code",
+    [
+        (FLModel(metrics={"accuracy": 1.0}), "no_update"),
+        (FLModel(ParamsType.FULL, {"module.head.weight": np.zeros((2, 1))}), "names"),
+        (FLModel(ParamsType.FULL, {"head.weight": np.zeros((1, 2))}), "shape"),
+        (FLModel(ParamsType.FULL, {"head.weight": np.full((2, 1), np.nan)}), "non_finite"),
+        (FLModel(ParamsType.FULL, {"head.weight": np.zeros((2, 1))}, meta={"NUM_STEPS_CURRENT_ROUND": 1.5}), "samples"),
+        (FLModel(ParamsType.FULL, {"head.weight": np.zeros((2, 1))}, meta={"NUM_STEPS_CURRENT_ROUND": -1}), "samples"),
+    ],
+)
+def test_a_bad_answer_is_left_out_and_the_others_count(answer, code):
+    play = Play(FedAvg(), lambda site, task, model: answer if site == "c" else obedient(site, task, model))
+    record = play.round()
+    assert record["failed"]["c"].startswith(f"{code}: ")
+    assert play.bank("global") == [4, 0]
+    assert any("c: answer refused" in text for text in play.warned)
+
+
+def test_a_model_that_comes_back_as_it_was_is_remarked_on():
+    play = Play(FedAvg(), lambda site, task, model: FLModel(ParamsType.FULL, dict(model.params or {})))
+    play.round()
+    assert "b sends the model back as it was: does the script train a copy of what it received?" in play.warned
+
+
+def test_a_privacy_filter_on_whole_models_is_refused_and_one_that_leaves_names_out_is_not():
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        answer.meta = {MetaKey.FILTER_HISTORY: {"a": ["ExcludeVars"], "b": ["SVTPrivacy"], "c": None}[site]}
+        return answer
+
+    record = Play(FedAvg(), script).round()
+    assert record["trained"] == ["a", "c"]
+    assert "filtered: the site's filter SVTPrivacy acts on differences" in record["failed"]["b"]
+
+
+def test_what_a_site_s_filter_took_away_counts_in_no_mean():
+    layout = Layout.of(MLP((1, 2, 2), 2, hidden=()))
+    weight, bias = (e.name for e in layout.entries)
+    method = FedAvg()
+    zeros = layout.pack({e.name: np.zeros(e.shape) for e in layout.entries})
+
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        moved = {name: array + 2 for name, array in (model.params or {}).items() if (site, name) != ("a", weight)}
+        return FLModel(ParamsType.FULL, moved, meta={MetaKey.FILTER_HISTORY: ["ExcludeVars"]} if site == "a" else {})
+
+    play = Play(method, script)
+    people = [Participant(name, name, 1) for name in "ab"]
+    play.server = Server(method, layout, people, ServerSettings(1), method.start(lambda i: zeros))
+    play.scripts = Scripts(play.server, Judge(), play.exchange, play.warned.append)
+    play.round()
+    after = play.server.state.bank["global"].arrays()
+    assert (after[weight] == 2).all() and (after[bias] == 2).all()  # of b alone; of both
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FeSEM(k=2),
+        WeCFL(k=2, clustering_rounds=1),
+        CFL(eps1=9, eps2=5),
+        FLHC(k=2, rounds_before=1),
+        FedGroup(k=2),
+    ],
+    ids=lambda m: m.name,
+)
+def test_every_method_that_clusters_on_the_server(method):
+    play = Play(method)
+    check_script(__file__, method, {})
+    records = [play.round() for _ in range(3)]
+    assert not any(record["failed"] for record in records)
+    clusters = play.server.state.assignment
+    assert clusters["a"] == clusters["b"] != clusters["c"]
+    assert (play.bank(f"cluster-{clusters['a']}"), play.bank(f"cluster-{clusters['c']}")) == ([4, 0], [0, 8])
+
+
+def test_metrics_are_of_the_model_that_was_sent():
+    play = Play(FedAvg(), num_rounds=1)
+    play.round()
+    assert play.scripts.round()
+    measured = play.server.finish_round()
+    assert measured is not None and measured.record["served_accuracy"] == 0.5
+    assert play.asked[-3:] == [("a", EVALUATE), ("b", EVALUATE), ("c", EVALUATE)]
+
+
+def nudged(site: str, task: str, model: FLModel) -> FLModel:
+    """As obedient, with a step of one."""
+    answer = obedient(site, task, model)
+    if task == TRAIN:
+        answer.params = {"head.weight": model.params["head.weight"] + 1}
+    return answer
+
+
+def test_participants_choose_by_the_loss_that_their_script_reports():
+    """Models (0, 0) and (1, -1): a and b are nearer to (4, 0) from (1, -1), c to (0, 8) from (0, 0)."""
+    play = Play(IFCA(k=2), nudged)
+    play.round()
+    assert play.server.state.assignment == {"a": 1, "b": 1, "c": 0}
+    assert (play.bank("cluster-0"), play.bank("cluster-1")) == ([1, 1], [2, 0])
+    assert play.asked[:3] == [("a", EVALUATE), ("b", EVALUATE), ("c", EVALUATE)]
+    assert play.asked[6:] == [("a", TRAIN), ("b", TRAIN), ("c", TRAIN)]
+
+
+def test_the_largest_may_be_best_and_equals_go_to_the_first():
+    play = Play(IFCA(k=2), nudged, Judge("loss", "max"))
+    play.round()
+    assert play.server.state.assignment == {"a": 0, "b": 0, "c": 1}
+    assert Judge().best({"cluster-0": 1.0, "cluster-1": 1.0}) == "cluster-0"
+
+
+def test_they_may_choose_every_few_rounds_only():
+    play = Play(IFCA(k=2), nudged, Judge(every=2))
+    play.round()
+    before = len(play.asked)
+    play.round()
+    assert [task for _, task in play.asked[before:]] == [TRAIN] * 3
+    assert play.server.state.assignment == {"a": 1, "b": 1, "c": 0}
+
+
+def test_after_the_last_round_the_choice_is_the_measurement():
+    play = Play(IFCA(k=2), nudged, num_rounds=1)
+    play.round()
+    before = len(play.asked)
+    assert play.scripts.round()
+    measured = play.server.finish_round()
+    assert [task for _, task in play.asked[before:]] == [EVALUATE] * 6
+    assert measured is not None and measured.record["served_accuracy"] == 0.5
+
+
+def test_who_reports_no_loss_is_left_out_of_the_round():
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = nudged(site, task, model)
+        return FLModel(metrics={"accuracy": 1.0}) if site == "c" and task == EVALUATE else answer
+
+    record = Play(IFCA(k=2), script).round()
+    assert record["failed"] == {"c": "no 'loss' of cluster-0, cluster-1"}
+    assert record["trained"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "answer, problem",
+    [
+        (FLModel(ParamsType.FULL, {"head.weight": np.zeros((2, 1))}), "it trains when it is asked to evaluate"),
+        (FLModel(metrics={"accuracy": 1.0}), "it reports no 'loss' when it is asked to evaluate, but 'accuracy'"),
+        (FLModel(metrics={"loss": float("nan")}), "it reports no 'loss'"),
+    ],
+)
+def test_the_probe_names_the_lines_to_add(answer, problem):
+    play = Play(IFCA(k=2), lambda site, task, model: answer)
+    with pytest.raises(ConfigError, match=f"(?s)at a {problem}.*Add to its loop.*if flare.is_evaluate"):
+        play.scripts.probe()
+
+
+def test_the_probe_passes_what_can_evaluate_and_asks_no_one_where_the_server_assigns():
+    play = Play(IFCA(k=2))
+    assert play.scripts.probe() and play.asked == [("a", EVALUATE), ("b", EVALUATE), ("c", EVALUATE)]
+    play = Play(WeCFL(k=2))
+    assert play.scripts.probe() and not play.asked
+
+
+def client(folder: Path, text: str = "import nvflare.client as flare\n") -> str:
+    (folder / "client.py").write_text(text)
+    return str(folder / "client.py")
+
+
+LINE = "import cfl_flare.client\nloss = loss + cfl_flare.client.penalty(model)\n"
+
+
+@pytest.mark.parametrize(
+    "method, message",
+    [
+        (CAM(base=IFCA(k=2), warmup=1), "method ifca-cam: a training script cannot do its local_update"),
+        (Local(), "method local: a training script cannot do its local_update, serve"),
+        (Finetune(), "method finetune: a training script cannot do its finetune"),
+        (IFCA(k=2, shared_backbone=True), "method ifca: a training script cannot do"),
+        (
+            WeCFL(k=2, penalties=(Contrastive(on="representations"),)),
+            "on = 'representations' needs the outputs of other models",
+        ),
+        (WeCFL(k=2, penalties=(Proximal(),)), "adds to the loss, but train_script"),
+        (FedProx(), "add the line 'loss = loss \\+ cfl_flare.client.penalty\\(model\\)'"),
+    ],
+)
+def test_methods_that_do_more_on_the_site_are_refused(method, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        check_script(client(tmp_path), method, {})
+
+
+def test_methods_that_a_script_can_take_part_in(tmp_path):
+    for method in (FedAvg(), WeCFL(k=2), FeSEM(k=2, clustering_rounds=1), IFCA(k=2)):
+        check_script(client(tmp_path), method, {})
+    for method in (FedProx(), IFCA(k=2, penalties=(Contrastive(),)), WeCFL(k=2, penalties=(KnowledgeSharing(),))):
+        check_script(client(tmp_path, LINE), method, {})
+
+
+def test_a_recipe_has_data_or_a_script(tmp_path):
+    common = {"name": "x", "method": "fedavg", "model": MLP((1, 2, 2), 2), "num_rounds": 1, "min_clients": 1}
+    with pytest.raises(ConfigError, match="neither data nor train_script is given"):
+        ClusteredRecipe(**common)
+    with pytest.raises(ConfigError, match=r"train_script = 'none\.py' is no file"):
+        ClusteredRecipe(**common, train_script="none.py")
+    with pytest.raises(ConfigError, match="training: belongs to the script"):
+        ClusteredRecipe(**common, train_script=client(tmp_path), training={"lr": 0.1})
+    with pytest.raises(ConfigError, match="assign_mode = 'low' should be 'min' or 'max'"):
+        ClusteredRecipe(**common, train_script=client(tmp_path), assign_mode="low")
+
+
+CON_CKS = (Contrastive(mu=2, tau=0.5), KnowledgeSharing(lam=0.5, pairwise=True), Proximal(mu=3))
+
+
+def received(monkeypatch, play: Play, site: str) -> FLModel:
+    """What a site's script has received when it trains in the coming round."""
+    sent: dict[str, FLModel] = {}
+
+    def script(name: str, task: str, model: FLModel) -> FLModel:
+        if task == TRAIN:
+            sent[name] = model
+        return obedient(name, task, model)
+
+    play.script = script
+    play.round()
+    monkeypatch.setattr(flare, "receive", lambda: sent[site])
+    return sent[site]
+
+
+@pytest.mark.parametrize("method", [WeCFL(k=2, penalties=CON_CKS), IFCA(k=2, penalties=CON_CKS)])
+def test_the_penalty_of_a_script_is_the_method_s_own(method, monkeypatch):
+    """At theta = (2, 1), in the second round; centres (4, 0) of a and b, (0, 8) of c (IFCA: the same by its picks)."""
+    play = Play(method, judge=Judge(penalties=True))
+    play.round()
+    model = received(monkeypatch, play, "a")
+    module = Coin()
+    module.head.weight.data = torch.tensor([[2.0], [1.0]])
+    value = cfl_flare.client.penalty(module)
+    value.backward()
+    cosines = np.array([2 / np.sqrt(5), 1 / np.sqrt(5)]) / 0.5
+    contrast = -2 * (cosines[0] - np.log(np.exp(cosines).sum()))
+    shared = 0.5 * 0.5 * (1 / 3) * ((2 - 0) ** 2 + (1 - 8) ** 2)
+    near = 0.5 * 3 * ((2 - 4) ** 2 + (1 - 0) ** 2)
+    if method.name == "wecfl":
+        assert value.item() == pytest.approx(contrast + shared + near, rel=1e-5)
+    assert module.head.weight.grad is not None and module.head.weight.grad.abs().sum() > 0
+    assert set(model.meta["cfl_penalty"]["models"]) == ({"cluster-1"} if method.name == "wecfl" else {"cluster-0"})
+
+
+def test_without_penalties_nothing_travels_and_the_term_is_zero(monkeypatch):
+    play = Play(WeCFL(k=2))
+    play.round()
+    model = received(monkeypatch, play, "a")
+    assert not (model.meta or {}).get("cfl_penalty")
+    assert cfl_flare.client.penalty(Coin()).item() == 0
+
+
+def test_fedprox_alone_goes_as_flare_s_own_metadata(tmp_path, monkeypatch):
+    """A script that looks for it there needs no line; one that has the line gets no second term."""
+    flares = client(tmp_path, "import nvflare.client.lightning as flare\n")
+    check_script(flares, FedProx(mu=0.5), {})
+    assert fedprox_mu(flares, FedProx(mu=0.5)) == 0.5
+    assert fedprox_mu(flares, WeCFL(k=2, penalties=(Proximal(mu=0.25),))) == 0.25
+    for method in (FedAvg(), FedProx(penalties=(Proximal(),)), WeCFL(k=2, penalties=(Proximal(scope="head"),))):
+        assert fedprox_mu(flares, method) is None
+    assert fedprox_mu(client(tmp_path, LINE + "# fedprox"), FedProx()) is None
+    model = received(monkeypatch, Play(FedProx(mu=0.5), judge=Judge(fedprox_mu=0.5)), "a")
+    assert get_fedprox_mu(model) == 0.5
+
+
+def test_only_the_part_that_a_penalty_holds_travels(monkeypatch):
+    play = Play(WeCFL(k=2, penalties=(KnowledgeSharing(lam=1),)), judge=Judge(penalties=True))
+    first = received(monkeypatch, play, "a")
+    assert first.meta["cfl_penalty"]["models"] == {}
+    assert cfl_flare.client.penalty(Coin()).item() == 0  # there are no centres yet
+    second = received(monkeypatch, play, "a")
+    assert set(second.meta["cfl_penalty"]["models"]) == {"global"}
+
+
+def test_another_module_than_the_job_s_is_refused(monkeypatch):
+    play = Play(FedProx(), judge=Judge(penalties=True))
+    received(monkeypatch, play, "a")
+    with pytest.raises(ConfigError, match="penalty: the module Sequential is not the job's model"):
+        cfl_flare.client.penalty(torch.nn.Sequential(torch.nn.Linear(1, 2, bias=False)))

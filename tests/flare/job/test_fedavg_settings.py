@@ -1,0 +1,165 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of FLARE's FedAvgRecipe in ClusteredRecipe: what the exported job says, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from nvflare.recipe.sim_env import SimEnv
+from nvflare.recipe.utils import set_per_site_config
+
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.data import Digits
+from cfl_flare.data.sources import SiteData
+from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.flare.tracking import series
+from cfl_flare.models import MLP
+
+SCRIPT = {"data": None, "train_script": "client.py", "train_args": "--lr 0.1"}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("client.py").write_text("")
+
+
+def recipe(**settings) -> ClusteredRecipe:
+    values = {"name": "job", "method": "wecfl:k=2", "model": MLP((1, 8, 8), 10), "data": SiteData("/data/all.npz")}
+    return ClusteredRecipe(**{**values, "num_rounds": 3, "min_clients": 2, **settings})
+
+
+def exported(job: ClusteredRecipe, app: str = "app") -> tuple[dict, dict]:
+    """The server's and the sites' config."""
+    job.export("jobs")
+    files = {path.stem: json.loads(path.read_text()) for path in Path("jobs/job").glob("app*/config/*.json")}
+    own = json.loads(Path(f"jobs/job/{app}/config/config_fed_client.json").read_text())
+    return files["config_fed_server"], own
+
+
+def executor(config: dict) -> dict:
+    return config["executors"][0]["executor"]["args"]
+
+
+def test_settings_reach_the_job(tmp_path):
+    torch.save(MLP((1, 8, 8), 10).state_dict(), "start.pt")
+    job = recipe(
+        initial_ckpt="start.pt",
+        key_metric="loss",
+        key_metric_mode="min",
+        stop_cond="accuracy >= 0.8",
+        patience=4,
+        exclude_vars="bias",
+        cross_site_evaluation=True,
+        server_memory_gc_rounds=2,
+        client_memory_gc_rounds=3,
+        cuda_empty_cache=True,
+    )
+    server, client = exported(job)
+    controller = server["workflows"][0]["args"]
+    wanted = {"key_metric": "loss", "key_metric_mode": "min", "stop_cond": "accuracy >= 0.8", "patience": 4}
+    wanted |= {"cross_site_evaluation": True, "memory_gc_rounds": 2}
+    assert wanted.items() <= controller.items()
+    (aggregator,) = (c["args"] for c in server["components"] if c["id"] == "aggregator")
+    assert aggregator["initial_ckpt"] == "start.pt"
+    assert Path("jobs/job/app/custom/start.pt").is_file()
+    assert (executor(client)["memory_gc_rounds"], executor(client)["cuda_empty_cache"]) == (3, True)
+    (leaving,) = client["task_result_filters"]
+    assert leaving["tasks"] == ["train"]
+    assert leaving["filters"][0]["path"].endswith(".ExcludeVars")
+    names = leaving["filters"][0]["args"]["exclude_vars"]
+    assert names and all("bias" in name for name in names)
+
+
+def test_a_checkpoint_at_the_server_is_not_carried():
+    server, _ = exported(recipe(initial_ckpt="/at/the/server.safetensors"))
+    (aggregator,) = (c["args"] for c in server["components"] if c["id"] == "aggregator")
+    assert aggregator["initial_ckpt"] == "/at/the/server.safetensors"
+    assert not Path("jobs/job/app/custom").exists()
+
+
+def test_each_site_has_its_own_data_and_device():
+    job = recipe()
+    own = {"site-1": {"data_args": {"path": "/ward/1.npz"}, "device": "cuda:0"}, "site-2": {"data": Digits()}}
+    set_per_site_config(job, own)
+    first = executor(exported(job, "app_site-1")[1])
+    second = executor(json.loads(Path("jobs/job/app_site-2/config/config_fed_client.json").read_text()))
+    assert first["source"]["args"]["path"] == "/ward/1.npz" and first["device"] == "cuda:0"
+    assert first["source"]["class_path"].endswith(".SiteData")
+    assert second["source"]["class_path"].endswith(".Digits")
+    assert "device" not in second or second["device"] == "cpu"
+    assert job.configured_sites() == ["site-1", "site-2"]
+    assert first["method"] == second["method"]
+
+
+def test_sites_with_settings_of_their_own_are_named_to_the_simulator():
+    job = recipe()
+    set_per_site_config(job, {"site-1": {}, "site-2": {"torch_threads": 2}})
+    with pytest.raises(ConfigError, match=r"name them: SimEnv\(clients=\['site-1', 'site-2'\]\)"):
+        job.check_env(SimEnv(num_clients=2))
+    job.check_env(SimEnv(clients=["site-1", "site-2"]))
+
+
+def test_each_site_has_its_own_script_arguments():
+    job = recipe(**SCRIPT, exclude_vars="bias", client_memory_gc_rounds=1)
+    set_per_site_config(job, {"site-1": {"train_args": "--lr 0.5"}, "site-2": {}})
+    first = exported(job, "app_site-1")[1]
+    second = json.loads(Path("jobs/job/app_site-2/config/config_fed_client.json").read_text())
+    assert "--lr 0.5" in json.dumps(first) and "--lr 0.1" in json.dumps(second)
+    assert first["executors"][0]["tasks"] == second["executors"][0]["tasks"] == ["train", "validate"]
+    assert executor(first)["memory_gc_rounds"] == 1
+    assert first["task_result_filters"] == second["task_result_filters"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"stop_cond": "accuracy >= 80"}, r"accuracy is a share in 0\.\.1 here; write 0\.8 for 80 per cent"),
+        ({"stop_cond": "much"}, "should be '<metric> <sign> <number>'"),
+        ({"exclude_vars": "("}, "is no regular expression"),
+        ({"exclude_vars": "nothing"}, "matches none of "),
+        ({"exclude_vars": "."}, "matches all parameters"),
+        ({"exclude_vars": "head", "method": "wecfl:k=2,cluster_on=head"}, "matches all that method wecfl clusters on"),
+        ({"initial_ckpt": "none.pt"}, "is no file, seen from this folder"),
+        ({"initial_ckpt": "/none.pt", "method": "ifca:k=2"}, "begins with 2 different models"),
+        ({"initial_ckpt": "/none.pt", "resume_from": "earlier"}, "both say where to start"),
+    ],
+)
+def test_refusals(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        recipe(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "says"),
+    [
+        ({}, {"site-1": {}}, r"defines 1 site\(s\), but min_clients=2"),
+        ({}, {"site-1": {}, "server": {}}, "reserved"),
+        ({}, {"site-1": {"lr": 1}, "site-2": {}}, r"site-1: \['lr'\] is nothing .*data, data_args, device"),
+        ({}, {"site-1": {"device": "gpu!"}, "site-2": {}}, "device = 'gpu!'"),
+        ({}, {"site-1": {"data_args": {"file": 1}}, "site-2": {}}, "unknown setting 'file'"),
+        (SCRIPT, {"site-1": {"data": 1}, "site-2": {}}, r"site-1: \['data'\] is nothing"),
+        (SCRIPT, {"site-1": {"train_script": "none.py"}, "site-2": {}}, "train_script = 'none.py' is no file"),
+        (
+            {"participants": 4, "partition": "iid", "data": Digits()},
+            {"site-1": {"data_args": {}}, "site-2": {}},
+            "where one source is dealt out to all",
+        ),
+    ],
+)
+def test_per_site_refusals(settings, config, says):
+    job = recipe(**settings)
+    with pytest.raises(ConfigError, match=says):
+        set_per_site_config(job, config)
+
+
+def test_a_script_s_accuracy_may_be_in_per_cent():
+    recipe(**SCRIPT, stop_cond="accuracy >= 80")
+
+
+def test_series_are_named_by_what_they_are():
+    assert series("served_accuracy") == "accuracy"
+    assert series("cluster-10/served_loss") == "cluster-10/loss"
+    assert series("ari") == "ari" and series("trained_accuracy") == "trained_accuracy"

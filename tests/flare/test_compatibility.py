@@ -1,0 +1,111 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""A job runs only with the software that it was made by, and with one set of settings."""
+
+from types import SimpleNamespace
+
+import pytest
+from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+
+from cfl_flare import __version__
+from cfl_flare.core.config import marked
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.flare import compatibility, wire
+from cfl_flare.flare.compatibility import check_settings, check_software, unused_copy
+from cfl_flare.flare.executor import ClusteredExecutor
+
+JOB = {"method": {"method": "wecfl", "k": 3, "penalties": [{"penalty": "proximal", "mu": 0.1}]}, "model": {"args": {}}}
+JOB |= {"data": {"seed": 0}, "training": {"lr": 0.1, "lr_milestones": [3]}, "seed": 0, "run_name": "ward"}
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    monkeypatch.setattr(compatibility, "SOFTWARE", {"cfl_flare": "0.2.1", "nvflare": "2.9"})
+
+
+@pytest.mark.parametrize("theirs", [{"cfl_flare": "0.2.7", "nvflare": "2.9.4"}, {"cfl_flare": "0.2"}, {}])
+def test_the_first_two_numbers_decide(theirs, installed):
+    check_software(theirs, "the job was made by", "site-1")
+
+
+@pytest.mark.parametrize(
+    "theirs, says",
+    [
+        ({"cfl_flare": "0.3.1"}, r"^the job was made by cfl_flare 0\.3\.1, but site-1 runs 0\.2\.1: .*install one"),
+        ({"cfl_flare": "1.2.1"}, r"^the job was made by cfl_flare 1\.2\.1, but site-1 runs 0\.2\.1: "),
+        ({"cfl_flare": "0.20.1"}, r"cfl_flare 0\.20\.1, but site-1 runs 0\.2\.1"),
+        ({"nvflare": "2.10"}, r"^the job was made by nvflare 2\.10, but site-1 runs 2\.9: "),
+    ],
+)
+def test_other_software_is_refused(theirs, says, installed):
+    with pytest.raises(ConfigError, match=says):
+        check_software(theirs, "the job was made by", "site-1")
+
+
+def test_what_a_config_file_does_to_settings_does_not_matter():
+    own = {**JOB, "training": {"lr": 0.1, "lr_milestones": [3], "local_epochs": None}, "device": "cpu"}
+    check_settings(marked(JOB), marked(own), "site-1")
+    check_settings({}, own, "site-1")
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (
+            {"method": {**JOB["method"], "k": 4}},
+            r"^job: method\.k = 3 at the server, 4 at site-1; set it to the same",
+        ),
+        (
+            {"method": {**JOB["method"], "penalties": []}},
+            r"method\.penalties = \[.*proximal.*\] at the server, \[\]",
+        ),
+        ({"training": {"lr": 0.1, "lr_milestones": [3], "momentum": 0.5}}, r"training\.momentum = None at .*, 0\.5 at"),
+        ({"training": {"lr": 0.1}}, r"training\.lr_milestones = \[3\] at the server, None at site-1"),
+        ({"run_name": "other"}, r"run_name = 'ward' at the server, 'other' at site-1"),
+        ({"seed": 1}, r"^job: seed = 0 at the server, 1 at site-1"),
+    ],
+)
+def test_two_sets_of_settings_are_refused(change, says):
+    with pytest.raises(ConfigError, match=says):
+        check_settings(JOB, {**JOB, **change}, "site-1")
+
+
+def context(custom: str = "/nowhere") -> FLContext:
+    """FLARE's context at site-1, with the folder of the code that the job carries."""
+    workspace = SimpleNamespace(get_app_custom_dir=lambda job: custom)
+    engine = SimpleNamespace(get_workspace=lambda: workspace, fire_event=lambda *event: None)
+    fl_ctx = FLContext()
+    for key, value in {ReservedKey.ENGINE: engine, ReservedKey.IDENTITY_NAME: "site-1"}.items():
+        fl_ctx.set_prop(key, value)
+    return fl_ctx
+
+
+def refusal(job: dict, **settings) -> str:
+    """What a site answers to the server's check."""
+    executor = ClusteredExecutor(**{**JOB, "source": {}, **settings})
+    task = wire.to_shareable(
+        {}, {"software": compatibility.SOFTWARE, "job": job, "memory_of": None, "index": 0, "sites": 1}
+    )
+    answer = executor.execute(wire.CHECK_TASK, task, context(), Signal())
+    return wire.content_of(wire.from_shareable(answer).meta)["error"]
+
+
+def test_a_site_says_why_it_refuses():
+    assert "was made by cfl_flare 9.9.9, but site-1 runs " + __version__ in refusal(JOB, made_by={"cfl_flare": "9.9.9"})
+    assert "seed = 5 at the server, 0 at site-1" in refusal({**JOB, "seed": 5})
+    assert "data: class_path = None" in refusal(JOB)  # that far it agrees
+
+
+def test_a_setting_of_a_newer_version_does_not_break_the_process():
+    reason = refusal(JOB, made_by={"cfl_flare": "9.9.9"}, colour="red")
+    assert "was made by cfl_flare 9.9.9" in reason
+    assert "site-1 does not know the executor's settings ['colour']; leave them out" in refusal(JOB, colour="red")
+
+
+def test_a_copy_that_is_carried_in_vain_is_named(tmp_path):
+    assert unused_copy(context(str(tmp_path))) is None
+    (tmp_path / "cfl_flare").mkdir()
+    said = unused_copy(context(str(tmp_path)))
+    assert said and f"installed here runs: {__version__} in " in said

@@ -1,0 +1,119 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of a run, from what it left on disk."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from cfl_flare.methods import IFCA, FedAvg, FeSEM, WeCFL
+from cfl_flare.report.colours import COLOURS, palette
+from cfl_flare.report.features import embedding
+from cfl_flare.report.figures import draw, draw_comparison
+from cfl_flare.report.flows import _places, chosen_rounds
+from cfl_flare.results.run_dir import Run, load_run
+from tests.tiny import rounds
+
+OF_CLUSTERS = ["accuracy.png", "cluster_sizes.png", "flows.png", "analysis.png"]
+OF_FEATURES = ["participants.png", "cosines.png"]
+
+
+def is_an_image(path: Path) -> bool:
+    pixels = imread(path)
+    return min(pixels.shape[:2]) > 300 and float(pixels.std()) > 0.01
+
+
+def drawn(folder: Path, *arguments, **more) -> list[str]:
+    rounds(folder, *arguments, **more)
+    files = draw(load_run(folder))
+    assert all(file.parent == folder and is_an_image(file) for file in files)
+    return [file.name for file in files]
+
+
+@pytest.mark.parametrize("truth", [True, False])
+@pytest.mark.parametrize("method", [WeCFL(k=2), IFCA(k=3)], ids=lambda m: m.name)
+def test_a_clustered_run_is_drawn(tmp_path, method, truth):
+    assert drawn(tmp_path, method, truth=truth) == OF_CLUSTERS
+    assert drawn(tmp_path, method, truth=truth, count=1, keep_features=True) == OF_CLUSTERS + OF_FEATURES
+
+
+def test_more_clusters_than_lines_that_can_be_told_apart(tmp_path):
+    """An empty cluster has no clusterability, and its centre no participants."""
+    assert drawn(tmp_path, IFCA(k=14), keep_features=True) == OF_CLUSTERS + OF_FEATURES
+
+
+def test_one_cluster(tmp_path):
+    assert drawn(tmp_path, FeSEM(k=1), keep_features=True) == OF_CLUSTERS + OF_FEATURES
+
+
+def test_a_run_without_clusters_has_its_accuracy_alone(tmp_path):
+    assert drawn(tmp_path, FedAvg()) == ["accuracy.png"]
+
+
+def test_a_run_whose_rounds_were_not_analysed_is_drawn_without(tmp_path):
+    rounds(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    for line in lines:
+        for key in ("objective", "clusterability", "intra_cosine", "inter_cosine", "moved_share"):
+            del line[key]
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [file.name for file in draw(load_run(tmp_path))] == OF_CLUSTERS[:-1]
+
+
+def test_a_comparison_shows_the_sizes_where_two_methods_cluster(tmp_path):
+    runs: dict[str, Run] = {}
+    for method in (FedAvg(), WeCFL(k=2), IFCA(k=3)):
+        rounds(tmp_path / method.name, method)
+        runs[method.name] = load_run(tmp_path / method.name)
+    assert [f.name for f in draw_comparison(list(runs.values()), tmp_path)] == ["accuracy.png", "cluster_sizes.png"]
+    assert is_an_image(tmp_path / "cluster_sizes.png")
+    (tmp_path / "cluster_sizes.png").unlink()
+    assert [f.name for f in draw_comparison([runs["fedavg"], runs["ifca"]], tmp_path)] == ["accuracy.png"]
+    four = [replace(runs["ifca"]) for _ in range(4)]  # one more than fit in a row
+    draw_comparison(four, tmp_path)
+    assert is_an_image(tmp_path / "cluster_sizes.png")
+
+
+def test_the_first_rounds_and_the_last_one_are_always_drawn():
+    assert chosen_rounds(range(8)) == list(range(8))
+    for count in (16, 50, 199):
+        chosen = chosen_rounds(range(count))
+        assert len(set(chosen)) == len(chosen) == 15
+        assert chosen == sorted(chosen)
+        assert (chosen[:5], chosen[-1]) == ([0, 1, 2, 3, 4], count - 1)
+
+
+def test_lines_of_a_cluster_lie_beside_each_other_and_never_in_another_s_room():
+    columns = [{"a": 0, "b": 0, "c": 1}, {"a": 0, "b": 1, "c": 1, "d": 1}]
+    places, middle, height = _places(columns, "abcd", [0, 1])
+    # Two lines high is cluster 0 at most, three cluster 1, and a gap of one beside each.
+    assert (middle, height) == ({0: 1, 1: 4.5}, 7)
+    assert places == [{"a": 0.5, "b": 1.5, "c": 4.5}, {"a": 1.0, "b": 3.5, "c": 4.5, "d": 5.5}]
+
+
+def test_few_participants_lie_as_far_apart_as_their_models():
+    points = np.array([[0, 0, 1], [3, 0, 1], [0, 4, 1], [3, 4, 1]], float)
+    places = embedding(points @ points.T)
+    distances = [np.linalg.norm(p[:, None] - p[None], axis=2) for p in (points, places)]
+    np.testing.assert_allclose(*distances, atol=1e-9)
+    assert embedding(np.ones((1, 1))).shape == (1, 2)
+    assert embedding(np.ones((7, 7))).tolist() == np.zeros((7, 2)).tolist()  # all the same
+
+
+def test_many_participants_lie_with_their_cluster_and_the_same_every_time():
+    rng = np.random.default_rng(0)
+    points = np.repeat(np.eye(2) * 5, 6, axis=0) + 0.1 * rng.normal(size=(12, 2))
+    places = embedding(points @ points.T)
+    np.testing.assert_array_equal(places, embedding(points @ points.T))
+    distances = np.linalg.norm(places[:, None] - places[None], axis=2)
+    assert distances[:6, :6].max() < distances[:6, 6:].min()
+
+
+def test_colours_are_told_apart_up_to_twenty():
+    assert palette(3) == list(COLOURS[:3])
+    assert len(set(palette(20))) == 20
+    assert len(palette(45)) == 45

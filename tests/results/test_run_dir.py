@@ -1,0 +1,176 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cfl_flare.core.config import describe, marked
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Params
+from cfl_flare.methods import FedAvg, Participant, ServerState, WeCFL
+from cfl_flare.models import MLP, FashionCNN
+from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.run_dir import Recorder, Run, find_runs, load_model, load_run, read_lines
+from cfl_flare.training.ensemble import Served
+from cfl_flare.training.resident import ResidentModel
+
+PEOPLE = {"p": Participant("p", "site-1", 30, 0), "q": Participant("q", "site-1", 10, 1)}
+
+
+class Foreign(nn.Linear):
+    """A model that is not the package's own."""
+
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__(in_features, out_features)
+
+
+def weights(module: nn.Module) -> Params:
+    return ResidentModel(module).read()
+
+
+def measured(number: int, accuracy: float | None = None, trained: tuple[str, ...] = ("p", "q")) -> RoundMetrics:
+    record: dict[str, Any] = {"round": number, "trained": list(trained), "cluster_sizes": [], "clusters": {}}
+    record |= {"bytes_down": 100, "bytes_up": 10, "seconds": 0.5}
+    if accuracy is None:
+        return RoundMetrics(record)
+    return RoundMetrics(record | {"served_accuracy": accuracy}, {"p": {"served_accuracy": accuracy}})
+
+
+def record_run(folder: Path, module: nn.Module, slots: tuple[str, ...] = ("global",)) -> dict[str, Params]:
+    """Two rounds, of which the first alone is measured."""
+    bank = {slot: Params((p := weights(module)).layout, p.vector + i, p.counters + i) for i, slot in enumerate(slots)}
+    recorder = Recorder(folder, marked({"data": {"seed": 4}}), marked(describe(module, "model")))
+    recorder.round(measured(0, 0.75), ServerState(bank, {"p": 0}, 1), PEOPLE)
+    recorder.round(measured(1, trained=("q",)), ServerState(bank, {"p": 0, "q": 1}, 2), PEOPLE)
+    method = FedAvg() if slots == ("global",) else WeCFL(k=len(slots))
+    served = {slot: Served((params,)) for slot, params in bank.items()}
+    recorder.close(ServerState(bank, {"p": 0, "q": 1}, 2), served, PEOPLE, method, {"seed": 5})
+    return bank
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    record_run(tmp_path, MLP((4,), 3), ("cluster-0", "cluster-1"))
+    run = load_run(tmp_path)
+    assert run.name == "wecfl (K=2)"
+    assert [line["round"] for line in run.rounds] == [0, 1]
+    assert run.rounds[0]["served_accuracy"] == 0.75
+    assert run.assignments == [
+        {"round": 0, "participant": "p", "cluster": 0, "trained": True},
+        {"round": 0, "participant": "q", "cluster": None, "trained": True},
+        {"round": 1, "participant": "p", "cluster": 0, "trained": False},
+        {"round": 1, "participant": "q", "cluster": 1, "trained": True},
+    ]
+    summary = run.summary
+    assert summary["method"]["k"] == 2
+    assert (summary["data"], summary["seed"], summary["rounds"]) == ({"seed": 4}, 5, 2)
+    assert (summary["bytes_down"], summary["bytes_up"], summary["seconds"]) == (200, 20, 1.0)
+    assert summary["model"] == {
+        "class_path": "cfl_flare.models.MLP",
+        "args": {"input_shape": [4], "num_classes": 3, "hidden": [64]},
+    }
+
+
+def test_the_final_figures_are_those_of_the_last_round_that_was_measured(tmp_path: Path) -> None:
+    record_run(tmp_path, MLP((4,), 3))
+    summary = load_run(tmp_path).summary
+    assert summary["final_round"] == 0
+    assert summary["final"]["served_accuracy"] == 0.75
+    assert summary["participants"] == [
+        {"name": "p", "site": "site-1", "samples": 30, "group": 0, "cluster": 0, "served_accuracy": 0.75},
+        {"name": "q", "site": "site-1", "samples": 10, "group": 1, "cluster": 1},
+    ]
+
+
+def test_a_stored_model_predicts_as_it_did(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = MLP((4,), 3, hidden=(5,))
+    bank = record_run(tmp_path, module, ("cluster-0", "cluster-1"))
+    x = torch.randn(6, 4)
+    loaded = load_model(tmp_path, "cluster-0")
+    assert isinstance(loaded, MLP)
+    assert not loaded.training
+    assert torch.equal(loaded(x), module(x))
+    other = load_model(str(tmp_path), "cluster-1")
+    np.testing.assert_array_equal(weights(other).vector, bank["cluster-1"].vector)
+    assert not torch.allclose(other(x), module(x))
+
+
+def test_a_stored_network_with_batchnorm_predicts_as_it_did(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = FashionCNN((1, 8, 8), 3)
+    module.train()(torch.randn(8, 1, 8, 8))
+    record_run(tmp_path, module)
+    x = torch.randn(4, 1, 8, 8)
+    loaded = load_model(tmp_path)
+    torch.testing.assert_close(loaded(x), module.eval()(x))
+    assert weights(loaded).counters.tolist() == [1, 1]
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    record_run(tmp_path, MLP((4,), 3), ("cluster-0", "cluster-1"))
+    with pytest.raises(ConfigError, match="no model 'cluster-2'; it has: cluster-0, cluster-1"):
+        load_model(tmp_path, "cluster-2")
+    with pytest.raises(ConfigError, match="absent holds no finished run"):
+        load_model(tmp_path / "absent")
+
+
+def test_a_class_from_elsewhere_is_not_imported(tmp_path: Path) -> None:
+    module = Foreign(2, 3)
+    record_run(tmp_path, module)
+    with pytest.raises(ConfigError, match=r"holds a .*Foreign; build one and pass it as model="):
+        load_model(tmp_path)
+    x = torch.randn(4, 2)
+    torch.testing.assert_close(load_model(tmp_path, model=Foreign(2, 3))(x), module(x))
+
+
+def test_a_new_run_in_the_same_folder_replaces_the_figures(tmp_path: Path) -> None:
+    record_run(tmp_path, MLP((4,), 3))
+    Recorder(tmp_path, {}, {})
+    with pytest.raises(ConfigError, match="no finished run"):
+        load_run(tmp_path)
+    record_run(tmp_path, MLP((4,), 3))
+    assert len(load_run(tmp_path).rounds) == 2
+
+
+def test_a_new_run_in_the_same_folder_replaces_the_models(tmp_path: Path) -> None:
+    record_run(tmp_path, MLP((4,), 3), ("cluster-0", "cluster-1"))
+    record_run(tmp_path, MLP((4,), 3))
+    with pytest.raises(ConfigError, match="no model 'cluster-1'; it has: global"):
+        load_model(tmp_path, "cluster-1")
+
+
+def test_an_unfinished_run_is_none(tmp_path: Path) -> None:
+    for load in (load_run, find_runs):
+        with pytest.raises(ConfigError, match="no finished run"):
+            load(tmp_path)
+
+
+def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
+    for name in ("b", "a/deep"):
+        record_run(tmp_path / name, MLP((4,), 3))
+    runs = find_runs(tmp_path)
+    assert [run.folder.relative_to(tmp_path).as_posix() for run in runs] == ["a/deep", "b"]
+    assert all(isinstance(run, Run) and run.name == "fedavg" for run in runs)
+
+
+def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    assert read_lines(path) == []
+    path.write_text('{"a": 1}\n{"a": 2}\n{"a"')
+    assert read_lines(path) == [{"a": 1}, {"a": 2}]
+    path.write_text("")
+    assert read_lines(path) == []
+
+
+def test_the_summary_is_plain_json(tmp_path: Path) -> None:
+    record_run(tmp_path, MLP((4,), 3))
+    text = (tmp_path / "summary.json").read_text()
+    assert "config_type" not in text
+    assert set(json.loads(text)["versions"]) >= {"cfl-flare", "nvflare", "torch", "python"}
