@@ -4,23 +4,25 @@
 
 A page asks for it by a comment on a line of its own:
 
-- ``<!-- settings: wecfl -->``: a table of a method's, a combination's or a penalty's own settings. A dotted path names
-  any other class whose settings are documented, ``<!-- settings: all package.Class -->`` includes those that it inherits.
+- ``<!-- settings: wecfl -->``: a table of a method's, a combination's or a penalty's own settings, by name, or of any
+  other class's, by its dotted path. ``<!-- settings: all wecfl -->`` includes those that every method has.
 - ``<!-- registry: package.NAMES -->``: what a registry holds, with the settings of each.
 - ``<!-- measured: wecfl -->``: a method's or a penalty's rows in the reports of `benchmarks/results`.
 - ``<!-- help: run -->``: what the command prints as its help.
 
-Pages may link to files of the repository outside ``docs``: those that are part of the site (`OUTSIDE`) are linked there,
-others are named.
+Pages may link to files of the repository outside ``docs``: those that are part of the site (`OUTSIDE`) are linked
+there, others are named.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
+import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,13 +35,33 @@ from mkdocs.structure.pages import Page
 from cfl_flare.cli.options import parser
 from cfl_flare.core.config import parse_spec
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Method, Penalty
-from cfl_flare.methods.named import Combination
+from cfl_flare.methods.combinations import Combination
 
+log = logging.getLogger("mkdocs.hooks.cfl_flare")
 ROOT = Path(__file__).resolve().parents[1]
 # What the site shows of the repository beside its docs.
-OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/*/README.md", "benchmarks/results/*/*.md", "benchmarks/results/**/*.png")
+OUTSIDE = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "examples/*/README.md",
+    "benchmarks/results/*/*.md",
+    "benchmarks/results/**/*.png",
+)
 REPORTS = ("family", "family-cifar10", "blood", "fedac", "fedcuau", "feddsmic", "feddsmic-blood")
-COLUMNS = ("rounds", "participants", "seeds", "accuracy", "initial", "personalised", "macro-F1", "worst", "bottom", "unseen", "ARI")
+COLUMNS = (
+    "rounds",
+    "participants",
+    "seeds",
+    "accuracy",
+    "sound labels",
+    "initial",
+    "personalised",
+    "macro-F1",
+    "worst",
+    "bottom",
+    "unseen",
+    "ARI",
+)
 MARK = re.compile(r"^<!-- (settings|registry|measured|help): (.+?) -->$", re.MULTILINE)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
@@ -55,7 +77,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fills in what a page asks for, and turns the repository's links into the site's."""
     makers: dict[str, Callable[[str], str]] = {
-        "settings": settings, "registry": registry, "measured": measured, "help": command_help
+        "settings": settings,
+        "registry": registry,
+        "measured": measured,
+        "help": command_help,
     }
     markdown = MARK.sub(lambda found: makers[found[1]](found[2]), markdown)
     return LINK.sub(lambda found: _link(found, page.file, files), markdown)
@@ -77,12 +102,8 @@ def _link(found: re.Match[str], file: File, files: Files) -> str:
 def settings(name: str) -> str:
     """The table of what a name stands for."""
     everything = name.startswith("all ")
-    entry = _named(name.removeprefix("all "))
-    rows = list(_rows(entry, everything))
-    if not rows:
-        return "It has no settings of its own."
-    lines = [f"| `{row.name}` | {_shown(row.default)} | {_cell(row.text)} |" for row in rows]
-    return "\n".join(["| setting | default | what it does |", "|---|---|---|", *lines])
+    name = name.removeprefix("all ")
+    return _table(name, _shown_settings(_named(name), everything)) or "It has no settings of its own."
 
 
 def registry(path: str) -> str:
@@ -91,14 +112,19 @@ def registry(path: str) -> str:
     first = {id(entry): name for name, entry in reversed(list(entries.items()))}
     parts = []
     for name, entry in entries.items():
-        if first[id(entry)] != name:
-            parts.append(f"### `{name}`\n\nAnother name of `{first[id(entry)]}`.")
-            continue
-        rows = settings_of(entry)
-        table = [f"| `{row.name}` | {_shown(row.default)} | {_cell(row.text)} |" for row in rows]
-        head = ["| setting | default | what it does |", "|---|---|---|"] if table else []
-        parts.append("\n".join([f"### `{name}`\n\n{_summary(entry)}\n", *head, *table]))
+        other = first[id(entry)]
+        text = _summary(entry) if other == name else f"Another name of `{other}`."
+        parts.append(f"### `{name}`\n\n{text}\n\n{_table(name, settings_of(entry)) if other == name else ''}")
     return "\n\n".join(parts)
+
+
+def _table(name: str, rows: Sequence[Setting]) -> str:
+    """Settings as Markdown; one that nothing is said of is a warning, which fails a strict build."""
+    for row in rows:
+        if not row.text:
+            log.warning("%s: the docstrings say nothing of the setting %s", name, row.name)
+    lines = [f"| `{row.name}` | {_shown(row.default)} | {_cell(row.text)} |" for row in rows]
+    return "\n".join(["| setting | default | what it does |", "|---|---|---|", *lines]) if lines else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,14 +156,12 @@ def settings_of(entry: Any) -> list[Setting]:
     return found
 
 
-def _rows(entry: Any, everything: bool) -> Iterator[Setting]:
+def _shown_settings(entry: Any, everything: bool) -> list[Setting]:
     """The settings that a table shows: without those of every method or penalty, where the default is the same."""
     base = next((cls for cls in (Method, Penalty) if inspect.isclass(entry) and issubclass(entry, cls)), None)
     base = Method if isinstance(entry, Combination) else base
-    common = {} if base is None or entry is base else {f.name: f.default for f in dataclasses.fields(base)}
-    for row in settings_of(entry):
-        if everything or row.name not in common or row.default != common[row.name]:
-            yield row
+    common = {} if everything or base in (None, entry) else {f.name: f.default for f in dataclasses.fields(base)}
+    return [row for row in settings_of(entry) if row.name not in common or row.default != common[row.name]]
 
 
 def _texts(cls: type) -> dict[str, str]:
@@ -160,7 +184,7 @@ def _named(name: str) -> Any:
 
 
 def _summary(entry: Any) -> str:
-    return entry.summary if isinstance(entry, Combination) else inspect.getdoc(entry).split("\n\n")[0]
+    return entry.summary if isinstance(entry, Combination) else (inspect.getdoc(entry) or "").split("\n\n")[0]
 
 
 def _shown(default: Any) -> str:
@@ -188,7 +212,9 @@ def measured(name: str) -> str:
         if not mine:
             continue
         columns = [c for c in COLUMNS if any(row.cells.get(c, "-") != "-" for row in mine)]
-        lines = [f"| {row.label} | {row.partition} | " + " | ".join(row.cells[c] for c in columns) + " |" for row in mine]
+        lines = [
+            f"| {row.label} | {row.partition} | " + " | ".join(row.cells[c] for c in columns) + " |" for row in mine
+        ]
         head = ["| row | partition | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
         tables.append("\n".join([f"[{title}](../../benchmarks/results/{report}/{report}.md):\n", *head, *lines]))
     return "\n\n".join(tables) or "Not measured in a report of its own."
@@ -243,6 +269,7 @@ def _cells(line: str) -> list[str]:
 
 def command_help(command: str) -> str:
     """What ``cfl-flare command --help`` prints."""
+    os.environ["COLUMNS"] = "100"
     found: Any = parser()
     for word in command.split():
         (commands,) = [action for action in found._actions if isinstance(getattr(action, "choices", None), dict)]
