@@ -34,7 +34,8 @@ from cfl_flare.core.config import build
 from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime, Split
 
 DIMENSIONS = 50  # D (sec. 4.3)
 SMOOTHING = 0.01  # of a label's probability, so that a label that somebody lacks makes no infinity
@@ -84,7 +85,7 @@ def trained(plan: Plan, partition: str, seed: int, alone: int) -> tuple[np.ndarr
         )
         arrays, _ = load_arrays(Path(folder) / "clusters" / "global.safetensors")
         accuracy = load_run(folder).summary["final"]["served_accuracy"]
-    work = Workshop(partial(build, plan.model, nn.Module, "model"), plan.training, seed)
+    work = Runtime(partial(build, plan.model, nn.Module, "model"), plan.training, seed)
     common, models, labels = work.resident.layout.pack(arrays), [], []
     for own in data.host(plan.source, "local", 0, 1):
         splits = Split.of(own.train.x, own.train.y), Split.of(own.test.x, own.test.y)

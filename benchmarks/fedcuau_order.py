@@ -37,7 +37,8 @@ from cfl_flare.data import ParticipantData
 from cfl_flare.methods import FedCUAU, Update
 from cfl_flare.methods.cuau import AU
 from cfl_flare.report.colours import COLOURS
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime, Split
 
 
 def stage_one(learner: Learner, epochs: int) -> Update:
@@ -64,7 +65,7 @@ def measured(plan: Plan, people: Sequence[ParticipantData], seed: int, epochs: i
     tiers = [data.group or 0 for data in people]
     method = build_named(f"fedcuau:k={len(set(tiers))}")
     assert isinstance(method, FedCUAU)
-    work = Workshop(partial(build, plan.model, nn.Module, "model"), plan.training, seed)
+    work = Runtime(partial(build, plan.model, nn.Module, "model"), plan.training, seed)
     updates = []
     for data in people:
         splits = Split.of(data.train.x, data.train.y), Split.of(data.test.x, data.test.y)

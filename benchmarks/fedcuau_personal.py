@@ -19,7 +19,8 @@ from cfl_flare.core.config import build, from_dict
 from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import DataConfig
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def personal(plan: Plan, folder: Path) -> dict[str, float]:
     run = load_run(folder)
     summary = run.summary
     training = from_dict(TrainSettings, summary["training"], "training")
-    work = Workshop(partial(build, summary["model"], nn.Module, "model"), training, summary["seed"])
+    work = Runtime(partial(build, summary["model"], nn.Module, "model"), training, summary["seed"])
     models = {
         path.stem: work.resident.layout.pack(load_arrays(path)[0])
         for path in (folder / "clusters").glob("*.safetensors")

@@ -22,7 +22,8 @@ from cfl_flare.data import DataConfig, Npz, ParticipantData
 from cfl_flare.methods import build_method
 from cfl_flare.results.run_dir import Run, load_run
 from cfl_flare.training.ensemble import Served
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 
 BASES = ("ifca", "fesem", "wecfl")
@@ -40,7 +41,7 @@ def models_of(run: Run, slot: str, layout: Layout) -> tuple[Params, ...]:
 
 
 def measured(
-    run: Run, work: Workshop, people: list[ParticipantData], others: list[Run], finetune: bool
+    run: Run, work: Runtime, people: list[ParticipantData], others: list[Run], finetune: bool
 ) -> dict[str, Any]:
     """Accuracy and macro-F1 in percent, weighted by samples, of a run's models with the others' added."""
     rounds, rows, weights = run.summary["rounds"], [], []
@@ -72,7 +73,7 @@ def compare(cells: Path, partition: str, suffix: str) -> list[dict[str, Any]]:
     training = from_dict(TrainSettings, settings["training"], "training")
     from torch import nn
 
-    work = Workshop(partial(build, settings["model"], nn.Module, "model"), training, settings["seed"])
+    work = Runtime(partial(build, settings["model"], nn.Module, "model"), training, settings["seed"])
     people = DataConfig(**settings["data"]).host(Npz(path="fashionmnist.npz"), "local", 0, 1)
     rows = []
     for finetune in (False, True):

@@ -121,7 +121,7 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
     except Exception as error:  # the model may be the user's, and raise anything
         yield Finding("training", one_line(error), "mend the model", True)
         return
-    layout = site.workshop.resident.layout
+    layout = site.runtime.resident.layout
     name = spec["class_path"].rpartition(".")[2]
     yield Finding("model", f"{name}, {layout.parameter_size:,} parameters, {human_bytes(layout.nbytes)}")
     yield Finding("training", f"{seconds * 1000:.1f} ms a step of 32 samples on {device}")

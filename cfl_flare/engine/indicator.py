@@ -18,8 +18,8 @@ from cfl_flare.data.samples import Samples, normalised
 from cfl_flare.methods import Method
 from cfl_flare.methods.state import Predict
 from cfl_flare.training.batched_predict import Predictor
-from cfl_flare.training.learner import Split
 from cfl_flare.training.resident import ResidentModel
+from cfl_flare.training.runtime import Split
 
 
 def held_back(methods: Iterable[Method]) -> int:

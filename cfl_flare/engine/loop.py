@@ -84,7 +84,7 @@ def run_loop(
     site.add(data.host(source, "local", 0, 1))
     logits = logits_for(method, make_model, data, lambda: source, settings.seed)
     participants = [Participant(d.name, "local", len(d.train), d.group) for d in site.hosted.values()]
-    layout, facts = site.workshop.resident.layout, describe_run(data, settings, training)
+    layout, facts = site.runtime.resident.layout, describe_run(data, settings, training)
     run = {
         "method": describe_method(method),
         "model": describe(model, "model"),

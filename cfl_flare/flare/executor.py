@@ -150,7 +150,7 @@ class ClusteredExecutor(Executor):
         """One round for all participants that were given orders."""
         content = wire.content_of(wire.from_shareable(shareable).meta)
         site = self._prepared(content, fl_ctx)
-        layout = site.workshop.resident.layout
+        layout = site.runtime.resident.layout
         orders, models, content = wire.decode_task(shareable, layout)
         number = content["round"]
         self._recall(number, site, content["memory_of"] or self.run_name, fl_ctx)
@@ -209,7 +209,7 @@ class ClusteredExecutor(Executor):
         if not versions:
             return  # the method remembers nothing, or this site is new
         try:
-            models, _ = source.load(versions[-1], site.workshop.resident.layout)
+            models, _ = source.load(versions[-1], site.runtime.resident.layout)
         except PayloadError as error:
             self.log_warning(fl_ctx, f"no memory of round {number} ({error}); participants start from their centre")
             return
