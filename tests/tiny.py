@@ -13,7 +13,7 @@ from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Answer
 from cfl_flare.methods import Method, Participant, Update, WeCFL
 from cfl_flare.results.metrics import RoundMetrics
-from cfl_flare.results.run_dir import Recorder
+from cfl_flare.results.recorder import Recorder
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings

@@ -25,7 +25,7 @@ from cfl_flare.methods import Method, Participant, describe_method
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.metrics import RoundMetrics
-from cfl_flare.results.run_dir import Recorder
+from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import ARCHIVE, Store
 from cfl_flare.training.settings import TrainSettings
 

@@ -123,7 +123,7 @@ class ClusteredExecutor(Executor):
         self._agree(content, fl_ctx)
         site = self._prepared(content, fl_ctx)
         if content["memory_of"] != self.run_name:  # what an earlier run of this name left is not this one's
-            store_for(self.run_name, fl_ctx).set_aside()
+            store_for(self.run_name, fl_ctx).keep_previous()
         for own in site.hosted.values() if len(site.hosted) == 1 else ():
             facts = facts_of(own)
             self.log_info(fl_ctx, f"data: {facts.line}")

@@ -16,7 +16,7 @@ from cfl_flare.core.config import check_run_name
 from cfl_flare.core.params import Layout
 from cfl_flare.flare.paths import store_for
 from cfl_flare.methods import ServerState
-from cfl_flare.results.store import ARCHIVE, Store, state_facts, state_of
+from cfl_flare.results.store import ARCHIVE, Store, state_metadata, state_of
 
 
 class ClusterModelPersistor(LearnablePersistor):
@@ -47,13 +47,13 @@ class ClusterModelPersistor(LearnablePersistor):
         self._store = store_for(self.run_name, fl_ctx)
         self._store.lock()
         if self.resume_from is None:
-            self._store.set_aside()
+            self._store.keep_previous()
             return None
         source = self._store if self.resume_from == self.run_name else store_for(self.resume_from, fl_ctx)
         number, models, facts = source.latest(layout)
         self.log_info(fl_ctx, f"resuming run {self.resume_from!r} after {number} rounds")
         if source is not self._store:
-            self._store.set_aside()
+            self._store.keep_previous()
             self.archive.adopt(Archive(source.folder / ARCHIVE))
         return state_of(models, facts)
 
@@ -70,7 +70,7 @@ class ClusterModelPersistor(LearnablePersistor):
 
     def save_state(self, state: ServerState) -> None:
         """Writes a checkpoint."""
-        self.store.save(state.round, state.bank, state_facts(state))
+        self.store.save(state.round, state.bank, state_metadata(state))
 
     def load(self, fl_ctx: FLContext) -> ModelLearnable:
         """FLARE's own loading, for components that ask for it: empty, the models are the method's to make."""
