@@ -20,7 +20,7 @@ from cfl_flare.cli.specs import read_model
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import CFLError
 from cfl_flare.data import DataConfig, DataSource, SiteData
-from cfl_flare.data.facts import facts_of
+from cfl_flare.data.summary import DataSummary
 from cfl_flare.engine.preflight import check_data
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import FedAvg
@@ -99,20 +99,20 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
     """
     try:
         if isinstance(source, SiteData):
-            place, how = source.place()
+            place, how = source.located()
             yield Finding("data", f"{place} ({how})")
         (hosted,) = config.host(source, "this site", 0, 1)
     except CFLError as error:
         yield _failed("data", error)
         return
-    facts = facts_of(hosted)
-    yield Finding("samples", f"{len(hosted.train)} training, {len(hosted.test)} test, {_shape(facts.shape)}")
-    yield Finding("classes", f"{facts.counts} (training + test)")
-    for remark in facts.remarks:
+    summary = DataSummary.of(hosted)
+    yield Finding("samples", f"{len(hosted.train)} training, {len(hosted.test)} test, {_shape(summary.shape)}")
+    yield Finding("classes", f"{summary.counts} (training + test)")
+    for remark in summary.remarks:
         found, _, way_out = remark.partition("; ")
         yield Finding("samples", found, way_out)
     try:
-        spec = read_model(model, facts.shape, max(2, len(facts.train)))
+        spec = read_model(model, summary.shape, max(2, len(summary.train)))
         site = check_data(FedAvg(), spec, [hosted], TrainSettings(local_steps=STEPS), device=device)
         seconds = step_seconds(site)
     except CFLError as error:

@@ -73,9 +73,7 @@ class Recorder:
             path.unlink(missing_ok=True)
         kept = cut_lines(folder / ROUNDS, recorded)
         cut_lines(folder / ASSIGNMENTS, recorded)
-        require(
-            len(kept) == recorded, f"{folder} holds {len(kept)} of the {recorded} rounds to resume from"
-        )
+        require(len(kept) == recorded, f"{folder} holds {len(kept)} of the {recorded} rounds to resume from")
         self._totals = {key: sum(line[key] for line in kept) for key in ("bytes_down", "bytes_up", "seconds")}
 
     def round(self, measured: RoundMetrics, state: ServerState, participants: Mapping[str, Participant]) -> None:

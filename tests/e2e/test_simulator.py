@@ -176,7 +176,7 @@ def test_the_server_of_real_sites_compares_models_on_a_file_of_its_own(tmp_path,
     with pytest.raises(RuntimeError):
         in_simulator(tmp_path / "absent", 2, method="fedds:k=2,indicator_file=none.npz", **job)
     log = "".join(p.read_text() for p in (tmp_path / "absent").rglob("log.txt"))
-    assert "indicator_file: path = 'none.npz' is no file" in log
+    assert "indicator_file: path = 'none.npz' is not a file" in log
 
 
 def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path, monkeypatch):
