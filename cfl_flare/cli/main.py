@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cfl_flare.cli.options import parser
-from cfl_flare.cli.specs import build_named, model_of_job, read_model, read_source, shape_and_classes, share_or_count
+from cfl_flare.cli.specs import build_named, model_of_job, model_spec, read_source, shape_and_classes, share_or_count
 from cfl_flare.core.config import check_run_name, from_dict, parse_spec, require
 from cfl_flare.core.errors import CFLError, RunFailedError, UnfitError
 from cfl_flare.data import PARTITIONS, SOURCES, DataConfig
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> None:
     name, rule = parse_spec(arguments.partition)
     settings = RunSettings(
         source=source,
-        model=read_model(arguments.model, *shape_and_classes(source, arguments.data)),
+        model=model_spec(arguments.model, *shape_and_classes(source, arguments.data)),
         partition={"partition": name, **rule},
         participants=arguments.participants,
         min_samples=arguments.min_samples,

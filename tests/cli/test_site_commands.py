@@ -52,7 +52,7 @@ def test_a_sound_site(tmp_path, capsys, monkeypatch):
     assert status == 0 and "fails" not in said
     for found in ("ward.npz (CFL_DATA)", "20 training, 20 test, 1 channel of 8x8", "0: 5+5, 1: 10+10, 2: 5+5", "MLP"):
         assert found in said
-    assert "ms a step" in said and f"free at {tmp_path}" in said
+    assert "ms per step" in said and f"free at {tmp_path}" in said
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_kit_and_a_full_disk(tmp_path, monkeypatch):
     assert not check.disk(tmp_path, 1).fatal
     assert check.disk(tmp_path, 10**18).fatal
     (tmp_path / "file").write_text("")
-    assert "may not be written" in check.disk(tmp_path / "file" / "state", 1).found
+    assert "is not writable" in check.disk(tmp_path / "file" / "state", 1).found
 
 
 def data_of(x: np.ndarray, y: list[int], test: list[int]) -> ParticipantData:
