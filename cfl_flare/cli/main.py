@@ -24,7 +24,7 @@ from cfl_flare.cli.specs import build_named, model_of_job, model_spec, read_sour
 from cfl_flare.core.config import check_run_name, from_dict, parse_spec, require
 from cfl_flare.core.errors import CFLError, RunFailedError, UnfitError
 from cfl_flare.data import PARTITIONS, SOURCES, DataConfig
-from cfl_flare.engine.indicator import held_back
+from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
 from cfl_flare.methods.combinations import Combination
 from cfl_flare.models import MODELS
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
         partition={"partition": name, **rule},
         participants=arguments.participants,
         min_samples=arguments.min_samples,
-        indicator_samples=held_back(methods_to_run),
+        indicator_samples=samples_to_set_aside(methods_to_run),
         unseen=share_or_count(arguments.unseen, "--unseen"),
         sites=arguments.sites,
         rounds=arguments.rounds,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 from packaging.requirements import Requirement
+from rich import filesize
 
 from cfl_flare.cli.specs import model_spec
 from cfl_flare.core.config import one_line
@@ -24,7 +25,6 @@ from cfl_flare.data.summary import DataSummary
 from cfl_flare.engine.preflight import check_data
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import FedAvg
-from cfl_flare.report.table import human_bytes
 from cfl_flare.training.settings import TrainSettings
 
 PACKAGES = ("nvflare", "torch", "numpy")
@@ -123,7 +123,7 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
         return
     layout = site.runtime.resident.layout
     name = spec["class_path"].rpartition(".")[2]
-    yield Finding("model", f"{name}, {layout.parameter_size:,} parameters, {human_bytes(layout.nbytes)}")
+    yield Finding("model", f"{name}, {layout.parameter_size:,} parameters, {filesize.decimal(layout.nbytes)}")
     yield Finding("training", f"{seconds * 1000:.1f} ms per step of 32 samples on {device}")
     yield disk(state_root, MODELS_ON_DISK * layout.nbytes)
 
@@ -131,7 +131,7 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
 def memory() -> Finding:
     """The machine's free memory, and how much this check used."""
     own, free = psutil.Process().memory_info().rss, psutil.virtual_memory().available
-    found = f"{human_bytes(free)} free; this check used {human_bytes(own)}"
+    found = f"{filesize.decimal(free)} free; this check used {filesize.decimal(own)}"
     return Finding("memory", found, "" if free > own else "free some: a job's process needs about as much")
 
 
@@ -162,8 +162,8 @@ def disk(root: Path, needed: int) -> Finding:
         return Finding("disk", f"{there} is not writable", way_out, True)
     free = shutil.disk_usage(there).free
     short = free < needed
-    way_out = f"free {human_bytes(needed)}, or set CFL_STATE_ROOT to another disk" if short else ""
-    return Finding("disk", f"{human_bytes(free)} free at {root}", way_out, short)
+    way_out = f"free {filesize.decimal(needed)}, or set CFL_STATE_ROOT to another disk" if short else ""
+    return Finding("disk", f"{filesize.decimal(free)} free at {root}", way_out, short)
 
 
 def _failed(what: str, error: CFLError) -> Finding:

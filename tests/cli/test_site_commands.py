@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cfl_flare.data.summary import DataSummary
 from PIL import Image
 
 from cfl_flare.cli import main
@@ -15,6 +14,7 @@ from cfl_flare.cli import site_check as check
 from cfl_flare.cli.predict import find_model
 from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Digits, ParticipantData, Samples
+from cfl_flare.data.summary import DataSummary
 from cfl_flare.models import MLP
 from cfl_flare.results.run_dir import save_served
 from cfl_flare.training.ensemble import Served
