@@ -65,13 +65,7 @@ def decomposed_cosines(features: np.ndarray, dimensions: int) -> np.ndarray:
     """Cosine of each row with each of the leading right singular vectors of all rows, for FedGroup's EDC.
 
     It follows from the rows' inner products: with ``X = U S V^T`` the cosine of row i and v_j is ``U_ij S_j / |x_i|``.
-
-    Args:
-        features: ``(m, d)``, not all zero.
-        dimensions: number of singular vectors, at most m.
-
-    Returns:
-        ``(m, dimensions)``; the cosines of a row of zeros are 0.
+    The features ``(m, d)`` are not all zero; the result is ``(m, dimensions)``, 0 for a row of zeros.
 
     >>> np.abs(decomposed_cosines(np.array([[3.0, 4.0], [-3.0, -4.0]]), 1)).round(6).tolist()
     [[1.0], [1.0]]

@@ -59,12 +59,9 @@ def mapped(models: Sequence[np.ndarray], along: np.ndarray) -> np.ndarray:
 
 
 def similarity(models: np.ndarray, centres: np.ndarray, kind: str = "lrcos") -> np.ndarray:
-    """Similarity of projected models and projected centres, ``(m, K)``; the largest is the nearest.
+    """Similarity of projected models ``(m, D)`` and centres ``(K, D)``, ``(m, K)``; the largest is the nearest.
 
-    Args:
-        models: ``(m, D)``.
-        centres: ``(K, D)``.
-        kind: ``"lrcos"``, the cosine (FedAC Eq. 4), or ``"l2"``, minus the Euclidean distance (its ablation).
+    It is ``"lrcos"``, the cosine (FedAC Eq. 4), or ``"l2"``, minus the Euclidean distance (its ablation).
 
     >>> similarity(np.array([[2.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 1.0]])).tolist()
     [[1.0, 0.0]]

@@ -103,12 +103,7 @@ class Partition(ABC):
         """
 
     def strata(self, samples: Samples, other: Samples) -> np.ndarray:
-        """What is dealt out in place of classes, ``(n,)``; the labels, for nearly all rules.
-
-        Args:
-            samples: of one split.
-            other: of the other split, for rules that number values of both.
-        """
+        """What is dealt out in place of classes, ``(n,)``, numbered over both splits; for nearly all rules, labels."""
         return samples.y
 
     def truth(self, participants: int) -> list[int | None]:
@@ -179,8 +174,7 @@ def filled(odds: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.rand
         rng: draws.
 
     Returns:
-        ``(participants, classes)`` int64 with rows that sum to ``sizes``; None if only classes are left that some
-        participant's distribution excludes.
+        ``(participants, classes)`` int64; None if only classes are left that some participant's distribution excludes.
     """
     counts = np.zeros(odds.shape, np.int64)
     left, need = totals.astype(np.int64), np.asarray(sizes, np.int64)
@@ -200,13 +194,7 @@ def filled(odds: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.rand
 
 
 def deal(strata: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Indices of each participant's samples, disjoint, drawn from each class.
-
-    Args:
-        strata: ``(n,)`` labels.
-        counts: ``(participants, classes)`` how many of each.
-        rng: shuffles each class first.
-    """
+    """Draws the indices of each participant's samples from labels ``(n,)``, by counts ``(participants, classes)``."""
     parts: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
     for c in np.flatnonzero(counts.any(axis=0)):
         indices = rng.permutation(np.flatnonzero(strata == c))
@@ -219,15 +207,8 @@ def deal(strata: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> li
 def dealt(train: Samples, test: Samples, rule: Partition, participants: int, seed: int, min_samples: int) -> Deal:
     """Deals training and test samples by the same shares, redrawn until no participant has too few.
 
-    The result depends only on the samples, the rule, the participants and the seed, so that all sites draw the same.
-
-    Args:
-        train: to be dealt.
-        test: to be dealt.
-        rule: how.
-        participants: how many.
-        seed: of the draw.
-        min_samples: fewest training samples of a participant; each also gets a test sample.
+    Each participant gets at least ``min_samples`` training samples and one test sample. The result depends only on the
+    arguments, so that all sites draw the same.
 
     Raises:
         ConfigError: the rule does not work for this number of participants, or for this data.

@@ -43,13 +43,13 @@ class DataConfig:
 
     Attributes:
         participants: in a simulation, how many share the source's samples; None at real sites, where each site is one
-            participant with all samples of its own source.
+            participant with all that its own source reads.
         partition: the rule of the simulation; None at real sites.
         seed: of the partition.
         min_samples: fewest training samples of a participant.
-        indicator_samples: training samples of each class that a simulation sets aside: no participant gets them, and a
-            server whose method compares predictions does.
-        unseen: how many of a simulation's participants are held back from training, to join afterwards: a share in
+        indicator_samples: training samples of each class that a simulation takes out before it deals the others out:
+            no participant has them, and a server whose method compares predictions does.
+        unseen: how many of a simulation's participants are held back from the training, to join afterwards: a share in
             [0.0, 1.0), or a count.
     """
 
@@ -61,36 +61,42 @@ class DataConfig:
     unseen: float | int = 0
 
     def __post_init__(self) -> None:
-        check_types(self, "data")
-        participants, indicator, unseen = self.participants, self.indicator_samples, self.unseen
-        require(self.seed >= 0, f"data: seed = {self.seed} should be >= 0")
+        where = "data"
+        check_types(self, where)
+        require(self.seed >= 0, f"{where}: seed = {self.seed} should be >= 0")
         require(
-            (participants is None) == (self.partition is None),
-            f"data: participants = {participants} and partition = {self.partition} belong together: give both to "
-            "simulate participants from one pooled set, neither where each site has its own data",
+            (self.participants is None) == (self.partition is None),
+            f"{where}: participants = {self.participants} and partition = {self.partition} belong together: give both "
+            "to simulate participants from one pooled set, neither where each site has its own data",
         )
-        require(self.min_samples >= 1, f"data: min_samples = {self.min_samples} should be >= 1")
-        require(indicator >= 0, f"data: indicator_samples = {indicator} should be >= 0")
+        require(self.min_samples >= 1, f"{where}: min_samples = {self.min_samples} should be >= 1")
+        held = self.indicator_samples
+        require(held >= 0, f"{where}: indicator_samples = {held} should be >= 0")
         require(
-            not indicator or self.partition is not None,
-            f"data: indicator_samples = {indicator} can be set aside from a simulation's data only; where each site "
-            "has its own, give the method an indicator_file",
+            not held or self.partition is not None,
+            f"{where}: indicator_samples = {held} can be taken out of a simulation's data only; where each site has "
+            "its own, give the method an indicator_file",
         )
         if self.partition is not None:
-            whole = isinstance(participants, int) and participants >= 1
-            require(whole, f"data: participants = {participants!r} should be a whole number >= 1")
-            build_partition(self.partition).check(participants or 0)
-        valid = 0 <= unseen < 1 if isinstance(unseen, float) else unseen >= 0
-        require(valid, f"data: unseen = {unseen} should be a share in [0.0, 1.0) or a count")
-        require(
-            not unseen or participants is not None,
-            f"data: unseen = {unseen} participants can be held back in a simulation only; a site that was not in "
-            "training joins by 'cfl-flare onboard'",
-        )
-        require(
-            not unseen or bool(self.names),
-            f"data: unseen = {unseen} leaves none of {participants} participants to train; hold back fewer",
-        )
+            require(
+                isinstance(self.participants, int) and self.participants >= 1,
+                f"{where}: participants = {self.participants!r} should be a whole number >= 1",
+            )
+            build_partition(self.partition).check(self.participants or 0)
+        self._check_unseen(where)
+
+    def _check_unseen(self, where: str) -> None:
+        unseen, participants = self.unseen, self.participants
+        share = 0 <= unseen < 1 if isinstance(unseen, float) else unseen >= 0
+        require(share, f"{where}: unseen = {unseen} should be a share in [0.0, 1.0) or a count")
+        if unseen:
+            require(
+                participants is not None,
+                f"{where}: unseen = {unseen} participants can be held back in a simulation only; a site that was not "
+                "in training joins by 'cfl-flare onboard'",
+            )
+            left = f"leaves none of {participants} participants to train; hold back fewer"
+            require(bool(self.names), f"{where}: unseen = {unseen} {left}")
 
     @property
     def names(self) -> list[str]:
@@ -111,13 +117,7 @@ class DataConfig:
         return [i for i in range(count) if (i in held_back) == unseen]
 
     def host(self, source: DataSource, site: str, index: int, sites: int) -> list[ParticipantData]:
-        """The participants that a site hosts: its share of a simulation's, or itself.
-
-        Args:
-            source: what the site reads.
-            site: its name.
-            index: its index among the sites.
-            sites: how many sites there are.
+        """The participants that a site hosts: its block of a simulation's, by its index among the sites, or itself.
 
         Raises:
             DataError: the samples cannot be read, are not valid, or too few.

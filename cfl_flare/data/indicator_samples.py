@@ -13,16 +13,9 @@ from cfl_flare.data.samples import Samples
 
 
 def drawn(labels: np.ndarray, per_class: int, seed: int, where: str, spare: int = 0) -> np.ndarray:
-    """Indices of ``per_class`` samples of each class, one class after the other.
+    """Indices of ``per_class`` samples (N_c) of each class, one class after the other; ``spare`` must be left of each.
 
     They depend on the labels and the seed alone, and a larger draw contains the smaller ones.
-
-    Args:
-        labels: ``(n,)``.
-        per_class: N_c.
-        seed: of the draw.
-        where: the source of the samples, for the error.
-        spare: how many must be left of each class.
 
     Raises:
         ConfigError: a class has too few.
@@ -40,12 +33,7 @@ def drawn(labels: np.ndarray, per_class: int, seed: int, where: str, spare: int 
 
 
 def read_indicator(path: str, per_class: int, seed: int) -> Samples:
-    """Draws indicator samples from the ``train_images, train_labels`` of a file in MedMNIST's layout.
-
-    Args:
-        path: the file, found as by the source npz.
-        per_class: N_c.
-        seed: of the draw.
+    """Draws indicator samples from the training split of a file in MedMNIST's layout, found as by the source npz.
 
     Raises:
         DataError: the file cannot be read, or its samples are not valid.

@@ -54,14 +54,7 @@ def participant_names(participants: int) -> list[str]:
 
 
 def report_of(train: Samples, test: Samples, deal: Deal, rule: str) -> PartitionReport:
-    """Counts the samples of a deal.
-
-    Args:
-        train: the samples that were dealt.
-        test: the samples that were dealt.
-        deal: who got what.
-        rule: the rule's name.
-    """
+    """Counts the samples of a deal of a source's training and test samples by a rule."""
     classes = int(max(train.y.max(), test.y.max())) + 1
     dealt = ((train, deal.train), (test, deal.test))
     own, own_test = (np.stack([np.bincount(s.y[part], minlength=classes) for part in parts]) for s, parts in dealt)

@@ -111,11 +111,7 @@ def normalised(x: np.ndarray) -> np.ndarray:
 
 
 def read(source: DataSource, where: str) -> tuple[Samples, Samples]:
-    """Loads a source, perhaps the user's own, and validates what it returns.
-
-    Args:
-        source: the source.
-        where: its name, for the errors.
+    """Loads a source, perhaps the user's own, and validates what it returns; ``where`` names it in errors.
 
     Raises:
         DataError: ``load()`` failed, or its result is not valid.

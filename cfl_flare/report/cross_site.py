@@ -22,12 +22,7 @@ KEYS = ("participant", "site", "group", "cluster", "model")
 
 
 def cross_site(run: Run, table: Path, path: Path) -> Path | None:
-    """Draws one row per participant, sorted by cluster, and one column per model; a participant's own is framed.
-
-    Args:
-        run: the run.
-        table: its ``cross_site.csv``.
-        path: of the figure.
+    """Draws a run's ``cross_site.csv``: one row per participant, by cluster, one column per model, its own framed.
 
     Returns:
         The path; None if nothing was measured.

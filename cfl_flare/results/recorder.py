@@ -98,12 +98,7 @@ class Recorder:
         save_arrays(self.folder / FEATURES / f"round-{number:04d}.safetensors", {"gram": products}, meta)
 
     def best(self, models: Mapping[str, Served], rounds: int) -> None:
-        """Replaces the models of the best round so far.
-
-        Args:
-            models: what the run would leave if it ended here.
-            rounds: rounds completed.
-        """
+        """Replaces the models of the best round so far by those of this one, after so many rounds."""
         new = self.folder / (BEST + ".tmp")
         shutil.rmtree(new, ignore_errors=True)
         for slot, served in models.items():
@@ -118,13 +113,7 @@ class Recorder:
         participants: Mapping[str, Participant],
         state: ServerState,
     ) -> None:
-        """Writes each model's metrics on each participant's test split, one line per participant and model.
-
-        Args:
-            found: the metrics, by participant and model.
-            participants: all of them.
-            state: with the clusters.
-        """
+        """Writes each model's metrics on each participant's test split, one line per participant and model."""
         metrics = sorted({key for own in found.values() for one in own.values() for key in one})
         with (self.folder / CROSS_SITE).open("w", newline="") as f:
             writer = csv.writer(f)

@@ -71,12 +71,9 @@ class Store:
             path.rename(previous / path.name)
 
     def save(self, number: int, models: Mapping[str, Params], metadata: Mapping[str, Any]) -> None:
-        """Writes a version, then deletes all but the last two.
+        """Writes the version after this number of rounds, then deletes all but the last two.
 
-        Args:
-            number: rounds completed.
-            models: by name; names must not contain ``|``.
-            metadata: JSON values.
+        Names of models must not contain ``|``; metadata are JSON values.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         arrays = {f"{name}|{key}": a for name, p in models.items() for key, a in p.arrays().items()}

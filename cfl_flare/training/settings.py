@@ -22,7 +22,7 @@ class TrainSettings:
         local_epochs: passes over the participant's training data a round, instead of steps.
         keep_momentum: keep the momentum on the participant between rounds, instead of a fresh optimizer each round.
         lr_decay: factor on the learning rate, after each round, or after each of ``lr_milestones`` if there are any.
-        lr_milestones: rounds from which on the factor applies once more.
+        lr_milestones: rounds from which on the factor holds once more.
         precision: of the arithmetic in training steps: ``float32``, or ``bfloat16``, faster where the processor has
             instructions for it (AVX-512 BF16, AMX, recent GPUs) and slower elsewhere. Models stay float32.
     """
@@ -57,6 +57,7 @@ class TrainSettings:
             all(isinstance(r, int) and r > 0 for r in self.lr_milestones),
             f"training: lr_milestones = {self.lr_milestones} should be rounds > 0",
         )
+
         require(
             self.precision in ("float32", "bfloat16"),
             f"training: precision = {self.precision!r} should be 'float32' or 'bfloat16'",
@@ -75,9 +76,9 @@ class TrainSettings:
 
 
 def batch_bounds(samples: int, batch_size: int) -> list[tuple[int, int]]:
-    """The batches of one pass, as bounds into a permutation. A last batch of a single sample is left out.
+    """The batches of one pass, as bounds into a permutation. A last batch of one sample alone is left out.
 
-    BatchNorm cannot be trained on one sample; the permutation of the next pass puts another one last.
+    (BatchNorm cannot be trained on one sample; the permutation of the next pass puts another one last.)
 
     >>> batch_bounds(65, 32)
     [(0, 32), (32, 64)]
