@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from learners import learner_of, workshop_of
+from learners import learner_of, runtime_of
 from matplotlib.figure import Figure
 from plans import PLANS, Plan
 from png import save
@@ -83,7 +83,7 @@ def trained(plan: Plan, partition: str, seed: int, alone: int) -> tuple[np.ndarr
         )
         arrays, _ = load_arrays(Path(folder) / "clusters" / "global.safetensors")
         accuracy = load_run(folder).summary["final"]["served_accuracy"]
-    work = workshop_of(plan.model, plan.training, seed)
+    work = runtime_of(plan.model, plan.training, seed)
     common, models, labels = work.resident.layout.pack(arrays), [], []
     for own in data.host(plan.source, "local", 0, 1):
         model = common

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from learners import learner_of, workshop_of
+from learners import learner_of, runtime_of
 from matplotlib.figure import Figure
 from plans import PLANS, Plan
 from png import save
@@ -63,7 +63,7 @@ def measured(plan: Plan, people: Sequence[ParticipantData], seed: int, epochs: i
     tiers = [data.group or 0 for data in people]
     method = build_named(f"fedcuau:k={len(set(tiers))}")
     assert isinstance(method, FedCUAU)
-    work = workshop_of(plan.model, plan.training, seed)
+    work = runtime_of(plan.model, plan.training, seed)
     updates = [stage_one(learner_of(work, data), epochs) for data in people]
     state = method.aggregate(method.start(work.initial), updates, {})
     cuau = [float(np.linalg.norm((update.diffs[AU] - state.bank[AU]).vector)) for update in updates]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from learners import learner_of, workshop_of
+from learners import learner_of, runtime_of
 
 from cfl_flare.core.config import from_dict
 from cfl_flare.core.safetensors_io import load_arrays
@@ -38,7 +38,7 @@ def personal(plan: Plan, folder: Path) -> dict[str, float]:
     run = load_run(folder)
     summary = run.summary
     training = from_dict(TrainSettings, summary["training"], "training")
-    work = workshop_of(summary["model"], training, summary["seed"])
+    work = runtime_of(summary["model"], training, summary["seed"])
     models = {
         path.stem: work.resident.layout.pack(load_arrays(path)[0])
         for path in (folder / "clusters").glob("*.safetensors")

@@ -134,7 +134,7 @@ def site_memory(participants: int) -> dict[str, float]:
     site = Site(build_method({"method": "fedavg"}), model_factory(MODEL), TRAINING, 0)
     site.add(data_config(2 * participants).host(Npz("fashionmnist.npz"), "site-1", 0, 2))
     loaded = peak_megabytes()
-    models = {"global": site.workshop.resident.read()}
+    models = {"global": site.runtime.resident.read()}
     answers = [site.carry_out(name, Task(("global",), True, True), models, 0) for name in site.hosted]
     data = sum(s.x.nbytes for d in site.hosted.values() for s in (d.train, d.test)) / 2**20
     grown = peak_megabytes()

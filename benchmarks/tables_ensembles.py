@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from cells import FACTS
-from learners import learner_of, workshop_of
+from learners import learner_of, runtime_of
 
 from cfl_flare.core.config import from_dict
 from cfl_flare.core.params import Layout, Params
@@ -23,7 +23,7 @@ from cfl_flare.data import DataConfig, Npz, ParticipantData
 from cfl_flare.methods import build_method
 from cfl_flare.results.run_dir import Run, load_run
 from cfl_flare.training.ensemble import Served
-from cfl_flare.training.learner import Workshop
+from cfl_flare.training.runtime import Runtime
 from cfl_flare.training.settings import TrainSettings
 
 BASES = ("ifca", "fesem", "wecfl")
@@ -41,7 +41,7 @@ def models_of(run: Run, slot: str, layout: Layout) -> tuple[Params, ...]:
 
 
 def measured(
-    run: Run, work: Workshop, people: list[ParticipantData], others: list[Run], finetune: bool
+    run: Run, work: Runtime, people: list[ParticipantData], others: list[Run], finetune: bool
 ) -> dict[str, Any]:
     """Accuracy and macro-F1 in percent, weighted by samples, of a run's models with the others' added."""
     rounds, rows, weights = run.summary["rounds"], [], []
@@ -69,7 +69,7 @@ def compare(cells: Path, partition: str, suffix: str) -> list[dict[str, Any]]:
     }
     settings = next(iter(runs.values())).summary
     training = from_dict(TrainSettings, settings["training"], "training")
-    work = workshop_of(settings["model"], training, settings["seed"])
+    work = runtime_of(settings["model"], training, settings["seed"])
     people = DataConfig(**settings["data"]).host(Npz(path="fashionmnist.npz"), "local", 0, 1)
     rows = []
     for finetune in (False, True):

@@ -71,7 +71,7 @@ def measured(specs: tuple[str, ...], sums: bool) -> dict[str, float] | None:
     for i, (name, site) in enumerate(sites.items()):
         site.add(data.host(Digits(), name, i, SITES))
         people += [Participant(d.name, name, len(d.train), d.group) for d in site.hosted.values()]
-    layout, start = site.workshop.resident.layout, method.start(partial(untrained, make_model, 0))
+    layout, start = site.runtime.resident.layout, method.start(partial(untrained, make_model, 0))
     logits = logits_for(method, make_model, data, Digits, 0)
     server = Server(method, layout, people, ServerSettings(ROUNDS, key_metric=""), start, logits=logits)
     counts: list[dict[str, int]] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.indicator import held_back
+from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import (
@@ -75,7 +75,7 @@ def run_of(
         method=method,
         model=model,
         source=Digits(),
-        data=DataConfig(participants, rule, indicator_samples=held_back([method]), unseen=0.25),
+        data=DataConfig(participants, rule, indicator_samples=samples_to_set_aside([method]), unseen=0.25),
         settings=ServerSettings(rounds, evaluate_every=rounds),
         training=training,
         folder=folder,

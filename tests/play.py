@@ -73,7 +73,7 @@ def play(
     site.add(hosted)
     crowd = [Participant(d.name, "local", len(d.train), d.group) for d in hosted]
     state = method.start(lambda i: untrained(make_model, settings.seed, first + i), [p.name for p in crowd])
-    server = Server(method, site.workshop.resident.layout, crowd, settings, state)
+    server = Server(method, site.runtime.resident.layout, crowd, settings, state)
     played, records = [], []
     for number in range(count + 1):
         before, orders = server.state, server.tasks()

@@ -13,8 +13,9 @@ from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Result
 from cfl_flare.methods import Method, Participant, Update, WeCFL
 from cfl_flare.results.metrics import RoundMetrics
-from cfl_flare.results.run_dir import Recorder
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.results.recorder import Recorder
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 
 
@@ -42,6 +43,12 @@ def update(name: str, samples: int, slot: str, a: float, b: float, cluster: int 
     return Update(name, samples, {slot: coin(a, b)}, cluster)
 
 
+def objective(features: np.ndarray, labels: np.ndarray, centres: np.ndarray, weights: np.ndarray) -> float:
+    """The clustering objective C of thesis Eq. 3.3b with squared Euclidean distance."""
+    distances = np.square(features.astype(np.float64) - centres[labels]).sum(axis=1)
+    return float(np.average(distances, weights=weights))
+
+
 def initial(index: int) -> Params:
     """Untrained model number i: weights (i, -i)."""
     return coin(index, -index)
@@ -53,7 +60,7 @@ def learner(
     """A participant whose features are all 1 and whose batches are its whole data."""
     settings = TrainSettings(lr=lr, momentum=0.0, local_steps=steps, batch_size=len(labels), **more)
     split = Split.of(np.ones((len(labels), 1), np.float32), np.array(labels))
-    return Learner(Workshop(Coin, settings, seed=0), "p", split, split, {} if memory is None else memory)
+    return Learner(Runtime(Coin, settings, seed=0), "p", split, split, {} if memory is None else memory)
 
 
 def rounds(

@@ -20,11 +20,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from cfl_flare.cli.options import parser
-from cfl_flare.cli.specs import build_named, model_of_job, read_model, read_source, shape_and_classes, share_or_count
+from cfl_flare.cli.specs import build_named, model_of_job, model_spec, read_source, shape_and_classes, share_or_count
 from cfl_flare.core.config import check_run_name, from_dict, parse_spec, require
 from cfl_flare.core.errors import CFLError, RunFailedError, UnfitError
 from cfl_flare.data import PARTITIONS, SOURCES, DataConfig
-from cfl_flare.engine.indicator import held_back
+from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
 from cfl_flare.methods.combinations import Combination
 from cfl_flare.models import MODELS
@@ -84,11 +84,11 @@ def run(arguments: argparse.Namespace) -> None:
     name, rule = parse_spec(arguments.partition)
     settings = RunSettings(
         source=source,
-        model=read_model(arguments.model, *shape_and_classes(source, arguments.data)),
+        model=model_spec(arguments.model, *shape_and_classes(source, arguments.data)),
         partition={"partition": name, **rule},
         participants=arguments.participants,
         min_samples=arguments.min_samples,
-        indicator_samples=held_back(methods_to_run),
+        indicator_samples=samples_to_set_aside(methods_to_run),
         unseen=share_or_count(arguments.unseen, "--unseen"),
         sites=arguments.sites,
         rounds=arguments.rounds,

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cfl_flare.core.config import require, require_whole
 from cfl_flare.core.errors import ConfigError, RunFailedError
 from cfl_flare.data import DataConfig, DataSource
-from cfl_flare.data.facts import facts_of
+from cfl_flare.data.summary import DataSummary
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.engine.partial_sums import check_sums
@@ -119,7 +119,7 @@ def simulate(methods: Mapping[str, Method], settings: RunSettings, out: Path) ->
     runs = []
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:
         console = Console(file=terminal)
-        if unscaled := facts_of(hosted[0]).unscaled:
+        if unscaled := DataSummary.of(hosted[0]).unscaled:
             console.print(f"look at the data: {unscaled}", style="yellow")
         for name, job in jobs.items():
             folder = out / name

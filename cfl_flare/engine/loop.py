@@ -25,7 +25,7 @@ from cfl_flare.methods import Method, Participant, describe_method
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.metrics import RoundMetrics
-from cfl_flare.results.run_dir import Recorder
+from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import ARCHIVE, Store
 from cfl_flare.training.settings import TrainSettings
 
@@ -84,7 +84,7 @@ def run_loop(
     site.add(data.host(source, "local", 0, 1))
     logits = logits_for(method, make_model, data, lambda: source, settings.seed)
     participants = [Participant(d.name, "local", len(d.train), d.group) for d in site.hosted.values()]
-    layout, facts = site.workshop.resident.layout, describe_run(data, settings, training)
+    layout, facts = site.runtime.resident.layout, describe_run(data, settings, training)
     run = {
         "method": describe_method(method),
         "model": describe(model, "model"),

@@ -156,7 +156,7 @@ class Finished:
         self.make_model = partial(build, self.summary["model"], nn.Module, "model", authorize)
         training = from_dict(TrainSettings, self.summary["training"], "training")
         self._site = Site(self.method, self.make_model, training, self.summary["seed"])
-        self.state = state_of(*store.load(store.versions()[-1], self._site.workshop.resident.layout))
+        self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))
         found = not self.method.clusters or bool(self.state.assignment)
         require(found, f"{self.folder}: nobody in this run has a cluster, so that a newcomer could have none either")
 

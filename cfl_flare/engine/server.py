@@ -28,7 +28,7 @@ from cfl_flare.methods.state import Download, Mapped, Predict
 from cfl_flare.results.analysis import analyse, gram
 from cfl_flare.results.checkpoints import Progress
 from cfl_flare.results.metrics import RoundMetrics, measure_round
-from cfl_flare.results.run_dir import Recorder
+from cfl_flare.results.recorder import Recorder
 from cfl_flare.training.ensemble import Served
 
 

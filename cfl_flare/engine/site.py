@@ -17,7 +17,8 @@ from cfl_flare.data import ParticipantData
 from cfl_flare.methods import Download, Method, Update
 from cfl_flare.methods.parts import joined, split
 from cfl_flare.training.ensemble import Served
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 
 
@@ -122,8 +123,8 @@ class Site:
         should_stop: Callable[[], bool] = lambda: False,
     ):
         self.method = method
-        self.workshop = Workshop(make_model, settings, seed, device, should_stop)
-        method.check(self.workshop.resident.layout)
+        self.runtime = Runtime(make_model, settings, seed, device, should_stop)
+        method.check(self.runtime.resident.layout)
         self.hosted: dict[str, ParticipantData] = {}
         self.memory: dict[str, dict[str, Params]] = {}
         self._splits: dict[str, tuple[Split, Split]] = {}
@@ -137,7 +138,7 @@ class Site:
         """
         for data in participants:
             self._check_fit(data)
-            device = self.workshop.device
+            device = self.runtime.device
             self._splits[data.name] = (
                 Split.of(data.train.x, data.train.y, device),
                 Split.of(data.test.x, data.test.y, device),
@@ -146,11 +147,11 @@ class Site:
             self.memory.setdefault(data.name, {})
 
     def _check_fit(self, data: ParticipantData) -> None:
-        module = self.workshop.resident.module.eval()
+        module = self.runtime.resident.module.eval()
         shape = tuple(data.train.x.shape[1:])
         try:
             with torch.no_grad():
-                outputs = module(Split.of(data.train.x[:1], data.train.y[:1], self.workshop.device).x)
+                outputs = module(Split.of(data.train.x[:1], data.train.y[:1], self.runtime.device).x)
         except Exception as error:  # the module may be the user's, and raise anything
             raise DataError(
                 f"{data.name}: the model {type(module).__name__} does not take samples of shape {shape} "
@@ -171,7 +172,7 @@ class Site:
 
     def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
         """A participant in a round, with what it remembers."""
-        return Learner(self.workshop, participant, *self._splits[participant], memory, round_number)
+        return Learner(self.runtime, participant, *self._splits[participant], memory, round_number)
 
     def carry_out(
         self,
@@ -200,7 +201,7 @@ class Site:
         update = None
         try:
             sent = task.download(models)
-            download = joined(sent, self.workshop.resident.layout)
+            download = joined(sent, self.runtime.resident.layout)
             if task.evaluate:
                 served = Served.of(self.method.predictor(learner, download))
                 metrics.update({f"served_{name}": value for name, value in learner.evaluate(served).items()})

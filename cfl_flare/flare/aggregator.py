@@ -29,7 +29,7 @@ from cfl_flare.flare.compat import component_policy
 from cfl_flare.methods import Method, Participant, ServerState, build_method
 from cfl_flare.methods.slots import travelling, with_parts
 from cfl_flare.methods.state import Predict
-from cfl_flare.results.run_dir import Recorder
+from cfl_flare.results.recorder import Recorder
 from cfl_flare.training.resident import ResidentModel
 
 

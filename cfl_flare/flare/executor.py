@@ -22,7 +22,7 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from cfl_flare.core.config import build, from_dict, require, unmarked
 from cfl_flare.core.errors import AbortedError, CFLError, PayloadError
 from cfl_flare.data import DataConfig, DataSource, SiteData
-from cfl_flare.data.facts import facts_of
+from cfl_flare.data.summary import DataSummary
 from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.site import Site
 from cfl_flare.flare import compatibility, wire
@@ -123,11 +123,11 @@ class ClusteredExecutor(Executor):
         self._agree(content, fl_ctx)
         site = self._prepared(content, fl_ctx)
         if content["memory_of"] != self.run_name:  # what an earlier run of this name left is not this one's
-            store_for(self.run_name, fl_ctx).set_aside()
+            store_for(self.run_name, fl_ctx).keep_previous()
         for own in site.hosted.values() if len(site.hosted) == 1 else ():
-            facts = facts_of(own)
-            self.log_info(fl_ctx, f"data: {facts.line}")
-            for remark in facts.remarks:
+            summary = DataSummary.of(own)
+            self.log_info(fl_ctx, f"data: {summary.line}")
+            for remark in summary.remarks:
                 self.log_warning(fl_ctx, f"data: {remark}")
         hosted = [{"name": d.name, "samples": len(d.train), "group": d.group} for d in site.hosted.values()]
         return wire.to_shareable({}, {"participants": hosted})
@@ -150,7 +150,7 @@ class ClusteredExecutor(Executor):
         """One round for all participants that were given a task."""
         content = wire.content_of(wire.from_shareable(shareable).meta)
         site = self._prepared(content, fl_ctx)
-        layout = site.workshop.resident.layout
+        layout = site.runtime.resident.layout
         tasks, models, content = wire.decode_task(shareable, layout)
         number = content["round"]
         self._recall(number, site, content["memory_of"] or self.run_name, fl_ctx)
@@ -209,7 +209,7 @@ class ClusteredExecutor(Executor):
         if not versions:
             return  # the method remembers nothing, or this site is new
         try:
-            models, _ = source.load(versions[-1], site.workshop.resident.layout)
+            models, _ = source.load(versions[-1], site.runtime.resident.layout)
         except PayloadError as error:
             self.log_warning(fl_ctx, f"no memory of round {number} ({error}); participants start from their centre")
             return

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a run: accuracy over rounds, and for a clustered method what became of its clusters."""
+"""Figures of a run: accuracy over rounds, and the clusters of a method that clusters."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def draw(run: Run) -> list[Path]:
 
 
 def draw_comparison(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Draws several runs beside each other: ``accuracy.png``, and ``cluster_sizes.png`` where two of them cluster.
+    """Draws runs for comparison: ``accuracy.png``, and ``cluster_sizes.png`` if at least two of them cluster.
 
     Returns:
         The files.
     """
     files = [compare(runs, folder / "accuracy.png")]
-    if len(several := [run for run in runs if clustered(run)]) > 1:
-        files.append(cluster_sizes(several, folder / "cluster_sizes.png"))
+    if len(clustering := [run for run in runs if clustered(run)]) > 1:
+        files.append(cluster_sizes(clustering, folder / "cluster_sizes.png"))
     return files
 
 
@@ -60,7 +60,7 @@ def clustered(run: Run) -> bool:
 
 
 def compare(runs: Sequence[Run], path: Path) -> Path:
-    """Served accuracy over rounds, mean and worst participant, a colour a run."""
+    """Served accuracy over rounds, mean and worst participant, one colour per run."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     for colour, run in zip(palette(len(runs)), runs):

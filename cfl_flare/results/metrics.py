@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured of a round: means over participants, and how good the clustering is."""
+"""The measures of a round: means over participants, and the quality of the clustering."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from cfl_flare.clustering.measures import agreement, size_entropy
 from cfl_flare.methods import Participant, ServerState
 from cfl_flare.methods.slots import cluster_slot
 
-# FedDSMIC's bottom accuracy is the mean of so many of the worst (sec. 5.3): a single one is noisy.
+# FedDSMIC's bottom accuracy is the mean over this many of the worst participants (sec. 5.3).
 BOTTOM = 5
 
 
 @dataclass(frozen=True)
 class RoundMetrics:
-    """A round's record, as it is written, with what it was computed from.
+    """A round's record and the metrics that it was computed from.
 
     Attributes:
-        record: flat, ready for JSON: ``round``, ``served_accuracy``, ``ari``, ``cluster_sizes``, ...
+        record: JSON values: ``round``, ``served_accuracy``, ``ari``, ``cluster_sizes``, ...
         participants: each participant's own metrics.
     """
 
@@ -31,7 +31,7 @@ class RoundMetrics:
     participants: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def scalars(self) -> dict[str, float]:
-        """The numbers alone, with one series a cluster: ``cluster-0/served_accuracy``."""
+        """The numbers alone, with one series per cluster: ``cluster-0/served_accuracy``."""
         flat = {k: float(v) for k, v in self.record.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
         for k, size in enumerate(self.record["cluster_sizes"]):
             flat[f"cluster-{k}/size"] = float(size)
@@ -67,10 +67,10 @@ def measure_round(
 ) -> RoundMetrics:
     """Completes a round's record.
 
-    Means are weighted by n_i, as in the thesis's tables; ``..._unweighted`` counts every participant the same.
+    Means are weighted by n_i, as in the thesis's tables; in ``..._unweighted`` all participants count the same.
 
     Args:
-        record: what the server noted of the round.
+        record: what the server recorded during the round.
         metrics: each participant's own, of the models served after that round; empty if they were not measured.
         participants: all of them.
         state: after the round.

@@ -15,7 +15,7 @@ from cfl_flare.core.config import describe, from_dict
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import SOURCES, Digits, Npz, Samples
 from cfl_flare.data.images import Folder
-from cfl_flare.data.sources import checked, normalised
+from cfl_flare.data.samples import checked, normalised
 from cfl_flare.data.table import Table
 
 
@@ -58,10 +58,10 @@ X, Y = np.zeros((3, 2), np.float32), np.arange(3)
     [
         (Samples(X, np.arange(4)), "3 samples but 4 labels"),
         (Samples(X[:0], Y[:0]), "no samples"),
-        (Samples(X, Y.astype(float)), "labels should be whole numbers, one a sample, not float64"),
+        (Samples(X, Y.astype(float)), "labels should be whole numbers, one per sample, not float64"),
         (Samples(X, np.array([0, -2, 1])), "label -2 is below 0; number the classes from 0"),
-        (Samples(X, np.array([0, 10**9, 1])), "label 1000000000 is no class number"),
-        (Samples(X, np.eye(3, dtype=int)), r"labels should be whole numbers, one a sample, not int64 \(3, 3\)"),
+        (Samples(X, np.array([0, 10**9, 1])), "label 1000000000 is not a class number"),
+        (Samples(X, np.eye(3, dtype=int)), r"labels should be whole numbers, one per sample, not int64 \(3, 3\)"),
         (Samples(np.array([[0.0], [np.nan], [1]]), Y), "sample 1 holds NaN or infinity"),
         (Samples(X.astype(int), Y), "samples have dtype int64; use uint8 or float32"),
         (Samples(X, Y, np.arange(2)), r"keys have shape \(2,\), labels \(3,\)"),
@@ -115,15 +115,18 @@ def test_npz_grey_colour_and_keys(tmp_path, monkeypatch):
     ("changes", "message"),
     [
         ({"train_images": None}, "no array 'train_images'; it has train_labels, test_images, test_labels"),
-        ({"train_images": np.zeros((0, 6, 5), np.uint8), "train_labels": np.zeros(0, int)}, "train: no samples"),
-        ({"train_labels": np.zeros(5, int)}, "train: 12 samples but 5 labels"),
+        ({"train_images": np.zeros((0, 6, 5), np.uint8), "train_labels": np.zeros(0, int)}, "training: no samples"),
+        ({"train_labels": np.zeros(5, int)}, "training: 12 samples but 5 labels"),
         ({"test_labels": np.full(12, -1)}, "test: label -1 is below 0"),
         ({"test_labels": np.full(12, 0.5)}, "test: labels should be whole numbers"),
-        ({"train_labels": np.zeros((12, 4), int)}, "one a sample, not int64"),
-        ({"train_images": np.full((12, 6, 5), np.nan)}, "train: sample 0 holds NaN"),
-        ({"train_images": np.zeros((12, 6), np.uint8)}, r"train_images has shape \(12, 6\); should be"),
-        ({"train_images": np.zeros((12, 6, 5, 4), np.uint8)}, r"shape \(12, 6, 5, 4\); should be"),
-        ({"test_images": np.zeros((12, 7, 5), np.uint8)}, r"training images are \(1, 6, 5\), test images \(1, 7, 5\)"),
+        ({"train_labels": np.zeros((12, 4), int)}, "one per sample, not int64"),
+        ({"train_images": np.full((12, 6, 5), np.nan)}, "training: sample 0 holds NaN"),
+        ({"train_images": np.zeros((12, 6), np.uint8)}, r"train: images have shape \(12, 6\); it should be"),
+        ({"train_images": np.zeros((12, 6, 5, 4), np.uint8)}, r"shape \(12, 6, 5, 4\); it should be"),
+        (
+            {"test_images": np.zeros((12, 7, 5), np.uint8)},
+            r"a.npz: training samples are \(1, 6, 5\), test samples \(1, 7, 5\)",
+        ),
         ({"test_images": np.array([{}] * 12)}, "cannot be read as an npz file without pickled objects"),
     ],
 )
@@ -133,7 +136,7 @@ def test_npz_refusals(tmp_path, changes, message):
 
 def test_npz_that_is_no_npz(tmp_path, monkeypatch):
     monkeypatch.delenv("CFL_DATA_ROOT", raising=False)
-    refused(Npz("nowhere.npz"), "path = 'nowhere.npz' is no file; tried nowhere.npz; CFL_DATA_ROOT is not set")
+    refused(Npz("nowhere.npz"), "path = 'nowhere.npz' is not a file; tried nowhere.npz; CFL_DATA_ROOT is not set")
     monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
     refused(Npz("nowhere.npz"), f"tried nowhere.npz, {re.escape(str(tmp_path))}")
     np.save(tmp_path / "single.npy", np.zeros(3))
@@ -185,7 +188,7 @@ def test_folder_split_here_resized_and_converted(tmp_path, monkeypatch):
 
 def test_folder_refusals(tmp_path, monkeypatch):
     monkeypatch.delenv("CFL_DATA_ROOT", raising=False)
-    refused(Folder("nowhere"), "data folder: path = 'nowhere' is no folder; tried nowhere; CFL_DATA_ROOT is not set")
+    refused(Folder("nowhere"), "data folder: path = 'nowhere' is not a folder; tried nowhere; CFL_DATA_ROOT is not set")
     refused(Folder(str(tmp_path)), "holds no folder; put each class's images into a folder of its own")
     (tmp_path / "a").mkdir()
     refused(Folder(str(tmp_path)), "holds no images in its folders")
@@ -199,14 +202,14 @@ def test_folder_refusals(tmp_path, monkeypatch):
     (tmp_path / "b" / "x.png").write_text("hello")
     refused(Folder(str(tmp_path)), "b/x.png: cannot be read as an image")
     os.rename(tmp_path / "b" / "x.png", tmp_path / "b" / "x.txt")
-    refused(Folder(str(tmp_path)), "b/x.txt: is no image")
+    refused(Folder(str(tmp_path)), "b/x.txt: not an image")
     os.remove(tmp_path / "b" / "x.txt")
     checked(Folder(str(tmp_path), test_share=0.4).load(), "data")
     refused(Folder(str(tmp_path), test_share=0.1), "test: no samples")
     pictures(tmp_path / "train", {"a": 1})
-    refused(Folder(str(tmp_path)), "has a folder train alone; have both train and test, or neither")
+    refused(Folder(str(tmp_path)), "has a folder train alone; give it both train and test, or neither")
     pictures(tmp_path / "test", {"z": 1})
-    refused(Folder(str(tmp_path)), "test/z: no class of training, which has a")
+    refused(Folder(str(tmp_path)), "test/z: not a class in training, which has a")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +281,7 @@ def test_table_from_npz(tmp_path):
         ("a,label\n1,0\n1,0.5\n", "column 'label' holds float64, e.g. 0.0; labels are whole numbers from 0, or names"),
         ("a,label\n1,0\n1,\n", "column 'label': row 2 has no label"),
         ("a,label\n1,x\n1,\n", "column 'label': row 2 has no label"),
-        ("a,label\nred,x\nblue,y\n", "no column of numbers beside 'label'; it has a"),
+        ("a,label\nred,x\nblue,y\n", "no column of numbers besides 'label'; it has a"),
         ("a,label\n1,x\n2,y\n", "test: no samples"),
         ('a,label\n"1,x\n', "cannot be read as a CSV file in UTF-8"),
     ],

@@ -16,7 +16,8 @@ from cfl_flare.engine.server import Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Result
 from cfl_flare.methods import FedAvg, Participant
-from cfl_flare.results.run_dir import Recorder, load_run, read_lines
+from cfl_flare.results.recorder import Recorder
+from cfl_flare.results.run_dir import load_run, read_lines
 from tests.tiny import LAYOUT, initial, update
 
 

@@ -106,7 +106,7 @@ def test_a_run_that_goes_on_places_a_late_participant_as_onboarding_does(
     assert [state.round for state in states] == [run.state.round + i for i in range(3)]
 
     settings = ServerSettings(run.state.round + 1)
-    server = Server(method, site.workshop.resident.layout, crowd, settings, run.state, logits=predict)
+    server = Server(method, site.runtime.resident.layout, crowd, settings, run.state, logits=predict)
     orders = server.tasks()
     models = with_parts(server.state.bank, [slot for o in orders.values() for slot in o.slots])
     for who, asked in orders.items():

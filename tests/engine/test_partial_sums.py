@@ -135,7 +135,7 @@ def played(method, sums: bool, rounds: int = 3) -> Server:
         sites[f"site-{i}"] = site = Site(method, make_model, TrainSettings(lr=0.05), 0)
         site.add(data.host(Digits(), "", i, 2))
         people += [Participant(d.name, f"site-{i}", len(d.train), d.group) for d in site.hosted.values()]
-    layout, start = site.workshop.resident.layout, method.start(partial(untrained, make_model, 0))
+    layout, start = site.runtime.resident.layout, method.start(partial(untrained, make_model, 0))
     server = Server(method, layout, people, ServerSettings(rounds, sample=6), start)
     for number in range(rounds):
         orders = server.tasks()

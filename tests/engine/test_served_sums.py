@@ -20,8 +20,8 @@ from cfl_flare.methods import build_method
 from cfl_flare.models import MLP
 from cfl_flare.results.run_dir import Run, load_model, load_run
 from cfl_flare.training.ensemble import Ensemble
-from cfl_flare.training.learner import Split
 from cfl_flare.training.resident import ResidentModel
+from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
 from tests.play import DATA, MODEL, people
 

@@ -95,7 +95,7 @@ def test_homomorphic_encryption_is_refused_with_the_reason(where):
     context.set_prop(FLContextKey.SCOPE_OBJECT, SimpleNamespace(task_result_filters={"out": []}))
     if where == "site":
         context.get_prop(FLContextKey.SCOPE_OBJECT).task_result_filters["out"] = filters
-    with pytest.raises(ConfigError, match=r"\['HEModelEncryptor'\] encrypts the models that leave: .* take it out"):
+    with pytest.raises(ConfigError, match=r"\['HEModelEncryptor'\] encrypts models before they leave: .* remove it"):
         check_filters(context)
     filters.pop()
     check_filters(context)

@@ -32,8 +32,9 @@ from cfl_flare.methods import (
 from cfl_flare.methods.cam import SHARED
 from cfl_flare.results.analysis import analyse
 from cfl_flare.training.ensemble import Served
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
 from cfl_flare.training.resident import ResidentModel
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 from tests.play import MODEL, moved, play, sent
 from tests.tiny import coin, initial, learner
@@ -438,7 +439,7 @@ def test_the_gradient_beside_a_frozen_model_is_that_of_finite_differences(module
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(8, 4, generator=generator), torch.randint(3, (8,), generator=generator)
     settings = TrainSettings(lr=1.0, momentum=0.0, local_steps=1, batch_size=8)
-    work = Learner(Workshop(module_class, settings, seed=0), "p", Split(x, y), Split(x, y), {})
+    work = Learner(Runtime(module_class, settings, seed=0), "p", Split(x, y), Split(x, y), {})
     start, frozen = untouched(module_class, 1), untouched(module_class, 2)
     kept = frozen.vector.copy(), frozen.counters.copy()
     trained = work.beside(frozen).train(start)

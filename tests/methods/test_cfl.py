@@ -21,7 +21,7 @@ from cfl_flare.methods import CFL, Ensemble, FedAvg, Proximal, build_method, des
 from cfl_flare.methods.state import ServerState, Update
 from cfl_flare.report.figures import draw
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.results.store import state_facts, state_of
+from cfl_flare.results.store import state_metadata, state_of
 from cfl_flare.training.settings import TrainSettings
 from tests.play import MODEL, assert_same_models, play, sent
 from tests.results.test_checkpoints import Stopped, assert_same, loop
@@ -227,7 +227,7 @@ def test_beside_another_method() -> None:
 
 def test_its_state_is_json_and_models() -> None:
     state = play(SPLITS_ALWAYS, 3, sample=4)[-1].after
-    again = state_of(state.bank, json.loads(json.dumps(state_facts(state))))
+    again = state_of(state.bank, json.loads(json.dumps(state_metadata(state))))
     assert again == replace(state, bank=again.bank)
 
 

@@ -28,7 +28,8 @@ from cfl_flare.methods import (
 from cfl_flare.models import CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18
 from cfl_flare.results.run_dir import load_model, load_run
 from cfl_flare.training.ensemble import Served
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 from tests.play import moved, play
 
@@ -84,7 +85,7 @@ def stepped(weights, still=(), mu: float = 0.0, anchor=None) -> np.ndarray:
 def learner(samples: int = 1, memory=None, number: int = 1, **more) -> Learner:
     settings = {"lr": 1.0, "momentum": 0.0, "local_steps": 1, "batch_size": 1, **more}
     split = Split.of(np.ones((samples, 1), np.float32), np.zeros(samples, np.int64))
-    return Learner(Workshop(Deep, TrainSettings(**settings), 0), "p", split, split, memory or {}, number)
+    return Learner(Runtime(Deep, TrainSettings(**settings), 0), "p", split, split, memory or {}, number)
 
 
 def initial(index: int) -> Params:

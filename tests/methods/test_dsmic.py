@@ -10,7 +10,7 @@ import torch
 
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, Digits, Samples
-from cfl_flare.engine.indicator import Logits, held_back, logits_for
+from cfl_flare.engine.indicator import Logits, logits_for, samples_to_set_aside
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.flare import ClusteredRecipe
@@ -248,9 +248,9 @@ def test_without_indicator_samples_no_run_begins():
 
 def test_methods_that_are_compared_share_what_is_left():
     methods = [FedAvg(), FedDS(), FedDSMIC(indicator_samples=20), FedDS(indicator_samples=50, indicator_file="a.npz")]
-    assert held_back(methods) == 20
-    assert held_back(methods[:1]) == 0
-    assert held_back([Ensemble(parts=(FedAvg(), FedDS(indicator_samples=7)))]) == 7
+    assert samples_to_set_aside(methods) == 20
+    assert samples_to_set_aside(methods[:1]) == 0
+    assert samples_to_set_aside([Ensemble(parts=(FedAvg(), FedDS(indicator_samples=7)))]) == 7
 
 
 def test_a_server_predicts_on_the_samples_of_its_file(tmp_path):

@@ -21,7 +21,8 @@ from cfl_flare.core.config import build
 from cfl_flare.data import Digits
 from cfl_flare.methods.cuau import AU
 from cfl_flare.results.run_dir import load_model, load_run
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime, Split
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -39,7 +40,7 @@ SMALL = replace(
 
 def test_stage_one_is_the_methods_own() -> None:
     data = SMALL.data("tiers", 0).host(SMALL.source, "local", 0, 1)[0]
-    work = Workshop(partial(build, SMALL.model, torch.nn.Module, "model"), SMALL.training, 0)
+    work = Runtime(partial(build, SMALL.model, torch.nn.Module, "model"), SMALL.training, 0)
     learner = Learner(work, data.name, *(Split.of(s.x, s.y) for s in (data.train, data.test)), {})
     theirs = build_named("fedcuau").client_update(learner)  # type: ignore[attr-defined]
     ours = fedcuau_order.stage_one(learner, 1)

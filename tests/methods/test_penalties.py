@@ -46,8 +46,9 @@ from cfl_flare.methods import (
 from cfl_flare.methods.penalties import build_penalty
 from cfl_flare.methods.slots import GLOBAL, travelling, with_parts
 from cfl_flare.models import MLP, FashionCNN, Logistic
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Pull, Step
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 from tests.tiny import LAYOUT, coin, initial, learner, update
 
@@ -163,7 +164,7 @@ ROWS = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 def worker_of(make=MAKE, x=ROWS, **settings) -> Learner:
     data = Split.of(x, np.arange(len(x)) % 2)
     defaults = {"lr": 0.3, "momentum": 0.0, "local_steps": 1, "batch_size": len(x)}
-    return Learner(Workshop(make, TrainSettings(**{**defaults, **settings}), 0), "p", data, data, {}, 1)
+    return Learner(Runtime(make, TrainSettings(**{**defaults, **settings}), 0), "p", data, data, {}, 1)
 
 
 def bank_of(worker, clusters=3) -> dict[str, Params]:
@@ -336,7 +337,7 @@ def test_a_stronger_penalty_shows_more(name, scope):
 def value_of(term, params, worker) -> float:
     """The term at a model, on the whole data."""
     x = torch.from_numpy(ROWS)
-    features = [worker._workshop.predictor([m], features=True)(x)[0] for m in (params, *term.compares)]
+    features = [worker._runtime.predictor([m], features=True)(x)[0] for m in (params, *term.compares)]
     compared = torch.stack(features[1:]) if term.compares else None
     return float(term(Step(torch.from_numpy(params.vector), features[0], compared)))
 

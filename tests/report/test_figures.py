@@ -12,7 +12,7 @@ from matplotlib.image import imread
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, WeCFL
 from cfl_flare.report.colours import COLOURS, palette
 from cfl_flare.report.figures import draw, draw_comparison
-from cfl_flare.report.flows import _places, chosen_rounds
+from cfl_flare.report.flows import _heights, chosen_rounds
 from cfl_flare.results.run_dir import Run, load_run
 from tests.tiny import rounds
 
@@ -86,7 +86,7 @@ def test_the_first_rounds_and_the_last_one_are_always_drawn():
 
 def test_lines_of_a_cluster_lie_beside_each_other_and_never_in_another_s_room():
     columns = [{"a": 0, "b": 0, "c": 1}, {"a": 0, "b": 1, "c": 1, "d": 1}]
-    places, middle, height = _places(columns, "abcd", [0, 1])
+    places, middle, height = _heights(columns, "abcd", [0, 1])
     # Two lines high is cluster 0 at most, three cluster 1, and a gap of one beside each.
     assert (middle, height) == ({0: 1, 1: 4.5}, 7)
     assert places == [{"a": 0.5, "b": 1.5, "c": 4.5}, {"a": 1.0, "b": 3.5, "c": 4.5, "d": 5.5}]

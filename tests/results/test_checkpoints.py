@@ -19,7 +19,8 @@ from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Result, Site
 from cfl_flare.methods import IFCA, Ditto, FedAvg, FedCUAU, FedPer, Local, Method, WeCFL
 from cfl_flare.results.checkpoints import Checkpoint
-from cfl_flare.results.run_dir import RoundMetrics, load_run
+from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import Store, StoreError
 from cfl_flare.training.settings import TrainSettings
 

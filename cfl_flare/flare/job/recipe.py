@@ -30,7 +30,7 @@ from cfl_flare.core.config import (
 )
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.data.files import from_here
-from cfl_flare.engine.indicator import held_back
+from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.partial_sums import check_sums
 from cfl_flare.engine.preflight import check_job
 from cfl_flare.engine.server import ServerSettings
@@ -206,7 +206,7 @@ class ClusteredRecipe(Recipe):
             build(self.source, DataSource, "data")  # type: ignore[type-abstract]
         rule = _named(partition, "partition")
         if indicator_samples is None:
-            indicator_samples = 0 if participants is None else held_back([self.method])
+            indicator_samples = 0 if participants is None else samples_to_set_aside([self.method])
         self.data = DataConfig(participants, rule, seed, min_samples, indicator_samples, unseen)
         require(
             participants is None or min_clients <= len(self.data.names),

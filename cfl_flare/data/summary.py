@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a participant's data is, in numbers, and what is strange about it."""
+"""A participant's data in numbers, and what is unusual about it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from cfl_flare.data.federate import ParticipantData
 
-# Normalised samples lie in [-1, 1], or in a few deviations; this far out they were never scaled.
+# Normalised samples are in [-1, 1], or within a few deviations; beyond this they were never scaled.
 FAR = 20
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataSummary:
     """A participant's data in numbers.
 
     Attributes:
@@ -23,14 +23,22 @@ class Facts:
         train: training samples of each class.
         test: test samples of each class.
         reach: the largest absolute value of a normalised training sample.
-        alike: all training samples are the same.
+        identical: all training samples are the same.
     """
 
     shape: tuple[int, ...]
     train: tuple[int, ...]
     test: tuple[int, ...]
     reach: float
-    alike: bool
+    identical: bool
+
+    @classmethod
+    def of(cls, data: ParticipantData) -> DataSummary:
+        """Summarises a participant's data."""
+        classes = int(max(data.train.y.max(), data.test.y.max())) + 1
+        train, test = (tuple(np.bincount(y, minlength=classes).tolist()) for y in (data.train.y, data.test.y))
+        x = data.train.x
+        return cls(tuple(x.shape[1:]), train, test, float(np.abs(x).max()), len(x) > 1 and bool((x == x[:1]).all()))
 
     @property
     def line(self) -> str:
@@ -45,31 +53,21 @@ class Facts:
 
     @property
     def remarks(self) -> list[str]:
-        """What is strange, but does not keep a job from running; each with its way out."""
-        strange = []
+        """What is unusual but does not prevent a job from running, each with its way out."""
+        found = []
         absent = [c for c, (n, m) in enumerate(zip(self.train, self.test)) if m and not n]
         if absent:
-            strange.append(f"test labels {absent} never occur in training; check how the two were split")
+            found.append(f"test labels {absent} never occur in training; check how the two were split")
         if np.count_nonzero(self.train) == 1:
-            strange.append(f"all training samples have label {int(np.argmax(self.train))}; check the labels")
-        if self.alike:
-            strange.append("all training samples are the same; check how they were written")
-        return [*strange, *([self.unscaled] if self.unscaled else [])]
+            found.append(f"all training samples have label {int(np.argmax(self.train))}; check the labels")
+        if self.identical:
+            found.append("all training samples are the same; check how they were written")
+        return [*found, *filter(None, [self.unscaled])]
 
     @property
     def unscaled(self) -> str:
-        """That samples were never scaled, and the way out; empty where they were."""
+        """A remark on samples that were never scaled; empty if they were."""
         if self.reach <= FAR:
             return ""
         largest = (self.reach + 1) / 2
         return f"samples reach {largest:.0f} where 0 to 1 is expected; bring them to uint8, or floats in [0, 1]"
-
-
-def facts_of(data: ParticipantData) -> Facts:
-    """Looks at a participant's data."""
-    classes = int(max(data.train.y.max(), data.test.y.max())) + 1
-    train, test = (np.bincount(y, minlength=classes).tolist() for y in (data.train.y, data.test.y))
-    x = data.train.x
-    return Facts(
-        tuple(x.shape[1:]), tuple(train), tuple(test), float(np.abs(x).max()), len(x) > 1 and bool((x == x[:1]).all())
-    )
