@@ -7,9 +7,9 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from cfl_flare import __version__
 from cfl_flare.cli.site_options import add_predict, add_site
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.version import __version__
 from cfl_flare.data import SOURCES
 from cfl_flare.models import MODELS
 
