@@ -2,4 +2,4 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clustered federated learning for NVIDIA FLARE."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

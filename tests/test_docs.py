@@ -36,7 +36,7 @@ COMMANDS = [
 def test_commands_are_understood(command):
     words = shlex.split(command)
     given = words[words.index("cfl-flare") + 1 :]
-    assert given == ["--version"] or parser().parse_args(given).command
+    assert given == ["--version"] or parser().parse_args(given).subcommand
 
 
 def first_column(path: Path) -> list[str]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,15 @@ def series(version: str) -> str:
 # FLARE's patch releases make no difference to a job, nor to the job templates that hold this.
 SOFTWARE = {"cfl_flare": cfl_flare.__version__, "nvflare": series(nvflare.__version__)}
 
+# Of which versions jobs still run: a setting that they lack has its default.
+RUNS_JOBS_OF = ("0.1",)
+
 # The executor's settings that must be the server's as well.
 SHARED = ("method", "model", "data", "training", "seed", "run_name")
 
 
 def check_software(theirs: Mapping[str, str], who: str, place: str) -> None:
-    """Whether what runs here goes with what made the job, or with what runs at the server.
+    """Checks that what runs here goes with what made the job, or with what runs at the server.
 
     Args:
         theirs: version of each package, as `SOFTWARE`; one that is not named is not checked.
@@ -54,8 +57,25 @@ def check_software(theirs: Mapping[str, str], who: str, place: str) -> None:
         )
 
 
+def check_maker(made_by: Mapping[str, str], place: str) -> None:
+    """Raises a ConfigError if a job was made by software whose jobs do not run here.
+
+    Args:
+        made_by: version of each package.
+        place: where this is.
+    """
+    known = series(made_by.get("cfl_flare", "")) in RUNS_JOBS_OF
+    ours = {"cfl_flare": SOFTWARE["cfl_flare"]} if known else {}
+    check_software({**made_by, **ours}, "the job was made by", place)
+
+
+def check_known(unknown: Sequence[str], component: str, place: str) -> None:
+    """Raises a ConfigError if a component was given settings that this version does not know."""
+    require(not unknown, f"job: {place} does not know the {component}'s settings {unknown}; leave them out")
+
+
 def check_settings(servers: Mapping[str, Any], own: Mapping[str, Any], place: str) -> None:
-    """Whether the two config files of a job, the server's and the sites', say the same.
+    """Checks that the two config files of a job, the server's and the sites', say the same.
 
     Args:
         servers: the `SHARED` settings, as the server's file has them.
