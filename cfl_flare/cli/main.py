@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cfl_flare.cli.options import Simulation, given, parser
+from cfl_flare.cli.options import Simulation, parser
+from cfl_flare.cli.setting_options import given
 from cfl_flare.cli.specs import build_named, model_of_job, read_model, read_source, shape_and_classes
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.errors import CFLError, RunFailedError, UnfitError

@@ -5,15 +5,14 @@
 from __future__ import annotations
 
 import argparse
-import typing
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from cfl_flare import __version__
+from cfl_flare.cli.setting_options import add_settings
 from cfl_flare.cli.site_options import add_predict, add_site
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.settings import Setting, check_settings, setting, settings_of
+from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data import SOURCES, DataConfig
 from cfl_flare.engine.job_settings import (
     AssignSettings,
@@ -29,11 +28,10 @@ from cfl_flare.training.settings import TrainSettings
 # What a real site reads, where a job does not say otherwise.
 SITE_DATA = "site"
 # What ``run`` and ``partition`` simulate, if nothing is said.
-SIMULATED = {"participants": 24, "partition": "label_permutation:groups=3"}
+SIMULATED: dict[str, Any] = {"participants": 24, "partition": "label_permutation:groups=3"}
 # The settings of a job, beside those of its data and its training, and those that a comparison in the simulator lacks.
 OF_RUN = (ServerSettings, SiteSettings, JobSettings, ControllerSettings, ExecutorSettings)
 NOT_IN_RUN = ("min_clients", "name", "resume_from", "byoc")
-RENAMED = {"num_rounds": "--rounds"}
 
 EPILOG = """examples:
   cfl-flare run                                     the main job: FedAvg and WeCFL on scikit-learn's digits
@@ -186,50 +184,3 @@ def _add_data(group: Any, real: bool = False) -> None:
     sources = f"{', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class (%(default)s)"
     data = SITE_DATA if real else "digits"
     group.add_argument("--data", default=data, metavar="D", help=("what each site reads: " if real else "") + sources)
-
-
-def add_settings(group: Any, *classes: type, without: Sequence[str] = (), **defaults: Any) -> None:
-    """Adds an option for each setting of dataclasses.
-
-    Args:
-        group: the parser's group that gets them.
-        classes: the dataclasses.
-        without: settings that get none.
-        **defaults: of some, where the command line's differ.
-    """
-    for name, known in settings_of(*classes).items():
-        if name in without:
-            continue
-        option = RENAMED.get(name, "--" + name.replace("_", "-"))
-        text = known.help.replace("%", "%%")
-        if known.kinds == {bool}:
-            group.add_argument(option, dest=name, action="store_true", help=text)
-            continue
-        default = defaults.get(name, known.default)
-        text += "" if default in (None, "", ()) else " (%(default)s)"
-        kind, metavar = _read(known)
-        several = {"nargs": "+"} if typing.get_origin(known.type) is tuple else {}
-        choices = {"choices": known.choices} if known.choices else {"metavar": metavar}
-        group.add_argument(option, dest=name, type=kind, default=default, help=text, **choices, **several)
-
-
-def share_or_count(text: str) -> float | int:
-    """``"0.25"`` is a share, ``"25"`` a count."""
-    try:
-        return int(text) if text.lstrip("-").isdigit() else float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a share like 0.25 or a count like 25") from error
-
-
-def _read(known: Setting) -> tuple[Callable[[str], Any], str]:
-    """How an option's value is read, and what stands for it in the help."""
-    if known.kinds == {int, float}:
-        return share_or_count, "S"
-    if known.kinds & {int}:
-        return int, "N"
-    return (float, "X") if known.kinds == {float} else (str, known.name.rpartition("_")[2].upper())
-
-
-def given(arguments: argparse.Namespace, *classes: type) -> dict[str, Any]:
-    """The settings of dataclasses that a command has options for."""
-    return {name: getattr(arguments, name) for name in settings_of(*classes) if hasattr(arguments, name)}

@@ -14,23 +14,18 @@ import math
 import operator
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar
 
 from cfl_flare.core.config import SETTING, check_types, current_names, from_dict, require
-from cfl_flare.core.errors import ConfigError
 
 T = TypeVar("T")
+LIMITS = {"ge": (">=", operator.ge), "gt": (">", operator.gt), "le": ("<=", operator.le), "lt": ("<", operator.lt)}
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Which values a setting may have; None, where its type allows it, always may.
-
-    Attributes:
-        text: completes "should be ...".
-        hold: whether a value is one of them.
-    """
+    """Which values, beside None, a setting may have; ``text`` completes "should be ..."."""
 
     text: str
     hold: Callable[[Any], bool]
@@ -43,18 +38,7 @@ SHARE_OR_COUNT = Bounds(
 
 @dataclass(frozen=True)
 class Setting:
-    """What is stated of a setting.
-
-    Attributes:
-        name: what users call it.
-        field: its name in the dataclass, where that is another.
-        type: its type.
-        default: its default; ``dataclasses.MISSING`` where it has to be given.
-        help: one line.
-        bounds: which values it may have.
-        choices: all values that it may have, where they are few.
-        per_site: a site may have its own.
-    """
+    """What is stated of a setting; ``field`` is its name in the dataclass, and see `setting`."""
 
     name: str
     field: str
@@ -65,60 +49,43 @@ class Setting:
     choices: tuple[Any, ...]
     per_site: bool
 
-    @property
-    def needed(self) -> bool:
-        """It has no default."""
-        return self.default is dataclasses.MISSING
-
-    @property
-    def kinds(self) -> set[Any]:
-        """Its type, or the types of a union without None."""
-        return set(typing.get_args(self.type) or (self.type,)) - {type(None)}
-
 
 def setting(
-    default: Any = dataclasses.MISSING,
+    default: Any = MISSING,
     *,
     help: str,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
     choices: tuple[Any, ...] = (),
     bounds: Bounds | None = None,
     name: str | None = None,
     per_site: bool = False,
+    **limits: float,
 ) -> Any:
     """A dataclass field that is a setting.
 
     Args:
         default: its default; without one it has to be given.
         help: one line.
-        ge: the smallest value.
-        gt: it is greater than this.
-        le: the largest value.
-        lt: it is less than this.
-        choices: all values, where they are few.
-        bounds: other bounds than these.
+        choices: all values that it may have, where they are few.
+        bounds: other bounds than ``choices`` or ``limits``.
         name: what users call it, where that is not the field's name.
         per_site: a site may have its own.
+        **limits: of a finite number: ``ge``, ``gt``, ``le``, ``lt``.
     """
     if choices:
         bounds = Bounds(" or ".join(map(repr, choices)), lambda value: value in choices)
-    elif bounds is None and (ge, gt, le, lt) != (None,) * 4:
-        bounds = _interval(ge, gt, le, lt)
+    elif limits:
+        bounds = _interval(limits)
     stated = {"help": help, "bounds": bounds, "choices": choices, "name": name, "per_site": per_site}
     return dataclasses.field(default=default, metadata={SETTING: stated})
 
 
-def _interval(ge: float | None, gt: float | None, le: float | None, lt: float | None) -> Bounds:
-    """Finite numbers between two bounds, or on one side of one."""
-    signs = ((">=", operator.ge, ge), (">", operator.gt, gt), ("<=", operator.le, le), ("<", operator.lt, lt))
-    tests = [(sign, compare, bound) for sign, compare, bound in signs if bound is not None]
-    text = " and ".join(f"{sign} {bound}" for sign, _, bound in tests)
+def _interval(limits: Mapping[str, float]) -> Bounds:
+    """``>= 1``, or ``in [0, 1)`` where both ends are given, the lower one first."""
+    tests = [(*LIMITS[kind], limit) for kind, limit in limits.items()]
+    text = " and ".join(f"{sign} {limit}" for sign, _, limit in tests)
     if len(tests) == 2:
-        text = f"in {'(' if ge is None else '['}{tests[0][2]}, {tests[1][2]}{')' if le is None else ']'}"
-    return Bounds(text, lambda value: math.isfinite(value) and all(test(value, bound) for _, test, bound in tests))
+        text = f"in {'[' if 'ge' in limits else '('}{tests[0][2]}, {tests[1][2]}{']' if 'le' in limits else ')'}"
+    return Bounds(text, lambda value: math.isfinite(value) and all(test(value, limit) for _, test, limit in tests))
 
 
 def settings_of(*classes: type) -> dict[str, Setting]:
@@ -127,11 +94,11 @@ def settings_of(*classes: type) -> dict[str, Setting]:
     for cls in classes:
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
-            if SETTING not in field.metadata:
-                continue
-            stated = dict(field.metadata[SETTING])
-            name = stated.pop("name") or field.name
-            found.setdefault(name, Setting(name, field.name, hints[field.name], field.default, **stated))
+            if SETTING in field.metadata:
+                stated = {"field": field.name, "type": hints[field.name], "default": field.default}
+                stated |= field.metadata[SETTING]
+                name = stated.pop("name") or field.name
+                found.setdefault(name, Setting(name, **stated))
     return found
 
 
@@ -142,25 +109,24 @@ def check_settings(instance: Any, where: str) -> None:
         ConfigError: naming the setting, its value and what it should be.
     """
     check_types(instance, where)
-    for known in settings_of(type(instance)).values():
+    for name, known in settings_of(type(instance)).items():
         value = getattr(instance, known.field)
         if known.bounds is not None and value is not None:
-            require(known.bounds.hold(value), f"{where}: {known.name} = {value!r} should be {known.bounds.text}")
+            require(known.bounds.hold(value), f"{where}: {name} = {value!r} should be {known.bounds.text}")
 
 
 def changed(instance: Any) -> list[str]:
     """The settings of a dataclass that differ from their defaults."""
-    return [s.name for s in settings_of(type(instance)).values() if getattr(instance, s.field) != s.default]
+    return [name for name, s in settings_of(type(instance)).items() if getattr(instance, s.field) != s.default]
 
 
 def check_known(given: Iterable[str], classes: Iterable[type], where: str) -> None:
     """Raises a ConfigError for a name that none of the dataclasses has, with those that are close to it."""
-    known = [name for cls in classes for name in (*settings_of(cls), *getattr(cls, "renamed", {}))]
+    known = {name for cls in classes for name in (*settings_of(cls), *getattr(cls, "renamed", {}))}
     for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, known)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(dict.fromkeys(known))}"
-            raise ConfigError(f"{where}: unknown setting {name!r}; {hint}")
+        close = difflib.get_close_matches(name, known)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(sorted(known))}"
+        require(name in known, f"{where}: unknown setting {name!r}; {hint}")
 
 
 def pick(cls: type[T], given: Mapping[str, Any], where: str) -> T:
@@ -169,15 +135,15 @@ def pick(cls: type[T], given: Mapping[str, Any], where: str) -> T:
     Raises:
         ConfigError: one is missing, or wrong.
     """
-    fields = {known.name: known.field for known in settings_of(cls).values()}
-    fields |= {old: old for old in getattr(cls, "renamed", {})}
+    fields = {old: old for old in getattr(cls, "renamed", {})}
+    fields |= {name: known.field for name, known in settings_of(cls).items()}
     return from_dict(cls, {fields[name]: value for name, value in given.items() if name in fields}, where)
 
 
 def keep(component: Any, given: Mapping[str, Any], *classes: type) -> list[str]:
     """Keeps the settings of dataclasses as attributes of a FLARE component, by the fields' names, for its export.
 
-    Nothing is checked: a component that raises when it is built ends the whole job without a reason. See `kept`.
+    Nothing is checked before `kept`: a component that raises when it is built ends the whole job without a reason.
 
     Returns:
         The names that no dataclass has.
@@ -186,7 +152,7 @@ def keep(component: Any, given: Mapping[str, Any], *classes: type) -> list[str]:
     for cls in classes:
         rest = current_names(cls, rest, "job")
         for known in settings_of(cls).values():
-            if known.field in rest or not known.needed:
+            if known.field in rest or known.default is not MISSING:
                 setattr(component, known.field, rest.pop(known.field, known.default))
     return sorted(rest)
 
@@ -213,31 +179,24 @@ def shows(*classes: type, as_fields: bool = False) -> Callable[[T], T]:
 
     def decorate(function: T) -> T:
         own = inspect.signature(function)  # type: ignore[arg-type]
-        first = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        more = [
-            inspect.Parameter(
-                known.field if as_fields else known.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if known.needed else known.default,
-                annotation=known.type,
-            )
-            for known in settings_of(*classes).values()
-        ]
-        taken = {p.name for p in first}
-        signature = own.replace(parameters=[*first, *(p for p in more if p.name not in taken)])
-        function.__signature__ = signature  # type: ignore[attr-defined]
+        shown = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
+        for known in settings_of(*classes).values():
+            name = known.field if as_fields else known.name
+            default = inspect.Parameter.empty if known.default is MISSING else known.default
+            more = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=known.type)
+            shown.setdefault(name, more)
+        function.__signature__ = own.replace(parameters=list(shown.values()))  # type: ignore[attr-defined]
         return function
 
     return decorate
 
 
 def settings_table(*classes: type) -> list[tuple[str, str, str, str]]:
-    """The settings of dataclasses as rows of name, type with bounds, default, and help, for the documents."""
+    """The settings of dataclasses as rows of name, type with bounds, default, and help, for the documentation."""
     rows = []
-    for known in settings_of(*classes).values():
-        kind = known.type.__name__ if isinstance(known.type, type) else str(known.type).replace("typing.", "")
-        kind = kind.replace("collections.abc.", "")
-        default = "needed" if known.needed else str(known.default)
-        bounds = [] if known.bounds is None else [known.bounds.text]
-        rows.append((known.name, ", ".join([kind, *bounds]), default, known.help))
+    for name, known in settings_of(*classes).items():
+        kind = known.type.__name__ if isinstance(known.type, type) else str(known.type)
+        kind = kind.replace("collections.abc.", "").replace("typing.", "")
+        bounds = "" if known.bounds is None else f", {known.bounds.text}"
+        rows.append((name, kind + bounds, "needed" if known.default is MISSING else str(known.default), known.help))
     return rows

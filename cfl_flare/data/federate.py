@@ -58,7 +58,10 @@ class DataConfig:
     seed: int = setting(0, help="of the partition", ge=0)
     min_samples: int = setting(8, help="fewest training samples of a participant", ge=1)
     indicator_samples: int = setting(
-        0, help="to simulate: training samples of each class that no participant gets, to compare models on", ge=0
+        0,
+        help="to simulate: training samples of each class that no participant gets, to compare models on; in a recipe "
+        "as many as the method needs, unless it is given",
+        ge=0,
     )
     unseen: float | int = setting(
         0, help="to simulate: participants held back from training, to join afterwards: share or count", bounds=UNSEEN

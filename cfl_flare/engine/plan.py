@@ -73,7 +73,6 @@ class RunPlan:
         model: nn.Module | Mapping[str, Any],
         data: DataSource | Mapping[str, Any] | None = None,
         training: TrainSettings | Mapping[str, Any] | None = None,
-        indicator_samples: int | None = None,
         **settings: Any,
     ) -> RunPlan:
         """From the arguments of `cfl_flare.flare.ClusteredRecipe`.
@@ -83,9 +82,8 @@ class RunPlan:
         """
         check_known(settings, CONCERNS.values(), "recipe")
         method = method if isinstance(method, Method) else build_method(as_spec(method, "method"))
-        if indicator_samples is None:
-            indicator_samples = 0 if settings.get("participants") is None else held_back([method])
-        settings["indicator_samples"] = indicator_samples
+        if settings.get("indicator_samples") is None:
+            settings["indicator_samples"] = 0 if settings.get("participants") is None else held_back([method])
         parts: dict[str, Any] = {place: pick(kind, settings, "run") for place, kind in CONCERNS.items()}
         require(
             data is not None or parts["script"].train_script is not None,

@@ -54,8 +54,6 @@ class ClusteredRecipe(Recipe):
         model: the untrained module, or ``{"class_path": "package.Class", "args": {...}}``.
         data: what a site reads: a DataSource, or its ``{"class_path", "args"}``; None with ``train_script``.
         training: TrainSettings or a dictionary of them.
-        indicator_samples: to simulate: training samples of each class that no participant gets, on which the server
-            compares models; None for as many as the method needs.
     """
 
     @shows(*CONCERNS.values())
@@ -66,12 +64,9 @@ class ClusteredRecipe(Recipe):
         model: torch.nn.Module | Mapping[str, Any],
         data: DataSource | Mapping[str, Any] | None = None,
         training: TrainSettings | Mapping[str, Any] | None = None,
-        indicator_samples: int | None = None,
         **settings: Any,
     ):
-        plan = RunPlan.of(
-            method=method, model=model, data=data, training=training, indicator_samples=indicator_samples, **settings
-        )
+        plan = RunPlan.of(method=method, model=model, data=data, training=training, **settings)
         if plan.script.train_script is not None:
             given = {"data": data, "participants": plan.data.participants, "partition": plan.data.partition}
             check_script(plan.script.train_script, plan.method, {**given, "training": training})
