@@ -115,17 +115,12 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """
     values = current_names(cls, values, where)
     known = inspect.signature(cls).parameters
-    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
-    unknown = [name for name in values if name not in known]
-    if unknown and not open_ended:
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    named = {name: p for name, p in known.items() if p.kind not in kinds}
+    unknown = [name for name in values if name not in named]
+    if unknown and len(named) == len(known):
         raise ConfigError(f"{where}: unknown setting {unknown[0]!r}; it has: {', '.join(known) or 'no settings'}")
-    missing = [
-        name
-        for name, p in known.items()
-        if p.default is inspect.Parameter.empty
-        and name not in values
-        and p.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    ]
+    missing = [name for name, p in named.items() if p.default is p.empty and name not in values]
     if missing:
         raise ConfigError(f"{where}: setting {missing[0]!r} is missing and has no default")
     try:
@@ -181,10 +176,10 @@ def as_spec(value: Mapping[str, Any] | str, key: str) -> dict[str, Any]:
         isinstance(value, (str, Mapping)),
         f"{key} = {value!r} should be text like 'name:setting=value' or {{'{key}': 'name', 'setting': value}}",
     )
-    if isinstance(value, str):
-        name, settings = parse_spec(value)
-        return {key: name, **settings}
-    return dict(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    name, settings = parse_spec(value)
+    return {key: name, **settings}
 
 
 def describe(obj: Any, what: str) -> dict[str, Any]:

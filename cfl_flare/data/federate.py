@@ -52,19 +52,16 @@ class DataConfig:
     """
 
     participants: int | None = setting(None, help="to simulate: how many participants share the data", ge=1)
-    partition: Mapping[str, Any] | str | None = setting(
-        None, help="to simulate: how the data is dealt out, such as dirichlet:alpha=0.1"
-    )
+    partition: Mapping[str, Any] | str | None = setting(None, help="how it is dealt out, like dirichlet:alpha=0.1")
     seed: int = setting(0, help="of the partition", ge=0)
     min_samples: int = setting(8, help="fewest training samples of a participant", ge=1)
     indicator_samples: int = setting(
         0,
-        help="to simulate: training samples of each class that no participant gets, to compare models on; in a recipe "
-        "as many as the method needs, unless it is given",
+        help="to simulate: samples of each class to compare models on; a recipe's default: what its method needs",
         ge=0,
     )
     unseen: float | int = setting(
-        0, help="to simulate: participants held back from training, to join afterwards: share or count", bounds=UNSEEN
+        0, help="participants held back from training, to join afterwards: share or count", bounds=UNSEEN
     )
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cfl_flare.core.config import require
+from cfl_flare.core.errors import ConfigError
 
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq}
 MODES = {">=": "max", ">": "max", "<=": "min", "<": "min"}
@@ -75,14 +76,15 @@ class Condition:
         Raises:
             ConfigError: it is not ``<metric> <sign> <number>``.
         """
-        words = text.split()
-        clear = len(words) == 3 and words[1] in OPERATORS and _is_number(words[2])
-        require(
-            clear,
-            f"run: stop_cond = {text!r} should be '<metric> <sign> <number>' with one of {' '.join(OPERATORS)}, such "
-            "as 'accuracy >= 0.8'",
-        )
-        return cls(text, Metric(words[0], MODES.get(words[1], "max")), words[1], float(words[2]))
+        try:
+            name, sign, number = text.split()
+            _ = OPERATORS[sign]
+            return cls(text, Metric(name, MODES.get(sign, "max")), sign, float(number))
+        except (ValueError, KeyError) as error:
+            raise ConfigError(
+                f"run: stop_cond = {text!r} should be '<metric> <sign> <number>' with one of {' '.join(OPERATORS)}, "
+                "such as 'accuracy >= 0.8'"
+            ) from error
 
     def holds(self, scalars: Mapping[str, float]) -> bool:
         """Whether a round fulfils it; one that lacks the metric does not."""
@@ -155,11 +157,3 @@ class EarlyStopping:
 def _same(one: str, other: str) -> bool:
     """Whether two names mean the same number."""
     return one.replace("served_", "") == other.replace("served_", "")
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

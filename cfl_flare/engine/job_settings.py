@@ -22,14 +22,10 @@ class JobSettings:
     )
     name: str = setting("clustered", help="of the job, and of the run's folder under each site's state root")
     initial_ckpt: str | None = setting(
-        None,
-        help="a model to start from, safetensors or a state_dict of torch.save; an absolute path is the server's, a "
-        "file that lies here is carried by the job",
+        None, help="a model to start from: a file here, which the job carries, or an absolute path at the server"
     )
     exclude_vars: str | None = setting(None, help="a regular expression of names of arrays that do not leave a site")
-    resume_from: str | None = setting(
-        None, help="name of the run to go on from, after the last round of which there is a checkpoint"
-    )
+    resume_from: str | None = setting(None, help="name of the run to go on from, after its last checkpoint")
     byoc: bool = setting(False, help="let the job carry cfl_flare's code, for sites where it is not installed")
 
     def __post_init__(self) -> None:
@@ -43,9 +39,7 @@ class JobSettings:
 class ControllerSettings:
     """The server's process."""
 
-    task_timeout: int = setting(
-        3600, help="seconds that a round may take; who has not answered by then is left out of it", ge=1
-    )
+    task_timeout: int = setting(3600, help="seconds that a round may take; later answers are dropped", ge=1)
     memory_gc_rounds: int = setting(0, help=MEMORY.format("the server's"), ge=0, name="server_memory_gc_rounds")
 
     def __post_init__(self) -> None:
@@ -57,9 +51,7 @@ class ExecutorSettings:
     """A site's process, where FLARE started it."""
 
     site_sums: bool = setting(
-        False,
-        help="a site sends one mean a cluster for all of its participants, where the method only averages; the server "
-        "then learns no participant's own model",
+        False, help="a site sends one mean a cluster for all its participants, where the method only averages"
     )
     memory_gc_rounds: int = setting(0, help=MEMORY.format("a site's"), ge=0, name="client_memory_gc_rounds")
     cuda_empty_cache: bool = setting(False, help="a site's clean-up also gives torch's cached GPU memory back")
@@ -73,17 +65,13 @@ class ScriptSettings:
     """A training script of FLARE's Client API, in place of cfl_flare's own training."""
 
     train_script: str | None = setting(
-        None,
-        help="the script, which the job carries and which reads its data; each site is one participant",
-        per_site=True,
+        None, help="its file; the job carries it, it reads its data, each site is one participant", per_site=True
     )
     train_args: str = setting("", help="the script's command line", per_site=True)
     launch_external_process: bool = setting(False, help="run the script in a process of its own", per_site=True)
     command: str = setting("python3 -u", help="what starts that process", per_site=True)
     params_transfer_type: str = setting(
-        "FULL",
-        help="FULL, the script's models as they are, or DIFF: FLARE subtracts what was received, before the filters",
-        choices=("FULL", "DIFF"),
+        "FULL", help="the script's models as they are, or less what it received", choices=("FULL", "DIFF")
     )
 
     def __post_init__(self) -> None:
@@ -100,14 +88,10 @@ class AssignSettings:
     """
 
     metric: str = setting(
-        "loss",
-        help="ifca with a script: by which of its metrics, on its training data, it chooses among models",
-        name="assign_metric",
+        "loss", help="ifca: by which of the script's metrics, on its training data, it chooses", name="assign_metric"
     )
     mode: str = setting("min", help="which end of that metric is best", choices=("min", "max"), name="assign_mode")
-    every: int = setting(
-        1, help="rounds between two choices; in between it trains its cluster's model", ge=1, name="assign_every"
-    )
+    every: int = setting(1, help="rounds between two choices of a cluster", ge=1, name="assign_every")
     penalties: bool = False
     fedprox_mu: float | None = None
 

@@ -21,35 +21,23 @@ class ServerSettings:
     sample: float | int = setting(
         1.0, help="participants a round: a share like 0.25, or a count", bounds=SHARE_OR_COUNT
     )
-    min_answers: float | int = setting(
-        1, help="fewest good answers with which a round is aggregated: share or count", bounds=SHARE_OR_COUNT
-    )
+    min_answers: float | int = setting(1, help="fewest good answers a round: share or count", bounds=SHARE_OR_COUNT)
     evaluate_every: int = setting(1, help="rounds between measurements; the last round is always measured", ge=1)
     max_failed_rounds: int = setting(3, help="the run ends after so many rounds in a row with too few answers", ge=1)
-    keep_features: bool = setting(
-        False, help="keep what draws the participants: the Gram matrix of their features in each round"
-    )
+    keep_features: bool = setting(False, help="keep the Gram matrix of the participants' features in each round")
     min_sites_per_cluster: int = setting(
-        1, help="a cluster of fewer sites is reported, as its model tells of their data", ge=1
+        1, help="a smaller cluster is reported: its model tells of its sites' data", ge=1
     )
-    merge_small_clusters: bool = setting(
-        False, help="put the participants of such a cluster into the nearest other one, where the method can"
-    )
-    key_metric: str = setting(
-        "accuracy", help="the metric by which the best round is chosen, whose models are kept as well; empty for none"
-    )
+    merge_small_clusters: bool = setting(False, help="put a smaller cluster's participants into the nearest other one")
+    key_metric: str = setting("accuracy", help="by it the best round is chosen, whose models are kept; empty for none")
     key_metric_mode: str | None = setting(
         None, help="which end of it is best; default: what stop_cond is after, else max", choices=("min", "max")
     )
-    stop_cond: str | None = setting(
-        None, help="the run ends once this holds: 'accuracy >= 0.8', 'cluster-0/loss < 0.3'"
-    )
+    stop_cond: str | None = setting(None, help="the run ends once it holds: 'accuracy >= 0.8', 'cluster-0/loss < 0.3'")
     patience: int | None = setting(
         None, help="the run ends after so many rounds without improvement of stop_cond's metric, else key_metric", ge=1
     )
-    cross_site_evaluation: bool = setting(
-        False, help="measure every cluster's model on every participant's test split in the end"
-    )
+    cross_site_evaluation: bool = setting(False, help="measure every cluster's model on every test split in the end")
 
     def __post_init__(self) -> None:
         check_settings(self, "run")
@@ -73,7 +61,7 @@ class SiteSettings:
     evaluate_trained: bool = setting(False, help="measure the locally trained models as well")
     device: str = setting("cpu", help="where a site computes: cpu, cuda, cuda:0, ...", per_site=True)
     torch_threads: int = setting(
-        1, help="torch's threads at a site; more of them slow sites that share a machine", ge=1, per_site=True
+        1, help="torch's threads a site; more slow down sites on one machine", ge=1, per_site=True
     )
 
     def __post_init__(self) -> None:
