@@ -26,9 +26,9 @@ class ServerSettings:
     max_failed_rounds: int = setting(3, help="the run ends after so many rounds in a row with too few answers", ge=1)
     keep_features: bool = setting(False, help="keep the Gram matrix of the participants' features in each round")
     min_sites_per_cluster: int = setting(
-        1, help="a smaller cluster is reported: its model tells of its sites' data", ge=1
+        1, help="a cluster of fewer sites is reported, as its model tells of their data", ge=1
     )
-    merge_small_clusters: bool = setting(False, help="put a smaller cluster's participants into the nearest other one")
+    merge_small_clusters: bool = setting(False, help="put the participants of such a cluster into the nearest other")
     key_metric: str = setting("accuracy", help="by it the best round is chosen, whose models are kept; empty for none")
     key_metric_mode: str | None = setting(
         None, help="which end of it is best; default: what stop_cond is after, else max", choices=("min", "max")

@@ -86,14 +86,12 @@ class ClusteredRecipe(Recipe):
         self._staged: Any = None
         job = BaseFedJob(name=plan.job.name, min_clients=plan.job.min_clients, key_metric="")
         job.set_app_packages(["cfl_flare"])
-        training = {
-            k: list(v) if isinstance(v, tuple) else v for k, v in asdict(plan.training or TrainSettings()).items()
-        }
         shared = {
             "method": marked(describe_method(plan.method)),
             "model": marked(plan.model),
             "source": marked(plan.source),  # one dictionary, which `process_env` may change
-            **marked({"data": asdict(plan.data), "training": training}),
+            "data": marked(asdict(plan.data)),
+            "training": marked(asdict(plan.training or TrainSettings())),
             "made_by": marked(SOFTWARE),
         }
         pattern = plan.job.exclude_vars
