@@ -88,7 +88,8 @@ def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
         sites <= len(plan.data.names),
         f"run: sites = {sites} is more than {plan.data.who_trains}; each site hosts at least one",
     )
-    unused = [*changed(plan.controller), *changed(plan.executor), *(["exclude_vars"] if plan.job.exclude_vars else [])]
+    flares = [*changed(plan.controller), *changed(plan.executor), *changed(plan.job)]
+    unused = [name for name in flares if name not in ("min_clients", "name", "initial_ckpt")]
     require(
         not (simulation.loop and unused),
         f"run: nothing is sent with --loop, so that {', '.join(unused)} have no use; leave one of the two out",
