@@ -26,6 +26,9 @@ class JobSettings:
     )
     exclude_vars: str | None = setting(None, help="a regular expression of names of arrays that do not leave a site")
     resume_from: str | None = setting(None, help="name of the run to go on from, after its last checkpoint")
+    task_request_interval: float = setting(
+        0.2, help="seconds between a site's requests for a task; more where many sites ask one server", gt=0
+    )
     byoc: bool = setting(False, help="let the job carry cfl_flare's code, for sites where it is not installed")
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every setting of a job is an option of the command line, with the recipe's name, default and meaning."""
 
+import json
 from dataclasses import asdict
 
 import pytest
@@ -41,6 +42,14 @@ def test_options_become_settings():
     assert {**server, "patience": 4, "stop_cond": "loss < 1"}.items() <= asdict(plan.server).items()
     assert plan.site.device == "cuda"
     assert TrainSettings(**given(arguments, TrainSettings)).lr_milestones == (3, 5)
+
+
+def test_how_often_sites_ask_the_server(tmp_path, capsys):
+    exported(tmp_path, "--model", MODEL, "--task-request-interval", "3")
+    config = json.loads((tmp_path / "clustered" / "app" / "config" / "config_fed_server.json").read_text())
+    assert config["server"] == {"task_request_interval": 3.0}
+    assert main(["run", "--loop", "--task-request-interval", "0"]) == 2
+    assert "run: task_request_interval = 0.0 should be > 0" in capsys.readouterr().err
 
 
 def test_a_job_with_a_training_script(tmp_path, monkeypatch):

@@ -34,10 +34,6 @@ from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.methods import Method, describe_method
 from cfl_flare.training.settings import TrainSettings
 
-# Seconds between two requests of a site for its next task. Polling is most of a small round's fixed cost; FLARE's own
-# 2 s would be most of the round.
-POLLING = 0.2
-
 
 class ClusteredRecipe(Recipe):
     """A federated job that finds groups of participants and trains a model for each.
@@ -123,7 +119,8 @@ class ClusteredRecipe(Recipe):
             judge=judge,
         )
         job.to_server(controller)
-        job.to_server({"server": {"task_request_interval": POLLING}})
+        # Polling is most of a small round's fixed cost; FLARE's own 2 s would be most of the round.
+        job.to_server({"server": {"task_request_interval": plan.job.task_request_interval}})
 
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
         """Takes what `cfl_flare.flare.job.client_apps.ClientApps.set_per_site` says."""
