@@ -57,17 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_out(out: Path) -> None:
-    """Whether results can be written to a folder, without making it.
-
-    Raises:
-        ConfigError: it is in use, is no folder, or cannot be made.
-    """
+    """Raises a ConfigError if results cannot be written to a folder; it is not made yet."""
     unused = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     require(unused, f"--out = {str(out)!r} is not an empty folder; name a new one")
     there = next(folder for folder in (out, *out.parents) if folder.exists())
     require(
         there.is_dir() and os.access(there, os.W_OK | os.X_OK),
-        f"--out = {str(out)!r} cannot be made: {str(there)!r} is no folder that may be written; name another folder",
+        f"--out = {str(out)!r} cannot be made: {str(there)!r} cannot be written; name another folder",
     )
 
 
@@ -169,11 +165,7 @@ def onboard(arguments: argparse.Namespace) -> None:
 
 
 def check_allowed(allowed: Sequence[str], path: str) -> None:
-    """Whether a class that a run names may be imported.
-
-    Raises:
-        ConfigError: it is neither the package's own nor was it allowed.
-    """
+    """Raises a ConfigError if a class that a run names is neither the package's own nor allowed."""
     known = path.startswith("cfl_flare.") or path in allowed
     require(known, f"the run names {path}, which is not cfl_flare's own; if you trust it, add --allow {path}")
 

@@ -32,11 +32,7 @@ def held_back(methods: Iterable[Method]) -> int:
 
 
 def check_indicator(method: Method, data: DataConfig) -> None:
-    """Whether a run will have the indicator samples that its method needs.
-
-    Raises:
-        ConfigError: it will not.
-    """
+    """Raises a ConfigError if a run will not have the indicator samples that its method needs."""
     wanted = method.indicator
     if wanted is None or wanted.file is not None:
         return

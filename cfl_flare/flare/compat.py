@@ -114,11 +114,7 @@ def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
 
 
 def check_site_names(names: Sequence[str], fewest: int) -> None:
-    """Whether a job can have settings for these sites alone.
-
-    Raises:
-        ConfigError: a name that FLARE cannot use, or fewer sites than the job starts with.
-    """
+    """Raises a ConfigError for a site's name that FLARE cannot use, or fewer sites than the job starts with."""
     try:
         _validate_per_site_targets({name: {} for name in names}, fewest)
     except ValueError as error:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a job goes with the software that runs it, and the server's copy of its settings with a site's."""
+"""Checks that a job fits the software that runs it, and the server's copy of its settings a site's."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ class ClientApps:
             unknown = [key for key in own if key not in known]
             require(
                 not unknown,
-                f"recipe: per-site config: {site}: {unknown[:1]} is nothing that sites can have of their own{reason}; "
-                f"they can have {', '.join(known)}",
+                f"recipe: per-site config: {site}: {unknown[:1]} cannot be set for a single site{reason}; "
+                f"it can have its own {', '.join(known)}",
             )
 
 
