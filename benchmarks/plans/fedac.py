@@ -11,7 +11,8 @@ The images are the JPEG version of CIFAR-10.
     tables.py run --plan fedac --rows number pull likeness --out cells     the sweeps, and any other: --rows fedac:k=5
 """
 
-from cfl_flare.data.images import JpegNpz
+from jpeg_npz import JpegNpz
+
 from cfl_flare.training.settings import TrainSettings
 from plans.plan import Plan, model
 

@@ -21,11 +21,11 @@ from rich.table import Table
 
 from cfl_flare.cli.options import Simulation, parser
 from cfl_flare.cli.setting_options import given
-from cfl_flare.cli.specs import build_named, model_of_job, read_model, read_source, shape_and_classes
+from cfl_flare.cli.specs import build_named, model_of_job, model_spec, read_source, shape_and_classes
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.errors import CFLError, RunFailedError, UnfitError
 from cfl_flare.data import PARTITIONS, SOURCES, DataConfig
-from cfl_flare.engine.indicator import held_back
+from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
 from cfl_flare.methods.combinations import Combination
@@ -82,10 +82,10 @@ def run(arguments: argparse.Namespace) -> None:
     source = read_source(arguments.data)
     settings = {
         **given(arguments, *CONCERNS.values()),
-        "model": read_model(arguments.model, *shape_and_classes(source, arguments.data)),
+        "model": model_spec(arguments.model, *shape_and_classes(source, arguments.data)),
         "data": source,
         "training": TrainSettings(**given(arguments, TrainSettings)),
-        "indicator_samples": held_back(methods_to_run),
+        "indicator_samples": samples_to_set_aside(methods_to_run),
         "min_clients": simulation.sites,
     }
     plans = {name: RunPlan.of(name=name, method=m, **settings) for name, m in zip(names, methods_to_run)}
@@ -145,7 +145,7 @@ def partition(arguments: argparse.Namespace) -> None:
 
 def onboard(arguments: argparse.Namespace) -> None:
     """``cfl-flare onboard``."""
-    from cfl_flare.engine.newcomers import Finished
+    from cfl_flare.engine.newcomers import Finished, joining_rule
 
     name = arguments.name
     check_run_name(name, "--name")
@@ -160,7 +160,7 @@ def onboard(arguments: argparse.Namespace) -> None:
     newcomer = finished.join(data, finished.logits(arguments.indicator_file), arguments.rounds)
     path = finished.save(newcomer, out)
     console = Console()
-    print_whole(console, newcomer_table(newcomer, finished.method.joins_by))
+    print_whole(console, newcomer_table(newcomer, joining_rule(finished.method)))
     console.print(f"model: {path}", soft_wrap=True)
 
 

@@ -24,7 +24,7 @@ from cfl_flare.cli.options import Simulation
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, RunFailedError
 from cfl_flare.core.settings import changed
-from cfl_flare.data.facts import facts_of
+from cfl_flare.data.summary import DataSummary
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.engine.plan import RunPlan
@@ -57,7 +57,7 @@ def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) ->
     runs = []
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:
         console = Console(file=terminal)
-        if unscaled := facts_of(hosted[0]).unscaled:
+        if unscaled := DataSummary.of(hosted[0]).unscaled:
             console.print(f"look at the data: {unscaled}", style="yellow")
         for name, job in jobs.items():
             folder = out / name

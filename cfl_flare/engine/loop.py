@@ -27,7 +27,7 @@ from cfl_flare.methods import Method, Participant, build_method, describe_method
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.metrics import RoundMetrics
-from cfl_flare.results.run_dir import Recorder
+from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import ARCHIVE, Store
 from cfl_flare.training.settings import TrainSettings
 
@@ -87,7 +87,7 @@ def run_loop(
     site.add(data.host(source, "local", 0, 1))
     logits = logits_for(method, make_model, data, lambda: source, settings.seed)
     participants = [Participant(d.name, "local", len(d.train), d.group) for d in site.hosted.values()]
-    layout, facts = site.workshop.resident.layout, describe_run(data, settings, training)
+    layout, facts = site.runtime.resident.layout, describe_run(data, settings, training)
     run = {
         "method": describe_method(method),
         "model": describe(model, "model"),
@@ -98,7 +98,8 @@ def run_loop(
     }
     begun = Checkpoint.latest(checkpoints, layout, run, as_written_now) if checkpoints is not None else None
     if begun is None:
-        begun = Checkpoint(method.start(initial_models(method, make_model, layout, settings.seed, initial_ckpt)))
+        initial = initial_models(method, make_model, layout, settings.seed, initial_ckpt)
+        begun = Checkpoint(method.start(initial, [p.name for p in participants]))
     site.memory.update({name: dict(own) for name, own in begun.memory.items()})
     recorder = None
     if folder is not None:
@@ -107,11 +108,11 @@ def run_loop(
     server = Server(method, layout, participants, settings, begun.state, recorder, begun.progress, logits, archive)
     while True:
         number, last = server.state.round, server.finished
-        orders = server.orders()
-        models = with_parts(server.bank, [slot for order in orders.values() for slot in order.needed])
-        for name, order in orders.items():
+        tasks = server.tasks()
+        models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
+        for name, task in tasks.items():
             try:
-                server.accept(site.answer(name, order, models, number), "local")
+                server.accept(site.carry_out(name, task, models, number), "local")
             except PayloadError as error:
                 logger.warning("round %d: %s", number, error)
         measured = server.finish_round()

@@ -13,7 +13,7 @@ from torch import nn
 from cfl_flare.core.config import as_spec, build, describe, from_dict, require
 from cfl_flare.core.settings import check_known, pick
 from cfl_flare.data import DataConfig, DataSource
-from cfl_flare.engine.indicator import held_back
+from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.job_settings import (
     AssignSettings,
     ControllerSettings,
@@ -83,7 +83,9 @@ class RunPlan:
         check_known(settings, CONCERNS.values(), "recipe")
         method = method if isinstance(method, Method) else build_method(as_spec(method, "method"))
         if settings.get("indicator_samples") is None:
-            settings["indicator_samples"] = 0 if settings.get("participants") is None else held_back([method])
+            settings["indicator_samples"] = (
+                0 if settings.get("participants") is None else samples_to_set_aside([method])
+            )
         parts: dict[str, Any] = {place: pick(kind, settings, "run") for place, kind in CONCERNS.items()}
         require(
             data is not None or parts["script"].train_script is not None,

@@ -67,8 +67,7 @@ def check_data(
 def _check_fit(plan: RunPlan) -> Layout:
     """Checks the method against the model and the other settings; returns the model's layout."""
     method, layout = plan.method, _layout(plan.make_model())
-    method.check_model(layout)
-    method.check_rounds(plan.server.num_rounds)
+    method.check(layout, plan.server.num_rounds)
     check_indicator(method, plan.data)
     scripted = plan.script.train_script is not None
     check_sums(plan.executor.site_sums, method, plan.server, scripted)
@@ -105,7 +104,7 @@ def _check_start(plan: RunPlan, layout: Layout) -> None:
     if plan.data.participants is None or plan.job.resume_from is not None:
         return
     participants = [Participant(name, "site", 1) for name in plan.data.names]
-    state = plan.method.start(partial(untrained, plan.make_model, plan.server.seed))
+    state = plan.method.start(partial(untrained, plan.make_model, plan.server.seed), plan.data.names)
     Server(plan.method, layout, participants, plan.server, state)
 
 

@@ -28,7 +28,8 @@ from cfl_flare.flare.compat import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.tracking import track
 from cfl_flare.methods import Participant
-from cfl_flare.results.run_dir import Recorder, load_run
+from cfl_flare.results.recorder import Recorder
+from cfl_flare.results.run_dir import load_run
 
 RESULTS = "cfl"
 # Seconds that the first task may take at least: it starts with the site's process, imports torch and reads the data.
@@ -191,7 +192,7 @@ class ClusteredController(PerSiteController):
         return True
 
     def _ask(self) -> bool:
-        """Sends each site its orders and takes its answers. False if the job was aborted."""
+        """Sends each site its task and takes its results. False if the job was aborted."""
         tasks = self.aggregator.plan()
         for site, data in tasks.items():
             data.meta[wire.META].update(self._hosting[site])

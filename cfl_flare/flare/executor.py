@@ -23,7 +23,7 @@ from cfl_flare.core.config import build, from_dict, unmarked
 from cfl_flare.core.errors import AbortedError, CFLError, PayloadError
 from cfl_flare.core.settings import keep, kept, shows
 from cfl_flare.data import DataConfig, DataSource, SiteData
-from cfl_flare.data.facts import facts_of
+from cfl_flare.data.summary import DataSummary
 from cfl_flare.engine.job_settings import ExecutorSettings
 from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.settings import SiteSettings
@@ -112,11 +112,11 @@ class ClusteredExecutor(Executor):
         self._agree(content, fl_ctx)
         site = self._prepared(content, fl_ctx)
         if content["memory_of"] != self.run_name:  # what an earlier run of this name left is not this one's
-            store_for(self.run_name, fl_ctx).set_aside()
+            store_for(self.run_name, fl_ctx).keep_previous()
         for own in site.hosted.values() if len(site.hosted) == 1 else ():
-            facts = facts_of(own)
-            self.log_info(fl_ctx, f"data: {facts.line}")
-            for remark in facts.remarks:
+            summary = DataSummary.of(own)
+            self.log_info(fl_ctx, f"data: {summary.line}")
+            for remark in summary.remarks:
                 self.log_warning(fl_ctx, f"data: {remark}")
         hosted = [{"name": d.name, "samples": len(d.train), "group": d.group} for d in site.hosted.values()]
         return wire.to_shareable({}, {"participants": hosted})
@@ -134,27 +134,27 @@ class ClusteredExecutor(Executor):
         check_filters(fl_ctx)
 
     def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """One round for all participants that were given orders."""
+        """One round for all participants that were given a task."""
         content = wire.content_of(wire.from_shareable(shareable).meta)
         site = self._prepared(content, fl_ctx)
-        layout = site.workshop.resident.layout
-        orders, models, content = wire.decode_task(shareable, layout)
+        layout = site.runtime.resident.layout
+        tasks, models, content = wire.decode_task(shareable, layout)
         number = content["round"]
         self._recall(number, site, content["memory_of"] or self.run_name, fl_ctx)
         started = time.monotonic()
         last = number == shareable.get_header(AppConstants.NUM_ROUNDS)
         keep = partial(self._keep, number, fl_ctx) if last else _leave
-        answers = [site.answer(name, order, models, number, keep) for name, order in orders.items()]
-        for answer in answers:
-            if answer.error:
-                self._log_failure(f"round {number}: {answer.participant}", answer.error, answer.error, fl_ctx)
+        results = [site.carry_out(name, task, models, number, keep) for name, task in tasks.items()]
+        for result in results:
+            if result.error:
+                self._log_failure(f"round {number}: {result.participant}", result.error, result.error, fl_ctx)
         self._remember(number + 1, site)
         did = "measured the final models of" if last else "worked for"
         seconds = time.monotonic() - started
-        self.log_info(fl_ctx, f"round {number}: {did} {len(answers)} participants in {seconds:.2f} s")
+        self.log_info(fl_ctx, f"round {number}: {did} {len(results)} participants in {seconds:.2f} s")
         if self._own.site_sums:
-            answers = added_up(answers, models, site.method)
-        reply = wire.encode_answers(answers, {"round": number})
+            results = added_up(results, models, site.method)
+        reply = wire.encode_results(results, {"round": number})
         if self._own.memory_gc_rounds and (number + 1) % self._own.memory_gc_rounds == 0:
             cleanup_memory(self._own.cuda_empty_cache)
         return reply
@@ -198,7 +198,7 @@ class ClusteredExecutor(Executor):
         if not versions:
             return  # the method remembers nothing, or this site is new
         try:
-            models, _ = source.load(versions[-1], site.workshop.resident.layout)
+            models, _ = source.load(versions[-1], site.runtime.resident.layout)
         except PayloadError as error:
             self.log_warning(fl_ctx, f"no memory of round {number} ({error}); participants start from their centre")
             return

@@ -71,7 +71,7 @@ def test_what_cannot_be_started_from(tmp_path, case):
 
 
 def test_no_file_and_a_damaged_one(tmp_path):
-    with pytest.raises(ConfigError, match="is no file here"):
+    with pytest.raises(ConfigError, match="is not a file here"):
         read_checkpoint(tmp_path / "none.pt", LAYOUT)
     for name in ("broken.pt", "broken.safetensors"):
         (tmp_path / name).write_bytes(b"nothing")

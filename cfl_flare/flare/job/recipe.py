@@ -101,7 +101,7 @@ class ClusteredRecipe(Recipe):
         plan = self.plan
         # At real sites, what each of them reads is its own business, and the server has no use for it.
         dealt = {} if plan.data.participants is None else {"source": shared["source"]}
-        held = {**dealt, "data": shared["data"], **MARK} if plan.method.indicator is not None else None
+        held = {**dealt, "data": shared["data"], **MARK} if plan.method.traits.indicator is not None else None
         start = place_checkpoint(plan.job.initial_ckpt, job)
         job.to_server(ClusteringAggregator(shared["method"], shared["model"], held, start), id="aggregator")
         persistor = ClusterModelPersistor(run_name=plan.job.name, resume_from=plan.job.resume_from)

@@ -137,7 +137,11 @@ def test_refusals(settings, says):
     [
         ({}, {"site-1": {}}, r"defines 1 site\(s\), but min_clients=2"),
         ({}, {"site-1": {}, "server": {}}, "reserved"),
-        ({}, {"site-1": {"lr": 1}, "site-2": {}}, r"site-1: \['lr'\] cannot be set for a single site; .*data, data_args, device"),
+        (
+            {},
+            {"site-1": {"lr": 1}, "site-2": {}},
+            r"site-1: \['lr'\] cannot be set for a single site; .*data, data_args, device",
+        ),
         ({}, {"site-1": {"device": "gpu!"}, "site-2": {}}, "device = 'gpu!'"),
         ({}, {"site-1": {"data_args": {"file": 1}}, "site-2": {}}, "unknown setting 'file'"),
         (SCRIPT, {"site-1": {"data": 1}, "site-2": {}}, r"site-1: \['data'\] cannot be set for a single site"),
