@@ -47,7 +47,7 @@ def test_commands_are_understood(command):
     if given == ["--version"]:
         return
     arguments = parser().parse_args(given)
-    assert arguments.command
+    assert arguments.subcommand
     for spec, penalties in getattr(arguments, "method", None) or []:
         if "." not in parse_spec(spec)[0]:  # else a class of the reader's own
             assert build_named(spec, penalties).label

@@ -6,6 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from cfl_flare.cli.setting_options import add_settings
+from cfl_flare.data import DataConfig
+from cfl_flare.engine.settings import SiteSettings
+
 DATA = "an .npz file in MedMNIST's layout, a folder of images by class, or a source as for 'cfl-flare run'"
 
 
@@ -23,8 +27,7 @@ def add_site(commands: Any) -> None:
     check = what.add_parser("check", help="report what would prevent this site from taking part in a job")
     check.add_argument("--data", metavar="D", help=f"{DATA}; default: what a job finds, by $CFL_DATA")
     check.add_argument("--model", metavar="NET", help="the job's model, as for 'cfl-flare run'; default: one that fits")
-    check.add_argument("--min-samples", type=int, default=8, metavar="N", help="fewest training samples (%(default)s)")
-    check.add_argument("--device", default="cpu", help="where the job computes (%(default)s)")
+    add_settings(check, DataConfig, SiteSettings, only=("min_samples", "device"))
     check.add_argument("--kit", help="check this startup kit as well; default: the current folder, if it is one")
 
 

@@ -17,14 +17,6 @@ from cfl_flare.methods import Method, build_method
 from cfl_flare.models import MODELS
 
 
-def share_or_count(text: str, option: str) -> float | int:
-    """``"0.25"`` is a share, ``"25"`` a count."""
-    try:
-        return int(text) if text.lstrip("-").isdigit() else float(text)
-    except ValueError as error:
-        raise ConfigError(f"{option} = {text!r} should be a share like 0.25 or a count like 25") from error
-
-
 def read_source(text: str, here: bool = True) -> DataSource:
     """The data source that the command line names.
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.core.config import check_types, require
+from cfl_flare.core.config import as_spec, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.seeds import stream
+from cfl_flare.core.settings import Bounds, check_settings, setting
 from cfl_flare.data.deal import Deal, Partition, dealt
 from cfl_flare.data.indicator_samples import drawn
 from cfl_flare.data.partitions import build_partition
@@ -37,66 +38,56 @@ class ParticipantData:
     group: int | None = None
 
 
+UNSEEN = Bounds(
+    "a share in [0.0, 1.0) or a count", lambda value: 0 <= value < 1 if isinstance(value, float) else value >= 0
+)
+
+
 @dataclass(frozen=True)
 class DataConfig:
-    """How the participants of a run get their data.
+    """How the participants of a run get their data: in a simulation from one source's samples, else each its own.
 
-    Attributes:
-        participants: in a simulation, how many share the source's samples; None at real sites, where each site is one
-            participant with all that its own source reads.
-        partition: the rule of the simulation; None at real sites.
-        seed: of the partition.
-        min_samples: fewest training samples of a participant.
-        indicator_samples: training samples of each class that a simulation takes out before it deals the others out:
-            no participant has them, and a server whose method compares predictions does.
-        unseen: how many of a simulation's participants are held back from the training, to join afterwards: a share in
-            [0.0, 1.0), or a count.
+    In a simulation ``participants`` and ``partition`` are given. Where each site is one participant, with all that its
+    own source reads, they are not. A partition ``"name:setting=value"`` becomes its dictionary.
     """
 
-    participants: int | None = None
-    partition: Mapping[str, Any] | None = None
-    seed: int = 0
-    min_samples: int = 8
-    indicator_samples: int = 0
-    unseen: float | int = 0
+    participants: int | None = setting(None, help="to simulate: how many participants share the data", ge=1)
+    partition: Mapping[str, Any] | str | None = setting(None, help="how it is dealt out, like dirichlet:alpha=0.1")
+    seed: int = setting(0, help="of the partition", ge=0)
+    min_samples: int = setting(8, help="fewest training samples of a participant", ge=1)
+    indicator_samples: int = setting(
+        0,
+        help="to simulate: samples of each class to compare models on; a recipe's default: what its method needs",
+        ge=0,
+    )
+    unseen: float | int = setting(
+        0, help="participants held back from training, to join afterwards: share or count", bounds=UNSEEN
+    )
 
     def __post_init__(self) -> None:
-        where = "data"
-        check_types(self, where)
-        require(self.seed >= 0, f"{where}: seed = {self.seed} should be >= 0")
+        if isinstance(self.partition, str):
+            object.__setattr__(self, "partition", as_spec(self.partition, "partition"))
+        check_settings(self, "data")
         require(
             (self.participants is None) == (self.partition is None),
-            f"{where}: participants = {self.participants} and partition = {self.partition} belong together: give both "
+            f"data: participants = {self.participants} and partition = {self.partition} belong together: give both "
             "to simulate participants from one pooled set, neither where each site has its own data",
         )
-        require(self.min_samples >= 1, f"{where}: min_samples = {self.min_samples} should be >= 1")
-        held = self.indicator_samples
-        require(held >= 0, f"{where}: indicator_samples = {held} should be >= 0")
+        if self.partition is not None and self.participants is not None:
+            build_partition(self.partition).check(self.participants)
         require(
-            not held or self.partition is not None,
-            f"{where}: indicator_samples = {held} can be taken out of a simulation's data only; where each site has "
-            "its own, give the method an indicator_file",
+            not self.indicator_samples or self.partition is not None,
+            f"data: indicator_samples = {self.indicator_samples} can be taken out of a simulation's data only; where "
+            "each site has its own, give the method an indicator_file",
         )
-        if self.partition is not None:
+        if self.unseen:
             require(
-                isinstance(self.participants, int) and self.participants >= 1,
-                f"{where}: participants = {self.participants!r} should be a whole number >= 1",
-            )
-            build_partition(self.partition).check(self.participants or 0)
-        self._check_unseen(where)
-
-    def _check_unseen(self, where: str) -> None:
-        unseen, participants = self.unseen, self.participants
-        share = 0 <= unseen < 1 if isinstance(unseen, float) else unseen >= 0
-        require(share, f"{where}: unseen = {unseen} should be a share in [0.0, 1.0) or a count")
-        if unseen:
-            require(
-                participants is not None,
-                f"{where}: unseen = {unseen} participants can be held back in a simulation only; a site that was not "
+                self.participants is not None,
+                f"data: unseen = {self.unseen} participants can be held back in a simulation only; a site that was not "
                 "in training joins by 'cfl-flare onboard'",
             )
-            left = f"leaves none of {participants} participants to train; hold back fewer"
-            require(bool(self.names), f"{where}: unseen = {unseen} {left}")
+            left = f"leaves none of {self.participants} participants to train; hold back fewer"
+            require(bool(self.names), f"data: unseen = {self.unseen} {left}")
 
     @property
     def names(self) -> list[str]:

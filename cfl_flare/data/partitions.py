@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.core.config import require
+from cfl_flare.core.config import as_spec, require
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data.deal import Partition, Pool, filled
 from cfl_flare.data.groups import ClassGroups, ClusterDirichlet, ClusterNClass, Skewed
@@ -224,13 +224,13 @@ PARTITIONS: dict[str, type[Partition]] = {
 }
 
 
-def build_partition(spec: Mapping[str, Any]) -> Partition:
-    """The partition of a job: ``{"partition": "dirichlet", "alpha": 0.1}``.
+def build_partition(spec: Mapping[str, Any] | str) -> Partition:
+    """The partition of a job: ``{"partition": "dirichlet", "alpha": 0.1}`` or ``"dirichlet:alpha=0.1"``.
 
     Raises:
         ConfigError: an unknown rule or setting, or a value out of its range.
     """
-    settings = dict(spec)
+    settings = as_spec(spec, "partition")
     name = settings.pop("partition", None)
     if not isinstance(name, str) or name not in PARTITIONS:
         raise ConfigError(f"partition {name!r} is unknown; there are {', '.join(PARTITIONS)}")

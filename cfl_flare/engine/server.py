@@ -252,16 +252,16 @@ class Server:
 
         The measured round's models are those of the state as it is now, before the coming round moves it.
         """
-        goal, progress = self.settings.goal, self.progress
+        stopping, progress = self.settings.early_stopping, self.progress
         number, scalars = measured.record["round"], measured.scalars()
-        best = None if goal.key is None else goal.key.best(progress.best, number, scalars)
+        best = None if stopping.key is None else stopping.key.best(progress.best, number, scalars)
         if best != progress.best:
             progress.best = best
             if self._recorder is not None:
                 self._recorder.best(self._left(), self.state.round)
-        watched = goal.watched
+        watched = stopping.watched
         progress.watched = None if watched is None else watched.best(progress.watched, number, scalars)
-        return goal.reached(progress.watched, number, scalars)
+        return stopping.reached(progress.watched, number, scalars)
 
     def _measure(self) -> RoundMetrics | None:
         """Completes the last round's record with what the results say of its models."""
@@ -365,7 +365,7 @@ class Server:
         if self._recorder is not None:
             facts = {**extra, "rejected": dict(self.rejected), "seed": self.settings.seed}
             facts["small_clusters"] = self.small_clusters
-            key, best = self.settings.goal.key, self.progress.best
+            key, best = self.settings.early_stopping.key, self.progress.best
             facts["best"] = None if key is None or best is None else {"metric": key.name, "mode": key.mode, **best}
             facts["stopped"] = self.progress.stopped
             if self.settings.cross_site_evaluation:

@@ -187,8 +187,8 @@ class ClusteringAggregator(ModelAggregator):
             return FLModel(params={})
         scalars = measured.scalars()
         info = {"metric_source": "cfl_flare", "metric_split": "test", "use_contribution_sites": False}
-        key, progress = self.running.settings.goal.key, self.running.progress
-        for unknown in self.running.settings.goal.unknown(progress.best, progress.watched):
+        key, progress = self.running.settings.early_stopping.key, self.running.progress
+        for unknown in self.running.settings.early_stopping.unknown(progress.best, progress.watched):
             self.warning(
                 f"no round has had the number {unknown!r} so far, by which the best models are kept or the job ends; "
                 f"round {measured.record['round']} has {', '.join(sorted(scalars))}"

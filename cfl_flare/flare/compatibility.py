@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ def series(version: str) -> str:
 
 # Patch releases of FLARE make no difference to a job, nor to the job templates that contain this.
 SOFTWARE = {"cfl_flare": __version__, "nvflare": series(nvflare.__version__)}
+
+# Versions whose jobs still run here: a setting that they lack has its default.
+RUNS_JOBS_OF = ("0.1",)
 
 # The executor's settings that must be equal to the server's.
 SHARED = ("method", "model", "data", "training", "seed", "run_name")
@@ -52,6 +55,23 @@ def check_software(theirs: Mapping[str, str], who: str, place: str) -> None:
             "version at the server and every site and make the job with it (an installed package is used rather than "
             "the copy that a job carries)",
         )
+
+
+def check_maker(made_by: Mapping[str, str], place: str) -> None:
+    """Raises a ConfigError if a job was made by software whose jobs do not run here.
+
+    Args:
+        made_by: version of each package.
+        place: where this is.
+    """
+    known = series(made_by.get("cfl_flare", "")) in RUNS_JOBS_OF
+    ours = {"cfl_flare": SOFTWARE["cfl_flare"]} if known else {}
+    check_software({**made_by, **ours}, "the job was made by", place)
+
+
+def check_known(unknown: Sequence[str], component: str, place: str) -> None:
+    """Raises a ConfigError if a component was given settings that this version does not know."""
+    require(not unknown, f"job: {place} does not know the {component}'s settings {unknown}; leave them out")
 
 
 def check_settings(servers: Mapping[str, Any], own: Mapping[str, Any], place: str) -> None:

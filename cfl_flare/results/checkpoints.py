@@ -7,11 +7,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cfl_flare.core.config import unmarked
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods import ServerState
 from cfl_flare.results.metrics import RoundMetrics
@@ -80,8 +81,20 @@ class Checkpoint:
         store.save(self.state.round, {**self.state.bank, **memory}, metadata, self.state.arrays)
 
     @classmethod
-    def latest(cls, store: Store, layout: Layout, run: Mapping[str, Any]) -> Checkpoint | None:
+    def latest(
+        cls,
+        store: Store,
+        layout: Layout,
+        run: Mapping[str, Any],
+        as_written_now: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+    ) -> Checkpoint | None:
         """The newest intact checkpoint; None if there is none.
+
+        Args:
+            store: where to look.
+            layout: of the run's model.
+            run: the run's settings.
+            as_written_now: turns the settings that an earlier version wrote into those that this one writes.
 
         Raises:
             StoreError: it is of a run with other settings.
@@ -92,8 +105,13 @@ class Checkpoint:
             _, models, metadata = store.latest(layout)
         except StoreError:  # each damaged version has been logged
             return None
-        if metadata["run"] != json.loads(json.dumps(unmarked(run))):
-            raise StoreError(f"{store.folder} holds checkpoints of a run with other settings; use another folder")
+        other = StoreError(f"{store.folder} holds checkpoints of a run with other settings; use another folder")
+        try:
+            written = json.dumps(as_written_now(metadata["run"]), sort_keys=True)
+        except (ConfigError, KeyError) as error:
+            raise other from error
+        if written != json.dumps(unmarked(run), sort_keys=True):
+            raise other
         memory: dict[str, dict[str, Params]] = {}
         for key in models.keys() - set(metadata["slots"]):
             name, _, what = key.rpartition("#")

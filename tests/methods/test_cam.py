@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.data import DataConfig
-from cfl_flare.engine.preflight import check_job
-from cfl_flare.engine.server import ServerSettings
+from cfl_flare.data import Digits
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.preflight import check_plans
 from cfl_flare.methods import (
     CAM,
     IFCA,
@@ -511,10 +511,11 @@ def test_a_base_must_be_named():
 @pytest.mark.parametrize("participants", [4, None])
 def test_a_warm_up_that_leaves_no_rounds_is_refused_before_the_start(participants):
     method = CAM(base=IFCA(k=2), warmup=3)
-    data = DataConfig(participants, {"partition": "iid"} if participants else None)
-    check_job(method, MODEL, data, ServerSettings(4))
+    dealt = {"participants": participants, "partition": "iid" if participants else None}
+    run = {"method": method, "model": MODEL, "data": Digits(), "min_clients": 1, **dealt}
+    check_plans([RunPlan.of(**run, num_rounds=4)])
     with pytest.raises(ConfigError, match="warmup = 3 leaves none of 3 rounds; lower it"):
-        check_job(method, MODEL, data, ServerSettings(3))
+        check_plans([RunPlan.of(**run, num_rounds=3)])
     if participants:
         with pytest.raises(ConfigError, match="warmup = 3 leaves none of 3 rounds; lower it"):
             play(method, 3)

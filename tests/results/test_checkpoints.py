@@ -164,6 +164,51 @@ def test_another_run_does_not_go_on_from_here(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "checkpoints" / "round-000003.json").read_text()) == before
 
 
+def stopped_ifca(folder: Path) -> dict[str, Any]:
+    """A run of IFCA that is stopped; the settings in its last checkpoint, which `rewrite` can change."""
+    with pytest.raises(Stopped):
+        loop(IFCA(k=2), folder / "run", folder / "checkpoints", stop_at=4)
+    return json.loads((folder / "checkpoints" / "round-000003.json").read_text())["facts"]["run"]
+
+
+def rewrite(folder: Path, run: dict[str, Any]) -> None:
+    path = folder / "checkpoints" / "round-000003.json"
+    content = json.loads(path.read_text())
+    content["facts"]["run"] = run
+    path.write_text(json.dumps(content))
+
+
+def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(tmp_path: Path) -> None:
+    run = stopped_ifca(tmp_path)
+    undisturbed = loop(IFCA(k=2), tmp_path / "one")
+    del run["run"]["cross_site_evaluation"], run["training"]["precision"], run["data"]["unseen"]  # added since
+    run["method"] = {"method": "hypcluster", "k": 2}  # another name of ifca's
+    rewrite(tmp_path, run)
+    resumed = loop(IFCA(k=2), tmp_path / "run", tmp_path / "checkpoints")
+    assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"training": {"lr": 0.2}},
+        {"run": {"cross_site_evaluation": True}},
+        {"run": {"colour": "red"}},  # of a later version, say
+        {"data": {"seed": "none"}},
+        {"method": {"k": 3}},
+        {"method": {"method": "nothing_known"}},
+        {"method": {"method": "their.own.Method"}},  # which is not imported to find out
+    ],
+)
+def test_a_checkpoint_with_other_settings_is_not(change: dict[str, Any], tmp_path: Path) -> None:
+    run = stopped_ifca(tmp_path)
+    for part, own in change.items():
+        run[part] |= own
+    rewrite(tmp_path, run)
+    with pytest.raises(StoreError, match="a run with other settings"):
+        loop(IFCA(k=2), tmp_path / "run", tmp_path / "checkpoints")
+
+
 def test_memories_and_models_do_not_mix(tmp_path: Path) -> None:
     loop(WeCFL(k=2), None, tmp_path)
     assert Checkpoint.latest(Store(tmp_path / "none"), None, {}) is None  # type: ignore[arg-type]

@@ -21,9 +21,9 @@ from nvflare.app_common.app_constant import AlgorithmConstants, AppConstants
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.params import Params
+from cfl_flare.engine.job_settings import AssignSettings
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.site import Result, Task
-from cfl_flare.flare.client_api.rules import Judge
 from cfl_flare.methods import Update, describe_method
 from cfl_flare.methods.slots import cluster_slot, travelling, with_parts
 
@@ -50,13 +50,13 @@ class Scripts:
 
     Args:
         server: whose tasks are carried out.
-        judge: for methods in which participants choose.
+        assign: for methods in which participants choose.
         exchange: sends each site a task, and gives what comes back to a function.
         warn: given each remark, which is made once.
     """
 
-    def __init__(self, server: Server, judge: Judge, exchange: Exchange, warn: Callable[[str], None]):
-        self._server, self._judge, self._exchange, self._warn = server, judge, exchange, warn
+    def __init__(self, server: Server, assign: AssignSettings, exchange: Exchange, warn: Callable[[str], None]):
+        self._server, self._assign, self._exchange, self._warn = server, assign, exchange, warn
         self._said: set[str] = set()
         self._sent: dict[str, str] = {}
         self._silent: set[str] = set()
@@ -81,7 +81,7 @@ class Scripts:
                 problems[site] = "it trains when it is asked to evaluate"
             elif self._metric(answer) is None:
                 problems[site] = (
-                    f"it reports no {self._judge.metric!r} when it is asked to evaluate, but {_names(answer)}"
+                    f"it reports no {self._assign.metric!r} when it is asked to evaluate, but {_names(answer)}"
                 )
             return True
 
@@ -98,7 +98,7 @@ class Scripts:
             f"run: method {self._server.method.label} has each model evaluated by the sites' script, and at no site "
             "did it answer; the sites' logs say why",
         )
-        self._remark(f"participants choose by their script's {self._judge.metric!r}: measure it on training data")
+        self._remark(f"participants choose by their script's {self._assign.metric!r}: measure it on training data")
         return went
 
     def round(self) -> bool:
@@ -166,7 +166,7 @@ class Scripts:
         state = self._server.state
         found: dict[str, dict[str, float]] = {name: {} for name in tasks}
         measured: dict[str, dict[str, dict[str, float]]] = {name: {} for name in tasks}
-        due = state.round % self._judge.every == 0 or self._server.finished
+        due = state.round % self._assign.every == 0 or self._server.finished
         keep = {n: cluster_slot(state.assignment[n]) for n in tasks if n in state.assignment and not due}
         self._sent |= {name: slot for name, slot in keep.items() if slot in tasks[name].slots}
         choosing = {name: self._candidates(task) for name, task in tasks.items() if name not in self._sent}
@@ -185,11 +185,11 @@ class Scripts:
         for name, slots in choosing.items():
             missing = [slot for slot in slots if slot not in found[name]]
             if missing:
-                self._server.fail([name], f"no {self._judge.metric!r} of {', '.join(missing)}")
+                self._server.fail([name], f"no {self._assign.metric!r} of {', '.join(missing)}")
             elif tasks[name].train:
-                self._sent[name] = self._judge.best(found[name])
+                self._sent[name] = self._assign.best(found[name])
             else:  # it has measured the model that it would be served already
-                metrics = measured[name][self._judge.best(found[name])]
+                metrics = measured[name][self._assign.best(found[name])]
                 self._server.accept(Result(name, None, metrics, cross=self._cross[name]), name)
         return True
 
@@ -206,9 +206,9 @@ class Scripts:
 
     def _for_loss(self, own: str, task: Task) -> dict[str, Any]:
         """What a script adds to its loss, as FLARE's own metadata or as cfl_flare's."""
-        if self._judge.fedprox_mu is not None:
-            return {AlgorithmConstants.FEDPROX_MU: self._judge.fedprox_mu}
-        return self._for_penalties(own, task) if self._judge.penalties else {}
+        if self._assign.fedprox_mu is not None:
+            return {AlgorithmConstants.FEDPROX_MU: self._assign.fedprox_mu}
+        return self._for_penalties(own, task) if self._assign.penalties else {}
 
     def _for_penalties(self, own: str, task: Task) -> dict[str, Any]:
         server = self._server
@@ -290,7 +290,7 @@ class Scripts:
         return replace(diff, present=present)
 
     def _metric(self, answer: FLModel) -> float | None:
-        value: Any = (answer.metrics or {}).get(self._judge.metric)
+        value: Any = (answer.metrics or {}).get(self._assign.metric)
         return float(value) if _number(value) else None
 
     def _metrics(self, answer: FLModel) -> dict[str, float]:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a job carries in its custom folder: cfl_flare itself, and the user's own modules that it names."""
+"""Code that a job brings along (BYOC): cfl_flare itself, and the user's own modules that it names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def packages_of(class_paths: Iterable[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in OWN_PACKAGES]
 
 
-def carry(job: FedJob, packages: Iterable[str], sites: Iterable[str]) -> tempfile.TemporaryDirectory[str]:
+def stage(job: FedJob, packages: Iterable[str], sites: Iterable[str]) -> tempfile.TemporaryDirectory[str]:
     """Puts packages into a job's custom folders.
 
     Args:
