@@ -3,11 +3,20 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Distributes the tests, however pytest-xdist is called."""
+    from tests.scheduling import Scheduling
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture

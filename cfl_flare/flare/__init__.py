@@ -1,12 +1,37 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The FLARE side; the only part of cfl_flare that imports nvflare."""
+"""The FLARE side; the only part of cfl_flare that imports nvflare.
 
-from cfl_flare.flare.aggregator import ClusteringAggregator
-from cfl_flare.flare.controller import ClusteredController
-from cfl_flare.flare.executor import ClusteredExecutor
-from cfl_flare.flare.job.recipe import ClusteredRecipe, simulator
-from cfl_flare.flare.persistor import ClusterModelPersistor
+The names below are imported on first use: a site's process needs the executor, not what makes jobs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cfl_flare.flare.aggregator import ClusteringAggregator
+    from cfl_flare.flare.controller import ClusteredController
+    from cfl_flare.flare.executor import ClusteredExecutor
+    from cfl_flare.flare.job.recipe import ClusteredRecipe, simulator
+    from cfl_flare.flare.persistor import ClusterModelPersistor
+
+_MODULES = {
+    "ClusterModelPersistor": "persistor",
+    "ClusteredController": "controller",
+    "ClusteredExecutor": "executor",
+    "ClusteredRecipe": "job.recipe",
+    "ClusteringAggregator": "aggregator",
+    "simulator": "job.recipe",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
 
 __all__ = [
     "ClusterModelPersistor",

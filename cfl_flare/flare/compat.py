@@ -18,7 +18,6 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
-from nvflare.recipe.utils import _validate_per_site_targets
 
 from cfl_flare.core.errors import ConfigError
 
@@ -115,6 +114,8 @@ def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
 
 def check_site_names(names: Sequence[str], fewest: int) -> None:
     """Raises a ConfigError for a site's name that FLARE cannot use, or fewer sites than the job starts with."""
+    from nvflare.recipe.utils import _validate_per_site_targets  # of no use in the processes of a job
+
     try:
         _validate_per_site_targets({name: {} for name in names}, fewest)
     except ValueError as error:

@@ -12,9 +12,9 @@ from typing import Any
 import nvflare
 from nvflare.apis.fl_context import FLContext
 
-import cfl_flare
 from cfl_flare.core.config import require, unmarked
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.version import PACKAGE, __version__
 
 
 def series(version: str) -> str:
@@ -27,7 +27,7 @@ def series(version: str) -> str:
 
 
 # Patch releases of FLARE make no difference to a job, nor to the job templates that contain this.
-SOFTWARE = {"cfl_flare": cfl_flare.__version__, "nvflare": series(nvflare.__version__)}
+SOFTWARE = {"cfl_flare": __version__, "nvflare": series(nvflare.__version__)}
 
 # Versions whose jobs still run here: a setting that they lack has its default.
 RUNS_JOBS_OF = ("0.1",)
@@ -106,7 +106,6 @@ def _difference(where: str, one: Any, other: Any) -> tuple[str, Any, Any] | None
 def unused_copy(fl_ctx: FLContext) -> str | None:
     """A warning if the job carries a copy of cfl_flare that is not used because another is installed."""
     carried = Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id())) / "cfl_flare"
-    runs = Path(cfl_flare.__file__).parent
-    if not carried.is_dir() or carried.resolve() == runs.resolve():
+    if not carried.is_dir() or carried.resolve() == PACKAGE:
         return None
-    return f"the job carries cfl_flare, but the copy that is installed here runs: {cfl_flare.__version__} in {runs}"
+    return f"the job carries cfl_flare, but the copy that is installed here runs: {__version__} in {PACKAGE}"

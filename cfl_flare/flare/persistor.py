@@ -70,7 +70,7 @@ class ClusterModelPersistor(LearnablePersistor):
 
     def save_state(self, state: ServerState) -> None:
         """Writes a checkpoint."""
-        self.store.save(state.round, state.bank, state_metadata(state))
+        self.store.save(state.round, state.bank, state_metadata(state), state.arrays)
 
     def load(self, fl_ctx: FLContext) -> ModelLearnable:
         """FLARE's hook for loading; returns nothing, as the method creates the models."""

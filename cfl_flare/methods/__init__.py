@@ -26,7 +26,8 @@ from cfl_flare.methods.maml import PerFedAvg
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
 from cfl_flare.methods.personal import CGPFL, Ditto, FedBABU, FedPer
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Download, Participant, ServerState, Update
+from cfl_flare.methods.state import Assignment, Download, Participant, Plan, ServerState, Update
+from cfl_flare.methods.traits import Traits
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
 METHODS: dict[str, type[Method]] = {
@@ -127,8 +128,10 @@ __all__ = [
     "Participant",
     "Penalty",
     "PerFedAvg",
+    "Plan",
     "Proximal",
     "ServerState",
+    "Traits",
     "Update",
     "WeCFL",
     "build_method",

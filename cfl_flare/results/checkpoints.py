@@ -78,7 +78,7 @@ class Checkpoint:
             "last": None if self.last is None else dataclasses.asdict(self.last),
             "run": unmarked(run),
         }
-        store.save(self.state.round, {**self.state.bank, **memory}, metadata)
+        store.save(self.state.round, {**self.state.bank, **memory}, metadata, self.state.arrays)
 
     @classmethod
     def latest(

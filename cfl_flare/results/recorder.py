@@ -135,7 +135,7 @@ class Recorder:
         """Writes the models and the server's state, then the summary."""
         for slot, served in models.items():
             save_served(self.folder / MODELS, slot, served, self._model, state.round)
-        Store(self.folder / STATE).save(state.round, state.bank, state_metadata(state))
+        Store(self.folder / STATE).save(state.round, state.bank, state_metadata(state), state.arrays)
         last = self.last
         summary = {
             "method": describe_method(method),

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cfl_flare.core.errors import CFLError, PayloadError
 from cfl_flare.core.files import atomic_write
 from cfl_flare.core.params import Layout, Params
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1
 ARCHIVE = "archive"
+NOT_MODELS = "#arrays"
 
 
 class StoreError(CFLError):
@@ -70,13 +73,24 @@ class Store:
         for path in (*self.folder.glob("round-*"), *self.folder.glob(ARCHIVE)):
             path.rename(previous / path.name)
 
-    def save(self, number: int, models: Mapping[str, Params], metadata: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        number: int,
+        models: Mapping[str, Params],
+        metadata: Mapping[str, Any],
+        others: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
         """Writes the version after this number of rounds, then deletes all but the last two.
 
-        Names of models must not contain ``|``; metadata are JSON values.
+        Args:
+            number: rounds completed.
+            models: by name, which must not contain ``|``.
+            metadata: JSON values.
+            others: arrays that are not models, by name.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         arrays = {f"{name}|{key}": a for name, p in models.items() for key, a in p.arrays().items()}
+        arrays |= {f"{NOT_MODELS}|{key}": array for key, array in (others or {}).items()}
         path = self._path(number)
         save_arrays(path, arrays, {})
         content = {"version": VERSION, "round": number, "sha256": _digest(path), "facts": dict(metadata)}
@@ -93,7 +107,7 @@ class Store:
         return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-[0-9]*.json"))
 
     def load(self, number: int, layout: Layout) -> tuple[dict[str, Params], dict[str, Any]]:
-        """Reads a version: its models and its metadata.
+        """Reads a version: its models, and its metadata, with other arrays as ``arrays`` if there are any.
 
         Raises:
             PayloadError: it is missing, damaged, of another format, or of another model.
@@ -113,7 +127,9 @@ class Store:
         for key, array in arrays.items():
             name, _, parameter = key.partition("|")
             models.setdefault(name, {})[parameter] = array
-        return {name: layout.restricted(own.keys()).pack(own) for name, own in models.items()}, metadata
+        others = models.pop(NOT_MODELS, {})
+        packed = {name: layout.restricted(own.keys()).pack(own) for name, own in models.items()}
+        return packed, {**metadata, "arrays": others} if others else metadata
 
     def latest(self, layout: Layout) -> tuple[int, dict[str, Params], dict[str, Any]]:
         """The newest intact version: its round, models and metadata. Damaged versions are logged and skipped.
@@ -147,4 +163,10 @@ def state_metadata(state: ServerState) -> dict[str, Any]:
 
 def state_of(models: Mapping[str, Params], metadata: Mapping[str, Any]) -> ServerState:
     """The server's state from a version's models and metadata."""
-    return ServerState(dict(models), dict(metadata["assignment"]), int(metadata["round"]), dict(metadata["extras"]))
+    return ServerState(
+        dict(models),
+        dict(metadata["assignment"]),
+        int(metadata["round"]),
+        dict(metadata["extras"]),
+        dict(metadata.get("arrays", {})),
+    )

@@ -130,7 +130,6 @@ class Learner:
         inner = [] if inner_lr is None else self._batches(self._stream(f"{purpose} ahead"), len(batches))
         fixed = self._fixed([*batches, *inner], terms)  # before the model is loaded: it may need the resident module
         self._load(start)
-        runtime.optimizer.param_groups[0]["lr"] = self.lr
         self._start_momentum()
         watching = runtime.resident.watching_head(any(term.compares for term in terms))
         with self._dropout(rng), watching as seen, runtime.resident.holding(frozen) as put_back:
@@ -142,7 +141,7 @@ class Learner:
                 maml = inner_lr is not None
                 with ahead(runtime.resident, inner_lr or 0, gradients[len(batches) + i]) if maml else nullcontext():
                     outer()
-                runtime.optimizer.step()
+                runtime.step(self.lr)
                 put_back()
         if purpose == "train":
             self._keep_momentum(frozen)
@@ -254,16 +253,10 @@ class Learner:
             batches += [order[i:j] for i, j in bounds]
         return batches[:steps]
 
-    def _momentum_buffer(self) -> Tensor:
-        state = self._runtime.optimizer.state[self._runtime.resident.parameters]
-        if state.get("momentum_buffer") is None:
-            state["momentum_buffer"] = torch.zeros_like(self._runtime.resident.gradient)
-        return state["momentum_buffer"]
-
     def _start_momentum(self) -> None:
-        if not self._runtime.settings.momentum:
+        buffer = self._runtime.momentum
+        if buffer is None:
             return
-        buffer = self._momentum_buffer()
         kept = self.memory.get("momentum") if self._runtime.settings.keep_momentum else None
         if kept is None:
             buffer.zero_()
@@ -271,10 +264,11 @@ class Learner:
             buffer.copy_(torch.from_numpy(kept.vector[: buffer.numel()]))
 
     def _keep_momentum(self, frozen: str | Sequence[str]) -> None:
-        if self._runtime.settings.keep_momentum and self._runtime.settings.momentum:
+        buffer = self._runtime.momentum
+        if buffer is not None and self._runtime.settings.keep_momentum:
             layout = self._runtime.resident.layout
             vector = np.zeros(layout.size, np.float32)
-            vector[: layout.parameter_size] = self._momentum_buffer().cpu().numpy()
+            vector[: layout.parameter_size] = buffer.cpu().numpy()
             for part in layout.select(frozen) if frozen else ():
                 vector[part] = 0
             self.memory["momentum"] = Params(layout, vector, np.zeros(layout.counter_size, np.int64))

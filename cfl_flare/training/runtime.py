@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.sgd import sgd
 
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import ConfigError
@@ -46,7 +47,7 @@ class Split:
 
 
 class Runtime:
-    """What all participants of a process share: the resident model, the optimizer, the settings.
+    """What all participants of a process share: the resident model, its momentum, the settings.
 
     Args:
         make_model: builds the untrained module.
@@ -57,6 +58,7 @@ class Runtime:
 
     Attributes:
         initial: the run's untrained model of a given number.
+        momentum: SGD's buffer, ``(layout.parameter_size,)``; None without momentum.
     """
 
     def __init__(
@@ -76,14 +78,28 @@ class Runtime:
         self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
         self.initial = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
         self.resident = ResidentModel(make_model(), device)
-        self.optimizer = torch.optim.SGD(
-            [self.resident.parameters],
-            lr=settings.lr,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self.momentum = torch.zeros_like(self.resident.gradient) if settings.momentum else None
         self._predictors: OrderedDict[tuple[int | bool, ...], tuple[list[Params], Predictor]] = OrderedDict()
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """One step of SGD along the resident model's gradient.
+
+        By torch's function and not its class: a ``torch.optim.SGD`` imports torch's compiler, which doubles the
+        processor time in which a site's process starts.
+        """
+        sgd(
+            [self.resident.parameters],
+            [self.resident.gradient],
+            [self.momentum],
+            fused=True,
+            lr=lr,
+            momentum=self.settings.momentum,
+            weight_decay=self.settings.weight_decay,
+            dampening=0,
+            nesterov=False,
+            maximize=False,
+        )
 
     def predictor(self, models: Sequence[Params], features: bool = False) -> Predictor:
         """A predictor of these models; the last few are cached, as a site's participants compare the same models."""

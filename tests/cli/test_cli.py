@@ -1,27 +1,37 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command line, as a process of its own."""
+"""The command line."""
 
-import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
+from cfl_flare.cli import main
 from cfl_flare.cli.specs import build_named
 from cfl_flare.methods import FedDS
 from cfl_flare.results.run_dir import load_run
 
 
-def cfl(*arguments: str, **env: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "cfl_flare.cli", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "120", **env}
-    )
+class Done(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def test_run_in_process_and_show(tmp_path):
+@pytest.fixture
+def cfl(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """Runs a command in this process."""
+    monkeypatch.setenv("COLUMNS", "120")
+    return lambda *words: Done(main(words), *capfd.readouterr())
+
+
+def test_run_in_process_and_show(cfl, monkeypatch, tmp_path):
     out = tmp_path / "out"
     done = cfl(
         "run",
@@ -48,7 +58,8 @@ def test_run_in_process_and_show(tmp_path):
     assert {path.name for path in out.glob("*.png")} == {"accuracy.png", "cluster_sizes.png"}
     for path in out.rglob("*.png"):
         path.unlink()
-    shown = cfl("show", str(out), COLUMNS="60")
+    monkeypatch.setenv("COLUMNS", "60")
+    shown = cfl("show", str(out))
     assert shown.returncode == 0
     (line,) = [line.split() for line in shown.stdout.splitlines() if line.startswith("fesem (K=3)")]
     assert line[-2:] == [f"{run.summary['seconds']:.1f}", "fesem-k3"]  # a narrow terminal cuts nothing
@@ -56,7 +67,7 @@ def test_run_in_process_and_show(tmp_path):
     assert {path.name for path in (out / "fesem-k3").glob("*.png")} == figures
 
 
-def test_samples_that_were_never_scaled_are_noticed(tmp_path):
+def test_samples_that_were_never_scaled_are_noticed(cfl, tmp_path):
     rng = np.random.default_rng(0)
     shapes = {"train": 80, "test": 40}
     images = {f"{k}_images": rng.integers(0, 256, (n, 8, 8)).astype(np.float32) for k, n in shapes.items()}
@@ -67,7 +78,7 @@ def test_samples_that_were_never_scaled_are_noticed(tmp_path):
     assert "look at the data: samples reach 255 where 0 to 1 is expected" in done.stdout
 
 
-def test_indicator_samples_are_held_back_by_themselves_and_from_all_that_are_compared(tmp_path):
+def test_indicator_samples_are_held_back_by_themselves_and_from_all_that_are_compared(cfl, tmp_path):
     words = ["run", "--loop", "--rounds", "1", "--out", str(tmp_path), "--method", "fedavg", "--method", "feddsmic:k=3"]
     done = cfl(*words)
     assert done.returncode == 0, done.stderr
@@ -84,7 +95,7 @@ def test_a_server_s_file_is_found_from_where_the_command_is_given(tmp_path, monk
     assert method.indicator_file == str(tmp_path / "few.npz")
 
 
-def test_methods_lists_everything():
+def test_methods_lists_everything(cfl):
     done = cfl("methods")
     assert done.returncode == 0
     for word in (
@@ -101,7 +112,7 @@ def test_methods_lists_everything():
         assert word in done.stdout
 
 
-def test_methods_lists_combinations_and_penalties_with_their_settings():
+def test_methods_lists_combinations_and_penalties_with_their_settings(cfl):
     done = cfl("methods")
     assert done.returncode == 0
     rows, name = {}, ""
@@ -120,15 +131,24 @@ def test_methods_lists_combinations_and_penalties_with_their_settings():
     assert not [word for word in ("MISSING", "<class '", "dataclass", "()") if word in done.stdout]
 
 
-def test_help_shows_how_to_choose():
-    done = cfl("run", "--help")
+def test_help_shows_how_to_choose(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", "--help"])
+    printed = capsys.readouterr().out
     for option in ("--method", "--data", "--partition", "--participants", "--sites", "--rounds", "--out"):
-        assert option in done.stdout
+        assert option in printed
 
 
 @pytest.mark.parametrize("command", [("show", "nowhere"), ("run", "--method", "nope", "--out", "x")])
-def test_bad_input_is_one_line_and_status_2(command):
+def test_bad_input_is_one_line_and_status_2(cfl, command):
     done = cfl(*command)
     assert done.returncode == 2
     assert done.stderr.startswith("cfl-flare: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_process_of_its_own_ends_with_that_status_and_line():
+    command = [sys.executable, "-m", "cfl_flare.cli", "show", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("cfl-flare: ") and done.stderr.count("\n") == 1

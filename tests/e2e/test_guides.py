@@ -15,7 +15,7 @@ from PIL import Image
 from cfl_flare.results.run_dir import find_runs, load_run
 from tests.e2e.deployment import ADMIN, ROOT, Deployment, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("guides")]  # one after the other
+pytestmark = pytest.mark.slow
 JOB_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}")
 SITE = "hospital-1"
 INSTALL = "pip install ."  # what the README's first block does, which is run where everything is installed from

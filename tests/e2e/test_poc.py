@@ -19,7 +19,7 @@ from cfl_flare.results.run_dir import load_run
 from tests.e2e.deployment import commands_with
 from tests.e2e.plugin import SlowMLP
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]  # one at a time
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from cfl_flare.models import Logistic
 from cfl_flare.results.run_dir import Run, load_model, load_run
 from tests.e2e.deployment import ADMIN, COARSE, SERVER, Deployment, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]  # one at a time
+pytestmark = pytest.mark.slow
 ROUNDS = 16
 JOB_ID = r"[0-9a-f]{8}-[0-9a-f-]{27}"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from nvflare.apis.job_def import SERVER_SITE_NAME
 from nvflare.job_config.api import FedJob
 
-import cfl_flare
+from cfl_flare.core.version import PACKAGE
 
 OWN_PACKAGES = ("cfl_flare", "torch", "torchvision", "nvflare")
 
@@ -54,7 +54,7 @@ def stage(job: FedJob, packages: Iterable[str], sites: Iterable[str]) -> tempfil
 def _source_of(package: str) -> Path | None:
     """Folder or file of a top-level package; None where it is installed like any other library (cfl_flare excepted)."""
     if package == "cfl_flare":
-        return Path(cfl_flare.__file__).parent
+        return PACKAGE
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return None

@@ -1,0 +1,55 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What processes import: each site and server of a job pays for it when it starts."""
+
+import subprocess
+import sys
+
+SITE = """
+import sys
+
+import torch
+
+torchs = set(sys.modules)
+import cfl_flare.flare.executor
+from cfl_flare.data import DataConfig, Digits
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.server import ServerSettings
+from cfl_flare.methods import FedAvg
+from cfl_flare.training.settings import TrainSettings
+
+model = {"class_path": "cfl_flare.models.Logistic", "args": {"input_shape": [1, 8, 8], "num_classes": 10}}
+run_loop(
+    method=FedAvg(),
+    model=model,
+    source=Digits(),
+    data=DataConfig(2, {"partition": "iid"}),
+    settings=ServerSettings(1),
+    training=TrainSettings(),
+)
+print(*sorted(sys.modules.keys() - torchs))
+"""
+
+
+def imported_by(code: str) -> set[str]:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_package_itself_imports_nothing_heavy():
+    names = imported_by("import sys, cfl_flare; print(*sys.modules)")
+    assert "cfl_flare" in names
+    assert not names & {"numpy", "torch", "sklearn", "nvflare", "matplotlib"}
+
+
+def test_a_site_imports_only_what_it_trains_with():
+    names = imported_by(SITE)
+    assert "cfl_flare.flare.executor" in names
+    heavy = {"sklearn", "scipy", "pandas", "matplotlib", "torchvision", "rich", "nvflare.recipe"}
+    assert not names & {*heavy, "torch._dynamo"}  # torch's compiler
+
+
+def test_a_server_imports_nothing_of_what_makes_jobs_and_figures():
+    names = imported_by("import sys, cfl_flare.flare.controller; print(*sys.modules)")
+    assert "cfl_flare.flare.aggregator" in names
+    assert not names & {"sklearn", "scipy", "pandas", "matplotlib", "torchvision", "rich", "nvflare.recipe"}
