@@ -166,7 +166,7 @@ def test_the_recipe_of_the_readme_is_accepted(tmp_path, monkeypatch):
     example, _ = blocks(README, "python")[0].split("run = ")
     names: dict = {}
     exec(example, names)
-    assert names["recipe"].method.label == "wecfl"
+    assert names["recipe"].plan.method.label == "wecfl"
     assert {"SimEnv", "load_model"} <= names.keys()
 
 
