@@ -25,7 +25,7 @@ import torch
 from cfl_flare.core.archive import Archive
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer
+from cfl_flare.engine.site import Result
 from cfl_flare.methods import Download, Participant, Update, build_method
 
 GROUPS = 10
@@ -75,9 +75,9 @@ def measure(participants: int, size: int, rounds: int, folder: Path) -> dict[str
     for number in range(rounds):
         if number == 1:
             server.settings = ServerSettings(rounds, sample=0.25)
-        for name, order in server.orders().items():
+        for name, order in server.tasks().items():
             given = answer(server, name, number, layout) if order.train else None
-            server.accept(Answer(name, given, {"served_accuracy": 0.5} if order.evaluate else {}), "site")
+            server.accept(Result(name, given, {"served_accuracy": 0.5} if order.evaluate else {}), "site")
         started = time.process_time()
         server.finish_round()
         server.forget(server.state.round)

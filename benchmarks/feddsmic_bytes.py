@@ -39,10 +39,10 @@ NETWORKS = {
 def traffic(method_spec: str, network: dict[str, Any]) -> tuple[int, int]:
     """Bytes to and from a participant in a round."""
     method = build_named(method_spec)
-    state = method.admit(method.start(partial(untrained, partial(build, network, nn.Module, "model"), 0)), ["a"])
+    state = method.start(partial(untrained, partial(build, network, nn.Module, "model"), 0), ["a"])
     sent = method.distribute(state, "a")
     slots = (*sent.slots, *sent.to_train)
-    back = method.moved_slots(state, slots, 0 if method.assigns_on_site else None)
+    back = sent.expected(0 if sent.must_name else None)
     down, up = (sum(state.layout(slot).nbytes for slot in which) for which in (slots, back))
     return down, up
 

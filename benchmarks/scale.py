@@ -31,7 +31,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Npz
 from cfl_flare.engine.loop import model_factory, run_loop
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer
+from cfl_flare.engine.site import Result
 from cfl_flare.methods import Participant, Update, build_method
 from cfl_flare.report.colours import COLOURS
 from cfl_flare.training.resident import ResidentModel, untrained
@@ -83,11 +83,11 @@ def server_part(name: str, participants: int) -> dict[str, float]:
     directions = rng.standard_normal((GROUPS, layout.size)).astype(np.float32)
     for _ in range(2):
         accepting = 0.0
-        for number, (participant, order) in enumerate(server.orders().items()):
+        for number, (participant, order) in enumerate(server.tasks().items()):
             cluster = number % GROUPS if name == "ifca" else None
             slot = order.slots[cluster or 0]
             vector = 0.1 * directions[number % GROUPS] + 0.02 * rng.standard_normal(layout.size, np.float32)
-            answer = Answer(participant, Update(participant, 1, {slot: Params(layout, vector)}, cluster))
+            answer = Result(participant, Update(participant, 1, {slot: Params(layout, vector)}, cluster))
             begun = time.process_time()
             server.accept(answer, "site-1")
             accepting += time.process_time() - begun

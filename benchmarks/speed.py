@@ -30,7 +30,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Npz, ParticipantData
 from cfl_flare.engine.loop import model_factory, run_loop
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer, Order, Site
+from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.methods import Participant, Update, build_method
 from cfl_flare.models import FashionCNN
 from cfl_flare.training.resident import ResidentModel, untrained
@@ -115,12 +115,12 @@ def server_memory(name: str, participants: int) -> dict[str, float]:
     server = Server(method, layout, people, ServerSettings(1), method.start(lambda i: untrained(make_model, 0, i)))
     before = peak_megabytes()
     rng = np.random.default_rng(0)
-    for number, (participant, order) in enumerate(server.orders().items()):
+    for number, (participant, order) in enumerate(server.tasks().items()):
         cluster = number % 10 if name == "ifca" else None
         slot = order.slots[cluster or 0]
         vector = rng.standard_normal(layout.size, np.float32)
         vector += 5 * (number % 10)  # ten groups
-        server.accept(Answer(participant, Update(participant, 1, {slot: Params(layout, vector)}, cluster)), "site-1")
+        server.accept(Result(participant, Update(participant, 1, {slot: Params(layout, vector)}, cluster)), "site-1")
     server.finish_round()
     model = layout.nbytes / 2**20
     grown = peak_megabytes() - before
@@ -134,7 +134,7 @@ def site_memory(participants: int) -> dict[str, float]:
     site.add(data_config(2 * participants).host(Npz("fashionmnist.npz"), "site-1", 0, 2))
     loaded = peak_megabytes()
     models = {"global": site.runtime.resident.read()}
-    answers = [site.answer(name, Order(("global",), True, True), models, 0) for name in site.hosted]
+    answers = [site.carry_out(name, Task(("global",), True, True), models, 0) for name in site.hosted]
     data = sum(s.x.nbytes for d in site.hosted.values() for s in (d.train, d.test)) / 2**20
     grown = peak_megabytes()
     return {

@@ -17,11 +17,11 @@ from cfl_flare.methods import (
     IFCA,
     METHODS,
     Contrastive,
+    Ensemble,
     FedAvg,
     FedDS,
     KnowledgeSharing,
     Method,
-    Together,
     WeCFL,
     build_method,
 )
@@ -55,8 +55,8 @@ METHOD_LIST: dict[str, Method] = {
     "fedcuau-fedper": build_method({"method": "fedcuau", "base": "fedper"}),
     "fedcuau-fedbabu": build_method({"method": "fedcuau", "base": "fedbabu", "finetune": True}),
     "ifca-cam-alternating": build_method({"method": "ifca-cam", "k": 2, "warmup": 1, "updates": "alternating"}),
-    "fedavg+cfl": Together(parts=(FedAvg(), CFL(eps1=9, eps2=0)), vote="logits"),
-    "fedds+fedavg": Together(parts=(FedDS(k=2), FedAvg())),
+    "fedavg+cfl": Ensemble(parts=(FedAvg(), CFL(eps1=9, eps2=0)), vote="logits"),
+    "fedds+fedavg": Ensemble(parts=(FedDS(k=2), FedAvg())),
 }
 
 

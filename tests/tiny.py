@@ -10,7 +10,7 @@ from torch import nn
 
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer
+from cfl_flare.engine.site import Result
 from cfl_flare.methods import Method, Participant, Update, WeCFL
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
@@ -74,15 +74,16 @@ def rounds(
     server = Server(method, LAYOUT, people, ServerSettings(count, **more), method.start(initial), recorder)
     measured = []
     for number in range(count + 1):
-        for name, order in server.orders().items():
+        for name, order in server.tasks().items():
             if not order.train:
-                server.accept(Answer(name, metrics={"served_accuracy": 0.5}), "site")
+                server.accept(Result(name, metrics={"served_accuracy": 0.5}), "site")
             elif (name, number) != ("c", 1):
                 a, b = {"a": (4, 0), "b": (5, 1), "c": (0, 4), "d": (1, 5)}[name]
-                chosen = groups[name] if method.assigns_on_site else None
-                (slot,) = method.moved_slots(server.state, order.slots, chosen)
+                sent = method.distribute(server.state, name)
+                chosen = groups[name] if sent.must_name else None
+                (slot,) = sent.expected(chosen)
                 moved = update(name, server.participants[name].samples, slot, a, b, chosen)
-                server.accept(Answer(name, moved, {"served_accuracy": 0.5} if order.evaluate else {}), "site")
+                server.accept(Result(name, moved, {"served_accuracy": 0.5} if order.evaluate else {}), "site")
         measured.append(server.finish_round())
     server.close({})
     return [m for m in measured if m is not None]

@@ -180,7 +180,7 @@ def partition(arguments: argparse.Namespace) -> None:
 
 def onboard(arguments: argparse.Namespace) -> None:
     """``cfl-flare onboard``."""
-    from cfl_flare.engine.newcomers import Finished
+    from cfl_flare.engine.newcomers import Finished, joining_rule
 
     name = arguments.name
     check_run_name(name, "--name")
@@ -195,7 +195,7 @@ def onboard(arguments: argparse.Namespace) -> None:
     newcomer = finished.join(data, finished.logits(arguments.indicator_file), arguments.rounds)
     path = finished.save(newcomer, out)
     console = Console()
-    print_whole(console, newcomer_table(newcomer, finished.method.joins_by))
+    print_whole(console, newcomer_table(newcomer, joining_rule(finished.method)))
     console.print(f"model: {path}", soft_wrap=True)
 
 

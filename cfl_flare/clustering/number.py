@@ -23,7 +23,7 @@ class Change:
     into: int | None = None
 
 
-def looseness(intra: Mapping[int, float], between: np.ndarray) -> dict[int, float]:
+def dispersion(intra: Mapping[int, float], between: np.ndarray) -> dict[int, float]:
     """G_k = Dist_intra / Dist_inter of each cluster in use (FedAC Alg. 3).
 
     Args:
@@ -33,7 +33,7 @@ def looseness(intra: Mapping[int, float], between: np.ndarray) -> dict[int, floa
     Returns:
         By cluster; infinity where all centres coincide, and for the only one.
 
-    >>> looseness({0: 1.0, 4: 3.0}, np.array([[0.0, 2.0], [2.0, 0.0]]))
+    >>> dispersion({0: 1.0, 4: 3.0}, np.array([[0.0, 2.0], [2.0, 0.0]]))
     {0: 0.5, 4: 1.5}
     """
     found = {}

@@ -27,13 +27,13 @@ def samples_to_set_aside(methods: Iterable[Method]) -> int:
 
     All methods that are compared train on the same remaining samples.
     """
-    wanted = [method.indicator for method in methods]
+    wanted = [method.traits.indicator for method in methods]
     return max((w.per_class for w in wanted if w is not None and w.file is None), default=0)
 
 
 def check_indicator(method: Method, data: DataConfig) -> None:
     """Raises a ConfigError if a run will not have the indicator samples that its method needs."""
-    wanted = method.indicator
+    wanted = method.traits.indicator
     if wanted is None or wanted.file is not None:
         return
     where = f"method {method.label}: compares models on {wanted.per_class} indicator samples of each class"
@@ -68,7 +68,7 @@ def logits_for(
         ConfigError: there are none, or too few.
         DataError: they cannot be read, or do not fit the model.
     """
-    wanted = method.indicator
+    wanted = method.traits.indicator
     if wanted is None:
         return None
     check_indicator(method, data)

@@ -96,7 +96,7 @@ def check_initial(method: Method, layout: Layout) -> None:
         "initial_ckpt out",
     )
     require(
-        not method.starts_on_site,
+        not method.traits.starts_on_site,
         f"run: initial_ckpt: in method {method.label} each participant begins with a model that its site builds from "
         "the seed, and a checkpoint stays at the server; leave initial_ckpt out",
     )

@@ -95,7 +95,8 @@ def run_loop(
     }
     begun = Checkpoint.latest(checkpoints, layout, run) if checkpoints is not None else None
     if begun is None:
-        begun = Checkpoint(method.start(initial_models(method, make_model, layout, settings.seed, initial_ckpt)))
+        initial = initial_models(method, make_model, layout, settings.seed, initial_ckpt)
+        begun = Checkpoint(method.start(initial, [p.name for p in participants]))
     site.memory.update({name: dict(own) for name, own in begun.memory.items()})
     recorder = None
     if folder is not None:
@@ -104,11 +105,11 @@ def run_loop(
     server = Server(method, layout, participants, settings, begun.state, recorder, begun.progress, logits, archive)
     while True:
         number, last = server.state.round, server.finished
-        orders = server.orders()
-        models = with_parts(server.bank, [slot for order in orders.values() for slot in order.needed])
-        for name, order in orders.items():
+        tasks = server.tasks()
+        models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
+        for name, task in tasks.items():
             try:
-                server.accept(site.answer(name, order, models, number), "local")
+                server.accept(site.carry_out(name, task, models, number), "local")
             except PayloadError as error:
                 logger.warning("round %d: %s", number, error)
         measured = server.finish_round()

@@ -48,8 +48,7 @@ def check_job(
     """
     make_model = partial(build, model, nn.Module, "model")
     layout = _layout(make_model())
-    method.check_model(layout)
-    method.check_rounds(settings.num_rounds)
+    method.check(layout, settings.num_rounds)
     check_indicator(method, data)
     if initial_ckpt is not None:
         require(not resumed, "run: initial_ckpt and resume_from both say where to start; give one of them")
@@ -69,7 +68,8 @@ def check_job(
     require(fits, f"run: min_answers = {answers} is more than the {asked} asked in a round; 1.0 is all of them")
     if not resumed:  # the server itself says whether it could start
         participants = [Participant(name, "site", 1) for name in data.names]
-        Server(method, layout, participants, settings, method.start(partial(untrained, make_model, settings.seed)))
+        state = method.start(partial(untrained, make_model, settings.seed), data.names)
+        Server(method, layout, participants, settings, state)
 
 
 def check_data(

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The server at work, without FLARE: it owns the method and its state, gives orders and checks answers."""
+"""The server at work, without FLARE: it owns the method and its state, hands out tasks and checks results."""
 
 from __future__ import annotations
 
@@ -11,27 +11,25 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from cfl_flare.core.archive import Archive
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import CFLError, PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import stream
-from cfl_flare.engine.min_cluster_size import regrouped, small_clusters
+from cfl_flare.engine.checks import check_result, check_update
+from cfl_flare.engine.min_cluster_size import closing, merged, small_clusters, without_chosen
 from cfl_flare.engine.partial_sums import Carried, no_sums, weighed
 from cfl_flare.engine.settings import ServerSettings, count_of
-from cfl_flare.engine.site import Answer, CrossModel, Order
-from cfl_flare.engine.spool import Spool, Updates
+from cfl_flare.engine.site import CrossModel, Result, Task
+from cfl_flare.engine.spool import Spool
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.slots import cluster_slot, travelling
-from cfl_flare.methods.state import Mapped, Predict
+from cfl_flare.methods.state import Download, Mapped, Predict
 from cfl_flare.results.analysis import analyse, gram
 from cfl_flare.results.checkpoints import Progress
 from cfl_flare.results.metrics import RoundMetrics, measure_round
 from cfl_flare.results.recorder import Recorder
-
-MAX_SAMPLES = 10**9
+from cfl_flare.training.ensemble import Served
 
 
 class TooFewAnswersError(CFLError):
@@ -41,7 +39,7 @@ class TooFewAnswersError(CFLError):
 class Server:
     """Runs a method over its participants, a round at a time. FLARE's aggregator and the in-process loop both use it.
 
-    A round is: ``orders``, then ``accept`` or ``fail`` for each participant in any order, then ``finish_round``.
+    A round is: ``tasks``, then ``accept`` or ``fail`` for each participant in any order, then ``finish_round``.
 
     Args:
         method: the method.
@@ -57,7 +55,7 @@ class Server:
     Attributes:
         state: the server's state.
         progress: what it knows beside the state.
-        rejected: how often answers were refused, by reason code.
+        rejected: how often results were refused, by reason code.
     """
 
     def __init__(
@@ -74,23 +72,21 @@ class Server:
     ):
         require(bool(participants), "run: there are no participants")
         self.method, self.layout, self.settings, self._logits = method, layout, settings, logits
-        self.participants = {p.name: p for p in participants}
-        self.state = method.admit(state, list(self.participants))
+        self.participants, self.state = {p.name: p for p in participants}, state
         require(len(self.participants) == len(participants), "run: two participants have the same name")
         asked = self._asked()
         require(
-            asked >= method.needs(state),
+            asked >= method.plan(state).fewest,
             f"method {method.name}: k = {method.clusters} clusters need as many participants in the first round, but "
             f"only {asked} of {len(participants)} take part; lower k or raise sample",
         )
-        method.check_model(layout)
-        method.check_rounds(settings.num_rounds)
+        method.check(layout, settings.num_rounds)
         require(
-            method.regroups or not settings.merge_small_clusters,
+            method.traits.mergeable or not settings.merge_small_clusters,
             f"run: merge_small_clusters: method {method.label} has no step in which they could be; leave it out, and "
             "min_sites_per_cluster still reports them",
         )
-        self.archive = (archive or Archive()) if method.archives else None
+        self.archive = (archive or Archive()) if method.traits.archives else None
         if self.archive is not None:
             self.archive.rewind(state.round)
         self.progress = progress or Progress()
@@ -100,8 +96,9 @@ class Server:
         self._whole: dict[str, Params] = {}
         self._bytes_up = 0
         self._bank_bytes: dict[str, int] = {}
-        self._orders: dict[str, Order] = {}
-        self._answers: dict[str, Answer] = {}
+        self._tasks: dict[str, Task] = {}
+        self._downloads: dict[str, Download] = {}
+        self._results: dict[str, Result] = {}
         self._failures: dict[str, str] = {}
         self._carried = Carried(no_sums(method, settings))
         self._started = time.monotonic()
@@ -113,53 +110,53 @@ class Server:
 
     @property
     def bank(self) -> Mapping[str, Params]:
-        """The models that orders name."""
+        """The models that tasks name."""
         return {**self.state.bank, **self._whole}
 
     def _asked(self) -> int:
         """How many train in the coming round."""
         everyone = len(self.participants)
-        return everyone if self.method.asks_all(self.state) else count_of(self.settings.sample, everyone)
+        return everyone if self.method.plan(self.state).everyone else count_of(self.settings.sample, everyone)
 
     def sampled(self) -> set[str]:
         """Who trains in the coming round; beside the method's wish, it depends on the seed and the round alone."""
-        names, count = list(self.participants), self._asked()
-        rng = stream(self.settings.seed, "sample", self.method.sampling_round(self.state))
+        names, count, drawn = list(self.participants), self._asked(), self.method.plan(self.state).draw
+        rng = stream(self.settings.seed, "sample", self.state.round if drawn is None else drawn)
         return set(names) if count == len(names) else {names[i] for i in rng.permutation(len(names))[:count]}
 
-    def orders(self) -> dict[str, Order]:
-        """The coming round's orders: who trains, and whose served model is measured.
+    def tasks(self) -> dict[str, Task]:
+        """The coming round's tasks: who trains, and whose served model is measured.
 
         The models that are sent in round r are those of the end of round r - 1: measuring them on arrival costs no
-        traffic of its own. After the last round the orders are to measure only.
+        traffic of its own. After the last round the tasks are to measure only.
         """
         training = set() if self.finished else self.sampled()
         done = self.state.round
         evaluate = done > 0 and (self.finished or done % self.settings.evaluate_every == 0)
         self._started = time.monotonic()
-        self._answers, self._failures, self._bytes_up = {}, {}, 0
+        self._downloads, self._results, self._failures, self._bytes_up = {}, {}, {}, 0
         self._carried = Carried(no_sums(self.method, self.settings))
-        self._orders = {
-            name: self._order(name, name in training, evaluate)
+        self._tasks = {
+            name: self._task(name, name in training, evaluate)
             for name in self.participants
             if evaluate or name in training
         }
         if self.finished and self.settings.cross_site_evaluation:
             cross = self._cross()
-            self._orders = {name: replace(order, cross=cross) for name, order in self._orders.items()}
-        slots = {slot for order in self._orders.values() for slot in order.needed}
+            self._tasks = {name: replace(task, cross=cross) for name, task in self._tasks.items()}
+        slots = {slot for task in self._tasks.values() for slot in task.needed}
         self._bank_bytes = {
             slot: self._whole[slot].layout.nbytes if slot in self._whole else self.state.layout(slot).nbytes
             for slot in slots
         }
         self._spool.close()
-        self._spool = Spool(self.layout.nbytes * sum(order.train for order in self._orders.values()))
-        return self._orders
+        self._spool = Spool(self.layout.nbytes * sum(task.train for task in self._tasks.values()))
+        return self._tasks
 
     def _cross(self) -> tuple[CrossModel, ...]:
         """The clusters' models, or what the run leaves where there are none; one that is put together travels whole."""
         found = []
-        left = self.method.whole_models(self.state, self.layout)
+        left = self._left()
         clusters = [cluster_slot(k) for k in range(self.method.clusters_in(self.state))]
         for name, served in {k: left[k] for k in clusters if k in left}.items() or left.items():
             slots = []
@@ -170,89 +167,63 @@ class Server:
             found.append(CrossModel(name, tuple(slots), served.vote))
         return tuple(found)
 
-    def _order(self, participant: str, train: bool, evaluate: bool) -> Order:
-        return Order.of(self.method.distribute(self.state, participant), train, evaluate)
+    def _task(self, participant: str, train: bool, evaluate: bool) -> Task:
+        self._downloads[participant] = sent = self.method.distribute(self.state, participant)
+        return Task.of(sent, train, evaluate)
 
-    def accept(self, answer: Answer, site: str) -> None:
-        """Checks an answer wholly, then keeps it.
+    def _left(self) -> dict[str, Served]:
+        """The models that the run would leave if it ended now."""
+        closed = {cluster_slot(k) for k in self.state.closed}
+        return {k: served for k, served in self.method.models(self.state, self.layout).items() if k not in closed}
+
+    def accept(self, result: Result, site: str) -> None:
+        """Checks a result wholly, then keeps it.
 
         Raises:
             PayloadError: it does not fit what was asked; nothing of it is kept.
         """
-        name = answer.participant
+        name, update = result.participant, result.update
         try:
-            self._check(answer, site)
+            self._check(result, site)
         except PayloadError as error:
             self.refuse(name, error)
-        self._answers[name] = replace(answer, update=None)
-        if answer.update is not None:
-            self._bytes_up += sum(self.state.bank[slot].layout.nbytes for slot in answer.update.diffs)
-            self._carried.add(answer.update, self.method.weight(answer.update))
-            self._spool.put(answer.update)
+        self._results[name] = replace(result, update=None)
+        if update is not None:
+            self._bytes_up += sum(self.state.bank[slot].layout.nbytes for slot in update.diffs)
+            self._bytes_up += sum(array.nbytes for array in update.arrays.values())
+            self._carried.add(update, self.method.weight(update))
+            main = next(iter(self._downloads[name].expected(update.cluster)), None) if update.diffs else None
+            self._spool.put(replace(update, main=main))
 
     def refuse(self, participant: str, error: PayloadError) -> None:
-        """Counts and notes a refused answer, and raises its reason."""
+        """Counts and notes a refused result, and raises its reason."""
         self.rejected[error.code] += 1
-        if participant in self._orders and participant not in self._answers:
+        if participant in self._tasks and participant not in self._results:
             self._failures[participant] = f"{error.code}: {error}"
         raise error
 
     def fail(self, participants: Sequence[str], reason: str) -> None:
         """Notes that participants sent nothing that could be used."""
-        self._failures.update({name: reason for name in participants if name in self._orders})
+        self._failures.update({name: reason for name in participants if name in self._tasks})
 
     def fail_sites(self, reasons: Mapping[str, str]) -> None:
         """The same for all participants of some sites, each with its reason."""
         for site, reason in reasons.items():
             self.fail([name for name, p in self.participants.items() if p.site == site], reason)
 
-    def _check(self, answer: Answer, site: str) -> None:
-        name, update = answer.participant, answer.update
+    def _check(self, result: Result, site: str) -> None:
+        name, update = result.participant, result.update
         if name not in self.participants or self.participants[name].site != site:
             raise PayloadError("unknown_participant", f"{site} hosts no participant {name!r}")
-        if name not in self._orders:
+        if name not in self._tasks:
             raise PayloadError("not_asked", f"{name} was not asked in this round")
-        if name in self._answers:
+        if name in self._results:
             raise PayloadError("twice", f"{name} answered twice")
-        if answer.error is not None:
-            raise PayloadError("participant_failed", f"{name} failed: {answer.error}")
-        for found in (answer.metrics, *answer.cross.values()):
-            for key, value in found.items():
-                if not isinstance(value, (int, float)) or not np.isfinite(value):
-                    raise PayloadError("metric", f"{name}: {key} = {value!r} is not a finite number")
-        order = self._orders[name]
-        strange = sorted(answer.cross.keys() - {model.name for model in order.cross})
-        if strange:
-            raise PayloadError("metric", f"{name} was not asked to measure {strange[0]!r}")
-        if order.train != (update is not None):
-            raise PayloadError("no_update", f"{name} was {'' if order.train else 'not '}asked to train")
+        check_result(result, self._tasks[name])
         if update is not None:
-            self._check_update(update, order)
-
-    def _check_update(self, update: Update, order: Order) -> None:
-        name, samples, cluster = update.participant, update.samples, update.cluster
-        if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= MAX_SAMPLES:
-            raise PayloadError("samples", f"{name}: samples = {samples!r} should be a whole number in 1..{MAX_SAMPLES}")
-        if self.method.picks(self.state, order.slots):
-            clusters = self.method.clusters_in(self.state)
-            if not isinstance(cluster, int) or isinstance(cluster, bool) or not 0 <= cluster < clusters:
-                raise PayloadError("cluster", f"{name}: cluster = {cluster!r} should be in 0..{clusters - 1}")
-        elif cluster is not None:
-            raise PayloadError(
-                "cluster", f"{name}: sent cluster = {cluster!r}, but {self.method.label} assigns on the server"
-            )
-        expected = self.method.moved_slots(self.state, order.slots, cluster)
-        if update.carrier is not None:
-            self._carried.check(update, self.participants)
-            expected = ()
-        if set(update.diffs) != set(expected):
-            raise PayloadError("slots", f"{name}: moved {sorted(update.diffs)}, should be {sorted(expected)}")
-        for slot, diff in update.diffs.items():
-            layout = self.state.bank[slot].layout
-            if diff.vector.shape != (layout.size,) or diff.counters.shape != (layout.counter_size,):
-                raise PayloadError("shape", f"{name}: {slot} has {diff.vector.shape}, not ({layout.size},)")
-            if not np.isfinite(diff.vector).all():
-                raise PayloadError("non_finite", f"{name}: {slot} holds NaN or infinity")
+            if update.carrier is not None:
+                self._carried.check(update, self.participants)
+            check_update(update, self._downloads[name], self.state, self.method.label)
 
     def finish_round(self) -> RoundMetrics | None:
         """Assigns, averages, and records.
@@ -263,8 +234,8 @@ class Server:
         Raises:
             TooFewAnswersError: the last rounds in a row had too few good answers.
         """
-        for name in self._orders:
-            if name not in self._answers:
+        for name in self._tasks:
+            if name not in self._results:
                 self._failures.setdefault(name, "no answer in time")
         done = self.finished
         measured = self._measure()
@@ -287,19 +258,19 @@ class Server:
         if best != progress.best:
             progress.best = best
             if self._recorder is not None:
-                self._recorder.best(self.method.whole_models(self.state, self.layout), self.state.round)
+                self._recorder.best(self._left(), self.state.round)
         watched = goal.watched
         progress.watched = None if watched is None else watched.best(progress.watched, number, scalars)
         return goal.reached(progress.watched, number, scalars)
 
     def _measure(self) -> RoundMetrics | None:
-        """Completes the last round's record with what the answers say of its models."""
+        """Completes the last round's record with what the results say of its models."""
         if self.progress.record is None:
             return None
-        metrics = {n: self._answers[n].metrics for n in self.participants if n in self._answers}
+        metrics = {n: self._results[n].metrics for n in self.participants if n in self._results}
         served = {n: m for n, m in metrics.items() if m}
-        clusters, gone = self.method.clusters_in(self.state), self.method.gone(self.state)
-        measured = measure_round(self.progress.record, served, self.participants, self.state, clusters, gone)
+        clusters = self.method.clusters_in(self.state)
+        measured = measure_round(self.progress.record, served, self.participants, self.state, clusters)
         if self.finished:
             self._count_bytes(measured.record)
         self.progress.record = None
@@ -314,21 +285,15 @@ class Server:
         self._failures.update(lost)
         kept = self._spool.ordered([name for name in self.participants if name not in lost])
         updates: Sequence[Update] = Mapped(kept, partial(weighed, weights)) if weights else kept
-        asked = sum(order.train for order in self._orders.values())
-        enough = max(count_of(self.settings.min_answers, asked), self.method.needs(before))
+        asked = sum(task.train for task in self._tasks.values())
+        enough = max(count_of(self.settings.min_answers, asked), self.method.plan(before).fewest)
         analysis: dict[str, Any] = {}
         if len(updates) >= enough:
-            equipped = replace(before, logits=self._logits, archive=self.archive)
-            assignment = self.method.assign(equipped, updates)
-            if self.settings.merge_small_clusters:
-                fewest = self.settings.min_sites_per_cluster
-                assignment = regrouped(self.method, before, updates, assignment, self.participants, fewest)
-            self.state = self.method.aggregate(equipped, updates, assignment)
+            assignment = self._step(before, updates)
             if assignment and not weights:  # it is of single models
                 assignment = {name: self.state.assignment[name] for name in kept.names}
-                analysis = analyse(self.method, before, self.state, updates, assignment)
-                self._keep_features(before, kept, assignment)
-            analysis |= self.method.notes(self.state)
+                analysis = self._analyse(before, updates, assignment)
+            analysis |= self.state.notes
             if self.settings.min_sites_per_cluster > 1:
                 analysis["small_clusters"] = self.small_clusters
             self.progress.failed_rounds = 0
@@ -358,17 +323,29 @@ class Server:
         }
         self._count_bytes(self.progress.record)
 
-    def _keep_features(self, before: ServerState, updates: Updates, assignment: Assignment) -> None:
-        """Writes the round's Gram matrix, where it is asked for."""
+    def _step(self, before: ServerState, updates: Sequence[Update]) -> Assignment:
+        """E-step and M-step, with small clusters merged in between where that is asked for; returns who is where."""
+        equipped, closed = replace(before, logits=self._logits, archive=self.archive), set[int]()
+        assignment = self.method.assign(equipped, updates)
+        if self.settings.merge_small_clusters:
+            fewest = self.settings.min_sites_per_cluster
+            assignment = merged(self.method, before, updates, assignment, self.participants, fewest)
+            updates, closed = without_chosen(updates, assignment, self._downloads)
+        self.state = closing(self.method.aggregate(equipped, updates, assignment), closed)
+        return assignment
+
+    def _analyse(self, before: ServerState, updates: Sequence[Update], assignment: Assignment) -> dict[str, Any]:
+        """What the round's record says of its clustering; its Gram matrix is written where it is asked for."""
+        round_ = (self.method, before, self.state, updates, assignment)
         if self._recorder is not None and self.settings.keep_features:
-            products = gram(self.method, before, self.state, updates)
-            self._recorder.features(before.round, products, assignment)
+            self._recorder.features(before.round, gram(*round_), assignment)
+        return analyse(*round_)
 
     def _count_bytes(self, record: dict[str, Any]) -> None:
         """Adds this round's traffic: a model travels once to a site, however many of its participants need it."""
         wanted: dict[str, list[str]] = {}
-        for name, order in self._orders.items():
-            wanted.setdefault(self.participants[name].site, []).extend(order.needed)
+        for name, task in self._tasks.items():
+            wanted.setdefault(self.participants[name].site, []).extend(task.needed)
         record["bytes_down"] += sum(self._bank_bytes[slot] for slots in wanted.values() for slot in travelling(slots))
         record["bytes_up"] += self._bytes_up
         record["seconds"] = round(record["seconds"] + time.monotonic() - self._started, 3)
@@ -392,7 +369,6 @@ class Server:
             facts["best"] = None if key is None or best is None else {"metric": key.name, "mode": key.mode, **best}
             facts["stopped"] = self.progress.stopped
             if self.settings.cross_site_evaluation:
-                cross = {name: self._answers[name].cross for name in self.participants if name in self._answers}
+                cross = {name: self._results[name].cross for name in self.participants if name in self._results}
                 self._recorder.cross_site(cross, self.participants, self.state)
-            models = self.method.whole_models(self.state, self.layout)
-            self._recorder.close(self.state, models, self.participants, self.method, facts)
+            self._recorder.close(self.state, self._left(), self.participants, self.method, facts)

@@ -226,7 +226,7 @@ class ClusteredController(PerSiteController):
         return True
 
     def _ask(self) -> bool:
-        """Sends each site its orders and takes its answers. False if the job was aborted."""
+        """Sends each site its task and takes its results. False if the job was aborted."""
         tasks = self.aggregator.plan()
         for site, data in tasks.items():
             data.meta[wire.META].update(self._hosting[site])

@@ -74,7 +74,7 @@ class EgressFilter(Filter):
             return shareable
         for participant in content.get("participants", []):
             participant["samples"] = self._coarse(participant["samples"])
-        for said in content.get("answers", {}).values():
+        for said in content.get("results", {}).values():
             said["metrics"] = self._allowed(said["metrics"])
             if "cross" in said:
                 said["cross"] = {model: self._allowed(found) for model, found in said["cross"].items()}

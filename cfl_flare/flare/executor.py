@@ -147,27 +147,27 @@ class ClusteredExecutor(Executor):
         check_filters(fl_ctx)
 
     def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """One round for all participants that were given orders."""
+        """One round for all participants that were given a task."""
         content = wire.content_of(wire.from_shareable(shareable).meta)
         site = self._prepared(content, fl_ctx)
         layout = site.runtime.resident.layout
-        orders, models, content = wire.decode_task(shareable, layout)
+        tasks, models, content = wire.decode_task(shareable, layout)
         number = content["round"]
         self._recall(number, site, content["memory_of"] or self.run_name, fl_ctx)
         started = time.monotonic()
         last = number == shareable.get_header(AppConstants.NUM_ROUNDS)
         keep = partial(self._keep, number, fl_ctx) if last else _leave
-        answers = [site.answer(name, order, models, number, keep) for name, order in orders.items()]
-        for answer in answers:
-            if answer.error:
-                self._log_failure(f"round {number}: {answer.participant}", answer.error, answer.error, fl_ctx)
+        results = [site.carry_out(name, task, models, number, keep) for name, task in tasks.items()]
+        for result in results:
+            if result.error:
+                self._log_failure(f"round {number}: {result.participant}", result.error, result.error, fl_ctx)
         self._remember(number + 1, site)
         did = "measured the final models of" if last else "worked for"
         seconds = time.monotonic() - started
-        self.log_info(fl_ctx, f"round {number}: {did} {len(answers)} participants in {seconds:.2f} s")
+        self.log_info(fl_ctx, f"round {number}: {did} {len(results)} participants in {seconds:.2f} s")
         if self.site_sums:
-            answers = added_up(answers, models, site.method)
-        reply = wire.encode_answers(answers, {"round": number})
+            results = added_up(results, models, site.method)
+        reply = wire.encode_results(results, {"round": number})
         if self.memory_gc_rounds and (number + 1) % self.memory_gc_rounds == 0:
             cleanup_memory(self.cuda_empty_cache)
         return reply

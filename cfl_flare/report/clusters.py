@@ -119,12 +119,18 @@ def tuning(run: Run, path: Path) -> Path:
     """FedAC's number of clusters over rounds, and each cluster's G_k with the bounds a and b (FedAC Fig. 4)."""
     figure = Figure(figsize=(8, 6), layout="constrained")
     number, loose = figure.subplots(2, 1, sharex=True)
-    measured = [r for r in run.rounds if "looseness" in r]
+    values = [(r, r.get("dispersion", r.get("looseness"))) for r in run.rounds]  # version 0.1 called it looseness
+    measured = [r for r, found in values if found is not None]
     rounds = [r["round"] + 1 for r in measured]
     number.step(rounds, [r["clusters_in_use"] for r in measured], where="mid", color=COLOURS[0])
     number.set(ylabel="clusters K", ylim=(0, None))
     number.yaxis.set_major_locator(MaxNLocator(integer=True))
-    points = [(n, g) for n, r in zip(rounds, measured) for g in r["looseness"].values() if g is not None]
+    points = [
+        (n, g)
+        for n, r in zip(rounds, measured)
+        for g in (r.get("dispersion") or r.get("looseness", {})).values()
+        if g is not None
+    ]
     loose.plot(*zip(*points) if points else ([], []), ".", color=COLOURS[1], markersize=4, label="G_k")
     method = run.summary["method"]
     if method.get("tuning"):

@@ -37,7 +37,7 @@ def draw(run: Run) -> list[Path]:
         files.append(flows(run, run.folder / "flows.png"))
     if any("objective" in r for r in run.rounds):
         files.append(analysis(run, run.folder / "analysis.png"))
-    if any("looseness" in r for r in run.rounds):
+    if any({"dispersion", "looseness"} & r.keys() for r in run.rounds):
         files.append(tuning(run, run.folder / "tuning.png"))
     if run.feature_files:
         files.append(participants(run, run.folder / "participants.png"))

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from cfl_flare.clustering.measures import agreement, size_entropy
 from cfl_flare.methods import Participant, ServerState
+from cfl_flare.methods.slots import cluster_slot
 
 # FedDSMIC's bottom accuracy is the mean over this many of the worst participants (sec. 5.3).
 BOTTOM = 5
@@ -63,7 +64,6 @@ def measure_round(
     participants: Mapping[str, Participant],
     state: ServerState,
     clusters: int,
-    gone: Collection[int] = (),
 ) -> RoundMetrics:
     """Completes a round's record.
 
@@ -75,7 +75,6 @@ def measure_round(
         participants: all of them.
         state: after the round.
         clusters: K, or 0.
-        gone: the clusters that no longer exist.
     """
     record = dict(record)
     weights = {name: float(p.samples) for name, p in participants.items()}
@@ -95,7 +94,8 @@ def measure_round(
         f"cluster-{k}": average({n: metrics[n] for n in names if n in metrics}, weights) for k, names in members.items()
     }
     if clusters:
-        there = {k: size for k, size in enumerate(sizes) if k not in gone}
+        kept = {k for k in range(clusters) if cluster_slot(k) in state.bank}  # others were merged away, or come later
+        there = {k: size for k, size in enumerate(sizes) if k in kept or not kept}
         record["size_entropy"] = size_entropy(list(there.values()))
         record["empty_clusters"] = [k for k, size in there.items() if not size]
         record["clusters_in_use"] = sum(size > 0 for size in sizes)

@@ -114,7 +114,7 @@ def test_methods_lists_combinations_and_penalties_with_their_settings():
     assert {"vote (logits)", "k (needed)", "weighting (samples, uniform)"} <= set(rows["fedavg+fesem"])
     assert {"k (needed)", "warmup (10)", "weighting (samples)", "lam (0.01)"} <= set(rows["fesem-cam"])
     assert {"base (needed)", "updates (simultaneous)"} <= set(rows["cam"])
-    assert {"parts (needed)", "vote (probabilities)"} <= set(rows["together"])
+    assert {"parts (needed)", "vote (probabilities)"} <= set(rows["ensemble"])
     assert {"proximal", "contrastive", "knowledge_sharing"} <= rows.keys()
     assert "tau (1.0)" in rows["contrastive"]
     assert not [word for word in ("MISSING", "<class '", "dataclass", "()") if word in done.stdout]

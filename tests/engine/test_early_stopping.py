@@ -14,7 +14,7 @@ from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.engine.early_stopping import Goal
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.settings import ServerSettings
-from cfl_flare.engine.site import Answer
+from cfl_flare.engine.site import Result
 from cfl_flare.methods import FedAvg, Participant
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import load_run, read_lines
@@ -29,10 +29,10 @@ def run(folder: Path, accuracies: list[float], **settings) -> Server:
     server = Server(method, LAYOUT, people, described, method.start(initial), Recorder(folder, {}, {}))
     while True:
         last = server.finished
-        for name, order in server.orders().items():
+        for name, order in server.tasks().items():
             found = {"served_accuracy": accuracies[server.state.round - 1], "served_loss": 1 - accuracies[0]}
             moved = update(name, 1, "global", 1, 1) if order.train else None
-            server.accept(Answer(name, moved, found if order.evaluate else {}), "site")
+            server.accept(Result(name, moved, found if order.evaluate else {}), "site")
         server.finish_round()
         if last:
             server.close({})

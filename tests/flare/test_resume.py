@@ -44,7 +44,7 @@ def test_a_split_run_goes_on_with_its_tree(tmp_path: Path) -> None:
     server = begin(SPLITS_ALWAYS, state_of(bank, facts), tmp_path / "run").running
     assert server.state.assignment == state.assignment
     assert server.method.clusters_in(server.state) == len(state.extras["splits"]) + 1 > 2
-    sent = {name: order.slots for name, order in server.orders().items()}
+    sent = {name: order.slots for name, order in server.tasks().items()}
     assert sent == {name: SPLITS_ALWAYS.distribute(state, name).slots for name in sent}
 
 

@@ -19,12 +19,12 @@ from cfl_flare.methods import (
     IFCA,
     Contrastive,
     Download,
+    Ensemble,
     FedAvg,
     FeSEM,
     Local,
     Proximal,
     ServerState,
-    Together,
     Update,
     WeCFL,
     build_method,
@@ -52,9 +52,8 @@ def descend(start, frozen, labels, steps=1, lam=0.0):
 
 def ifca(*models, shared=(1, -1)):
     """What a participant of IFCA-CAM is sent."""
-    return Download(
-        (SHARED, *(f"cluster-{k}" for k in range(len(models)))), (coin(*shared), *(coin(*m) for m in models))
-    )
+    choices = {k: f"cluster-{k}" for k in range(len(models))}
+    return Download((SHARED, *choices.values()), (coin(*shared), *(coin(*m) for m in models)), choices=choices)
 
 
 def both(name, samples, slot, theta, shared, cluster=None):
@@ -293,12 +292,12 @@ def test_in_the_global_models_round_a_newcomer_is_served_and_picks_no_cluster():
     state = replace(method.start(initial), round=1)
     download = method.distribute(state, "new")
     assert download.slots == (SHARED, "cluster-0", "cluster-1")
-    assert not method.picks(state, download.slots)
+    assert not download.must_name
     work = learner(LABELS)
     work.round = 1
     found = method.local_update(work, replace(download, models=tuple(state.bank[s] for s in download.slots)))
     assert (set(found.diffs), found.cluster) == ({SHARED}, None)
-    assert method.moved_slots(state, download.slots, None) == (SHARED,)
+    assert download.expected(None) == (SHARED,)
 
 
 @pytest.mark.parametrize("base", [IFCA(k=2), WeCFL(k=2)], ids=lambda m: m.name)
@@ -308,7 +307,7 @@ def test_sampled_rounds(base):
     before = {n for n, o in played[1].orders.items() if o.train} if isinstance(base, WeCFL) else set()
     assert set(played[-1].after.assignment) == asked | before
     unseen = [o.slots for n, o in played[2].orders.items() if n not in played[2].before.assignment]
-    assert set(unseen) == {(SHARED, "cluster-0", "cluster-1") if base.assigns_on_site else (SHARED, "global")}
+    assert set(unseen) == {(SHARED, "cluster-0", "cluster-1") if base.traits.assigns_on_site else (SHARED, "global")}
     for one in played:
         for name in one.before.assignment.keys() - {n for n, o in one.orders.items() if o.train}:
             assert one.after.assignment[name] == one.before.assignment[name]
@@ -480,8 +479,8 @@ def test_the_gradient_beside_a_frozen_model_is_that_of_finite_differences(module
         ({"base": None}, "base = None should be a method that clusters"),
         ({"base": 3}, "base = 3 should be a method that clusters"),
         ({"base": CAM(base=IFCA(k=2))}, "base = ifca-cam predicts with several models"),
-        ({"base": Together(parts=(FedAvg(), IFCA(k=2)))}, r"base = fedavg\+ifca predicts with several models"),
-        ({"base": IFCA(k=2, shared_backbone=True)}, "base has shared_backbone = True"),
+        ({"base": Ensemble(parts=(FedAvg(), IFCA(k=2)))}, r"base = fedavg\+ifca predicts with several models"),
+        ({"base": IFCA(k=2, shared_backbone=True)}, "base = ifca has its models in parts, as with shared_backbone"),
         ({"base": IFCA(k=2, finetune=True)}, "finetune belongs to the whole"),
         ({"warmup": -1}, "warmup = -1 should be >= 0"),
         ({"warmup": 1.5}, "warmup = 1.5 should be int"),
@@ -495,7 +494,7 @@ def test_the_gradient_beside_a_frozen_model_is_that_of_finite_differences(module
         ({"updates": None}, "updates = None should be str"),
         ({"step": "half"}, "step = 'half' should be in"),
         ({"weighting": "uniform"}, "weighting belongs to its base"),
-        ({"penalties": [Contrastive()]}, "belong to its base"),
+        ({"penalties": [Contrastive()]}, "belong to the methods inside it"),
         ({"k": 3}, "unknown setting 'k'"),
     ],
 )

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks that are no tables of cells: CUAU's order, likenesses of models, traffic, personalised accuracy."""
+"""The benchmarks that are no tables of cells: CUAU's order, similarityes of models, traffic, personalised accuracy."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_correlations_are_over_pairs() -> None:
     assert found == pytest.approx({"same": 1, "opposite": -1})
 
 
-def test_likenesses_of_models() -> None:
+def test_similarityes_of_models() -> None:
     found = fedac_similarity.distances(np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [1.0, 0.0, 0.0]]))
     assert found["cosine"][0] == pytest.approx([0, 1, 0])
     assert found["L2"][0] == pytest.approx([0, math.sqrt(5), 0])

@@ -123,7 +123,7 @@ def test_server_averages_backbones_and_leaves_the_head(method):
         after = method.aggregate(state, order, {})
         np.testing.assert_array_equal(after.bank["backbone"].vector, [3])  # 1 + (3*1 + 1*5)/4
         np.testing.assert_array_equal(after.bank["head"].vector, [2, 3])
-        whole = method.whole_models(after, SPLIT)
+        whole = method.models(after, SPLIT)
         np.testing.assert_array_equal(whole["global"].models[0].vector, [3, 2, 3])
     equal = type(method)(weighting="uniform").aggregate(state, updates, {})
     np.testing.assert_array_equal(equal.bank["backbone"].vector, [4])
@@ -252,6 +252,6 @@ def test_refusals(spec, message):
 @pytest.mark.parametrize("method", [FedPer(), FedBABU()], ids=lambda m: m.name)
 def test_a_model_without_a_backbone_is_refused(method):
     with pytest.raises(ConfigError, match=f"method {method.name}: only the backbone travels, but .* take fedavg"):
-        method.check_model(Layout.of(Logistic((1, 8, 8), 10)))
-    method.check_model(SPLIT)
-    Ditto().check_model(Layout.of(Logistic((1, 8, 8), 10)))
+        method.check(Layout.of(Logistic((1, 8, 8), 10)))
+    method.check(SPLIT)
+    Ditto().check(Layout.of(Logistic((1, 8, 8), 10)))

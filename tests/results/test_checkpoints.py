@@ -16,7 +16,7 @@ from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer, Site
+from cfl_flare.engine.site import Result, Site
 from cfl_flare.methods import IFCA, Ditto, FedAvg, FedCUAU, FedPer, Local, Method, WeCFL
 from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.metrics import RoundMetrics
@@ -95,13 +95,13 @@ def test_it_goes_on_and_does_not_start_afresh(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(Stopped):
         loop(WeCFL(k=2), tmp_path / "run", tmp_path / "checkpoints", stop_at=4)
     asked = []
-    answer = Site.answer
+    answer = Site.carry_out
 
-    def noting(self: Site, name: str, order: Any, models: Any, number: int) -> Answer:
+    def noting(self: Site, name: str, order: Any, models: Any, number: int) -> Result:
         asked.append(number)
         return answer(self, name, order, models, number)
 
-    monkeypatch.setattr(Site, "answer", noting)
+    monkeypatch.setattr(Site, "carry_out", noting)
     loop(WeCFL(k=2), tmp_path / "run", tmp_path / "checkpoints")
     assert sorted(set(asked)) == [3, 4, 5, 6, 7, 8]
 
@@ -117,13 +117,13 @@ def test_a_run_may_be_stopped_more_than_once_and_after_its_last_round(tmp_path: 
 
 
 def test_what_failed_before_the_stop_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = Site.answer
+    answer = Site.carry_out
 
-    def failing(self: Site, name: str, order: Any, models: Any, number: int) -> Answer:
+    def failing(self: Site, name: str, order: Any, models: Any, number: int) -> Result:
         good = answer(self, name, order, models, number)
-        return Answer(name, error="no") if number == 2 and name == "p1" else good
+        return Result(name, error="no") if number == 2 and name == "p1" else good
 
-    monkeypatch.setattr(Site, "answer", failing)
+    monkeypatch.setattr(Site, "carry_out", failing)
     undisturbed = loop(FedAvg(), tmp_path / "one")
     with pytest.raises(Stopped):
         loop(FedAvg(), tmp_path / "other", tmp_path / "checkpoints", stop_at=3)

@@ -424,7 +424,7 @@ def test_facts_may_be_read_only():
     bank = bank_of(worker := learner(Curved, lr=0.1, local_steps=1))
     penalty = KnowledgeSharing(pairwise=True)
     download = sent(bank, [penalty])
-    frozen = Download(download.slots, download.models, MappingProxyType(dict(download.facts)))
+    frozen = Download(download.slots, download.models, MappingProxyType(dict(download.scalars)))
     terms = penalty.terms(frozen, cluster_slot(OWN), 3)
     assert len(terms) == 2
     assert np.isfinite(worker.train(bank[cluster_slot(OWN)], terms).vector).all()

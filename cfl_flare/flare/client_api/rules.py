@@ -13,7 +13,7 @@ from cfl_flare.core.config import require
 from cfl_flare.methods import IFCA, FedProx, Method, Proximal
 
 # What a method's site does, where it is no more than what any script does: train the one model that it was sent.
-ON_SITE = ("local_update", "trained_update", "serve", "finetuned", "compose", "moved_slots")
+ON_SITE = ("local_update", "serve", "finetuned")
 PENALTY_LINE = "loss = loss + cfl_flare.client.penalty(model)"
 
 

@@ -46,7 +46,7 @@ def exclude(pattern: str, model: Mapping[str, Any], method: Method) -> ExcludeVa
     left = [e for e in layout.entries if e not in out and e.kind == "parameter"]
     require(bool(out), f"{where} matches none of {', '.join(e.name for e in layout.entries)}")
     require(bool(left), f"{where} matches all parameters: nothing would be left to learn together")
-    cluster_on = getattr(method, "cluster_on", None)
+    cluster_on = method.traits.cluster_on
     if cluster_on is not None:
         compared = {place.start for place in layout.select(cluster_on)}
         require(

@@ -227,7 +227,7 @@ class ClusteredRecipe(Recipe):
         # At real sites, what each of them reads is its own business, and the server has no use for it.
         dealt = {} if participants is None else {"source": self._marked_source}
         made_by = marked(SOFTWARE)
-        compares = self.method.indicator is not None
+        compares = self.method.traits.indicator is not None
         held = {**dealt, "data": values["data"], **MARK} if compares else None
         start = place_checkpoint(initial_ckpt, job)
         job.to_server(ClusteringAggregator(spec, marked(self.model), held, start), id="aggregator")
