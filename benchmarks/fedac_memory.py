@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -21,11 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from provenance import commit
 
 from cfl_flare.core.archive import Archive
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer
+from cfl_flare.engine.site import Result
 from cfl_flare.methods import Download, Participant, Update, build_method
 
 GROUPS = 10
@@ -75,9 +75,9 @@ def measure(participants: int, size: int, rounds: int, folder: Path) -> dict[str
     for number in range(rounds):
         if number == 1:
             server.settings = ServerSettings(rounds, sample=0.25)
-        for name, order in server.orders().items():
+        for name, order in server.tasks().items():
             given = answer(server, name, number, layout) if order.train else None
-            server.accept(Answer(name, given, {"served_accuracy": 0.5} if order.evaluate else {}), "site")
+            server.accept(Result(name, given, {"served_accuracy": 0.5} if order.evaluate else {}), "site")
         started = time.process_time()
         server.finish_round()
         server.forget(server.state.round)
@@ -107,11 +107,9 @@ def main() -> None:
     given = options.parse_args()
     torch.set_num_threads(1)
     temporary = Archive()
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     folder = given.archive or temporary.folder
     found = measure(given.participants, given.parameters, given.rounds, folder)
-    given.out.write_text(json.dumps({"commit": commit, **found}, indent=1) + "\n")
+    given.out.write_text(json.dumps({"commit": commit(), **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

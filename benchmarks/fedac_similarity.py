@@ -16,25 +16,23 @@ from __future__ import annotations
 
 import argparse
 import json
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from learners import learner_of, runtime_of
 from matplotlib.figure import Figure
 from plans import PLANS, Plan
+from png import save
+from provenance import provenance
 from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_distances, euclidean_distances
-from speed import provenance
-from torch import nn
 
 from cfl_flare.cli.specs import build_named
-from cfl_flare.core.config import build
 from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.training.learner import Learner, Split, Workshop
 
 DIMENSIONS = 50  # D (sec. 4.3)
 SMOOTHING = 0.01  # of a label's probability, so that a label that somebody lacks makes no infinity
@@ -59,7 +57,8 @@ def distances(models: np.ndarray) -> dict[str, np.ndarray]:
     """``(m, m)`` by each likeness of models ``(m, d)``; the largest is the least alike."""
     from cfl_flare.clustering.lowrank import directions, mapped, similarity
 
-    low = mapped(models, directions(models, DIMENSIONS))
+    rows = list(models)
+    low = mapped(rows, directions(rows, DIMENSIONS))
     return {"LrCos": 1 - similarity(low, low), "cosine": cosine_distances(models), "L2": euclidean_distances(models)}
 
 
@@ -84,13 +83,12 @@ def trained(plan: Plan, partition: str, seed: int, alone: int) -> tuple[np.ndarr
         )
         arrays, _ = load_arrays(Path(folder) / "clusters" / "global.safetensors")
         accuracy = load_run(folder).summary["final"]["served_accuracy"]
-    work = Workshop(partial(build, plan.model, nn.Module, "model"), plan.training, seed)
+    work = runtime_of(plan.model, plan.training, seed)
     common, models, labels = work.resident.layout.pack(arrays), [], []
     for own in data.host(plan.source, "local", 0, 1):
-        splits = Split.of(own.train.x, own.train.y), Split.of(own.test.x, own.test.y)
         model = common
         for i in range(alone):
-            model = Learner(work, own.name, *splits, {}, plan.rounds + i).train(model, purpose="alone")
+            model = learner_of(work, own, plan.rounds + i).train(model, purpose="alone")
         models.append(model.part("all"))
         labels.append(own.train.y)
     return np.stack(models), common.part("all"), label_divergences(labels), accuracy
@@ -132,7 +130,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         for axes, (name, matrix) in zip(line, r["matrices"].items()):
             figure.colorbar(axes.imshow(matrix), ax=axes, shrink=0.7)
             axes.set_title(f"{name}: {r['partition']}, seed {r['seed']}")
-    figure.savefig(path, dpi=50)
+    save(figure, path, dpi=50)
 
 
 def main() -> None:

@@ -18,26 +18,25 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from learners import learner_of, runtime_of
 from matplotlib.figure import Figure
 from plans import PLANS, Plan
+from png import save
+from provenance import provenance
 from scipy.stats import spearmanr
-from speed import provenance
-from torch import nn
 
 from cfl_flare.cli.specs import build_named
-from cfl_flare.core.config import build
 from cfl_flare.data import ParticipantData
 from cfl_flare.methods import FedCUAU, Update
 from cfl_flare.methods.cuau import AU
 from cfl_flare.report.colours import COLOURS
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
 
 
 def stage_one(learner: Learner, epochs: int) -> Update:
@@ -64,11 +63,8 @@ def measured(plan: Plan, people: Sequence[ParticipantData], seed: int, epochs: i
     tiers = [data.group or 0 for data in people]
     method = build_named(f"fedcuau:k={len(set(tiers))}")
     assert isinstance(method, FedCUAU)
-    work = Workshop(partial(build, plan.model, nn.Module, "model"), plan.training, seed)
-    updates = []
-    for data in people:
-        splits = Split.of(data.train.x, data.train.y), Split.of(data.test.x, data.test.y)
-        updates.append(stage_one(Learner(work, data.name, *splits, {}), epochs))
+    work = runtime_of(plan.model, plan.training, seed)
+    updates = [stage_one(learner_of(work, data), epochs) for data in people]
     state = method.aggregate(method.start(work.initial), updates, {})
     cuau = [float(np.linalg.norm((update.diffs[AU] - state.bank[AU]).vector)) for update in updates]
     distances = label_distances([data.train.y for data in people])
@@ -127,7 +123,7 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
         axes.set(title=f"lr {one['lr']:g}, {one['epochs']} epochs", xlabel="distance of the label distributions")
     figure.axes[0].set_ylabel("CUAU")
     figure.axes[0].legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def main() -> None:

@@ -8,18 +8,16 @@ participant reaches after five epochs of fine-tuning its own cluster's model at 
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import nn
+from learners import learner_of, runtime_of
 
-from cfl_flare.core.config import build, from_dict
+from cfl_flare.core.config import from_dict
 from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import DataConfig
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.training.learner import Learner, Split, Workshop
 from cfl_flare.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ def personal(plan: Plan, folder: Path) -> dict[str, float]:
     run = load_run(folder)
     summary = run.summary
     training = from_dict(TrainSettings, summary["training"], "training")
-    work = Workshop(partial(build, summary["model"], nn.Module, "model"), training, summary["seed"])
+    work = runtime_of(summary["model"], training, summary["seed"])
     models = {
         path.stem: work.resident.layout.pack(load_arrays(path)[0])
         for path in (folder / "clusters").glob("*.safetensors")
@@ -52,12 +50,11 @@ def personal(plan: Plan, folder: Path) -> dict[str, float]:
     everyone = DataConfig(**{key: value for key, value in summary["data"].items() if key != "groups"})
     initial, sizes, own, tiers = [], [], [], []
     for data in everyone.host(plan.source, "local", 0, 1):
-        train, test = Split.of(data.train.x, data.train.y), Split.of(data.test.x, data.test.y)
-        learner = Learner(work, data.name, train, test, {}, last)
+        learner = learner_of(work, data, last)
         start = models[f"cluster-{clusters[data.name]}"] if data.name in clusters else first
         initial.append(learner.evaluate(first)["accuracy"])
         own.append(learner.evaluate(learner.train(start, purpose="finetune", epochs=EPOCHS))["accuracy"])
-        sizes.append(len(test))
-        tiers.append(data.group)
+        sizes.append(len(data.test))
+        tiers.append(data.group or 0)
     by_tier = {f"c{t + 1}": float(np.mean([a for a, g in zip(own, tiers) if g == t])) for t in sorted(set(tiers))}
     return {"initial": float(np.average(initial, weights=sizes)), "personalised": float(np.mean(own)), **by_tier}

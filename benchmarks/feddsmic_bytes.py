@@ -19,7 +19,7 @@ from typing import Any
 
 from plans import PLANS
 from plans.plan import model
-from speed import provenance
+from provenance import provenance
 from torch import nn
 
 from cfl_flare.cli.specs import build_named
@@ -39,10 +39,10 @@ NETWORKS = {
 def traffic(method_spec: str, network: dict[str, Any]) -> tuple[int, int]:
     """Bytes to and from a participant in a round."""
     method = build_named(method_spec)
-    state = method.admit(method.start(partial(untrained, partial(build, network, nn.Module, "model"), 0)), ["a"])
+    state = method.start(partial(untrained, partial(build, network, nn.Module, "model"), 0), ["a"])
     sent = method.distribute(state, "a")
     slots = (*sent.slots, *sent.to_train)
-    back = method.moved_slots(state, slots, 0 if method.assigns_on_site else None)
+    back = sent.expected(0 if sent.must_name else None)
     down, up = (sum(state.layout(slot).nbytes for slot in which) for which in (slots, back))
     return down, up
 
@@ -52,7 +52,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--out", type=Path, required=True, help="the files' name without its ending")
     given = options.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, network in NETWORKS.items():
         for row in ROWS:
             down, up = traffic(PLANS["feddsmic"].method(row)[0], network)

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ import numpy as np
 import torch
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe.sim_env import SimEnv
-from speed import MODEL, bare, data_config, provenance
+from own_process import in_own_process, tell, told
+from provenance import provenance
+from speed import MODEL, bare, data_config
 
 from cfl_flare.data import Npz
 from cfl_flare.flare import ClusteredRecipe, simulator
@@ -39,11 +42,12 @@ from cfl_flare.models import FashionCNN
 from cfl_flare.results.run_dir import find_runs
 from cfl_flare.training.settings import TrainSettings
 
+WARMUP = 2
 METHODS = {
     "fedavg": "fedavg",
     "wecfl": "wecfl:k=10",
     "ifca": "ifca:k=10,assignment_samples=320",
-    "ifca-cam": "ifca-cam:k=10,assignment_samples=320,warmup=2",  # measured after the warm-up
+    "ifca-cam": f"ifca-cam:k=10,assignment_samples=320,warmup={WARMUP}",  # measured after the warm-up
 }
 FEW, MORE, SITES = 3, 8, 2
 CLIENTS, THREADS, ORDINARY = 20, 2, (1, 3)
@@ -80,7 +84,7 @@ def ordinary(clients: int, rounds: int, folder: str) -> dict[str, float]:
     shares.mkdir()
     people = data_config(200).host(Npz("fashionmnist.npz"), "local", 0, 1)[:clients]
     for i, data in enumerate(people):
-        splits = {"x": data.train.x, "y": data.train.y, "test_x": data.test.x, "test_y": data.test.y}
+        splits: dict[str, Any] = {"x": data.train.x, "y": data.train.y, "test_x": data.test.x, "test_y": data.test.y}
         np.savez(shares / f"site-{i + 1}.npz", **splits)
     script = str(Path(__file__).with_name("ordinary_client.py"))
     recipe = FedAvgRecipe(
@@ -95,44 +99,45 @@ def ordinary(clients: int, rounds: int, folder: str) -> dict[str, float]:
     return {}
 
 
-def in_own_process(what: str, count: int, rounds: int) -> dict[str, float]:
-    """A job's wall and CPU seconds, and what it found."""
-    command = [sys.executable, __file__, "--one", what, str(count), str(rounds)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-    if not lines:
-        sys.exit(f"{what}, {rounds} rounds: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return json.loads(lines[0].removeprefix("FOUND "))
-
-
 def one(what: str, count: int, rounds: int) -> None:
     """Runs a job in this process, or the bare work of a site (in place of rounds), and says what it took."""
     if what == "bare":
         work = bare(data_config(count).host(Npz("fashionmnist.npz"), f"site-{rounds + 1}", rounds, SITES), 3)
-        print("FOUND " + json.dumps({"cpu_seconds": work["ideal"] + work["evaluation"]}), flush=True)
-        return
+        return tell({"cpu_seconds": work["ideal"] + work["evaluation"]})
     started, before = time.monotonic(), used()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CFL_STATE_ROOT"] = str(Path(folder) / "state")
         found = ordinary(count, rounds, folder) if what == "ordinary" else job(what, count, rounds, folder)
         took = {"wall_seconds": time.monotonic() - started, "cpu_seconds": used() - before}
-    print("FOUND " + json.dumps({**took, **found}), flush=True)
+    return tell({**took, **found})
 
 
 def side_by_side(participants: int) -> float:
     """CPU seconds of the bare work of a round where every site's share is a process of its own, all at once."""
     commands = [[sys.executable, __file__, "--one", "bare", str(participants), str(site)] for site in range(SITES)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    said = [process.communicate()[0] for process in running]
-    return sum(json.loads(text.removeprefix("FOUND "))["cpu_seconds"] for text in said)
+    return sum(told(process.communicate()[0])["cpu_seconds"] for process in running)
 
 
 def difference(what: str, count: int, few: int, more: int) -> dict[str, Any]:
     """What a round takes, from two jobs."""
-    short, long = in_own_process(what, count, few), in_own_process(what, count, more)
+    short, long = (in_own_process(__file__, "--one", what, count, rounds) for rounds in (few, more))
     rounds = {k: (long[k] - short[k]) / (more - few) for k in ("wall_seconds", "cpu_seconds")}
     start = {k: short[k] - few * rounds[k] for k in rounds}
     return {"jobs": {str(few): short, str(more): long}, "a_round": rounds, "start": start}
+
+
+def check_rounds(rows: Sequence[str], few: int, more: int) -> None:
+    """Ends the script if two jobs of so many rounds do not tell what a round takes.
+
+    Raises:
+        SystemExit: with the smallest numbers that do.
+    """
+    fewest = WARMUP + 1 if "ifca-cam" in rows else 2  # a job's bytes are those of its last round but one
+    if set(rows) != {"ordinary"} and not fewest <= few < more:
+        sys.exit(
+            f"flare_speed.py: --rounds {few} {more} should be at least {fewest} {fewest + 1}, and the second larger"
+        )
 
 
 def main() -> None:
@@ -148,6 +153,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.one:
         return one(given.one[0], int(given.one[1]), int(given.one[2]))
+    check_rounds(given.rows, *given.rounds)
     result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": {}}
     for row in given.rows:
         if row in result["rows"]:

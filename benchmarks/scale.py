@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from importlib import import_module
@@ -25,13 +23,16 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from speed import peak_megabytes, provenance
+from own_process import in_own_process, tell
+from png import save
+from provenance import provenance
+from speed import peak_megabytes
 
 from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Npz
 from cfl_flare.engine.loop import model_factory, run_loop
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer
+from cfl_flare.engine.site import Result
 from cfl_flare.methods import Participant, Update, build_method
 from cfl_flare.report.colours import COLOURS
 from cfl_flare.training.resident import ResidentModel, untrained
@@ -83,11 +84,11 @@ def server_part(name: str, participants: int) -> dict[str, float]:
     directions = rng.standard_normal((GROUPS, layout.size)).astype(np.float32)
     for _ in range(2):
         accepting = 0.0
-        for number, (participant, order) in enumerate(server.orders().items()):
+        for number, (participant, order) in enumerate(server.tasks().items()):
             cluster = number % GROUPS if name == "ifca" else None
             slot = order.slots[cluster or 0]
             vector = 0.1 * directions[number % GROUPS] + 0.02 * rng.standard_normal(layout.size, np.float32)
-            answer = Answer(participant, Update(participant, 1, {slot: Params(layout, vector)}, cluster))
+            answer = Result(participant, Update(participant, 1, {slot: Params(layout, vector)}, cluster))
             begun = time.process_time()
             server.accept(answer, "site-1")
             accepting += time.process_time() - begun
@@ -103,15 +104,6 @@ def server_part(name: str, participants: int) -> dict[str, float]:
 
 
 PARTS = {"round": whole_round, "server": server_part}
-
-
-def in_own_process(part: str, name: str, participants: int) -> dict[str, float]:
-    """One measurement: a peak of memory never falls, so that each needs a process of its own."""
-    command = [sys.executable, __file__, "--one", part, name, str(participants)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{part} {name} {participants}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def slope(by_participants: Mapping[str, Mapping[str, float]], key: str) -> float:
@@ -135,7 +127,7 @@ def draw(methods: Mapping[str, Mapping[str, Any]], path: Path) -> None:
             axes.loglog(counts, values, "o-", color=COLOURS[i % len(COLOURS)], label=name)
         axes.set(xlabel="participants", title=title)
         axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def main() -> None:
@@ -149,15 +141,15 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.one:
         part, name, participants = given.one
-        print(json.dumps(PARTS[part](name, int(participants))))
-        return
+        return tell(PARTS[part](name, int(participants)))
     result = json.loads(given.out.read_text()) if given.out.exists() else {"methods": {}}
     for name in given.methods:
         found = result["methods"].setdefault(name, {"participants": {}})
         for participants in given.participants:
             if str(participants) in found["participants"]:
                 continue
-            measured = {k: v for part in PARTS for k, v in in_own_process(part, name, participants).items()}
+            parts = [in_own_process(__file__, "--one", part, name, participants) for part in PARTS]
+            measured = {k: v for part in parts for k, v in part.items()}
             found["participants"][str(participants)] = {k: round(v, 4) for k, v in measured.items()}
             found["provenance"] = provenance()
             print(f"{name:8} {participants:6} " + " ".join(f"{k} {v:.3f}" for k, v in measured.items()), flush=True)
@@ -165,7 +157,7 @@ def main() -> None:
             if len(found["participants"]) > 1:
                 found["slopes"] = {key: round(slope(found["participants"], key), 2) for key in keys}
             given.out.write_text(json.dumps({"model": MODEL, **result}, indent=1) + "\n")
-    draw(result["methods"], given.out.with_suffix(".png"))
+    return draw(result["methods"], given.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,12 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from own_process import in_own_process, tell
+from provenance import provenance
 
 from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Npz, ParticipantData
 from cfl_flare.engine.loop import model_factory, run_loop
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer, Order, Site
+from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.methods import Participant, Update, build_method
 from cfl_flare.models import FashionCNN
 from cfl_flare.training.resident import ResidentModel, untrained
@@ -43,6 +43,7 @@ WIDE = {
 }
 TRAINING = TrainSettings()
 METHODS = ({"method": "fedavg"}, {"method": "wecfl", "k": 10}, {"method": "ifca", "k": 10, "assignment_samples": 320})
+FEWEST = 2  # rounds that give one whole one
 MEMORY: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "fedavg"},
     "ifca": {"method": "ifca", "k": 10},
@@ -97,7 +98,7 @@ def method_seconds(spec: dict[str, Any], participants: int, rounds: int) -> floa
         training=TRAINING,
         on_round=lambda measured: marks.append(time.process_time()),
     )
-    return float(np.median(np.diff(marks)[: rounds - 1] if rounds > 1 else np.diff(marks)))
+    return float(np.median(np.diff(marks)[: rounds - 1]))  # the last one only measures
 
 
 def peak_megabytes() -> float:
@@ -115,12 +116,12 @@ def server_memory(name: str, participants: int) -> dict[str, float]:
     server = Server(method, layout, people, ServerSettings(1), method.start(lambda i: untrained(make_model, 0, i)))
     before = peak_megabytes()
     rng = np.random.default_rng(0)
-    for number, (participant, order) in enumerate(server.orders().items()):
+    for number, (participant, order) in enumerate(server.tasks().items()):
         cluster = number % 10 if name == "ifca" else None
         slot = order.slots[cluster or 0]
         vector = rng.standard_normal(layout.size, np.float32)
         vector += 5 * (number % 10)  # ten groups
-        server.accept(Answer(participant, Update(participant, 1, {slot: Params(layout, vector)}, cluster)), "site-1")
+        server.accept(Result(participant, Update(participant, 1, {slot: Params(layout, vector)}, cluster)), "site-1")
     server.finish_round()
     model = layout.nbytes / 2**20
     grown = peak_megabytes() - before
@@ -133,8 +134,8 @@ def site_memory(participants: int) -> dict[str, float]:
     site = Site(build_method({"method": "fedavg"}), model_factory(MODEL), TRAINING, 0)
     site.add(data_config(2 * participants).host(Npz("fashionmnist.npz"), "site-1", 0, 2))
     loaded = peak_megabytes()
-    models = {"global": site.workshop.resident.read()}
-    answers = [site.answer(name, Order(("global",), True, True), models, 0) for name in site.hosted]
+    models = {"global": site.runtime.resident.read()}
+    answers = [site.carry_out(name, Task(("global",), True, True), models, 0) for name in site.hosted]
     data = sum(s.x.nbytes for d in site.hosted.values() for s in (d.train, d.test)) / 2**20
     grown = peak_megabytes()
     return {
@@ -142,24 +143,6 @@ def site_memory(participants: int) -> dict[str, float]:
         "after_loading_MB": loaded - before,
         "after_round_MB": grown - before,
         "answers": len(answers),
-    }
-
-
-def in_own_process(*arguments: str) -> dict[str, float]:
-    """A memory measurement needs a process of its own: a peak never falls."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--measure", *arguments], capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def provenance() -> dict[str, Any]:
-    """What a figure needs beside it."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    return {
-        "command": " ".join(["python", *sys.argv]),
-        "commit": subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip(),
-        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
     }
 
 
@@ -187,8 +170,8 @@ def measure_speed(participants: int, rounds: int) -> dict[str, Any]:
 
 def measure_memory() -> dict[str, Any]:
     """Peak memory of server and site, each in a process of its own."""
-    result: dict[str, Any] = {"server": {name: in_own_process(name, "200") for name in MEMORY}}
-    result["site"] = in_own_process("site", "100")
+    result: dict[str, Any] = {"server": {name: in_own_process(__file__, "--measure", name, 200) for name in MEMORY}}
+    result["site"] = in_own_process(__file__, "--measure", "site", 100)
     for name, m in result["server"].items():
         size = f"200 participants of {m['parameters'] / 1e6:.1f} M parameters"
         print(f"server, {size}: {name:12} peak grows by {m['grown_MB']:7.0f} MB = {m['models']:.1f} models")
@@ -200,7 +183,7 @@ def measure_memory() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--participants", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds; the median counts")
+    parser.add_argument("--rounds", type=int, default=3, help=f"at least {FEWEST}; the median counts (%(default)s)")
     parser.add_argument("--part", choices=("speed", "memory"), help="measure this alone, and keep the rest of --out")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
@@ -208,8 +191,11 @@ def main() -> None:
     torch.set_num_threads(1)
     if arguments.measure:
         what, count = arguments.measure[0], int(arguments.measure[1])
-        print(json.dumps(site_memory(count) if what == "site" else server_memory(what, count)))
-        return
+        return tell(site_memory(count) if what == "site" else server_memory(what, count))
+    if arguments.rounds < FEWEST:
+        sys.exit(
+            f"speed.py: --rounds {arguments.rounds} should be at least {FEWEST}: a round is timed by its neighbours"
+        )
     if not os.environ.get("CFL_DATA_ROOT"):
         sys.exit("CFL_DATA_ROOT should name the folder of fashionmnist.npz")
     result: dict[str, Any] = {}
@@ -221,6 +207,7 @@ def main() -> None:
         result["memory"] = provenance() | measure_memory()
     if arguments.out:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    return None
 
 
 if __name__ == "__main__":

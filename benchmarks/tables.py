@@ -2,18 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows of a published table, measured: every method on every partition with every seed.
 
-A plan says what belongs to a paper (``plans/``). ``run`` measures cells, in the in-process loop. A finished cell is not
-run again, and one that was stopped goes on from its last checkpoint. Several of these processes may work on the same
-folder, each takes the next free cell. A row is a name of the plan's or any method, and a plan's settings can be changed
-for some cells. With ``--flare`` a cell is a job in FLARE's simulator instead, which ends with the same models.
-``report`` reads the finished cells and writes a table as JSON and Markdown, with the published figures beside ours, and
-a figure. ``ensembles`` adds the logits of finished cells' models. ``keep`` copies what ``report`` needs to where it can
-be committed.
+A plan says what belongs to a paper (``plans/``). ``run`` measures cells, in the in-process loop, each in a folder of
+its own, and adds finished ones to the file of all cells (``cells.py``). A finished cell is not run again, and one that
+was stopped goes on from its last checkpoint. Several of these processes may work on the same folder, each takes the
+next free cell. A row is a name of the plan's or any method, and a plan's settings can be changed for some cells. With
+``--flare`` a cell is a job in FLARE's simulator instead, which ends with the same models. ``report`` reads the file of
+cells and writes a table as JSON and Markdown, with the published figures beside ours, and a figure. ``ensembles`` adds
+the logits of finished cells' models, from their folders. ``keep`` adds one file's cells to another that is committed.
 
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --table 3.1
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --rows fedavg ifca --partitions dirichlet --seeds 0 1
     CFL_DATA_ROOT=... python benchmarks/tables.py run --plan fedac --out cells --rows fedavg fedac:k=3,mu=1 --set lr=0.1
-    python benchmarks/tables.py report --cells cells --out benchmarks/results/family/family
+    python benchmarks/tables.py keep --cells cells --to benchmarks/results/family
+    python benchmarks/tables.py report --cells benchmarks/results/family --out benchmarks/results/family/family
 """
 
 from __future__ import annotations
@@ -24,29 +25,22 @@ import json
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from cells import AFTER, FACTS, add_cells, load_cell, read_cells, write_json
 from plans import PLANS, Plan
+from provenance import commit
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.config import parse_spec, require
 from cfl_flare.core.errors import CFLError
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.results.store import Store
-
-
-@cache
-def commit() -> str:
-    """The commit that is checked out where this file lies, when it is first asked for."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 class Attempts:
@@ -72,18 +66,11 @@ class Attempts:
         now["rounds"] += rounds
         now["wall_seconds"] = round(time.monotonic() - self._wall, 1)
         now["cpu_seconds"] = round(self._used() - self._cpu, 1)
-        write(self._path, json.dumps(self.all))
+        write_json(self._path, self.all)
 
     def total(self, key: str) -> float:
         """The sum over all attempts."""
         return round(sum(attempt[key] for attempt in self.all), 1)
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a file that is never seen half-written."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
 
 
 def cell_name(plan: Plan, row: str, partition: str, seed: int, settings: Mapping[str, Any]) -> str:
@@ -113,7 +100,7 @@ def run_cell(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return
-        if (folder / "cell.json").exists():
+        if (folder / FACTS).exists():
             return
         attempts = Attempts(folder / "attempts.json")
         spec, *penalties = plan.method(row)
@@ -135,7 +122,7 @@ def run_cell(
                 checkpoints=Store(folder / "checkpoints"),
             )
         if plan.after is not None:
-            write(folder / "after.json", json.dumps(plan.after(plan, folder)))
+            write_json(folder / AFTER, plan.after(plan, folder))
         facts = {
             "plan": plan.name,
             "row": row,
@@ -151,7 +138,7 @@ def run_cell(
             "cpu_seconds": attempts.total("cpu_seconds"),
             "attempts": attempts.all,
         }
-        write(folder / "cell.json", json.dumps(facts, indent=1))
+        write_json(folder / FACTS, facts, indent=1)
         (folder / "attempts.json").unlink()
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
@@ -176,9 +163,18 @@ def run(given: argparse.Namespace) -> None:
         built = build_named(method, penalties)  # what is wrong is said before the first cell
         if plan.refuse is not None:
             plan.refuse(built)
+    kept = read_cells(given.out)
+    require(
+        all(cell.plan.name == plan.name for cell in kept),
+        f"{given.out} holds cells of another plan; give plan {plan.name} a folder of its own",
+    )
+    done = {cell.name for cell in kept}
     for seed, partition, row in product(given.seeds, partitions, rows):
         name = cell_name(altered, row, partition, seed, settings) + (f"-flare{given.flare}" if given.flare else "")
-        run_cell(given.out / name, altered, row, partition, seed, settings, given.flare)
+        if name not in done:
+            run_cell(given.out / name, altered, row, partition, seed, settings, given.flare)
+            if (given.out / name / FACTS).exists():  # not where another process is at it
+                add_cells(given.out, [load_cell(given.out, name)])
         print(name, flush=True)
 
 
@@ -191,9 +187,9 @@ def report(given: argparse.Namespace) -> None:
 
 def keep(given: argparse.Namespace) -> None:
     """``keep``."""
-    from tables_report import keep  # the script beside this one
+    from tables_report import finished  # the script beside this one
 
-    keep(given.cells, given.to)
+    add_cells(given.to, finished(given.cells))
 
 
 def ensembles(given: argparse.Namespace) -> None:
@@ -222,9 +218,9 @@ def main() -> None:
     running.add_argument("--flare", nargs="?", type=int, default=0, const=2, metavar="SITES", help=help)
     reporting = commands.add_parser("report", help="write the table of the finished cells")
     reporting.set_defaults(do=report)
-    reporting.add_argument("--cells", type=Path, required=True)
+    reporting.add_argument("--cells", type=Path, required=True, help="the folder of the file of cells")
     reporting.add_argument("--out", type=Path, required=True, help="the files' name without its ending")
-    keeping = commands.add_parser("keep", help="copy what the report needs of the finished cells, and no models")
+    keeping = commands.add_parser("keep", help="add the finished cells to another file")
     keeping.set_defaults(do=keep)
     keeping.add_argument("--cells", type=Path, required=True)
     keeping.add_argument("--to", type=Path, required=True)

@@ -9,20 +9,21 @@ each participant's test split (Eq. 7.36). "-Finetune" trains every model for one
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cells import FACTS
+from learners import learner_of, runtime_of
 
-from cfl_flare.core.config import build, from_dict
+from cfl_flare.core.config import from_dict
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import DataConfig, Npz, ParticipantData
 from cfl_flare.methods import build_method
 from cfl_flare.results.run_dir import Run, load_run
 from cfl_flare.training.ensemble import Served
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.runtime import Runtime
 from cfl_flare.training.settings import TrainSettings
 
 BASES = ("ifca", "fesem", "wecfl")
@@ -40,14 +41,12 @@ def models_of(run: Run, slot: str, layout: Layout) -> tuple[Params, ...]:
 
 
 def measured(
-    run: Run, work: Workshop, people: list[ParticipantData], others: list[Run], finetune: bool
+    run: Run, work: Runtime, people: list[ParticipantData], others: list[Run], finetune: bool
 ) -> dict[str, Any]:
     """Accuracy and macro-F1 in percent, weighted by samples, of a run's models with the others' added."""
     rounds, rows, weights = run.summary["rounds"], [], []
     for data in people:
-        learner = Learner(
-            work, data.name, Split.of(data.train.x, data.train.y), Split.of(data.test.x, data.test.y), {}, rounds
-        )
+        learner = learner_of(work, data, rounds)
         served: tuple[Params, ...] = ()
         for one in (*others, run):
             cluster = next(p["cluster"] for p in one.summary["participants"] if p["name"] == data.name)
@@ -66,13 +65,11 @@ def measured(
 def compare(cells: Path, partition: str, suffix: str) -> list[dict[str, Any]]:
     """The rows of the table for one partition, as far as their cells are finished."""
     runs = {
-        p.parent.name.removesuffix(suffix): load_run(p.parent) for p in (cells / partition).glob(f"*{suffix}/cell.json")
+        p.parent.name.removesuffix(suffix): load_run(p.parent) for p in (cells / partition).glob(f"*{suffix}/{FACTS}")
     }
     settings = next(iter(runs.values())).summary
     training = from_dict(TrainSettings, settings["training"], "training")
-    from torch import nn
-
-    work = Workshop(partial(build, settings["model"], nn.Module, "model"), training, settings["seed"])
+    work = runtime_of(settings["model"], training, settings["seed"])
     people = DataConfig(**settings["data"]).host(Npz(path="fashionmnist.npz"), "local", 0, 1)
     rows = []
     for finetune in (False, True):
@@ -90,6 +87,6 @@ def compare(cells: Path, partition: str, suffix: str) -> list[dict[str, Any]]:
 
 def write_ensembles(cells: Path, partition: str, suffix: str, out: Path) -> None:
     """Writes the rows as JSON."""
-    commits = sorted({json.loads(p.read_text())["commit"] for p in (cells / partition).glob(f"*{suffix}/cell.json")})
+    commits = sorted({json.loads(p.read_text())["commit"] for p in (cells / partition).glob(f"*{suffix}/{FACTS}")})
     content = {"partition": partition, "cells": suffix, "commits": commits, "rows": compare(cells, partition, suffix)}
     out.with_suffix(".json").write_text(json.dumps(content, indent=1))

@@ -20,6 +20,7 @@ from cfl_flare.methods import Method
 from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, SUMMARY, cut_lines, read_lines
 from cfl_flare.results.store import Store
 
+HERE = str(Path(__file__).parent)  # where sites find a plan's own data source
 NAME = "cell"
 STATE, WORKSPACE = "checkpoints", "flare"
 
@@ -40,6 +41,8 @@ def run_through_flare(folder: Path, plan: Plan, method: Method, partition: str, 
     own = f"plan {plan.name}: partition {partition!r} with these settings is the benchmark's own; it cannot be --flare"
     require(type(data) is DataConfig and data.seed == seed, own)
     os.environ["CFL_STATE_ROOT"] = str(folder / STATE)
+    importable = [HERE, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(importable))
     begun = any(Store(place).versions() for place in (folder / STATE / NAME).glob("*server*"))
     results = folder / WORKSPACE / NAME / "server" / "simulate_job" / "cfl"
     done = _keep_rounds(results, folder) if begun else 0

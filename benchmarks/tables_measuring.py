@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cells import FACTS
 
 from cfl_flare.data import DataConfig, Npz, ParticipantData
 from cfl_flare.results.run_dir import load_model, load_run
@@ -59,7 +60,7 @@ def main() -> None:
     options.add_argument("--cells", type=Path, required=True)
     options.add_argument("--suffix", default="-m50-r60-s0", help="of the cells' names (%(default)s)")
     given = options.parse_args()
-    for path in sorted(given.cells.glob(f"*/*{given.suffix}/cell.json")):
+    for path in sorted(given.cells.glob(f"*/*{given.suffix}/{FACTS}")):
         settings = load_run(path.parent).summary["data"]
         people = DataConfig(**settings).host(Npz(path="fashionmnist.npz"), "local", 0, 1)
         found = {way: measured(path.parent, people, way) for way in WAYS}

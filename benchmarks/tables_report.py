@@ -14,54 +14,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+from cells import Cell, read_cells
 from plans import PLANS, Plan
-
-from cfl_flare.report.colours import COLOURS
-from cfl_flare.results.run_dir import Run, load_run
-
-Cell = tuple[dict[str, Any], Run]
-
-AFTER = "after.json"  # what a plan measured of a finished run, beside its rounds
-# Figures of a row: their key in rounds.jsonl or in after.json, their unit, their title and their digits.
-FIGURES: dict[str, tuple[str, float, str, int]] = {
-    "accuracy": ("served_accuracy", 100, "accuracy", 2),
-    "macro_f1": ("served_macro_f1", 100, "macro-F1", 2),
-    "worst_accuracy": ("served_worst_accuracy", 100, "worst", 2),
-    "bottom_accuracy": ("served_bottom_accuracy", 100, "bottom", 2),
-    "unseen": ("unseen", 100, "unseen", 2),
-    "initial": ("initial", 100, "initial", 2),
-    "sound": ("sound", 100, "sound labels", 2),
-    "sound_ari": ("sound_ari", 1, "ARI of sound", 2),
-    "personalised": ("personalised", 100, "personalised", 2),
-    **{tier: (tier, 100, tier.upper(), 2) for tier in ("c1", "c2", "c3", "c4")},
-    "ari": ("ari", 1, "ARI", 2),
-    "nmi": ("nmi", 1, "NMI", 2),
-    "stable": ("stable", 1, "rounds to stable", 1),
-    "clusters_in_use": ("clusters_in_use", 1, "clusters", 1),
-}
+from plans.figures import FIGURES
+from tables_figures import draw, label
 
 
-def plan_of(cell: Mapping[str, Any]) -> Plan:
-    """The plan of a cell; the first ones did not say it."""
-    return PLANS[cell.get("plan", "family")]
-
-
-def chosen_rounds(one: Run, averaged: tuple[str, int]) -> list[dict[str, Any]]:
-    """The measured rounds over which a run's figures are averaged: the last ones, or those of the best accuracy."""
-    which, count = averaged
-    measured = [r for r in one.rounds if "served_accuracy" in r]
+def chosen_rounds(cell: Cell) -> list[dict[str, Any]]:
+    """The measured rounds over which a cell's figures are averaged: the last ones, or those of the best accuracy."""
+    which, count = cell.plan.averaged
+    measured = [r for r in cell.rounds if "served_accuracy" in r]
     ranked = measured if which == "last" else sorted(measured, key=lambda r: r["served_accuracy"])
     return ranked[-count:]
 
 
-def figure_of(one: Run, key: str, averaged: tuple[str, int]) -> float | None:
-    """A figure of a run, from its rounds or from what was measured after them; None where neither has it."""
-    values = [r[key] for r in chosen_rounds(one, averaged) if r.get(key) is not None]
-    if values:
-        return statistics.fmean(values)
-    after = one.folder / AFTER
-    return json.loads(after.read_text()).get(key) if after.exists() else None
+def figure_of(cell: Cell, key: str) -> float | None:
+    """A figure of a cell, from its rounds or from what was measured after them; None where neither has it."""
+    values = [r[key] for r in chosen_rounds(cell) if r.get(key) is not None]
+    return statistics.fmean(values) if values else cell.after.get(key)
 
 
 def over_seeds(values: Sequence[float | None], scale: float = 1.0) -> dict[str, float | None]:
@@ -87,64 +57,65 @@ def finished(cells: Path) -> list[Cell]:
     Raises:
         SystemExit: there are none, they are of several plans, or they were not trained the same way.
     """
-    found = [(json.loads(path.read_text()), load_run(path.parent)) for path in sorted(cells.rglob("cell.json"))]
-    plans = {plan_of(cell).name: plan_of(cell) for cell, _ in found}
+    found = read_cells(cells)
+    plans = {cell.plan.name: cell.plan for cell in found}
     if len(plans) > 1:
         raise SystemExit(f"{cells}: cells of the plans {', '.join(plans)}; keep each plan's in a folder of its own")
-    ways = {json.dumps(way(cell, one), sort_keys=True) for cell, one in found}
+    ways = {json.dumps(way(cell), sort_keys=True) for cell in found}
     if len(ways) != 1:
         raise SystemExit(f"{cells}: {len(found)} finished cells, trained in {len(ways)} ways; one way is expected")
     (plan,) = plans.values()
     order = list(dict.fromkeys([*next(iter(plan.published["figures"].values()), {}), *plan.named_rows]))
-    return sorted(found, key=lambda f: (order.index(f[0]["row"]) if f[0]["row"] in order else len(order), f[0]["seed"]))
+    place = {row: i for i, row in enumerate(order)}
+    return sorted(found, key=lambda cell: (place.get(cell.facts["row"], len(place)), cell.facts["seed"]))
 
 
-def way(cell: Mapping[str, Any], one: Run) -> dict[str, Any]:
+def way(cell: Cell) -> dict[str, Any]:
     """How a cell was trained, but for the settings that it says are its own."""
-    own, plan = cell.get("settings", {}), plan_of(cell)
+    own, plan, summary = cell.facts.get("settings", {}), cell.plan, cell.summary
     usual = {key: value for key, value in dataclasses.asdict(plan.training).items() if key in own}
-    model = plan.model if "model" in own else one.summary["model"]
-    scheduled = one.summary.get("run", {})
+    model = plan.model if "model" in own else summary["model"]
+    scheduled = summary.get("run", {})
     run = {k: getattr(plan, k) if k in own else scheduled.get(k) for k in ("sample", "evaluate_every")}
-    if unseen := one.summary["data"].get("unseen"):
+    if unseen := summary["data"].get("unseen"):
         run["unseen"] = unseen
-    known = {"precision": "float32", **one.summary["training"]}  # the first cells did not say it
+    known = {"precision": "float32", **summary["training"]}  # the first cells did not say it
     return {"model": model, "training": {**known, **usual}, "run": run}
 
 
 def table_rows(found: Sequence[Cell]) -> list[dict[str, Any]]:
     """One row for the seeds of a method on a partition, with the same participants, rounds and settings."""
     groups: dict[str, list[Cell]] = defaultdict(list)
-    for cell, one in found:
-        what = [cell[k] for k in ("partition", "row", "method", "participants", "rounds")]
-        groups[json.dumps([*what, cell.get("settings", {}), cell.get("flare")])].append((cell, one))
-    return [table_row([cell for cell, _ in members], [one for _, one in members]) for members in groups.values()]
+    for cell in found:
+        what = [cell.facts[k] for k in ("partition", "row", "method", "participants", "rounds")]
+        groups[json.dumps([*what, cell.facts.get("settings", {}), cell.facts.get("flare")])].append(cell)
+    return [table_row(cells) for cells in groups.values()]
 
 
-def table_row(cells: Sequence[dict[str, Any]], runs: Sequence[Run]) -> dict[str, Any]:
+def table_row(cells: Sequence[Cell]) -> dict[str, Any]:
     """What the cells of all seeds amount to, beside what is published."""
-    first, plan = cells[0], plan_of(cells[0])
+    first, plan = cells[0].facts, cells[0].plan
     published = plan.published["figures"].get(first["partition"], {}).get(first["row"], [])
     figures = {
-        name: over_seeds([figure_of(one, key, plan.averaged) for one in runs], scale)
-        for name, (key, scale, _, _) in FIGURES.items()
+        name: over_seeds([figure_of(cell, figure.key) for cell in cells], figure.scale)
+        for name, figure in FIGURES.items()
         if name in plan.columns
     }
     compared = {k: published[0].get(k, (None, None)) for k in plan.compared} if published else {}
     if plan.published.get("other_data"):
         compared = {}
     # A round that was done again after a stop has cost its time twice, and counts twice.
-    attempts = [attempt for cell in cells for attempt in cell.get("attempts", [cell])]
+    attempts = [attempt for cell in cells for attempt in cell.facts.get("attempts", [cell.facts])]
     return {
         "plan": plan.name,
         **{key: first[key] for key in ("partition", "row", "method", "participants", "rounds")},
         "settings": first.get("settings", {}),
         "flare": first.get("flare", 0),
-        "rule": runs[0].summary["data"]["partition"],
-        "seeds": [cell["seed"] for cell in cells],
+        "rule": cells[0].summary["data"]["partition"],
+        "seeds": [cell.facts["seed"] for cell in cells],
         **figures,
-        "gigabytes_down": statistics.fmean(one.summary["bytes_down"] / 1e9 for one in runs),
-        "gigabytes_up": statistics.fmean(one.summary["bytes_up"] / 1e9 for one in runs),
+        "gigabytes_down": statistics.fmean(cell.summary["bytes_down"] / 1e9 for cell in cells),
+        "gigabytes_up": statistics.fmean(cell.summary["bytes_up"] / 1e9 for cell in cells),
         **{
             f"{kind}_seconds_a_round": sum(a[f"{kind}_seconds"] for a in attempts) / sum(a["rounds"] for a in attempts)
             for kind in ("cpu", "wall")
@@ -153,12 +124,6 @@ def table_row(cells: Sequence[dict[str, Any]], runs: Sequence[Run]) -> dict[str,
         "units": {k: units(figures[k], theirs) for k, theirs in compared.items()},
         "commits": sorted({attempt["commit"] for attempt in attempts}),
     }
-
-
-def label(cell: Mapping[str, Any]) -> str:
-    """A row's name with what is not as in the plan."""
-    changes = [f"{key}={value}" for key, value in cell.get("settings", {}).items()]
-    return " ".join([cell["row"], *changes, *(["through FLARE"] if cell.get("flare") else [])])
 
 
 def commands(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -187,7 +152,7 @@ def shown(mean: float | None, std: float | None = None, digits: int = 2) -> str:
 
 def head(plan: Plan) -> list[str]:
     """The titles of the Markdown table."""
-    figures = [FIGURES[name][2] for name in plan.columns]
+    figures = [FIGURES[name].title for name in plan.columns]
     ends = ("GB down / up", "s a round: CPU / wall", "published", "difference", "commit")
     return ["row", "rounds", "participants", "seeds", *figures, *ends]
 
@@ -199,7 +164,7 @@ def markdown_row(r: Mapping[str, Any]) -> str:
     distance = " / ".join("-" if v is None else f"{v:+.1f}" for v in r["units"].values()) or "-"
     cells = [
         *(label(r), str(r["rounds"]), str(r["participants"]), ", ".join(map(str, r["seeds"]))),
-        *(shown(**r[name], digits=FIGURES[name][3]) for name in plan.columns),
+        *(shown(**r[name], digits=FIGURES[name].digits) for name in plan.columns),
         f"{r['gigabytes_down']:.3f} / {r['gigabytes_up']:.3f}",
         f"{r['cpu_seconds_a_round']:.1f} / {r['wall_seconds_a_round']:.1f}",
         theirs + ("†" if len(published) > 1 else ""),
@@ -213,7 +178,7 @@ def notes(plan: Plan) -> str:
     """What the table's figures are."""
     which, count = plan.averaged
     rounds = {"last": f"the last {count} measured rounds", "best": f"the {count} measured rounds of the best accuracy"}
-    compared = " / ".join(FIGURES[name][2] for name in plan.compared)
+    compared = " / ".join(FIGURES[name].title for name in plan.compared)
     text = f"""
 Accuracies and macro-F1 are in percent, of the served models on the participants' own test splits, weighted by their
 training samples: the mean over seeds of the mean of {rounds[which]}, ± the sample standard deviation over seeds; so are
@@ -253,82 +218,15 @@ def quoted(published: Mapping[str, Any], plan: Plan) -> str:
     return " / ".join(shown(*published.get(k, (None,))) for k in plan.compared) + f" ({published['tables'][0]})"
 
 
-def sweep_of(cell: Mapping[str, Any]) -> str:
-    """The sweep to which a cell belongs; empty for the main table."""
-    if cell.get("settings"):
-        return ", ".join(cell["settings"])
-    plan = plan_of(cell)
-    return next((name for name, rows in plan.sweeps.items() if cell["row"] in rows), "")
-
-
-def over_rounds(runs: Sequence[Run], key: str) -> dict[int, float]:
-    """The mean over seeds of a figure in the rounds in which all of them have it."""
-    values: dict[int, list[float]] = defaultdict(list)
-    for one in runs:
-        for r in one.rounds:
-            if r.get(key) is not None:
-                values[r["round"]].append(r[key])
-    return {number: statistics.fmean(there) for number, there in values.items() if len(there) == len(runs)}
-
-
-def draw(found: Sequence[Cell], figure_name: str, path: Path) -> None:
-    """A figure over rounds: a column a partition, a line of panels a sweep, a line a row, the mean over its seeds."""
-    key, scale, title, _ = FIGURES[figure_name]
-    panels: dict[tuple[str, str], dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
-    sizes: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
-    for cell, _ in found:
-        sizes[sweep_of(cell), cell["partition"]].add((cell["participants"], cell["rounds"]))
-    for cell, one in found:
-        place = sweep_of(cell), cell["partition"]
-        size = f" (m = {cell['participants']}, {cell['rounds']} rounds)" if len(sizes[place]) > 1 else ""
-        panels[place][label(cell) + size].append(one)
-    sweeps, partitions = (list(dict.fromkeys(key[i] for key in panels)) for i in (0, 1))
-    names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
-    figure = Figure(figsize=(7 * len(partitions), 4 * len(sweeps)), layout="constrained")
-    grid = figure.subplots(len(sweeps), len(partitions), sharey=True, squeeze=False)
-    for (sweep, partition), panel in panels.items():
-        axes = grid[sweeps.index(sweep)][partitions.index(partition)]
-        for name, runs in panel.items():
-            i = names.index(name)
-            means = over_rounds(runs, key)
-            style = ("-", "--", ":", "-.")[i // len(COLOURS) % 4]
-            rounds, values = [number + 1 for number in means], [scale * mean for mean in means.values()]
-            axes.plot(rounds, values, style, color=COLOURS[i % len(COLOURS)], label=name)
-        axes.set(title=f"{partition}: {sweep}" if sweep else partition, xlabel="round")
-        axes.legend(fontsize="x-small" if len(panel) > 20 else "small", loc="upper left", bbox_to_anchor=(1, 1))
-    for line in grid:
-        there = [axes for axes in line if axes.has_data()]
-        for axes in line:
-            axes.set_visible(axes in there)
-        there[0].set_ylabel(f"{title} of the served models (%)")
-        there[0].tick_params(labelleft=True)
-    figure.savefig(path, dpi=150)
-
-
-def keep(cells: Path, to: Path) -> None:
-    """Copies what the report needs of the finished cells, so that they can be kept: ``run`` takes them for done."""
-    needed = {"round", *(key for key, *_ in FIGURES.values())}
-    for cell, one in finished(cells):
-        folder = to / one.folder.relative_to(cells)
-        folder.mkdir(parents=True, exist_ok=True)
-        summary = {k: one.summary[k] for k in ("model", "training", "data", "run", "bytes_down", "bytes_up")}
-        (folder / "summary.json").write_text(json.dumps(summary) + "\n")
-        rounds = [{k: v for k, v in line.items() if k in needed} for line in one.rounds]
-        (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
-        (folder / "cell.json").write_text(json.dumps(cell, indent=1) + "\n")
-        if (one.folder / AFTER).exists():
-            (folder / AFTER).write_text((one.folder / AFTER).read_text() + "\n")
-
-
 def write_report(cells: Path, out: Path) -> None:
     """Writes ``<out>.json``, ``<out>.md`` and figures: ``<out>.png`` of the accuracy, and of what else is compared."""
     found = finished(cells)
-    plan, rows, settings = plan_of(found[0][0]), table_rows(found), way(*found[0])
+    plan, rows, settings = found[0].plan, table_rows(found), way(found[0])
     out.parent.mkdir(parents=True, exist_ok=True)
     content = {"plan": plan.name, "commands": commands(rows), **settings, "rows": rows}
     Path(f"{out}.json").write_text(json.dumps(content, indent=1) + "\n")
     Path(f"{out}.md").write_text(markdown(rows, plan, settings, out.name))
     draw(found, "accuracy", Path(f"{out}.png"))
     for name in plan.compared:
-        if name != "accuracy" and any(FIGURES[name][0] in r for _, one in found for r in one.rounds):
+        if name != "accuracy" and any(FIGURES[name].key in r for cell in found for r in cell.rounds):
             draw(found, name, Path(f"{out}-{name.replace('_', '-')}.png"))

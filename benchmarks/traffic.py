@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speed import provenance
+from provenance import provenance
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.config import describe
@@ -62,7 +62,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 def measured(specs: tuple[str, ...], sums: bool) -> dict[str, float] | None:
     """Bytes of a round down and up, ours and naive; None for sums where the method has none."""
     method = build_named(specs[0], specs[1:])
-    if sums and not method.sums:
+    if sums and not method.traits.averages_only:
         return None
     make_model = model_factory(describe(MLP((1, 8, 8), 10), "model"))
     data = DataConfig(PARTICIPANTS, {"partition": "label_permutation", "groups": 3}, indicator_samples=10)
@@ -71,19 +71,19 @@ def measured(specs: tuple[str, ...], sums: bool) -> dict[str, float] | None:
     for i, (name, site) in enumerate(sites.items()):
         site.add(data.host(Digits(), name, i, SITES))
         people += [Participant(d.name, name, len(d.train), d.group) for d in site.hosted.values()]
-    layout, start = site.workshop.resident.layout, method.start(partial(untrained, make_model, 0))
+    layout, start = site.runtime.resident.layout, method.start(partial(untrained, make_model, 0))
     logits = logits_for(method, make_model, data, Digits, 0)
     server = Server(method, layout, people, ServerSettings(ROUNDS, key_metric=""), start, logits=logits)
     counts: list[dict[str, int]] = []
     for number in range(ROUNDS):
-        orders = server.orders()
+        orders = server.tasks()
         naive = {
             "naive_down": sum(len({s.partition(":")[0] for s in o.needed}) for o in orders.values()),
             "naive_up": 0,
         }
         models = with_parts(server.bank, [slot for order in orders.values() for slot in order.needed])
         for name, site in sites.items():
-            answers = [site.answer(p, order, models, number) for p, order in orders.items() if p in site.hosted]
+            answers = [site.carry_out(p, order, models, number) for p, order in orders.items() if p in site.hosted]
             naive["naive_up"] += sum(len(a.update.diffs) for a in answers if a.update is not None)
             for answer in added_up(answers, models, method) if sums else answers:
                 server.accept(answer, name)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +22,8 @@ from typing import Any
 import numpy as np
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.utils import set_per_site_config
+from own_process import in_own_process, tell
+from provenance import commit
 
 from cfl_flare.data import DataSource, Samples
 from cfl_flare.flare import ClusteredRecipe
@@ -84,7 +85,7 @@ def run_one(kind: str, seed: int) -> None:
             "seconds_a_round": round(float(np.median([r["seconds"] for r in run.rounds[1:]])), 2),
             "failed": sum(len(r["failed"]) for r in run.rounds),
         }
-    print("FOUND " + json.dumps(found), flush=True)
+    tell(found)
 
 
 def main() -> None:
@@ -97,8 +98,6 @@ def main() -> None:
     if given.one:
         run_one(given.one[0], int(given.one[1]))
         return
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     setting = {"file": FILE, "clients": CLIENTS, "rounds": ROUNDS, "samples": SAMPLES, "lr": LR}
     known: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"runs": []}
     path = os.pathsep.join([str(EXAMPLE), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
@@ -106,15 +105,12 @@ def main() -> None:
         for kind in ("script", "own"):
             if any((run["kind"], run["seed"]) == (kind, seed) for run in known["runs"]):
                 continue
-            command = [sys.executable, str(Path(__file__).resolve()), "--one", kind, str(seed)]
-            done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
-            lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-            if not lines:
-                sys.exit(f"{kind}, seed {seed}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-            known["runs"].append({**json.loads(lines[0].removeprefix("FOUND ")), "commit": commit})
+            env = {**os.environ, "PYTHONPATH": path}
+            found = in_own_process(str(Path(__file__).resolve()), "--one", kind, seed, env=env)
+            known["runs"].append({**found, "commit": commit()})
             said = " ".join(["python", "benchmarks/training_script.py", *sys.argv[1:]])
             given.out.write_text(json.dumps({"command": said, "setting": setting, "runs": known["runs"]}, indent=1))
-            print(lines[0], flush=True)
+            print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

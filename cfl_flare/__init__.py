@@ -1,5 +1,133 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Clustered federated learning for NVIDIA FLARE."""
+"""Clustered federated learning for NVIDIA FLARE: the public names, each imported when it is first used."""
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from cfl_flare.core.version import __version__
+
+if TYPE_CHECKING:
+    from cfl_flare.core.errors import CFLError, ConfigError, DataError
+    from cfl_flare.data import DataConfig, DataSource, Digits, Npz, Samples, SiteData
+    from cfl_flare.data.images import Folder
+    from cfl_flare.data.table import Table
+    from cfl_flare.engine.loop import run_loop
+    from cfl_flare.engine.settings import ServerSettings
+    from cfl_flare.flare import ClusteredRecipe, simulator
+    from cfl_flare.methods import (
+        CAM,
+        CFL,
+        CGPFL,
+        FLHC,
+        IFCA,
+        Contrastive,
+        Ditto,
+        Ensemble,
+        FedAC,
+        FedAvg,
+        FedBABU,
+        FedCUAU,
+        FedDS,
+        FedDSMIC,
+        FedGroup,
+        FedPer,
+        FedProx,
+        FeSEM,
+        Finetune,
+        KnowledgeSharing,
+        Local,
+        Method,
+        PerFedAvg,
+        Proximal,
+        WeCFL,
+    )
+    from cfl_flare.models import MLP, CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18
+    from cfl_flare.report.table import results_table
+    from cfl_flare.results import Run, find_runs, load_model
+    from cfl_flare.training.settings import TrainSettings
+
+_NAMES = {
+    "core.errors": "CFLError ConfigError DataError",
+    "data": "DataConfig DataSource Digits Npz Samples SiteData",
+    "data.images": "Folder",
+    "data.table": "Table",
+    "engine.loop": "run_loop",
+    "engine.settings": "ServerSettings",
+    "flare": "ClusteredRecipe simulator",
+    "methods": "CAM CFL CGPFL FLHC IFCA Contrastive Ditto Ensemble FedAC FedAvg FedBABU FedCUAU FedDS FedDSMIC "
+    "FedGroup FedPer FedProx FeSEM Finetune KnowledgeSharing Local Method PerFedAvg Proximal WeCFL",
+    "models": "MLP CifarCNN FashionCNN LeafCNN Logistic MobileNetV2 ResNet18",
+    "report.table": "results_table",
+    "results": "Run find_runs load_model",
+    "training.settings": "TrainSettings",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = [
+    "CAM",
+    "CFL",
+    "CGPFL",
+    "FLHC",
+    "IFCA",
+    "MLP",
+    "CFLError",
+    "CifarCNN",
+    "ClusteredRecipe",
+    "ConfigError",
+    "Contrastive",
+    "DataConfig",
+    "DataError",
+    "DataSource",
+    "Digits",
+    "Ditto",
+    "Ensemble",
+    "FashionCNN",
+    "FeSEM",
+    "FedAC",
+    "FedAvg",
+    "FedBABU",
+    "FedCUAU",
+    "FedDS",
+    "FedDSMIC",
+    "FedGroup",
+    "FedPer",
+    "FedProx",
+    "Finetune",
+    "Folder",
+    "KnowledgeSharing",
+    "LeafCNN",
+    "Local",
+    "Logistic",
+    "Method",
+    "MobileNetV2",
+    "Npz",
+    "PerFedAvg",
+    "Proximal",
+    "ResNet18",
+    "Run",
+    "Samples",
+    "ServerSettings",
+    "SiteData",
+    "Table",
+    "TrainSettings",
+    "WeCFL",
+    "__version__",
+    "find_runs",
+    "load_model",
+    "results_table",
+    "run_loop",
+    "simulator",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'cfl_flare' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"cfl_flare.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The papers' networks, for any number of channels and any image size, and a registry of their names.
+"""The papers' networks, for any number of channels and any image size, by their names.
 
-Each is a body and, last, its ``head``: the fully connected layer whose outputs are the logits.
+Each has a body and, last, a ``head``: the fully connected layer whose outputs are the logits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import cast
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -44,7 +44,7 @@ def _check_classes(num_classes: int, name: str) -> None:
 
 
 class Network(nn.Module):
-    """A body that makes features, and a head that makes logits of them.
+    """A body that computes features, and a head that computes logits from them.
 
     Attributes:
         body: all layers but the last.
@@ -94,24 +94,42 @@ class Logistic(MLP):
         super().__init__(input_shape, num_classes, hidden=())
 
 
-class FashionCNN(Network):
-    """Thesis Tables A.1 and A.4 (``tissue-cnn``): two 5x5 convolutions with BatchNorm, one fully connected layer.
-
-    The second BatchNorm has 32 channels; A.1's 16 is a misprint. So is A.4's missing padding, without which its
-    7*7*32 features would be 4*4*32; with it, the two tables differ in the number of classes alone.
+class ImageNetwork(Network):
+    """A network for images.
 
     Args:
-        input_shape: ``(channels, height, width)``, at least 4x4.
+        input_shape: ``(channels, height, width)``; height and width at least `smallest`.
         num_classes: number of outputs.
     """
 
+    name: ClassVar[str]
+    smallest: ClassVar[int]
+
     def __init__(self, input_shape: Sequence[int], num_classes: int):
         super().__init__()
-        _check_classes(num_classes, "fashion-cnn")
-        channels, height, width = _image_shape(input_shape, 4, "fashion-cnn")
-        self.input_shape, self.num_classes = (channels, height, width), num_classes
+        _check_classes(num_classes, self.name)
+        self.input_shape = _image_shape(input_shape, self.smallest, self.name)
+        self.num_classes = num_classes
+        self.body, self.head = self._layers(*self.input_shape)
+
+    def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
+        """Body and head for images of this shape."""
+        raise NotImplementedError
+
+
+class FashionCNN(ImageNetwork):
+    """Thesis Tables A.1 and A.4 (``tissue-cnn``): two 5x5 convolutions with BatchNorm, one fully connected layer.
+
+    The second BatchNorm has 32 channels; A.1's 16 is a misprint. So is A.4's missing padding, without which its
+    7*7*32 features would be 4*4*32; with it, the two tables differ only in the number of classes.
+    """
+
+    name = "fashion-cnn"
+    smallest = 4
+
+    def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
         # Pooling before ReLU gives the same numbers (both are monotone) for a quarter of the ReLU's work.
-        self.body = nn.Sequential(
+        body = nn.Sequential(
             nn.Conv2d(channels, 16, 5, padding=2),
             nn.BatchNorm2d(16),
             nn.MaxPool2d(2),
@@ -122,27 +140,22 @@ class FashionCNN(Network):
             nn.ReLU(),
             nn.Flatten(),
         )
-        self.head = nn.Linear((height // 4) * (width // 4) * 32, num_classes)
+        return body, nn.Linear((height // 4) * (width // 4) * 32, self.num_classes)
 
 
-class CifarCNN(Network):
+class CifarCNN(ImageNetwork):
     """Thesis Tables A.2 and A.3 (``path-cnn``): two 5x5 convolutions without padding, three fully connected layers.
 
-    The tables differ in the number of classes alone; A.3's 400 features are 256 on its 28x28 images. FedAC's network
-    (``fedac-cnn``) has the same layers (its sec. 5.1); it does not publish their widths, so these are taken.
-
-    Args:
-        input_shape: ``(channels, height, width)``, at least 16x16.
-        num_classes: number of outputs.
+    The tables differ only in the number of classes; A.3's 400 features are 256 on its 28x28 images. FedAC's network
+    (``fedac-cnn``) has the same layers (its sec. 5.1); it does not publish their widths, so these are used.
     """
 
-    def __init__(self, input_shape: Sequence[int], num_classes: int):
-        super().__init__()
-        _check_classes(num_classes, "cifar-cnn")
-        channels, height, width = _image_shape(input_shape, 16, "cifar-cnn")
-        self.input_shape, self.num_classes = (channels, height, width), num_classes
+    name = "cifar-cnn"
+    smallest = 16
+
+    def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
         features = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
-        self.body = nn.Sequential(
+        body = nn.Sequential(
             nn.Conv2d(channels, 6, 5),
             nn.MaxPool2d(2),
             nn.ReLU(),
@@ -155,25 +168,20 @@ class CifarCNN(Network):
             nn.Linear(120, 84),
             nn.ReLU(),
         )
-        self.head = nn.Linear(84, num_classes)
+        return body, nn.Linear(84, self.num_classes)
 
 
-class LeafCNN(Network):
+class LeafCNN(ImageNetwork):
     """LEAF's network for FEMNIST (Caldas et al. 2018): two 5x5 convolutions, a hidden layer of 2048, the head.
 
     FedCUAU and FedDSMIC use it for FEMNIST and EMNIST.
-
-    Args:
-        input_shape: ``(channels, height, width)``, at least 4x4.
-        num_classes: number of outputs.
     """
 
-    def __init__(self, input_shape: Sequence[int], num_classes: int):
-        super().__init__()
-        _check_classes(num_classes, "leaf-cnn")
-        channels, height, width = _image_shape(input_shape, 4, "leaf-cnn")
-        self.input_shape, self.num_classes = (channels, height, width), num_classes
-        self.body = nn.Sequential(
+    name = "leaf-cnn"
+    smallest = 4
+
+    def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
+        body = nn.Sequential(
             nn.Conv2d(channels, 32, 5, padding=2),
             nn.MaxPool2d(2),
             nn.ReLU(),
@@ -184,7 +192,7 @@ class LeafCNN(Network):
             nn.Linear((height // 4) * (width // 4) * 64, 2048),
             nn.ReLU(),
         )
-        self.head = nn.Linear(2048, num_classes)
+        return body, nn.Linear(2048, self.num_classes)
 
 
 # Below this size the ImageNet stems, which shrink an image fourfold before the first block, leave too little of it.
@@ -192,70 +200,59 @@ SMALL_IMAGE = 64
 
 
 def _stem(channels: int, width: int, kernel: int, stride: int) -> nn.Conv2d:
-    """A first convolution for any number of channels, started as torchvision starts its own."""
+    """A first convolution for any number of channels, initialised as torchvision's."""
     conv = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv
 
 
-class ResNet18(Network):
+class ResNet18(ImageNetwork):
     """Torchvision's ResNet-18 (He et al. 2016), untrained; FedCUAU's network for CIFAR-10.
 
     Images of less than 64 pixels a side get the usual stem for small images: a 3x3 convolution with stride 1 in place
     of the 7x7 one with stride 2, and no max-pool. The blocks keep their names: ``body.layer4`` is the last.
-
-    Args:
-        input_shape: ``(channels, height, width)``, at least 8x8.
-        num_classes: number of outputs.
     """
 
-    def __init__(self, input_shape: Sequence[int], num_classes: int):
-        super().__init__()
-        _check_classes(num_classes, "resnet18")
-        channels, height, width = _image_shape(input_shape, 8, "resnet18")
-        self.input_shape, self.num_classes = (channels, height, width), num_classes
-        from torchvision.models import resnet18  # slow to import, and only this needs it
+    name = "resnet18"
+    smallest = 8
 
-        parts = OrderedDict(resnet18(num_classes=num_classes).named_children())
+    def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
+        from torchvision.models import resnet18  # slow to import, and only needed here
+
+        parts = OrderedDict(resnet18(num_classes=self.num_classes).named_children())
         if min(height, width) < SMALL_IMAGE:
             parts["conv1"] = _stem(channels, 64, kernel=3, stride=1)
             del parts["maxpool"]
         else:
             parts["conv1"] = _stem(channels, 64, kernel=7, stride=2)
         head = parts.pop("fc")
-        self.body = nn.Sequential(OrderedDict(**parts, flatten=nn.Flatten()))
-        self.head = head
+        return nn.Sequential(OrderedDict(**parts, flatten=nn.Flatten())), cast(nn.Linear, head)
 
 
-class MobileNetV2(Network):
+class MobileNetV2(ImageNetwork):
     """Torchvision's MobileNet-v2 (Sandler et al. 2018), untrained; FedDSMIC's network for CIFAR-10 and CIFAR-100.
 
     On images of less than 64 pixels a side, the first convolution and the first block that would halve the image have
     stride 1, as is usual for small images: 32x32 ends as 4x4, as in `ResNet18`.
-
-    Args:
-        input_shape: ``(channels, height, width)``, at least 8x8.
-        num_classes: number of outputs.
     """
 
-    def __init__(self, input_shape: Sequence[int], num_classes: int):
-        super().__init__()
-        _check_classes(num_classes, "mobilenet-v2")
-        channels, height, width = _image_shape(input_shape, 8, "mobilenet-v2")
-        self.input_shape, self.num_classes = (channels, height, width), num_classes
-        from torchvision.models import mobilenet_v2  # slow to import, and only this needs it
+    name = "mobilenet-v2"
+    smallest = 8
 
-        network = mobilenet_v2(num_classes=num_classes)
+    def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
+        from torchvision.models import mobilenet_v2  # slow to import, and only needed here
+
+        network = mobilenet_v2(num_classes=self.num_classes)
         small = min(height, width) < SMALL_IMAGE
         network.features[0][0] = _stem(channels, 32, kernel=3, stride=1 if small else 2)
         if small:
             halving = next(m for m in network.features[1:].modules() if isinstance(m, nn.Conv2d) and m.stride == (2, 2))
             halving.stride = (1, 1)
         dropout, head = network.classifier
-        self.body = nn.Sequential(
-            OrderedDict(features=network.features, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), dropout=dropout)
+        body = OrderedDict(
+            features=network.features, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), dropout=dropout
         )
-        self.head = head
+        return nn.Sequential(body), head
 
 
 MODELS: dict[str, type[nn.Module]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.indicator import held_back
+from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import (
@@ -17,11 +17,11 @@ from cfl_flare.methods import (
     IFCA,
     METHODS,
     Contrastive,
+    Ensemble,
     FedAvg,
     FedDS,
     KnowledgeSharing,
     Method,
-    Together,
     WeCFL,
     build_method,
 )
@@ -55,8 +55,8 @@ METHOD_LIST: dict[str, Method] = {
     "fedcuau-fedper": build_method({"method": "fedcuau", "base": "fedper"}),
     "fedcuau-fedbabu": build_method({"method": "fedcuau", "base": "fedbabu", "finetune": True}),
     "ifca-cam-alternating": build_method({"method": "ifca-cam", "k": 2, "warmup": 1, "updates": "alternating"}),
-    "fedavg+cfl": Together(parts=(FedAvg(), CFL(eps1=9, eps2=0)), vote="logits"),
-    "fedds+fedavg": Together(parts=(FedDS(k=2), FedAvg())),
+    "fedavg+cfl": Ensemble(parts=(FedAvg(), CFL(eps1=9, eps2=0)), vote="logits"),
+    "fedds+fedavg": Ensemble(parts=(FedDS(k=2), FedAvg())),
 }
 
 
@@ -75,7 +75,7 @@ def run_of(
         method=method,
         model=model,
         source=Digits(),
-        data=DataConfig(participants, rule, indicator_samples=held_back([method]), unseen=0.25),
+        data=DataConfig(participants, rule, indicator_samples=samples_to_set_aside([method]), unseen=0.25),
         settings=ServerSettings(rounds, evaluate_every=rounds),
         training=training,
         folder=folder,

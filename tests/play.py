@@ -14,7 +14,7 @@ import numpy as np
 from cfl_flare.data import DataConfig, Digits, ParticipantData
 from cfl_flare.engine.loop import model_factory
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer, Order, Site
+from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.methods import Method, Participant, ServerState
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.training.resident import untrained
@@ -46,8 +46,8 @@ class Round:
 
     before: ServerState
     after: ServerState
-    orders: Mapping[str, Order]
-    answers: Mapping[str, Answer]
+    orders: Mapping[str, Task]
+    answers: Mapping[str, Result]
     memory: Mapping[str, set[str]]
     record: Mapping[str, Any]
 
@@ -72,13 +72,13 @@ def play(
     hosted = [people()[i] for i in order] if order else people()
     site.add(hosted)
     crowd = [Participant(d.name, "local", len(d.train), d.group) for d in hosted]
-    state = method.start(lambda i: untrained(make_model, settings.seed, first + i))
-    server = Server(method, site.workshop.resident.layout, crowd, settings, state)
+    state = method.start(lambda i: untrained(make_model, settings.seed, first + i), [p.name for p in crowd])
+    server = Server(method, site.runtime.resident.layout, crowd, settings, state)
     played, records = [], []
     for number in range(count + 1):
-        before, orders = server.state, server.orders()
+        before, orders = server.state, server.tasks()
         models = with_parts(before.bank, [slot for order in orders.values() for slot in order.slots])
-        answers = {name: site.answer(name, order, models, number) for name, order in orders.items()}
+        answers = {name: site.carry_out(name, order, models, number) for name, order in orders.items()}
         assert not [a.error for a in answers.values() if a.error]
         for answer in answers.values():
             server.accept(answer, "local")

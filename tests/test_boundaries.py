@@ -53,8 +53,7 @@ def allowed(room: str) -> set[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_point_down(path):
     room, names = room_of(module_of(path)), imported(path)
-    version = {n for n in names if n == "cfl_flare"}  # `__version__`, which imports nothing
-    reached = {room_of(n) for n in names - version if n.split(".")[0] == "cfl_flare"}
+    reached = {room_of(n) for n in names if n.split(".")[0] == "cfl_flare"}
     assert reached <= allowed(room), f"{room} must not import {reached - allowed(room)}"
     foreign = {n.split(".")[0] for n in names}
     assert room == "flare" or "nvflare" not in foreign

@@ -5,14 +5,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
+from io import BytesIO
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.errors import ConfigError
@@ -23,29 +30,39 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import tables
 import tables_report as report
+from cells import FILE, Cell, add_cells, load_cell, read_cells
+from jpeg_npz import JpegNpz
 from plans import PLANS
 from plans.blood import stable
+from plans.figures import FIGURES
 from plans.plan import Some, model
+from tables_figures import over_rounds
 from tables_flare import run_through_flare
 
+KEPT = [path.parent for path in sorted(Path(tables.__file__).parent.glob(f"results/*/{FILE}"))]
 FAMILY = PLANS["family"]
 SMALL = replace(FAMILY, source=Digits(), model=model("mlp", (1, 8, 8), 10), participants=4, rounds=12)
 
 
-def cell(folder: Path, row: str, seed: int, accuracy: list[float | None], **more: Any) -> None:
+def cell(
+    folder: Path,
+    row: str,
+    seed: int,
+    accuracy: list[float | None],
+    lr: float = 0.1,
+    after: Mapping[str, float] | None = None,
+    **more: Any,
+) -> None:
     """A finished cell with these accuracies; F1 is half of them, and the worst participant's a tenth."""
-    path = folder / f"{row}-{seed}-{len(accuracy)}"
-    path.mkdir(parents=True)
     facts = {"row": row, "method": row, "partition": "dirichlet", "seed": seed, "participants": 4, "commit": "abc"}
     facts |= {"rounds": len(accuracy), "cpu_seconds": 8.0, "wall_seconds": 4.0, **more}
-    (path / "cell.json").write_text(json.dumps(facts))
     rounds: list[dict[str, Any]] = []
     for i, a in enumerate(accuracy):
         measured = {"served_accuracy": a, "served_macro_f1": (a or 0) / 2, "served_worst_accuracy": (a or 0) / 10}
         rounds.append({"round": i, "ari": None, "clusters_in_use": 2, **(measured if a is not None else {})})
-    (path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
     summary = {"bytes_down": 2_000_000_000, "bytes_up": 500_000_000, "data": {"partition": {"partition": "dirichlet"}}}
-    (path / "summary.json").write_text(json.dumps(summary | {"model": {}, "training": {"lr": 0.1}}))
+    summary |= {"model": {}, "training": {"lr": lr}}
+    add_cells(folder, [Cell(f"dirichlet/{row}-{seed}-{len(accuracy)}", facts, summary, rounds, dict(after or {}))])
 
 
 def only_row(folder: Path) -> dict[str, Any]:
@@ -117,14 +134,11 @@ def test_cells_that_were_trained_in_two_ways_make_no_table(tmp_path: Path) -> No
     with pytest.raises(SystemExit, match="0 finished cells"):
         report.finished(tmp_path)
     cell(tmp_path, "fedavg", 0, [0.5])
-    cell(tmp_path, "wecfl", 0, [0.5])
-    summary = tmp_path / "wecfl-0-1" / "summary.json"
-    summary.write_text(summary.read_text().replace('"lr": 0.1', '"lr": 0.2'))
+    cell(tmp_path, "wecfl", 0, [0.5], lr=0.2)
     with pytest.raises(SystemExit, match="trained in 2 ways"):
         report.finished(tmp_path)
-    facts = tmp_path / "wecfl-0-1" / "cell.json"
-    facts.write_text(json.dumps({**json.loads(facts.read_text()), "settings": {"lr": 0.2}}))
-    (tmp_path / "fedavg-0-1" / "summary.json").write_text(summary.read_text().replace('"lr": 0.2', '"lr": 0.001'))
+    cell(tmp_path, "wecfl", 0, [0.5], lr=0.2, settings={"lr": 0.2})
+    cell(tmp_path, "fedavg", 0, [0.5], lr=0.001)
     assert len(report.finished(tmp_path)) == 2  # the one says so, and the other has the plan's
 
 
@@ -171,12 +185,89 @@ def test_a_stopped_cell_goes_on_and_its_cost_is_that_of_all_attempts(
     assert json.loads((tmp_path / "cell.json").read_text()) == facts
 
 
-def test_the_cells_that_are_kept_can_be_read(tmp_path: Path) -> None:
-    kept = Path(report.__file__).parent / "results" / "family"
-    report.write_report(kept / "cells", tmp_path / "family")
-    ours = {(r["partition"], r["row"]): r["accuracy"] for r in json.loads((kept / "family.json").read_text())["rows"]}
-    again = json.loads((tmp_path / "family.json").read_text())["rows"]
-    assert {(r["partition"], r["row"]): r["accuracy"] for r in again} == ours
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
+def test_the_reports_that_are_kept_are_of_the_cells_that_are_kept(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "draw", lambda *_: None)
+    report.write_report(kept, tmp_path / kept.name)
+    for name in (f"{kept.name}.json", f"{kept.name}.md"):
+        assert (tmp_path / name).read_text() == (kept / name).read_text()
+
+
+def test_the_same_cells_give_the_same_bytes_in_any_order(tmp_path: Path) -> None:
+    (path,) = [path for path in KEPT if path.name == "fedac"]
+    found = read_cells(path)
+    assert [c.name for c in found] == sorted((c.name for c in found), key=lambda name: name.split("/"))
+    add_cells(tmp_path / "at once", found)
+    for one in reversed(found):
+        add_cells(tmp_path / "one by one", [one])
+    assert read_cells(tmp_path / "one by one") == found
+    assert len({(tmp_path / name / FILE).read_bytes() for name in ("at once", "one by one")}) == 1
+
+
+def test_a_cell_takes_the_place_of_an_older_one_of_its_name(tmp_path: Path) -> None:
+    for accuracy in (0.5, 0.6):
+        cell(tmp_path, "fedavg", 0, [accuracy])
+    cell(tmp_path, "wecfl", 0, [0.7])
+    found = {one.facts["row"]: one.rounds[0]["served_accuracy"] for one in read_cells(tmp_path)}
+    assert found == {"fedavg": 0.6, "wecfl": 0.7}
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_the_cells_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell(tmp_path, "fedavg", 0, [0.5])
+    before = (tmp_path / FILE).read_bytes()
+
+    def killed(number: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        cell(tmp_path, "wecfl", 0, [0.5])
+    assert (tmp_path / FILE).read_bytes() == before
+    monkeypatch.undo()
+    cell(tmp_path, "wecfl", 0, [0.5])
+    assert [one.facts["row"] for one in read_cells(tmp_path)] == ["fedavg", "wecfl"]
+
+
+def test_processes_that_finish_cells_at_once_lose_none(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
+        list(pool.map(partial(cell, tmp_path, "fedavg", accuracy=[0.5]), range(20)))
+    assert sorted(one.facts["seed"] for one in read_cells(tmp_path)) == list(range(20))
+
+
+def test_a_finished_cell_is_added_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "commit", lambda: "abc")
+    monkeypatch.setitem(PLANS, "family", SMALL)
+    out = tmp_path / "cells"
+    command = ["tables.py", "run", "--out", str(out), "--partitions", "dirichlet", "--rounds", "2", "--rows", "fedavg"]
+    monkeypatch.setattr(sys, "argv", command)
+    add = tables.add_cells
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tables, "add_cells", killed)  # the cell is finished, and not yet among the others
+    with pytest.raises(KeyboardInterrupt):
+        tables.main()
+    assert read_cells(out) == []
+    monkeypatch.setattr(tables, "add_cells", add)
+    monkeypatch.setattr(tables, "run_loop", killed)  # nothing is run any more
+    tables.main()
+    (found,) = read_cells(out)
+    assert (found.name, len(found.rounds)) == ("dirichlet/fedavg-m4-r2-s0", 2)
+    shutil.rmtree(out / "dirichlet")  # the file says enough
+    tables.main()
+    assert read_cells(out) == [found] and not (out / "dirichlet").exists()
+
+
+def test_cells_of_another_plan_are_not_taken_for_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell(tmp_path, "fedavg", 0, [0.5], plan="family-cifar10")
+    monkeypatch.setattr(sys, "argv", ["tables.py", "run", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="holds cells of another plan; give plan family a folder of its own"):
+        tables.main()
 
 
 @pytest.mark.parametrize(("plan", "row"), [(plan, row) for plan in PLANS.values() for row in plan.named_rows])
@@ -191,8 +282,8 @@ def test_no_row_is_named_twice_and_what_is_published_is_of_partitions_that_are_t
     assert len(set(names)) == len(names)
     assert set(plan.published["figures"]) <= set(plan.partitions)
     shown = [k for rows in plan.published["figures"].values() for row in rows.values() for e in row for k in e]
-    assert set(shown) <= {"tables", *report.FIGURES}
-    assert set(plan.compared) <= set(plan.columns) <= set(report.FIGURES)
+    assert set(shown) <= {"tables", *FIGURES}
+    assert set(plan.compared) <= set(plan.columns) <= set(FIGURES)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
@@ -302,8 +393,10 @@ def test_a_row_without_a_name_and_with_settings_of_its_own(tmp_path: Path, monke
     for more in (["--rows", "fedavg"], ["--rows", "fedavg", "wecfl:k=2,seed=1", "--set", "lr=0.1", "local_steps=1"]):
         monkeypatch.setattr(sys, "argv", [*command, *more])
         tables.main()
-    report.keep(tmp_path / "cells", tmp_path / "kept")
-    report.write_report(tmp_path / "kept", tmp_path / "out")
+    asked = ["keep", "--cells", str(tmp_path / "cells"), "--to", str(tmp_path / "kept")]
+    for said in (asked, ["report", "--cells", str(tmp_path / "kept"), "--out", str(tmp_path / "out")]):
+        monkeypatch.setattr(sys, "argv", ["tables.py", *said])
+        tables.main()
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["training"]["lr"] == 0.001
     assert [(r["row"], r["settings"]) for r in content["rows"]] == [
@@ -343,8 +436,7 @@ def test_figures_are_of_the_best_rounds_where_the_paper_says_so(tmp_path: Path) 
 
 def test_what_was_measured_after_a_run_is_a_figure_of_its_row(tmp_path: Path) -> None:
     for seed, initial in ((0, 0.5), (1, 0.7)):
-        cell(tmp_path, "fedavg", seed, [0.5], plan="fedcuau", partition="C1")
-        (tmp_path / f"fedavg-{seed}-1" / "after.json").write_text(json.dumps({"initial": initial, "c1": 0.25}))
+        cell(tmp_path, "fedavg", seed, [0.5], after={"initial": initial, "c1": 0.25}, plan="fedcuau", partition="C1")
     row = only_row(tmp_path)
     assert row["initial"]["mean"] == pytest.approx(60)
     assert row["c1"] == {"mean": 25, "std": 0}
@@ -355,20 +447,36 @@ def test_what_was_measured_after_a_run_is_a_figure_of_its_row(tmp_path: Path) ->
 def test_curves_are_means_over_seeds_of_the_rounds_that_all_have(tmp_path: Path) -> None:
     cell(tmp_path, "wecfl", 0, [0.1, None, 0.5, 0.6])
     cell(tmp_path, "wecfl", 1, [0.3, 0.4, 0.7, 0.8])
-    runs = [one for _, one in report.finished(tmp_path)]
-    assert report.over_rounds(runs, "served_accuracy") == pytest.approx({0: 0.2, 2: 0.6, 3: 0.7})
+    assert over_rounds(report.finished(tmp_path), "served_accuracy") == pytest.approx({0: 0.2, 2: 0.6, 3: 0.7})
+
+
+def digits_as_jpegs(path: Path) -> JpegNpz:
+    """The digits in the benchmarks' own data source."""
+    arrays: dict[str, Any] = {}
+    for split, samples in zip(("train", "test"), Digits().load()):
+        files = []
+        for image in (255 * samples.x[:, 0]).astype(np.uint8):
+            file = BytesIO()
+            Image.fromarray(image).save(file, "JPEG")
+            files.append(file.getvalue())
+        arrays[f"{split}_jpeg"] = np.frombuffer(b"".join(files), np.uint8)
+        arrays |= {f"{split}_offsets": np.cumsum([0, *map(len, files)]), f"{split}_labels": samples.y}
+    np.savez(path, **arrays)
+    return JpegNpz(str(path))
 
 
 @pytest.mark.slow
 def test_a_cell_through_flare_is_the_loop_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through FLARE it is stopped after two rounds, and goes on."""
+    """Through FLARE it is stopped after two rounds, and goes on; its data source is no part of cfl_flare."""
     monkeypatch.setattr(tables, "commit", lambda: "abc")
-    monkeypatch.setenv("CFL_STATE_ROOT", "")  # so that the cell's own does not stay
-    small = SMALL.altered({"rounds": 4})
+    for name in ("CFL_STATE_ROOT", "PYTHONPATH"):  # so that the cell's own do not stay
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    plan = replace(SMALL, source=digits_as_jpegs(tmp_path / "digits.npz"))
+    small = plan.altered({"rounds": 4})
     tables.run_cell(tmp_path / "loop", small, "wecfl:k=2", "dirichlet", 0, {})
     method = build_named("wecfl:k=2", ())
     (tmp_path / "flare").mkdir()
-    assert run_through_flare(tmp_path / "flare", SMALL.altered({"rounds": 2}), method, "dirichlet", 0, 2) == 2
+    assert run_through_flare(tmp_path / "flare", plan.altered({"rounds": 2}), method, "dirichlet", 0, 2) == 2
     for left in ("clusters", "state"):  # as if it had not come to its end
         shutil.rmtree(tmp_path / "flare" / left)
     tables.run_cell(tmp_path / "flare", small, "wecfl:k=2", "dirichlet", 0, {}, 2)
@@ -406,6 +514,7 @@ def test_a_cell_of_each_plan_runs_on_its_own_data(name: str, data_root: Path, tm
     row, partition, settings = SMALLEST[name]
     plan = PLANS[name].altered({"rounds": 1, **settings})
     tables.run_cell(tmp_path / "cells" / "one", plan, row, partition, 0, settings)
+    add_cells(tmp_path / "cells", [load_cell(tmp_path / "cells", "one")])
     report.write_report(tmp_path / "cells", tmp_path / "out")
     (found,) = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert all(0 <= found[figure]["mean"] <= 100 for figure in plan.compared)

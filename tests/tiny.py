@@ -10,11 +10,12 @@ from torch import nn
 
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer
+from cfl_flare.engine.site import Result
 from cfl_flare.methods import Method, Participant, Update, WeCFL
 from cfl_flare.results.metrics import RoundMetrics
-from cfl_flare.results.run_dir import Recorder
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.results.recorder import Recorder
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 
 
@@ -42,6 +43,12 @@ def update(name: str, samples: int, slot: str, a: float, b: float, cluster: int 
     return Update(name, samples, {slot: coin(a, b)}, cluster)
 
 
+def objective(features: np.ndarray, labels: np.ndarray, centres: np.ndarray, weights: np.ndarray) -> float:
+    """The clustering objective C of thesis Eq. 3.3b with squared Euclidean distance."""
+    distances = np.square(features.astype(np.float64) - centres[labels]).sum(axis=1)
+    return float(np.average(distances, weights=weights))
+
+
 def initial(index: int) -> Params:
     """Untrained model number i: weights (i, -i)."""
     return coin(index, -index)
@@ -53,7 +60,7 @@ def learner(
     """A participant whose features are all 1 and whose batches are its whole data."""
     settings = TrainSettings(lr=lr, momentum=0.0, local_steps=steps, batch_size=len(labels), **more)
     split = Split.of(np.ones((len(labels), 1), np.float32), np.array(labels))
-    return Learner(Workshop(Coin, settings, seed=0), "p", split, split, {} if memory is None else memory)
+    return Learner(Runtime(Coin, settings, seed=0), "p", split, split, {} if memory is None else memory)
 
 
 def rounds(
@@ -67,15 +74,16 @@ def rounds(
     server = Server(method, LAYOUT, people, ServerSettings(count, **more), method.start(initial), recorder)
     measured = []
     for number in range(count + 1):
-        for name, order in server.orders().items():
+        for name, order in server.tasks().items():
             if not order.train:
-                server.accept(Answer(name, metrics={"served_accuracy": 0.5}), "site")
+                server.accept(Result(name, metrics={"served_accuracy": 0.5}), "site")
             elif (name, number) != ("c", 1):
                 a, b = {"a": (4, 0), "b": (5, 1), "c": (0, 4), "d": (1, 5)}[name]
-                chosen = groups[name] if method.assigns_on_site else None
-                (slot,) = method.moved_slots(server.state, order.slots, chosen)
+                sent = method.distribute(server.state, name)
+                chosen = groups[name] if sent.must_name else None
+                (slot,) = sent.expected(chosen)
                 moved = update(name, server.participants[name].samples, slot, a, b, chosen)
-                server.accept(Answer(name, moved, {"served_accuracy": 0.5} if order.evaluate else {}), "site")
+                server.accept(Result(name, moved, {"served_accuracy": 0.5} if order.evaluate else {}), "site")
         measured.append(server.finish_round())
     server.close({})
     return [m for m in measured if m is not None]

@@ -13,7 +13,7 @@ With ``--set data_seed=0`` the seeds are those of initial models and batches alo
     tables.py run --plan blood --table robust --seeds 0 1 2 3 4 --set data_seed=0 --out cells  initial seeds
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from cfl_flare.training.settings import TrainSettings
 from plans.plan import Plan, model
 
 
-def stable(lines: list[Mapping[str, object]]) -> int | None:
+def stable(lines: Sequence[Mapping[str, object]]) -> int | None:
     """After how many rounds nobody who has a cluster changes it any more; None where nobody has one."""
     last: dict[object, object] = {}
     settled: int | None = None

@@ -15,8 +15,9 @@ the JPEG version.
 
 from dataclasses import replace
 
+from jpeg_npz import JpegNpz
+
 from cfl_flare.data import Npz
-from cfl_flare.data.images import JpegNpz
 from cfl_flare.training.settings import TrainSettings
 from plans.plan import Plan, Rows, model
 

@@ -11,7 +11,8 @@ The images are the JPEG version of CIFAR-10.
     tables.py run --plan fedac --rows number pull likeness --out cells     the sweeps, and any other: --rows fedac:k=5
 """
 
-from cfl_flare.data.images import JpegNpz
+from jpeg_npz import JpegNpz
+
 from cfl_flare.training.settings import TrainSettings
 from plans.plan import Plan, model
 
@@ -49,7 +50,7 @@ PLAN = Plan(
             **{f"fedac-k{k}-fixed": (f"fedac:k={k},tuning=False",) for k in (3, 10, 20)},
         },
         "pull": {f"fedac-mu{mu}-lam{lam}": (f"fedac:k=10,mu={mu},lam={lam}",) for mu, lam in PULLS},
-        "likeness": {"fedac-l2": ("fedac:k=10,likeness=l2",)},
+        "likeness": {"fedac-l2": ("fedac:k=10,similarity=l2",)},
     },
     compared=("accuracy",),
 )

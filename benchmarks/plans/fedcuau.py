@@ -14,9 +14,9 @@ stage 1, so it is given one more than its base:
 """
 
 from fedcuau_personal import personal
+from jpeg_npz import JpegNpz
 
 from cfl_flare.core.config import require
-from cfl_flare.data.images import JpegNpz
 from cfl_flare.methods import FedCUAU, FedPer, Method
 from cfl_flare.training.settings import TrainSettings
 from plans.plan import Plan, model

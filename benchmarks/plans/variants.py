@@ -26,7 +26,7 @@ class BatchStatisticsIFCA(IFCA):
     @torch.no_grad()
     def choose(self, learner: Learner, download: Download) -> int:
         """The model of the smallest loss on the first samples, in batches of 64."""
-        resident, data = learner._workshop.resident, learner._train
+        resident, data = learner._runtime.resident, learner._train
         samples = min(len(data), self.assignment_samples or len(data))
         losses = []
         for slot in self.slots:

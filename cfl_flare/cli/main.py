@@ -19,12 +19,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cfl_flare.cli.options import parser
-from cfl_flare.cli.specs import build_named, model_of_job, read_model, read_source, shape_and_classes, share_or_count
-from cfl_flare.core.config import check_run_name, from_dict, parse_spec, require
+from cfl_flare.cli.options import Simulation, parser
+from cfl_flare.cli.setting_options import given
+from cfl_flare.cli.specs import build_named, model_of_job, model_spec, read_source, shape_and_classes
+from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.errors import CFLError, RunFailedError, UnfitError
 from cfl_flare.data import PARTITIONS, SOURCES, DataConfig
-from cfl_flare.engine.indicator import held_back
+from cfl_flare.engine.indicator import samples_to_set_aside
+from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
 from cfl_flare.methods.combinations import Combination
 from cfl_flare.models import MODELS
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands |= {"onboard": onboard, "site": operate, "predict": operate}
     try:
         arguments = parser().parse_args(argv)
-        commands[arguments.command](arguments)
+        commands[arguments.subcommand](arguments)
     except CFLError as error:
         print("cfl-flare:", " ".join(str(error).split()), file=sys.stderr)
         return 1 if isinstance(error, (RunFailedError, UnfitError)) else 2
@@ -55,47 +57,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_out(out: Path) -> None:
-    """Whether results can be written to a folder, without making it.
-
-    Raises:
-        ConfigError: it is in use, is no folder, or cannot be made.
-    """
+    """Raises a ConfigError if results cannot be written to a folder; it is not made yet."""
     unused = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     require(unused, f"--out = {str(out)!r} is not an empty folder; name a new one")
     there = next(folder for folder in (out, *out.parents) if folder.exists())
     require(
         there.is_dir() and os.access(there, os.W_OK | os.X_OK),
-        f"--out = {str(out)!r} cannot be made: {str(there)!r} is no folder that may be written; name another folder",
+        f"--out = {str(out)!r} cannot be made: {str(there)!r} cannot be written; name another folder",
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
     """``cfl-flare run``."""
-    from cfl_flare.cli.simulate import RunSettings, simulate
+    from cfl_flare.cli.simulate import simulate
 
-    given = arguments.method or [("fedavg", []), ("wecfl:k=3", [])]
-    methods_to_run = [build_named(text, penalties) for text, penalties in given]
+    wanted = arguments.method or [("fedavg", []), ("wecfl:k=3", [])]
+    methods_to_run = [build_named(text, penalties) for text, penalties in wanted]
     labels = [m.label.replace("+", "-plus-").strip("-") for m in methods_to_run]
     names = [label + (f"-k{m.clusters}" if m.clusters > 1 else "") for label, m in zip(labels, methods_to_run)]
     names = [n if names.count(n) == 1 else f"{n}-{i}" for i, n in enumerate(names)]
     out = Path(arguments.out or f"cfl-runs/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     check_out(out)
+    simulation = Simulation(**given(arguments, Simulation))
     source = read_source(arguments.data)
-    name, rule = parse_spec(arguments.partition)
-    settings = RunSettings(
-        source=source,
-        model=read_model(arguments.model, *shape_and_classes(source, arguments.data)),
-        partition={"partition": name, **rule},
-        participants=arguments.participants,
-        min_samples=arguments.min_samples,
-        indicator_samples=held_back(methods_to_run),
-        unseen=share_or_count(arguments.unseen, "--unseen"),
-        sites=arguments.sites,
-        rounds=arguments.rounds,
-        loop=arguments.loop,
-        **scheduled(arguments),
-    )
-    runs = simulate(dict(zip(names, methods_to_run)), settings, out)
+    settings = {
+        **given(arguments, *CONCERNS.values()),
+        "model": model_spec(arguments.model, *shape_and_classes(source, arguments.data)),
+        "data": source,
+        "training": TrainSettings(**given(arguments, TrainSettings)),
+        "indicator_samples": samples_to_set_aside(methods_to_run),
+        "min_clients": simulation.sites,
+    }
+    plans = {name: RunPlan.of(name=name, method=m, **settings) for name, m in zip(names, methods_to_run)}
+    runs = simulate(plans, simulation, out)
     console = Console()
     print_whole(console, results_table(runs))
     if len(runs) > 1:
@@ -105,64 +99,35 @@ def run(arguments: argparse.Namespace) -> None:
 
 def export(arguments: argparse.Namespace) -> None:
     """``cfl-flare export``."""
-    given = arguments.method or [("wecfl:k=3", [])]
-    require(len(given) == 1, f"--method is given {len(given)} times; a job has one, export another job for another")
-    (text, penalties), simulated = given[0], arguments.partition is not None or arguments.participants is not None
+    wanted = arguments.method or [("wecfl:k=3", [])]
+    require(len(wanted) == 1, f"--method is given {len(wanted)} times; a job has one, export another job for another")
+    (text, penalties), simulated = wanted[0], arguments.partition is not None or arguments.participants is not None
     method = build_named(text, penalties, here=simulated)
     check_run_name(arguments.name, "--name")
     folder = Path(arguments.out).absolute() / arguments.name
     check_out(folder)
     source = read_source(arguments.data, here=simulated)
-    model = model_of_job(arguments.model, source, arguments.data)
+    settings = {"model": model_of_job(arguments.model, source, arguments.data), **given(arguments, *CONCERNS.values())}
+    settings |= {"data": source, "training": given(arguments, TrainSettings)}
+    if arguments.train_script is not None:  # which reads its data and trains: what is said of both is refused
+        default = parser().parse_args(["export"])
+        settings["data"] = None if arguments.data == default.data else source
+        settings["training"] = None if given(default, TrainSettings) == settings["training"] else settings["training"]
     from cfl_flare.flare import ClusteredRecipe
 
-    recipe = ClusteredRecipe(
-        name=arguments.name,
-        method=method,
-        model=model,
-        data=source,
-        participants=arguments.participants,
-        partition=arguments.partition,
-        min_samples=arguments.min_samples,
-        num_rounds=arguments.rounds,
-        min_clients=arguments.min_clients,
-        resume_from=arguments.resume_from,
-        byoc=arguments.byoc,
-        **scheduled(arguments),
-    )
+    recipe = ClusteredRecipe(method=method, **settings)
     recipe.export(str(folder.parent))
     Console().print(f"job: {folder}; submit it with: nvflare job submit -j {folder}", soft_wrap=True)
 
 
-def scheduled(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What ``run`` and ``export`` share of how a job is run, by the names of `ClusteredRecipe`."""
-    training = {
-        f.name: getattr(arguments, f.name) for f in dataclasses.fields(TrainSettings) if hasattr(arguments, f.name)
-    }
-    return {
-        "sample": share_or_count(arguments.sample, "--sample"),
-        "min_answers": share_or_count(arguments.min_answers, "--min-answers"),
-        "evaluate_every": arguments.evaluate_every,
-        "evaluate_trained": arguments.evaluate_trained,
-        "site_sums": arguments.site_sums,
-        "keep_features": arguments.keep_features,
-        "min_sites_per_cluster": arguments.min_sites_per_cluster,
-        "merge_small_clusters": arguments.merge_small_clusters,
-        "task_timeout": arguments.task_timeout,
-        "seed": arguments.seed,
-        "training": from_dict(TrainSettings, training, "training"),
-    }
-
-
 def partition(arguments: argparse.Namespace) -> None:
     """``cfl-flare partition``."""
-    name, rule = parse_spec(arguments.partition)
     figure = Path(arguments.figure) if arguments.figure else None
     require(
         figure is None or (figure.parent.is_dir() and figure.suffix in (".png", ".pdf", ".svg")),
         f"--figure = {arguments.figure!r} should be a .png, .pdf or .svg file in a folder that is there",
     )
-    config = DataConfig(arguments.participants, {"partition": name, **rule}, arguments.seed, arguments.min_samples)
+    config = DataConfig(**given(arguments, DataConfig))
     report = config.report(read_source(arguments.data))
     console = Console()
     sizes = report.train.sum(axis=1)
@@ -180,7 +145,7 @@ def partition(arguments: argparse.Namespace) -> None:
 
 def onboard(arguments: argparse.Namespace) -> None:
     """``cfl-flare onboard``."""
-    from cfl_flare.engine.newcomers import Finished
+    from cfl_flare.engine.newcomers import Finished, joining_rule
 
     name = arguments.name
     check_run_name(name, "--name")
@@ -195,16 +160,12 @@ def onboard(arguments: argparse.Namespace) -> None:
     newcomer = finished.join(data, finished.logits(arguments.indicator_file), arguments.rounds)
     path = finished.save(newcomer, out)
     console = Console()
-    print_whole(console, newcomer_table(newcomer, finished.method.joins_by))
+    print_whole(console, newcomer_table(newcomer, joining_rule(finished.method)))
     console.print(f"model: {path}", soft_wrap=True)
 
 
 def check_allowed(allowed: Sequence[str], path: str) -> None:
-    """Whether a class that a run names may be imported.
-
-    Raises:
-        ConfigError: it is neither the package's own nor was it allowed.
-    """
+    """Raises a ConfigError if a class that a run names is neither the package's own nor allowed."""
     known = path.startswith("cfl_flare.") or path in allowed
     require(known, f"the run names {path}, which is not cfl_flare's own; if you trust it, add --allow {path}")
 
@@ -279,7 +240,7 @@ def operate(arguments: argparse.Namespace) -> None:
     """``cfl-flare site`` and ``cfl-flare predict``."""
     from cfl_flare.cli import site_commands as commands
 
-    getattr(commands, arguments.command)(arguments)
+    getattr(commands, arguments.subcommand)(arguments)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,33 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from cfl_flare import __version__
+from cfl_flare.cli.setting_options import add_settings
 from cfl_flare.cli.site_options import add_predict, add_site
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.data import SOURCES
+from cfl_flare.core.settings import check_settings, setting
+from cfl_flare.core.version import __version__
+from cfl_flare.data import SOURCES, DataConfig
+from cfl_flare.engine.job_settings import (
+    AssignSettings,
+    ControllerSettings,
+    ExecutorSettings,
+    JobSettings,
+    ScriptSettings,
+)
+from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.models import MODELS
+from cfl_flare.training.settings import TrainSettings
 
 # What a real site reads, where a job does not say otherwise.
 SITE_DATA = "site"
+# What ``run`` and ``partition`` simulate, if nothing is said.
+SIMULATED: dict[str, Any] = {"participants": 24, "partition": "label_permutation:groups=3"}
+# The settings of a job, beside those of its data and its training, and those that a comparison in the simulator lacks.
+OF_RUN = (ServerSettings, SiteSettings, JobSettings, ControllerSettings, ExecutorSettings)
+NOT_IN_RUN = ("min_clients", "name", "resume_from", "byoc")
 
 EPILOG = """examples:
   cfl-flare run                                     the main job: FedAvg and WeCFL on scikit-learn's digits
@@ -27,6 +44,17 @@ A module of your own in this folder is found with PYTHONPATH=. before the comman
 A method, penalty, partition, data source or model is written name:setting=value,setting=value; 'cfl-flare methods'
 lists them.
 """
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """How a comparison is run on this machine."""
+
+    sites: int = setting(2, help="FLARE clients that host the participants", ge=1)
+    loop: bool = setting(False, help="in this process, without FLARE: the same numbers, sooner")
+
+    def __post_init__(self) -> None:
+        check_settings(self, "run")
 
 
 class Parser(argparse.ArgumentParser):
@@ -44,9 +72,8 @@ class Parser(argparse.ArgumentParser):
         """As argparse's, but it names the command whose help is meant."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            raise ConfigError(
-                f"unrecognized arguments: {' '.join(unknown)}; '{self.prog} {found.command} --help' shows what there is"
-            )
+            which = f"{self.prog} {found.subcommand}"
+            raise ConfigError(f"unrecognized arguments: {' '.join(unknown)}; '{which} --help' shows what there is")
         return found
 
 
@@ -72,13 +99,13 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = Parser(prog="cfl-flare", description="Clustered federated learning for NVIDIA FLARE.")
     top.add_argument("--version", action="version", version=f"cfl-flare {__version__}")
-    commands = top.add_subparsers(dest="command", required=True)
+    commands = top.add_subparsers(dest="subcommand", metavar="command", required=True)
     _add_run(commands)
     _add_export(commands)
     commands.add_parser("methods", help="list methods, penalties, partitions, data and models with their settings")
     dealt = commands.add_parser("partition", help="deal a data set out and report who gets what, without training")
     _add_data(dealt)
-    dealt.add_argument("--seed", type=int, default=0, help="of the partition (%(default)s)")
+    add_settings(dealt, DataConfig, without=("indicator_samples", "unseen"), **SIMULATED)
     dealt.add_argument("--show", action="store_true", help="list every participant")
     dealt.add_argument("--figure", metavar="FILE", help="draw label counts by participant (thesis Fig. A.1-A.4)")
     _add_onboard(commands)
@@ -114,16 +141,12 @@ def _add_run(commands: Any) -> None:
     what = run.add_argument_group("what is run")
     _add_method(what, "may be given several times; default: fedavg and wecfl:k=3")
     _add_data(what)
-    held = "participants held back from training, to join afterwards: a share like 0.2, or a count (%(default)s)"
-    what.add_argument("--unseen", default="0", metavar="S", help=held)
+    add_settings(what, DataConfig, without=("seed", "indicator_samples"), **SIMULATED)
     how = run.add_argument_group("how it is run")
-    how.add_argument(
-        "--sites", type=int, default=2, metavar="N", help="FLARE clients that host the participants (%(default)s)"
-    )
-    _add_schedule(how)
+    add_settings(how, Simulation)
     how.add_argument("--out", metavar="DIR", help="where results go; default: cfl-runs/<time>")
-    how.add_argument("--loop", action="store_true", help="in this process, without FLARE: the same numbers, sooner")
-    _add_training(run.add_argument_group("local training"))
+    add_settings(how, *OF_RUN, without=NOT_IN_RUN, num_rounds=20)
+    add_settings(run.add_argument_group("local training"), TrainSettings, lr=0.05)
 
 
 def _add_export(commands: Any) -> None:
@@ -136,17 +159,13 @@ def _add_export(commands: Any) -> None:
     what = export.add_argument_group("what is run")
     _add_method(what, "once; default: wecfl:k=3")
     _add_data(what, real=True)
+    add_settings(what, DataConfig, without=("seed", "indicator_samples"))
     how = export.add_argument_group("how it is run")
-    how.add_argument("--name", default="clustered", help="of the job, and of its state on the sites (%(default)s)")
-    fewest = "fewest sites with which FLARE starts the job (%(default)s)"
-    how.add_argument("--min-clients", type=int, default=2, metavar="N", help=fewest)
-    _add_schedule(how)
     how.add_argument("--out", default="jobs", metavar="DIR", help="where the job's folder goes (%(default)s)")
-    goes_on = "name of the run to go on from, after the last round of which there is a checkpoint"
-    how.add_argument("--resume-from", metavar="NAME", help=goes_on)
-    carry = "let the job carry cfl_flare's code, for sites where it is not installed"
-    how.add_argument("--byoc", action="store_true", help=carry)
-    _add_training(export.add_argument_group("local training"))
+    add_settings(how, *OF_RUN, num_rounds=20, min_clients=2)
+    add_settings(export.add_argument_group("local training"), TrainSettings, lr=0.05)
+    script = export.add_argument_group("a training script of FLARE's Client API, in place of --data and local training")
+    add_settings(script, ScriptSettings, AssignSettings)
 
 
 def _add_method(group: Any, often: str) -> None:
@@ -160,56 +179,8 @@ def _add_method(group: Any, often: str) -> None:
     )
 
 
-def _add_schedule(group: Any) -> None:
-    """What the server schedules, and what is measured."""
-    group.add_argument("--rounds", type=int, default=20, metavar="N", help="communication rounds (%(default)s)")
-    group.add_argument(
-        "--sample", default="1.0", metavar="S", help="participants a round: a share like 0.25, or a count (%(default)s)"
-    )
-    group.add_argument(
-        "--min-answers", default="1", metavar="S", help="fewest good answers a round: share or count (%(default)s)"
-    )
-    group.add_argument(
-        "--evaluate-every", type=int, default=1, metavar="N", help="rounds between measurements (%(default)s)"
-    )
-    group.add_argument("--evaluate-trained", action="store_true", help="measure the locally trained models as well")
-    sums = "a site sends one mean a cluster for all of its participants, where the method only averages"
-    group.add_argument("--site-sums", action="store_true", help=sums)
-    group.add_argument(
-        "--keep-features", action="store_true", help="keep what draws the participants (thesis Fig. 3.5)"
-    )
-    few = "a cluster of fewer sites is reported, as its model tells of their data (%(default)s)"
-    group.add_argument("--min-sites-per-cluster", type=int, default=1, metavar="N", help=few)
-    merge = "put the participants of such a cluster into the nearest other one, where the method can"
-    group.add_argument("--merge-small-clusters", action="store_true", help=merge)
-    group.add_argument(
-        "--task-timeout", type=int, default=3600, metavar="S", help="seconds that a round may take (%(default)s)"
-    )
-    group.add_argument("--seed", type=int, default=0, help="of everything random (%(default)s)")
-
-
-def _add_training(group: Any) -> None:
-    """How a participant trains."""
-    group.add_argument("--lr", type=float, default=0.05, help="learning rate (%(default)s)")
-    group.add_argument("--momentum", type=float, default=0.9, help="(%(default)s)")
-    group.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of training steps")
-    group.add_argument("--keep-momentum", action="store_true", help="keep it on the participant between rounds")
-    group.add_argument("--batch-size", type=int, default=32, metavar="N", help="(%(default)s)")
-    group.add_argument("--local-steps", type=int, metavar="N", help="steps a round; default: 10")
-    group.add_argument(
-        "--local-epochs", type=int, metavar="N", help="passes over the own data a round, instead of steps"
-    )
-
-
 def _add_data(group: Any, real: bool = False) -> None:
-    """What is read, and how a simulation deals it out; at real sites there is none unless it is asked for."""
+    """What is read."""
     sources = f"{', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class (%(default)s)"
     data = SITE_DATA if real else "digits"
     group.add_argument("--data", default=data, metavar="D", help=("what each site reads: " if real else "") + sources)
-    default = "; default: each site is one participant" if real else " (%(default)s)"
-    rule = None if real else "label_permutation:groups=3"
-    group.add_argument("--partition", default=rule, metavar="P", help=f"how the data is dealt out{default}")
-    many = None if real else 24
-    group.add_argument("--participants", type=int, default=many, metavar="N", help=f"how many share it{default}")
-    fewest = "fewest training samples of one (%(default)s)"
-    group.add_argument("--min-samples", type=int, default=8, metavar="N", help=fewest)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions of a model that a run left, for images that have no labels yet."""
+"""Predictions of a run's model for images without labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cfl_flare.cli.specs import read_model as model_named
+from cfl_flare.cli.specs import model_spec
 from cfl_flare.core.config import build, one_line, require
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.safetensors_io import load_arrays
@@ -26,26 +26,26 @@ BATCH = 256
 
 
 def predict_file(run: Path, slot: str | None, data: Path, array: str | None, model: str | None, out: Path) -> int:
-    """Writes a CSV file with a line a sample: its name, the most probable label, each class's probability.
+    """Writes a CSV file with one line per sample: its name, the most probable label, each class's probability.
 
     Args:
         run: a model's file, or a folder with one.
-        slot: which model of the folder; None where there is but one.
-        data: an .npz file, or a folder of images, on any level.
+        slot: which model of the folder; None if there is only one.
+        data: an .npz file, or a folder of images, at any depth.
         array: the array of an .npz file; None for ``images`` or ``test_images``.
-        model: the module as the command line names it, where its class is not one of cfl_flare's own.
+        model: the module as the command line names it, if its class is not one of cfl_flare's own.
         out: the CSV file.
 
     Returns:
-        How many.
+        The number of samples.
 
     Raises:
-        ConfigError: no such model, or several.
+        ConfigError: no such model, or more than one.
         DataError: the images cannot be read, or do not fit the model.
     """
     path = find_model(run, slot)
     spec = load_arrays(path)[1].get("model") or {}
-    own = None if model is None else build(model_named(model, (), 0), torch.nn.Module, "model")
+    own = None if model is None else build(model_spec(model, (), 0), torch.nn.Module, "model")
     module = read_model(path, own)
     shape = tuple((spec.get("args") or {}).get("input_shape") or ())
     names, images = read_images(data, array, shape if len(shape) == 3 else None)
@@ -59,14 +59,14 @@ def predict_file(run: Path, slot: str | None, data: Path, array: str | None, mod
 
 
 def find_model(run: Path, slot: str | None) -> Path:
-    """The file of the model that is meant.
+    """The file of a model.
 
     Args:
         run: a model's file; a run's folder or one above it; a site's folder of a run below the state root.
-        slot: its name without the ending; None where there is but one.
+        slot: the file's name without its ending; None if there is only one.
 
     Raises:
-        ConfigError: none, or several.
+        ConfigError: there is none, or more than one.
     """
     if run.is_file():
         return run
@@ -84,12 +84,12 @@ def find_model(run: Path, slot: str | None) -> Path:
 
 
 def read_images(data: Path, array: str | None, shape: Sequence[int] | None) -> tuple[list[str], np.ndarray]:
-    """Images and what they are called: a file's place in the folder, or an index.
+    """Images and their names: a file's path in the folder, or an index.
 
     Args:
         data: an .npz file, or a folder.
         array: the array of an .npz file.
-        shape: ``(channels, height, width)`` to which a folder's images are brought; None if they are that already.
+        shape: ``(channels, height, width)`` to which a folder's images are converted; None to leave them as they are.
 
     Raises:
         DataError: they cannot be read.

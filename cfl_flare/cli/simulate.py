@@ -11,8 +11,8 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,86 +20,21 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cfl_flare.core.config import require, require_whole
+from cfl_flare.cli.options import Simulation
+from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, RunFailedError
-from cfl_flare.data import DataConfig, DataSource
-from cfl_flare.data.facts import facts_of
+from cfl_flare.core.settings import changed
+from cfl_flare.data.summary import DataSummary
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import onboard_unseen
-from cfl_flare.engine.partial_sums import check_sums
-from cfl_flare.engine.preflight import check_data, check_job
-from cfl_flare.engine.server import ServerSettings
-from cfl_flare.methods import Method
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.preflight import check_data, check_plans
 from cfl_flare.report.figures import draw
 from cfl_flare.results.run_dir import ROUNDS, Run, load_run, read_lines
-from cfl_flare.training.settings import TrainSettings
 
 
-@dataclass(frozen=True)
-class RunSettings:
-    """What the methods of one comparison share; the fields are those of ``cfl-flare run``."""
-
-    source: DataSource
-    model: Mapping[str, Any]
-    partition: Mapping[str, Any]
-    participants: int
-    sites: int
-    rounds: int
-    min_samples: int = 8
-    indicator_samples: int = 0
-    unseen: float | int = 0
-    sample: float | int = 1.0
-    min_answers: float | int = 1
-    evaluate_every: int = 1
-    evaluate_trained: bool = False
-    site_sums: bool = False
-    keep_features: bool = False
-    min_sites_per_cluster: int = 1
-    merge_small_clusters: bool = False
-    task_timeout: int = 3600
-    seed: int = 0
-    training: TrainSettings = field(default_factory=TrainSettings)
-    loop: bool = False
-
-    def __post_init__(self) -> None:
-        require_whole("run", task_timeout=self.task_timeout, sites=self.sites, participants=self.participants)
-        require(
-            self.sites <= len(self.data.names),
-            f"run: sites = {self.sites} is more than {self.data.who_trains}; each site hosts at least one",
-        )
-
-        without = "nothing is sent with --loop, so that site_sums have no use; leave one of the two out"
-        require(not (self.loop and self.site_sums), f"run: {without}")
-
-    @property
-    def data(self) -> DataConfig:
-        """How the samples are dealt out."""
-        return DataConfig(
-            self.participants,
-            dict(self.partition),
-            self.seed,
-            self.min_samples,
-            self.indicator_samples,
-            self.unseen,
-        )
-
-    @property
-    def scheduled(self) -> ServerSettings:
-        """What the server schedules."""
-        return ServerSettings(
-            self.rounds,
-            self.seed,
-            self.sample,
-            self.min_answers,
-            self.evaluate_every,
-            keep_features=self.keep_features,
-            min_sites_per_cluster=self.min_sites_per_cluster,
-            merge_small_clusters=self.merge_small_clusters,
-        )
-
-
-def simulate(methods: Mapping[str, Method], settings: RunSettings, out: Path) -> list[Run]:
-    """Runs each method and leaves its results in ``out/<name>``.
+def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) -> list[Run]:
+    """Carries out each plan and leaves its results in ``out/<name>``. The plans share data, model and settings.
 
     Everything is checked for all methods before the first one starts, and before anything is written. Participants that
     were held back join each run when it is done.
@@ -109,17 +44,20 @@ def simulate(methods: Mapping[str, Method], settings: RunSettings, out: Path) ->
         DataError: the samples cannot be read or dealt out, or do not fit the model.
         RunFailedError: FLARE ended a run before its time; the message names the reason and the log.
     """
-    for method in methods.values():
-        check_sums(settings.site_sums, method, settings.scheduled)
-        check_job(method, settings.model, settings.data, settings.scheduled)
-    # Data and model are the same for all methods.
-    hosted = settings.data.host(settings.source, "local", 0, 1)
-    check_data(next(iter(methods.values())), settings.model, hosted, settings.training, settings.seed)
-    jobs = {name: _job(name, method, settings, out) for name, method in methods.items()}
+    plan = next(iter(plans.values()))
+    check_simulation(plan, simulation)
+    check_plans(plans.values())
+    assert plan.reader is not None and plan.training is not None
+    hosted = plan.data.host(plan.reader, "local", 0, 1)
+    check_data(plan.method, plan.model, hosted, plan.training, plan.server.seed, plan.site.device)
+    jobs = {
+        name: partial(in_process, one) if simulation.loop else through_flare(one, simulation, out)
+        for name, one in plans.items()
+    }
     runs = []
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:
         console = Console(file=terminal)
-        if unscaled := facts_of(hosted[0]).unscaled:
+        if unscaled := DataSummary.of(hosted[0]).unscaled:
             console.print(f"look at the data: {unscaled}", style="yellow")
         for name, job in jobs.items():
             folder = out / name
@@ -129,66 +67,63 @@ def simulate(methods: Mapping[str, Method], settings: RunSettings, out: Path) ->
                 raise ConfigError(
                     f"--out = {str(out)!r} cannot be made ({error.strerror}); name another folder"
                 ) from error
-            with Display(console, name, settings.rounds) as display:
+            with Display(console, name, plan.server.num_rounds) as display:
                 job(folder, display)
-            if settings.unseen:
-                failed = onboard_unseen(folder, settings.source)["failed"]
+            if plan.data.unseen:
+                failed = onboard_unseen(folder, plan.reader)["failed"]
                 for reason in failed.values():
                     console.print(f"could not join: {reason}", style="yellow")
             runs.append(load_run(folder))
     return runs
 
 
-def _job(name: str, method: Method, settings: RunSettings, out: Path) -> Any:
-    """A checked job: a function of its results' folder and the display."""
-    if settings.loop:
+def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
+    """Checks how plans are to be run.
 
-        def in_process(folder: Path, display: Display) -> None:
-            run_loop(
-                method=method,
-                model=settings.model,
-                source=settings.source,
-                data=settings.data,
-                settings=settings.scheduled,
-                training=settings.training,
-                folder=folder,
-                evaluate_trained=settings.evaluate_trained,
-                on_round=lambda measured: display.update([measured.record]),
-            )
-            draw(load_run(folder))
-
-        return in_process
-    from cfl_flare.flare import ClusteredRecipe, simulator
-
-    recipe = ClusteredRecipe(
-        name=name,
-        method=method,
-        model=settings.model,
-        data=settings.source,
-        participants=settings.participants,
-        partition=settings.partition,
-        min_samples=settings.min_samples,
-        indicator_samples=settings.indicator_samples,
-        unseen=settings.unseen,
-        num_rounds=settings.rounds,
-        min_clients=settings.sites,
-        training=settings.training,
-        seed=settings.seed,
-        sample=settings.sample,
-        min_answers=settings.min_answers,
-        evaluate_every=settings.evaluate_every,
-        evaluate_trained=settings.evaluate_trained,
-        site_sums=settings.site_sums,
-        keep_features=settings.keep_features,
-        min_sites_per_cluster=settings.min_sites_per_cluster,
-        merge_small_clusters=settings.merge_small_clusters,
-        task_timeout=settings.task_timeout,
+    Raises:
+        ConfigError: more sites than participants, or settings that have no use without FLARE.
+    """
+    sites = simulation.sites
+    require(
+        sites <= len(plan.data.names),
+        f"run: sites = {sites} is more than {plan.data.who_trains}; each site hosts at least one",
+    )
+    flares = [*changed(plan.controller), *changed(plan.executor), *changed(plan.job)]
+    unused = [name for name in flares if name not in ("min_clients", "name", "initial_ckpt")]
+    require(
+        not (simulation.loop and unused),
+        f"run: nothing is sent with --loop, so that {', '.join(unused)} have no use; leave one of the two out",
     )
 
-    env = simulator(settings.sites, out / "flare")
-    recipe.check_env(env)
 
-    def through_flare(folder: Path, display: Display) -> None:
+def in_process(plan: RunPlan, folder: Path, display: Display) -> None:
+    """Carries out a plan without FLARE."""
+    assert plan.reader is not None and plan.training is not None
+    run_loop(
+        method=plan.method,
+        model=plan.model,
+        source=plan.reader,
+        data=plan.data,
+        settings=plan.server,
+        training=plan.training,
+        at_site=plan.site,
+        folder=folder,
+        on_round=lambda measured: display.update([measured.record]),
+        initial_ckpt=None if plan.job.initial_ckpt is None else Path(plan.job.initial_ckpt),
+    )
+    draw(load_run(folder))
+
+
+def through_flare(plan: RunPlan, simulation: Simulation, out: Path) -> Callable[[Path, Display], None]:
+    """A plan as a job for FLARE's simulator: a function of its results' folder and the display."""
+    from cfl_flare.flare import ClusteredRecipe, simulator
+
+    recipe = ClusteredRecipe.of(plan)
+    env = simulator(simulation.sites, out / "flare")
+    recipe.check_env(env)
+    name = plan.job.name
+
+    def job(folder: Path, display: Display) -> None:
         results = Path(env.workspace_root) / name / "server" / "simulate_job"
         log = folder / "flare.log"
         try:
@@ -204,7 +139,7 @@ def _job(name: str, method: Method, settings: RunSettings, out: Path) -> Any:
             shutil.move(part, folder / part.name)
         shutil.move(results / "metrics", folder / "metrics")
 
-    return through_flare
+    return job
 
 
 def reason_in(log: Path) -> str:

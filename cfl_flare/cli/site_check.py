@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a site could take part in a job: what ``cfl-flare site check`` finds before the first one."""
+"""Checks whether a site could take part in a job, for ``cfl-flare site check``."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from pathlib import Path
 
 import psutil
 from packaging.requirements import Requirement
+from rich import filesize
 
-from cfl_flare.cli.specs import read_model
+from cfl_flare.cli.specs import model_spec
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import CFLError
 from cfl_flare.data import DataConfig, DataSource, SiteData
-from cfl_flare.data.facts import facts_of
+from cfl_flare.data.summary import DataSummary
 from cfl_flare.engine.preflight import check_data
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import FedAvg
-from cfl_flare.report.table import human_bytes
 from cfl_flare.training.settings import TrainSettings
 
 PACKAGES = ("nvflare", "torch", "numpy")
 STEPS = 5
-# The last two versions of what participants remember, what they are served, and room to write the next.
+# The last two versions of a participant's memory, the served model, and room to write the next ones.
 MODELS_ON_DISK = 10
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        what: what was looked at.
-        found: what it is.
-        way_out: what to do about it; empty where it is fine.
-        fatal: a job would fail here.
+        what: what was checked.
+        found: the result.
+        way_out: what to do about it; empty if it is fine.
+        fatal: whether a job would fail.
     """
 
     what: str
@@ -51,7 +51,7 @@ class Finding:
 
 
 def versions() -> Iterator[Finding]:
-    """The packages that a job needs, against what cfl_flare asks for."""
+    """The versions of the packages that a job needs, compared with cfl_flare's requirements."""
     yield Finding("Python", platform.python_version())
     yield Finding("cfl_flare", version("cfl-flare"))
     wanted = {r.name: r for r in map(Requirement, requires("cfl-flare") or ())}
@@ -65,10 +65,10 @@ def versions() -> Iterator[Finding]:
 
 
 def kit(folder: Path) -> Iterator[Finding]:
-    """Whether a kit lets jobs use cfl_flare.
+    """Whether a kit's jobs may use cfl_flare, stream logs and carry code.
 
     Raises:
-        ConfigError: it is no kit.
+        ConfigError: the folder is not a kit.
     """
     from cfl_flare.flare.kit import code_carriers, preparation
 
@@ -83,60 +83,60 @@ def kit(folder: Path) -> Iterator[Finding]:
 
 
 def is_server(kit: Path) -> bool:
-    """Whether it is a server's kit: it has no data, and the logs are its own."""
+    """Whether it is a server's kit, which has no data and keeps its own logs."""
     return (kit / "startup" / "fed_server.json").is_file()
 
 
 def data(source: DataSource, model: str | None, config: DataConfig, device: str, state_root: Path) -> Iterator[Finding]:
-    """What a job's first task does with the site's data, and how long a training step takes.
+    """Does what a job's first task does with the site's data, and measures a training step.
 
     Args:
         source: what the site reads.
         model: as the command line names it; None for one that fits.
-        config: the fewest samples.
+        config: with the fewest samples.
         device: where to compute.
         state_root: where a job keeps what outlives it.
     """
     try:
         if isinstance(source, SiteData):
-            place, how = source.place()
-            yield Finding("data", f"{place} ({how})")
+            path, how = source.located()
+            yield Finding("data", f"{path} ({how})")
         (hosted,) = config.host(source, "this site", 0, 1)
     except CFLError as error:
         yield _failed("data", error)
         return
-    facts = facts_of(hosted)
-    yield Finding("samples", f"{len(hosted.train)} training, {len(hosted.test)} test, {_shape(facts.shape)}")
-    yield Finding("classes", f"{facts.counts} (training + test)")
-    for remark in facts.remarks:
+    summary = DataSummary.of(hosted)
+    yield Finding("samples", f"{len(hosted.train)} training, {len(hosted.test)} test, {_shape(summary.shape)}")
+    yield Finding("classes", f"{summary.counts} (training + test)")
+    for remark in summary.remarks:
         found, _, way_out = remark.partition("; ")
         yield Finding("samples", found, way_out)
     try:
-        spec = read_model(model, facts.shape, max(2, len(facts.train)))
+        spec = model_spec(model, summary.shape, max(2, len(summary.train)))
         site = check_data(FedAvg(), spec, [hosted], TrainSettings(local_steps=STEPS), device=device)
         seconds = step_seconds(site)
     except CFLError as error:
         yield _failed("model", error)
         return
     except Exception as error:  # the model may be the user's, and raise anything
-        yield Finding("training", one_line(error), "mend the model", True)
+        yield Finding("training", one_line(error), "fix the model", True)
         return
-    layout = site.workshop.resident.layout
+    layout = site.runtime.resident.layout
     name = spec["class_path"].rpartition(".")[2]
-    yield Finding("model", f"{name}, {layout.parameter_size:,} parameters, {human_bytes(layout.nbytes)}")
-    yield Finding("training", f"{seconds * 1000:.1f} ms a step of 32 samples on {device}")
+    yield Finding("model", f"{name}, {layout.parameter_size:,} parameters, {filesize.decimal(layout.nbytes)}")
+    yield Finding("training", f"{seconds * 1000:.1f} ms per step of 32 samples on {device}")
     yield disk(state_root, MODELS_ON_DISK * layout.nbytes)
 
 
 def memory() -> Finding:
-    """What the machine has free, beside what this check took."""
+    """The machine's free memory, and how much this check used."""
     own, free = psutil.Process().memory_info().rss, psutil.virtual_memory().available
-    found = f"{human_bytes(free)} free; this check took {human_bytes(own)}"
-    return Finding("memory", found, "" if free > own else "free some: a job's process takes about as much again")
+    found = f"{filesize.decimal(free)} free; this check used {filesize.decimal(own)}"
+    return Finding("memory", found, "" if free > own else "free some: a job's process needs about as much")
 
 
 def step_seconds(site: Site) -> float:
-    """Wall-clock seconds of one training step, after a few that warm up."""
+    """Wall-clock seconds of one training step, after a few to warm up."""
     (name,) = site.hosted
     learner = site.learner(name, {}, 0)
     start = learner.initial(0)
@@ -155,20 +155,19 @@ def default_state_root(kit: Path | None) -> Path:
 
 
 def disk(root: Path, needed: int) -> Finding:
-    """Whether so many bytes can be written there."""
+    """Whether this many bytes can be written there."""
     there = next(folder for folder in (root, *root.parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Finding(
-            "disk", f"{there} may not be written", "let FLARE's user write there, or set CFL_STATE_ROOT", True
-        )
+        way_out = "let FLARE's user write there, or set CFL_STATE_ROOT"
+        return Finding("disk", f"{there} is not writable", way_out, True)
     free = shutil.disk_usage(there).free
     short = free < needed
-    way_out = f"free {human_bytes(needed)}, or set CFL_STATE_ROOT to another disk" if short else ""
-    return Finding("disk", f"{human_bytes(free)} free at {root}", way_out, short)
+    way_out = f"free {filesize.decimal(needed)}, or set CFL_STATE_ROOT to another disk" if short else ""
+    return Finding("disk", f"{filesize.decimal(free)} free at {root}", way_out, short)
 
 
 def _failed(what: str, error: CFLError) -> Finding:
-    """Our errors end with their way out."""
+    """A fatal finding; our messages end with the way out."""
     found, _, way_out = str(error).rpartition("; ")
     return Finding(what, found, way_out, True) if found else Finding(what, way_out, "", True)
 

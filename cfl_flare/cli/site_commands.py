@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The operators' commands."""
+"""The commands for operators of sites."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def prepare_kit(arguments: argparse.Namespace) -> None:
         print(f"{found.resources}: not written (--dry-run)")
     else:
         backup = found.write()
-        print(f"{found.resources}: written" + (f"; what it was is in {backup.name}" if backup else ""))
+        print(f"{found.resources}: written" + (f"; the old file is {backup.name}" if backup else ""))
     if found.streams_logs and not check.is_server(kit):
         print("note: jobs may stream this kit's logs to the server; --keep-logs forbids it")
 
@@ -48,7 +48,7 @@ def check_site(arguments: argparse.Namespace) -> None:
     """``cfl-flare site check``.
 
     Raises:
-        UnfitError: something would make a job fail.
+        UnfitError: a finding would make a job fail.
     """
     findings = []
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
@@ -66,7 +66,9 @@ def check_site(arguments: argparse.Namespace) -> None:
 
 def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
     yield from check.versions()
-    kit = Path(arguments.kit) if arguments.kit else kit_here()
+    here = Path.cwd()
+    here_is_kit = (here / "startup").is_dir() and (here / "local").is_dir()
+    kit = Path(arguments.kit) if arguments.kit else here if here_is_kit else None
     if kit is not None:
         yield from check.kit(kit)
     config, root = DataConfig(min_samples=arguments.min_samples), check.default_state_root(kit)
@@ -77,14 +79,8 @@ def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
     yield check.memory()
 
 
-def kit_here() -> Path | None:
-    """The current folder, if it is a kit."""
-    here = Path.cwd()
-    return here if (here / "startup").is_dir() and (here / "local").is_dir() else None
-
-
 def own_source(text: str | None) -> DataSource:
-    """What ``--data`` names: a place, or a source; without it, what a job finds."""
+    """The source that ``--data`` names, or of a path; without it, what a job finds."""
     if text is None or Path(text).expanduser().exists() or "/" in parse_spec(text)[0]:
         return SiteData(text)
     return read_source(text)
@@ -93,8 +89,7 @@ def own_source(text: str | None) -> DataSource:
 def predict(arguments: argparse.Namespace) -> None:
     """``cfl-flare predict``."""
     out = Path(arguments.out)
-    require(out.parent.is_dir(), f"--out = {arguments.out!r}: {str(out.parent)!r} is no folder; make it first")
-    rows = predict_file(
-        Path(arguments.run), arguments.slot, Path(arguments.data), arguments.array, arguments.model, out
-    )
+    require(out.parent.is_dir(), f"--out = {arguments.out!r}: {str(out.parent)!r} is not a folder; make it first")
+    run, data = Path(arguments.run), Path(arguments.data)
+    rows = predict_file(run, arguments.slot, data, arguments.array, arguments.model, out)
     print(f"{out}: {rows} predictions")

@@ -6,6 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from cfl_flare.cli.setting_options import add_settings
+from cfl_flare.data import DataConfig
+from cfl_flare.engine.settings import SiteSettings
+
 DATA = "an .npz file in MedMNIST's layout, a folder of images by class, or a source as for 'cfl-flare run'"
 
 
@@ -13,26 +17,25 @@ def add_site(commands: Any) -> None:
     """``cfl-flare site prepare`` and ``cfl-flare site check``."""
     site = commands.add_parser("site", help="for the operator of a site: prepare its kit, check its data")
     what = site.add_subparsers(dest="what", required=True)
-    prepare = what.add_parser("prepare", help="let a startup kit's jobs use the installed cfl_flare")
+    prepare = what.add_parser("prepare", help="let jobs at a startup kit use the installed cfl_flare")
     prepare.add_argument("kit", help="a site's or the server's startup kit, or a simulator's workspace")
     prepare.add_argument("--dry-run", action="store_true", help="show the change and write nothing")
     prepare.add_argument("--keep-logs", action="store_true", help="also forbid that jobs stream logs to the server")
     prepare.add_argument(
         "--allow", action="append", default=[], metavar="PREFIX", help="also allow classes of your own: 'my_package.'"
     )
-    check = what.add_parser("check", help="what would keep this site from taking part in a job")
-    check.add_argument("--data", metavar="D", help=f"{DATA}; default: as a job finds it, by $CFL_DATA")
+    check = what.add_parser("check", help="report what would prevent this site from taking part in a job")
+    check.add_argument("--data", metavar="D", help=f"{DATA}; default: what a job finds, by $CFL_DATA")
     check.add_argument("--model", metavar="NET", help="the job's model, as for 'cfl-flare run'; default: one that fits")
-    check.add_argument("--min-samples", type=int, default=8, metavar="N", help="fewest training samples (%(default)s)")
-    check.add_argument("--device", default="cpu", help="where the job computes (%(default)s)")
+    add_settings(check, DataConfig, SiteSettings, only=("min_samples", "device"))
     check.add_argument("--kit", help="check this startup kit as well; default: the current folder, if it is one")
 
 
 def add_predict(commands: Any) -> None:
     """``cfl-flare predict``."""
-    predict = commands.add_parser("predict", help="predict with a model that a run left at a site or at the server")
+    predict = commands.add_parser("predict", help="predict with a run's model, at a site or at the server")
     predict.add_argument("run", help="a .safetensors model, or a folder with one: a run's, or a site's state folder")
-    predict.add_argument("--slot", metavar="NAME", help="which model, where a run left several: cluster-0, ...")
+    predict.add_argument("--slot", metavar="NAME", help="which model, if a run has several: cluster-0, ...")
     predict.add_argument("--data", required=True, metavar="D", help="a folder of images, or an .npz file")
     predict.add_argument("--array", metavar="NAME", help="the array of an .npz file; default: images, or test_images")
     predict.add_argument("--model", metavar="CLASS", help="the model's class, if it is one of your own: package.Class")

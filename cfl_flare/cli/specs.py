@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line names, ``name:setting=value``: methods with their penalties, data sources, models."""
+"""Builds what the command line names as ``name:setting=value``: methods with penalties, data sources, models."""
 
 from __future__ import annotations
 
@@ -17,20 +17,12 @@ from cfl_flare.methods import Method, build_method
 from cfl_flare.models import MODELS
 
 
-def share_or_count(text: str, option: str) -> float | int:
-    """``"0.25"`` is a share, ``"25"`` a count."""
-    try:
-        return int(text) if text.lstrip("-").isdigit() else float(text)
-    except ValueError as error:
-        raise ConfigError(f"{option} = {text!r} should be a share like 0.25 or a count like 25") from error
-
-
 def read_source(text: str, here: bool = True) -> DataSource:
     """The data source that the command line names.
 
     Args:
         text: as it was written.
-        here: the sites run on this machine, but in other folders: paths that are there become absolute.
+        here: whether the sites run on this machine, in other folders: existing paths then become absolute.
     """
     name, settings = parse_spec(text)
     if name.endswith(".npz"):
@@ -48,9 +40,14 @@ def read_source(text: str, here: bool = True) -> DataSource:
     return build({"class_path": name, "args": settings}, DataSource, "data")  # type: ignore[type-abstract]
 
 
-def read_model(text: str | None, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
-    """The model that the command line names, or one that fits the data, as its dictionary."""
-    name, settings = parse_spec(text) if text else (fitting_model(shape), {})
+def model_spec(text: str | None, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+    """The ``{"class_path", "args"}`` of the model that the command line names, or of one that fits the data.
+
+    Without a name, it is the thesis's network for such images, or the MLP for samples that are smaller or not images.
+    """
+    name, settings = parse_spec(text) if text else ("mlp", {})
+    if not text and len(shape) == 3 and min(shape[1:]) >= 16:
+        name = "fashion-cnn" if shape[0] == 1 else "cifar-cnn"
     if name in MODELS:
         args = {"input_shape": list(shape), "num_classes": classes, **settings}
         return {"class_path": f"cfl_flare.models.{MODELS[name].__name__}", "args": args}
@@ -59,16 +56,16 @@ def read_model(text: str | None, shape: tuple[int, ...], classes: int) -> dict[s
 
 
 def model_of_job(text: str | None, source: DataSource, data: str) -> dict[str, Any]:
-    """The model of a job for other machines: its shape and classes are said, or read from the data where it is here.
+    """The model of a job for other machines; shape and classes are given, or read from the data if it is here.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: they are not given, and the data cannot be read here.
     """
     name, settings = parse_spec(text) if text else ("mlp", {})
     if text and (name not in MODELS or {"input_shape", "num_classes"} <= settings.keys()):
-        return read_model(text, (), 0)
+        return model_spec(text, (), 0)
     try:
-        return read_model(text, *shape_and_classes(source, data))
+        return model_spec(text, *shape_and_classes(source, data))
     except DataError as error:
         raise ConfigError(
             f"the model's input_shape and num_classes are not given, and cannot be read from the data here ({error}); "
@@ -77,24 +74,17 @@ def model_of_job(text: str | None, source: DataSource, data: str) -> dict[str, A
 
 
 def shape_and_classes(source: DataSource, data: str) -> tuple[tuple[int, ...], int]:
-    """Shape of a sample, and the number of classes.
+    """The shape of a sample, and the number of classes.
 
     Raises:
-        DataError: the samples cannot be read, or are unsound.
+        DataError: the samples cannot be read, or are not valid.
     """
     train, test = read(source, f"data {data}")
     return tuple(train.x.shape[1:]), int(max(train.y.max(), test.y.max())) + 1
 
 
-def fitting_model(shape: tuple[int, ...]) -> str:
-    """The thesis's network for such images; the MLP for anything smaller."""
-    if len(shape) != 3 or min(shape[1:]) < 16:
-        return "mlp"
-    return "fashion-cnn" if shape[0] == 1 else "cifar-cnn"
-
-
 def build_named(text: str, penalties: Sequence[str] = (), here: bool = True) -> Method:
-    """A method from the command line, with its penalties; ``here`` as for `read_source`."""
+    """The method that the command line names, with its penalties; ``here`` as for `read_source`."""
     name, settings = parse_spec(text)
     file = settings.get("indicator_file")
     if here and isinstance(file, str) and Path(file).exists():

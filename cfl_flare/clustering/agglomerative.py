@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Agglomerative clustering (scipy's), and what else compares the directions of updates."""
+"""Agglomerative clustering (by scipy), and FedGroup's decomposed cosines."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ LINKAGES = ("ward", "complete", "average", "single")
 
 
 def distances_between(rows: np.ndarray, others: np.ndarray, metric: str) -> np.ndarray:
-    """Distances ``(m, n)`` of rows ``(m, d)`` and ``(n, d)``; a row of zeros is at a cosine distance of 1 from all."""
+    """Distances ``(m, n)`` of rows ``(m, d)`` and ``(n, d)``; a row of zeros has a cosine distance of 1 to all."""
     from sklearn.metrics import pairwise_distances
     from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(1):  # sites share the machine in a simulation: more threads than cores wait for each other
+    with threadpool_limits(1):  # in a simulation all sites share the cores
         return np.asarray(pairwise_distances(rows, others, metric=metric), np.float64)
 
 
 def agglomerate(
     features: np.ndarray, metric: str, joining: str, threshold: float | None = None, k: int | None = None
 ) -> np.ndarray:
-    """Joins the two nearest clusters again and again, from one a row.
+    """Starts with one cluster per row and repeatedly joins the two nearest.
 
     Args:
         features: ``(m, d)``.
         metric: one of `METRICS`.
         joining: the distance of two clusters, one of `LINKAGES`.
         threshold: the largest distance at which two clusters are still joined; or
-        k: the number of clusters at which it ends.
+        k: the number of clusters at which it stops.
 
     Returns:
         Labels ``(m,)``, numbered in the order in which the clusters first occur.
@@ -64,14 +64,8 @@ def agglomerate(
 def decomposed_cosines(features: np.ndarray, dimensions: int) -> np.ndarray:
     """Cosine of each row with each of the leading right singular vectors of all rows, for FedGroup's EDC.
 
-    The rows' inner products give it: with ``X = U S V^T`` the cosine of row i and v_j is ``U_ij S_j / |x_i|``.
-
-    Args:
-        features: ``(m, d)``, not all zero.
-        dimensions: number of singular vectors, at most m.
-
-    Returns:
-        ``(m, dimensions)``; a row of zeros has no direction and a cosine of 0 with all.
+    It follows from the rows' inner products: with ``X = U S V^T`` the cosine of row i and v_j is ``U_ij S_j / |x_i|``.
+    The features ``(m, d)`` are not all zero; the result is ``(m, dimensions)``, 0 for a row of zeros.
 
     >>> np.abs(decomposed_cosines(np.array([[3.0, 4.0], [-3.0, -4.0]]), 1)).round(6).tolist()
     [[1.0], [1.0]]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""How far models' predictions on the same samples are from each other."""
+"""Divergence of the predictions of different models on the same samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Logarithms of the predicted probabilities, over the last axis, float64; finite for whatever finite logits."""
+    """Logarithms of the predicted probabilities over the last axis, float64; finite for all finite logits."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -17,8 +17,8 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def divergences(models: np.ndarray, centres: np.ndarray) -> np.ndarray:
     """Kullback-Leibler divergence from each centre's predictions to each model's, summed over samples (FedDSMIC Eq. 6).
 
-    ``sum_samples sum_classes p_model log(p_model / p_centre)``, in log space. It is 0 where the predictions are the
-    same, and not symmetric. A model that predicts infinity or NaN is infinitely far from every centre.
+    ``sum_samples sum_classes p_model log(p_model / p_centre)``, in log space; not symmetric. A model that predicts
+    infinity or NaN is infinitely far from every centre.
 
     Args:
         models: logits ``(m, samples, classes)``.

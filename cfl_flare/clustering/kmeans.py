@@ -14,7 +14,7 @@ BLOCK = 128  # rows
 
 
 def stacked(rows: Iterable[tuple[np.ndarray, float]], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Features ``(m, d)`` float32 and weights ``(m,)`` from rows that come one at a time: memory for one copy.
+    """Features ``(m, d)`` float32 and weights ``(m,)`` from rows that arrive one at a time, without a second copy.
 
     >>> stacked(iter([(np.array([1.0, 2.0]), 3.0)]), 1)
     (array([[1., 2.]], dtype=float32), array([3.]))
@@ -38,7 +38,7 @@ def numbered(labels: np.ndarray) -> np.ndarray:
 
 
 def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int = 10, seed: int = 0) -> np.ndarray:
-    """Clusters from scratch (scikit-learn's k-means++, the best of several starts).
+    """Clusters from scratch: scikit-learn's k-means++, the best of a number of starts.
 
     Args:
         features: ``(m, d)``.
@@ -48,8 +48,7 @@ def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int 
         seed: of the starts.
 
     Returns:
-        Labels ``(m,)``, numbered in the order in which the clusters first occur, so that they do not depend on k-means'
-        own numbering.
+        Labels ``(m,)``, numbered in the order in which the clusters first occur.
 
     Raises:
         ConfigError: fewer participants than clusters.
@@ -66,7 +65,7 @@ def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int 
             "lower k or let more take part"
         )
     kmeans = KMeans(k, n_init=starts, random_state=seed, copy_x=False)  # it shifts the features, and shifts them back
-    with threadpool_limits(1):  # sites share the machine in a simulation: more threads than cores wait for each other
+    with threadpool_limits(1):  # in a simulation all sites share the cores
         labels = kmeans.fit(features, sample_weight=weights / weights.mean()).labels_
     return numbered(labels)
 
@@ -75,19 +74,20 @@ def nearest(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
     """Index of the nearest centre (Euclidean), ``(m,)``; ties to the lowest."""
     from sklearn.metrics import pairwise_distances_argmin
 
-    # Models differ little beside what they share: take that off before squaring. The median leaves out a stray centre.
+    # Models differ little compared with their size: subtract what they share before squaring. The median ignores a
+    # stray centre.
     origin = np.median(centres, axis=0)
     shifted = centres - origin
     return np.concatenate([pairwise_distances_argmin(block - origin, shifted) for block in blocks(features)])
 
 
 def blocks(features: np.ndarray) -> Iterator[np.ndarray]:
-    """A few rows at a time, as views: what is computed of them in float64 should not take twice the memory of all."""
+    """A few rows at a time, as views, so that a float64 copy of all rows is never made."""
     return (features[i : i + BLOCK] for i in range(0, len(features), BLOCK))
 
 
 def lloyd(features: np.ndarray, centres: np.ndarray, weights: np.ndarray, max_steps: int = 300) -> np.ndarray:
-    """K-means warm-started at given centres, to convergence.
+    """K-means started at given centres, until it converges.
 
     Unlike scikit-learn's, it leaves an empty cluster where it is: with sampled participants a cluster may be absent
     from a round, and must not be moved onto another group's members.
@@ -96,7 +96,7 @@ def lloyd(features: np.ndarray, centres: np.ndarray, weights: np.ndarray, max_st
         features: ``(m, d)``.
         centres: ``(k, d)``, not changed.
         weights: ``(m,)``, positive.
-        max_steps: bound on the steps; the objective falls in each, so that it ends by itself.
+        max_steps: bound on the steps.
 
     Returns:
         Labels ``(m,)``, label j for the cluster that started at ``centres[j]``.
@@ -117,9 +117,3 @@ def lloyd(features: np.ndarray, centres: np.ndarray, weights: np.ndarray, max_st
             break
         labels = moved
     return labels
-
-
-def objective(features: np.ndarray, labels: np.ndarray, centres: np.ndarray, weights: np.ndarray) -> float:
-    """The clustering objective C of thesis Eq. 3.3b with squared Euclidean distance: what E- and M-step never raise."""
-    distances = np.square(features.astype(np.float64) - centres[labels]).sum(axis=1)
-    return float(np.average(distances, weights=weights))

@@ -10,7 +10,7 @@ import numpy as np
 
 from cfl_flare.clustering.measures import COLUMNS
 
-# Models that are mapped at a time.
+# Models projected at a time.
 ROWS = 16
 
 
@@ -18,8 +18,8 @@ def directions(models: Sequence[np.ndarray], dimensions: int) -> np.ndarray:
     """The map M: the leading principal directions of some models.
 
     Args:
-        models: s vectors ``(d,)``, such as memory-mapped files: a few columns of all of them are read at a time.
-        dimensions: D; at most ``s - 1`` are there.
+        models: s vectors ``(d,)``, perhaps memory-mapped: a few columns of all of them are read at a time.
+        dimensions: D; at most ``s - 1`` exist.
 
     Returns:
         ``(min(D, s - 1, d), d)`` float32, at least one row. The rows are orthonormal; those along which the models do
@@ -35,21 +35,21 @@ def directions(models: Sequence[np.ndarray], dimensions: int) -> np.ndarray:
     there = values > 1e-12 * max(values[0], 1e-300)
     scaled = vectors.T * np.where(there, 1 / np.sqrt(np.where(there, values, 1)), 0)[:, None]
     found = np.empty((kept, len(models[0])), np.float32)
-    for place, part in _centred(models):
-        found[:, place] = scaled @ part
+    for columns, part in _centred(models):
+        found[:, columns] = scaled @ part
     return found
 
 
 def _centred(models: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
-    """The models less their mean, some columns at a time, float64."""
+    """The models minus their mean, some columns at a time, float64."""
     for start in range(0, len(models[0]), COLUMNS):
-        place = slice(start, start + COLUMNS)
-        part = np.stack([model[place] for model in models]).astype(np.float64)
-        yield place, part - part.mean(axis=0)
+        columns = slice(start, start + COLUMNS)
+        part = np.stack([model[columns] for model in models]).astype(np.float64)
+        yield columns, part - part.mean(axis=0)
 
 
 def mapped(models: Sequence[np.ndarray], along: np.ndarray) -> np.ndarray:
-    """Models in those directions, ``(m, D)`` float64, not centred: a mean of models maps to the mean of their maps.
+    """Models projected on those directions, ``(m, D)`` float64; not centred, so the map is linear.
 
     >>> mapped([np.array([1.0, 2.0, 3.0])], np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])).tolist()
     [[1.0, 3.0]]
@@ -59,12 +59,9 @@ def mapped(models: Sequence[np.ndarray], along: np.ndarray) -> np.ndarray:
 
 
 def similarity(models: np.ndarray, centres: np.ndarray, kind: str = "lrcos") -> np.ndarray:
-    """How alike mapped models and mapped centres are, ``(m, K)``; the largest is the nearest.
+    """Similarity of projected models ``(m, D)`` and centres ``(K, D)``, ``(m, K)``; the largest is the nearest.
 
-    Args:
-        models: ``(m, D)``.
-        centres: ``(K, D)``.
-        kind: ``"lrcos"``, the cosine (FedAC Eq. 4), or ``"l2"``, minus the Euclidean distance (its ablation).
+    It is ``"lrcos"``, the cosine (FedAC Eq. 4), or ``"l2"``, minus the Euclidean distance (its ablation).
 
     >>> similarity(np.array([[2.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 1.0]])).tolist()
     [[1.0, 0.0]]

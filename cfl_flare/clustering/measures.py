@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""How good a clustering is."""
+"""Measures of a clustering."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Columns of an array that are turned into float64 at a time.
+# Columns of an array that are converted to float64 at a time.
 COLUMNS = 2**14
 
 
 def inner_products(features: np.ndarray) -> np.ndarray:
-    """Those of all pairs of rows, ``(m, m)`` float64.
+    """The inner products of all pairs of rows, ``(m, m)`` float64.
 
     >>> inner_products(np.array([[1, 2], [3, 4]], np.float32)).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
@@ -40,7 +40,7 @@ def agreement(truth: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
 
 
 def size_entropy(sizes: Sequence[int]) -> float:
-    """Entropy of the cluster sizes over its largest value: 1 is balanced, 0 is collapse into one.
+    """Entropy of the cluster sizes, divided by its maximum: 1 for equal sizes, 0 where all are in one cluster.
 
     >>> round(size_entropy([3, 3, 3]), 6), size_entropy([9, 0, 0])
     (1.0, 0.0)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Cluster-number tuning (FedAC Alg. 3): clusters that are too tight are merged, those that are too loose are split."""
+"""Tuning the number of clusters (FedAC Alg. 3): too tight clusters are merged, too loose ones are split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Change:
     """One change of the clusters.
 
     Attributes:
-        cluster: which is split, or merged away.
+        cluster: the one that is split, or merged into another.
         into: the cluster that takes its members; None for a split.
     """
 
@@ -23,7 +23,7 @@ class Change:
     into: int | None = None
 
 
-def looseness(intra: Mapping[int, float], between: np.ndarray) -> dict[int, float]:
+def dispersion(intra: Mapping[int, float], between: np.ndarray) -> dict[int, float]:
     """G_k = Dist_intra / Dist_inter of each cluster in use (FedAC Alg. 3).
 
     Args:
@@ -33,7 +33,7 @@ def looseness(intra: Mapping[int, float], between: np.ndarray) -> dict[int, floa
     Returns:
         By cluster; infinity where all centres coincide, and for the only one.
 
-    >>> looseness({0: 1.0, 4: 3.0}, np.array([[0.0, 2.0], [2.0, 0.0]]))
+    >>> dispersion({0: 1.0, 4: 3.0}, np.array([[0.0, 2.0], [2.0, 0.0]]))
     {0: 0.5, 4: 1.5}
     """
     found = {}
@@ -53,16 +53,16 @@ def changes(
     barred_merges: Collection[tuple[int, int]] = (),
     barred_splits: Collection[int] = (),
 ) -> list[Change]:
-    """What one call of the tuning does: all G_k are looked at first, then each cluster changes at most once.
+    """The changes of one tuning step: all G_k are computed first, then each cluster changes at most once.
 
     Args:
         loose: G_k by cluster.
         sizes: members by cluster.
         between: ``(K, K)`` squared distances of their centres, in the order of ``loose``.
-        low: a; a cluster of several members below it is merged into the nearest one.
-        high: b; a cluster of several members above it is split.
-        barred_merges: pairs, the smaller first, that were split not long ago.
-        barred_splits: clusters that were merged not long ago.
+        low: a; a cluster of two members or more below it is merged into the nearest one.
+        high: b; a cluster of two members or more above it is split.
+        barred_merges: pairs, the smaller number first, that were split recently.
+        barred_splits: clusters that were merged recently.
 
     >>> apart = np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 4.0], [9.0, 4.0, 0.0]])
     >>> changes({0: 0.1, 1: 0.5, 2: 0.9}, {0: 2, 1: 2, 2: 2}, apart, 0.2, 0.8)

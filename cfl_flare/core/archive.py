@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that a method keeps on the server's disk, because one for each participant would not fit into memory."""
+"""Arrays that a method keeps on the server's disk because one for each participant would not fit into memory."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from urllib.parse import quote
 import numpy as np
 
 from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.files import atomic_write
 from cfl_flare.core.params import Layout, Params, weighted_mean
 
 
 class Archive:
-    """Named arrays in versions, one a round, that are never written over: a state names the versions that it means.
+    """Named arrays in versions, one per round. A version is never overwritten, and a state names those it refers to.
 
-    So a run that goes on from a checkpoint reads what the undisturbed one read. Reading maps the file into memory, and
-    loads what is touched.
+    A run that resumes from a checkpoint therefore reads what an uninterrupted run reads.
 
     Args:
-        folder: where they lie; it is made when the first one is written. None is a temporary one, which goes with the
-            archive.
+        folder: where the files are; created with the first one. None for a temporary folder, deleted with the archive.
     """
 
     def __init__(self, folder: Path | None = None):
@@ -32,27 +31,16 @@ class Archive:
         self.folder = folder or Path(str(self._temporary and self._temporary.name))
 
     def put(self, name: str, version: int, array: np.ndarray) -> None:
-        """Writes one.
-
-        Args:
-            name: any text.
-            version: the round in which it came to be.
-            array: what to keep.
-        """
+        """Writes an array under any name, as of a round."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(name, version)
-        with path.with_suffix(".tmp").open("wb") as f:
-            np.save(f, array, allow_pickle=False)
-            if self._temporary is None:  # else nobody reads it after this process
-                f.flush()
-                os.fsync(f.fileno())
-        path.with_suffix(".tmp").replace(path)
+        atomic_write(path, lambda f: np.save(f, array, allow_pickle=False), durable=self._temporary is None)
 
     def get(self, name: str, version: int) -> np.ndarray:
-        """One of them, memory-mapped, read-only.
+        """An array, memory-mapped and read-only: only what is accessed is loaded.
 
         Raises:
-            PayloadError: it is not there, or damaged.
+            PayloadError: it is missing or damaged.
         """
         path = self._path(name, version)
         try:
@@ -62,13 +50,13 @@ class Archive:
         return array
 
     def rewind(self, number: int) -> None:
-        """Drops what a run that goes on from round ``number`` has not written yet."""
+        """Deletes the versions that a run resuming from round ``number`` will write again."""
         for path, _, version in self._files():
             if version >= number:
                 path.unlink()
 
     def prune(self, number: int) -> None:
-        """Drops what no state from round ``number`` on names: all but the newest of each name's earlier versions."""
+        """Deletes what no state from round ``number`` on refers to: all but each name's newest earlier version."""
         newest: dict[str, int] = {}
         earlier = [(path, name, version) for path, name, version in self._files() if version < number]
         for _, name, version in earlier:
@@ -78,7 +66,7 @@ class Archive:
                 path.unlink()
 
     def adopt(self, other: Archive) -> None:
-        """Takes over what another archive holds, as links where the file system allows it."""
+        """Takes over the contents of another archive, as hard links where the file system supports them."""
         for path, _, _ in other._files():
             self.folder.mkdir(parents=True, exist_ok=True)
             target = self.folder / path.name
@@ -101,9 +89,9 @@ class LatestModels:
     """The latest known model of each participant, in an archive; one at a time is in memory.
 
     Args:
-        archive: where they lie.
-        layout: theirs.
-        versions: by participant, the round in which its model came, and its samples.
+        archive: holds the models.
+        layout: of each model.
+        versions: by participant, the round of its model and its number of samples.
     """
 
     def __init__(self, archive: Archive, layout: Layout, versions: Mapping[str, tuple[int, int]]):
@@ -115,15 +103,15 @@ class LatestModels:
         return list(self.versions)
 
     def keep(self, name: str, model: Params) -> None:
-        """Writes a participant's model, as of the round that ``versions`` has for it."""
+        """Writes a participant's model, as of the round in ``versions``."""
         version, _ = self.versions[name]
         self._archive.put(f"model of {name}", version, model.vector)
         if len(model.counters):
             self._archive.put(f"counters of {name}", version, model.counters)
 
     def parameters(self, name: str) -> np.ndarray:
-        """A model's parameters, without buffers, ``(parameter_size,)``, memory-mapped."""
-        return self._archive.get(f"model of {name}", self.versions[name][0])[: self._layout.parameter_size]
+        """A model's parameters without buffers, ``(parameter_size,)``, memory-mapped."""
+        return self.model(name).vector[: self._layout.parameter_size]
 
     def model(self, name: str) -> Params:
         """A model, memory-mapped."""
@@ -134,14 +122,14 @@ class LatestModels:
         return Params(self._layout, vector, self._archive.get(f"counters of {name}", version))
 
     def mean(self, names: Sequence[str], weighting: str, otherwise: Params) -> Params:
-        """The mean of some participants' models, by samples or uniform; ``otherwise`` of none."""
+        """The mean of some models, weighted by ``"samples"`` or uniform; ``otherwise`` if there are none."""
         return weighted_mean(((self.model(name), self.weight([name], weighting)) for name in names), otherwise)
 
     def weight(self, names: Sequence[str], weighting: str) -> float:
-        """What some participants count together."""
+        """The total weight of some participants."""
         return float(sum(self.versions[name][1] for name in names) if weighting == "samples" else len(names))
 
     def spread(self, names: Sequence[str], centre: Params) -> float:
-        """Mean squared distance of some participants' parameters to a centre's."""
+        """Mean squared distance from some participants' parameters to those of a centre."""
         middle = centre.part("all").astype(np.float64)
         return float(np.mean([np.square(self.parameters(name) - middle).sum() for name in names]))

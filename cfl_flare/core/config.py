@@ -22,6 +22,8 @@ T = TypeVar("T")
 # FLARE takes every dictionary in a component's arguments that has a "path", "class_path" or "name" for a component, and
 # builds it at once. This mark leaves ours alone: they are built later, by `build`, after the site's policy was asked.
 MARK = {"config_type": "dict"}
+# Under which key a dataclass field holds what `cfl_flare.core.settings` states of it.
+SETTING = "setting"
 
 
 def marked(value: Any) -> Any:
@@ -68,8 +70,9 @@ def check_types(instance: Any, where: str) -> None:
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
         if not _accepts(value, hints[field.name]):
+            name = field.metadata.get(SETTING, {}).get("name") or field.name
             wanted = str(field.type).removeprefix("<class '").removesuffix("'>")
-            raise ConfigError(f"{where}: {field.name} = {value!r} should be {wanted}, not {type(value).__name__}")
+            raise ConfigError(f"{where}: {name} = {value!r} should be {wanted}, not {type(value).__name__}")
 
 
 def require(condition: bool, message: str) -> None:
@@ -91,24 +94,33 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
+def current_names(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values by today's names: what a class has renamed is in its attribute ``renamed = {"old": "new"}``.
+
+    Raises:
+        ConfigError: both names of a setting are given.
+    """
+    renamed: Mapping[str, str] = getattr(cls, "renamed", {})
+    twice = [old for old in renamed if old in values and renamed[old] in values]
+    if twice:
+        raise ConfigError(f"{where}: {twice[0]!r} is now called {renamed[twice[0]]!r}; give one of the two")
+    return {renamed.get(name, name): value for name, value in values.items()}
+
+
 def from_dict(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Builds a settings class from a dictionary, with one clear error for a name it does not know.
 
     Raises:
         ConfigError: an unknown or missing name, or a value that the class does not take.
     """
+    values = current_names(cls, values, where)
     known = inspect.signature(cls).parameters
-    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
-    unknown = [name for name in values if name not in known]
-    if unknown and not open_ended:
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    named = {name: p for name, p in known.items() if p.kind not in kinds}
+    unknown = [name for name in values if name not in named]
+    if unknown and len(named) == len(known):
         raise ConfigError(f"{where}: unknown setting {unknown[0]!r}; it has: {', '.join(known) or 'no settings'}")
-    missing = [
-        name
-        for name, p in known.items()
-        if p.default is inspect.Parameter.empty
-        and name not in values
-        and p.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    ]
+    missing = [name for name, p in named.items() if p.default is p.empty and name not in values]
     if missing:
         raise ConfigError(f"{where}: setting {missing[0]!r} is missing and has no default")
     try:
@@ -116,9 +128,8 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     except CFLError:
         raise
     except Exception as error:  # a class of the user's may raise anything
-        raise ConfigError(
-            f"{where}: {one_line(error)}; mend what it was given: {reprlib.repr(dict(values))}"
-        ) from error
+        given = reprlib.repr(dict(values))
+        raise ConfigError(f"{where}: {one_line(error)}; correct what it was given: {given}") from error
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
@@ -150,6 +161,25 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
         except (ValueError, SyntaxError, TypeError):
             settings[key.strip()] = value
     return name.strip(), settings
+
+
+def as_spec(value: Mapping[str, Any] | str, key: str) -> dict[str, Any]:
+    """The dictionary of what is written ``"name:setting=value"``, or is one already.
+
+    >>> as_spec("dirichlet:alpha=0.1", "partition")
+    {'partition': 'dirichlet', 'alpha': 0.1}
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    require(
+        isinstance(value, (str, Mapping)),
+        f"{key} = {value!r} should be text like 'name:setting=value' or {{'{key}': 'name', 'setting': value}}",
+    )
+    if isinstance(value, Mapping):
+        return dict(value)
+    name, settings = parse_spec(value)
+    return {key: name, **settings}
 
 
 def describe(obj: Any, what: str) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The errors that a user can meet. Each message names the value, the place and the way out."""
+"""The errors that a user can see. Each message names the value, the place and the way out."""
 
 
 class CFLError(Exception):
-    """Base of all errors that cfl_flare raises on purpose."""
+    """Base class of all errors that cfl_flare raises on purpose."""
 
 
 class ConfigError(CFLError, ValueError):
@@ -16,11 +16,11 @@ class DataError(CFLError, ValueError):
 
 
 class PayloadError(CFLError, ValueError):
-    """An answer from a site is refused.
+    """Something that was received, or read from a file, is refused.
 
     Args:
-        code: short reason code, counted in the run's summary, e.g. ``"non_finite"``.
-        message: what was wrong, with both values where two disagree.
+        code: short reason, counted in the run's summary, such as ``"non_finite"``.
+        message: what was wrong, with both values where two differ.
     """
 
     def __init__(self, code: str, message: str):
@@ -33,8 +33,8 @@ class AbortedError(CFLError):
 
 
 class RunFailedError(CFLError):
-    """FLARE ended a run before its time."""
+    """A run ended before its last round."""
 
 
 class UnfitError(CFLError):
-    """A site would make a job fail."""
+    """A job would fail at this site."""

@@ -3,7 +3,7 @@
 """Models as flat vectors: what is averaged, compared, clustered, sent and stored.
 
 A model is one float32 vector (its parameters, then its float buffers such as BatchNorm's running statistics) and one
-short int64 vector (integer buffers, BatchNorm's ``num_batches_tracked``). A `Layout` says what lies where.
+short int64 vector (its integer buffers, such as BatchNorm's ``num_batches_tracked``). A `Layout` describes both.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Entry:
     """One named array of a model.
 
     Attributes:
-        name: its name in the module's ``state_dict``.
-        shape: its shape.
-        kind: ``"parameter"``, ``"buffer"`` (float) or ``"counter"`` (integer).
-        head: it belongs to the last fully connected layer.
-        fc: it belongs to a fully connected layer.
-        offset: where it starts, in the float vector or, for a counter, in the integer vector.
+        name: as in the module's ``state_dict``.
+        shape: of the array.
+        kind: ``"parameter"``, ``"buffer"`` (float) or ``"counter"`` (integer buffer).
+        head: whether it belongs to the last fully connected layer.
+        fc: whether it belongs to a fully connected layer.
+        offset: where it starts in the float vector or, for a counter, in the integer vector.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Entry:
     kind: str
     head: bool
     fc: bool
-    offset: int
+    offset: int = 0
 
     @property
     def size(self) -> int:
@@ -52,13 +52,13 @@ class Entry:
 
     @property
     def slice(self) -> slice:
-        """Its place in the vector."""
+        """The part of the vector that holds it."""
         return slice(self.offset, self.offset + self.size)
 
     def view(self, vector: Any) -> Any:
-        """Its array as a view of the vector (numpy or torch), in its own shape.
+        """The array as a view of a numpy or torch vector, in its own shape.
 
-        A convolution's weights lie channels-last in the vector, the order in which a CPU computes fastest with them.
+        A convolution's weights are stored channels-last, the order in which a CPU computes fastest with them.
         """
         part = vector[self.slice]
         if len(self.shape) != 4:
@@ -70,10 +70,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """What lies where in a model's vectors: parameters first, then float buffers; counters apart.
+    """Where each array is in a model's vectors: parameters first, then float buffers; counters in their own vector.
 
     Attributes:
-        entries: the arrays in the order of the vectors.
+        entries: the arrays, in the order of the vectors.
     """
 
     entries: tuple[Entry, ...]
@@ -84,38 +84,48 @@ class Layout:
         from torch import nn
 
         linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-        named: list[tuple[str, torch.Tensor, str]] = [(name, p, "parameter") for name, p in module.named_parameters()]
-        persistent = set(module.state_dict().keys())
-        buffers = [(name, b) for name, b in module.named_buffers() if name in persistent]
-        named += [(name, b, "buffer") for name, b in buffers if b.is_floating_point()]
-        named += [(name, b, "counter") for name, b in buffers if not b.is_floating_point()]
-        entries, offsets = [], {"float": 0, "counter": 0}
-        for name, tensor, kind in named:
-            owner = name.rpartition(".")[0]
-            vector = "counter" if kind == "counter" else "float"
-            entry = Entry(
-                name, tuple(tensor.shape), kind, bool(linear) and owner == linear[-1], owner in linear, offsets[vector]
-            )
-            offsets[vector] += entry.size
-            entries.append(entry)
-        if not any(e.kind == "parameter" for e in entries):
+        parameters = [(name, p, "parameter") for name, p in module.named_parameters()]
+        if not parameters:
             raise ConfigError(f"model {type(module).__name__} has no parameters to train")
-        return cls(tuple(entries))
+        persistent = set(module.state_dict().keys())
+        buffers = [
+            (name, b, "buffer" if b.is_floating_point() else "counter")
+            for name, b in module.named_buffers()
+            if name in persistent
+        ]
+        entries = []
+        for name, tensor, kind in [*parameters, *sorted(buffers, key=lambda b: b[2])]:  # "buffer" < "counter"
+            owner = name.rpartition(".")[0]
+            entries.append(Entry(name, tuple(tensor.shape), kind, owner in linear[-1:], owner in linear))
+        return cls._packed(entries)
+
+    @classmethod
+    def _packed(cls, entries: Iterable[Entry]) -> Layout:
+        """These arrays one after the other, each kind of vector filled from its start."""
+        placed, ends = [], {"float": 0, "counter": 0}
+        for entry in entries:
+            vector = "counter" if entry.kind == "counter" else "float"
+            placed.append(replace(entry, offset=ends[vector]))
+            ends[vector] += entry.size
+        return cls(tuple(placed))
+
+    def _size(self, *kinds: str) -> int:
+        return sum(e.size for e in self.entries if e.kind in kinds)
 
     @cached_property
     def size(self) -> int:
         """Length of the float vector."""
-        return sum(e.size for e in self.entries if e.kind != "counter")
+        return self._size("parameter", "buffer")
 
     @cached_property
     def parameter_size(self) -> int:
-        """Length of the float vector's leading part that holds the trainable parameters."""
-        return sum(e.size for e in self.entries if e.kind == "parameter")
+        """Length of the leading part of the float vector that holds the trainable parameters."""
+        return self._size("parameter")
 
     @cached_property
     def counter_size(self) -> int:
         """Length of the counter vector."""
-        return sum(e.size for e in self.entries if e.kind == "counter")
+        return self._size("counter")
 
     @property
     def nbytes(self) -> int:
@@ -126,21 +136,15 @@ class Layout:
         """The layout of a part of the model: these arrays alone, in the same order.
 
         Raises:
-            PayloadError: a name that the model does not have.
+            PayloadError: the model does not have one of the names.
         """
         unknown = sorted(set(names) - {e.name for e in self.entries})
         if unknown:
-            there = ", ".join(e.name for e in self.entries)
-            raise PayloadError("extra_parameter", f"unknown parameter {unknown[0]!r}; the model has {there}")
+            known = ", ".join(e.name for e in self.entries)
+            raise PayloadError("extra_parameter", f"unknown parameter {unknown[0]!r}; the model has {known}")
         if len(set(names)) == len(self.entries):
             return self
-        entries, offsets = [], {"float": 0, "counter": 0}
-        for e in self.entries:
-            if e.name in names:
-                vector = "counter" if e.kind == "counter" else "float"
-                entries.append(replace(e, offset=offsets[vector]))
-                offsets[vector] += e.size
-        return Layout(tuple(entries))
+        return self._packed(e for e in self.entries if e.name in names)
 
     @cached_property
     def head(self) -> Layout:
@@ -162,11 +166,11 @@ class Layout:
         return {"fc": self.fc, "head": self.head, "backbone": self.backbone}.get(role, self)
 
     def join(self, *parts: Params) -> Params:
-        """A whole model from parts that have each of its arrays once."""
+        """A whole model from parts that together have each of its arrays once."""
         return self.pack({name: array for part in parts for name, array in part.arrays().items()})
 
     def select(self, role: str | Sequence[str]) -> list[slice]:
-        """The places of some of the parameters (never of buffers).
+        """The slices of the vector that hold some of the parameters (never buffers).
 
         Args:
             role: ``"all"``, ``"fc"`` (all fully connected layers), ``"head"`` (the last of them), ``"backbone"`` (all
@@ -177,11 +181,9 @@ class Layout:
         """
         parameters = [e for e in self.entries if e.kind == "parameter"]
         if isinstance(role, str):
-            tests = {"all": lambda e: True, "fc": lambda e: e.fc, "head": lambda e: e.head}
-            tests["backbone"] = lambda e: not e.head
-            if role not in tests:
+            if role not in ROLES:
                 raise ConfigError(f"part of the model {role!r} should be one of {', '.join(ROLES)} or a list of names")
-            chosen = [e for e in parameters if tests[role](e)]
+            chosen = [e for e in parameters if {"all": True, "fc": e.fc, "head": e.head, "backbone": not e.head}[role]]
             if not chosen or (role == "backbone" and len(chosen) == len(parameters)):
                 raise ConfigError(f"the model has no {role!r} part: it has no torch.nn.Linear layer beside others")
         else:
@@ -193,14 +195,14 @@ class Layout:
         return [e.slice for e in chosen]
 
     def pack(self, arrays: Mapping[str, Any], allow_missing: bool = False) -> Params:
-        """Checks named arrays and packs them.
+        """Validates named arrays and packs them into vectors.
 
         Args:
             arrays: name to array of any real dtype.
-            allow_missing: take absent names as zero and mark them (a site's filter removed them).
+            allow_missing: take missing names as zero and mark them (a site's filter removed them).
 
         Raises:
-            PayloadError: a missing, extra, ill-shaped, complex, non-numeric or non-finite array.
+            PayloadError: a missing or unknown name, or an array of the wrong shape, not real or not finite.
         """
         names = [e.name for e in self.entries]
         self.restricted(arrays.keys())
@@ -233,10 +235,10 @@ class Params:
     """One model, or a difference of two.
 
     Attributes:
-        layout: what lies where.
+        layout: of the vectors.
         vector: ``(layout.size,)`` float32.
         counters: ``(layout.counter_size,)`` int64.
-        present: one bool for each entry of the layout, False where a site's filter removed it; None if all are there.
+        present: one bool for each entry of the layout, False where a site's filter removed it; None if none is missing.
     """
 
     layout: Layout
@@ -266,10 +268,10 @@ class Params:
 
 
 class WeightedMean:
-    """A running weighted mean of models in float64, in the order in which they are added.
+    """A running weighted mean of models in float64, in the order in which they are added; it holds one model.
 
-    Float buffers are averaged like parameters, counters by their maximum. An entry that a site's filter removed counts
-    neither in the sum nor in that entry's weight. Its memory is that of one model, however many are added.
+    Float buffers are averaged like parameters; of counters, the maximum is taken. An entry that a site's filter removed
+    counts neither in the sum nor in that entry's weight.
     """
 
     def __init__(self, layout: Layout):
@@ -287,12 +289,12 @@ class WeightedMean:
         self._counters = np.maximum(self._counters, params.counters)
 
     def _spread(self, per_entry: Array) -> Array:
-        """One value an entry, repeated for each element of its float entries."""
+        """One value per entry, repeated for each element of the float entries."""
         floats = [(i, e) for i, e in enumerate(self._layout.entries) if e.kind != "counter"]
         return np.repeat(per_entry[[i for i, _ in floats]], [e.size for _, e in floats])
 
     def result(self, otherwise: Params) -> Params:
-        """The mean; ``otherwise`` where nothing with a positive weight was added."""
+        """The mean; ``otherwise`` where no positive weight was added."""
         if not self._weights.any():
             return otherwise
         weights = self._spread(self._weights)

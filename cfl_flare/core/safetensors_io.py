@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.files import atomic_write
 
-Array = np.ndarray
 
-
-def save_arrays(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
     """Writes arrays and JSON metadata as one safetensors file, atomically."""
-    data = save({k: np.asarray(v, order="C") for k, v in arrays.items()}, {"cfl_flare": json.dumps(dict(meta))})
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    temporary.replace(path)
+    ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    atomic_write(path, save(ordered, {"cfl_flare": json.dumps(dict(meta))}))
 
 
-def load_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Reads what `save_arrays` wrote.
 
     Raises:
-        PayloadError: the file is damaged or is no safetensors file.
+        PayloadError: the file is damaged or is not a safetensors file.
     """
     try:
         with safe_open(str(path), framework="numpy") as f:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where samples come from, and how a pooled set is dealt out to participants in a simulation. No torch here."""
+"""Data sources, and the partitions that deal a pooled data set out to simulated participants. No torch here."""
 
 from cfl_flare.data.deal import Deal, Partition, Pool, dealt
 from cfl_flare.data.federate import DataConfig, ParticipantData

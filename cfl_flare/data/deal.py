@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a partition rule is, and how a pooled data set is dealt out by one.
+"""The base of all partition rules, and how a pooled data set is dealt out by one.
 
-A rule yields shares: how much of each class each participant gets. Training and test samples are dealt by the same
-shares, so that a participant is tested on what it is trained on. What no share claims stays unused, and is reported.
+A rule yields shares: the part of each class that each participant gets. Training and test samples are dealt by the same
+shares, so that a participant is tested on what it is trained on. Samples that no share covers stay unused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REDRAWS = 1000
 
 @dataclass(frozen=True)
 class Pool:
-    """What there is to deal.
+    """The samples to deal out.
 
     Attributes:
         train: ``(classes,)`` training samples of each class.
@@ -39,13 +39,13 @@ class Pool:
 
     @property
     def classes(self) -> int:
-        """How many classes there are."""
+        """Number of classes."""
         return len(self.train)
 
 
 @dataclass(frozen=True)
 class Deal:
-    """Who got what.
+    """A pooled data set, dealt out.
 
     Attributes:
         train: indices of each participant's training samples, sorted.
@@ -60,17 +60,21 @@ class Deal:
 
 @dataclass(frozen=True)
 class Partition(ABC):
-    """A rule by which classes are shared out. Its fields are its settings."""
+    """A rule that deals out the samples of each class. Its fields are its settings."""
 
     name: ClassVar[str]
-    # Everyone gets the same number of test samples, as the rule already gives everyone the same of training samples.
+    # All participants get equally many test samples, as they do training samples.
     equal_tests: ClassVar[bool] = False
-    # Whether the shares depend on chance; if not, drawing again is no use.
+    # Whether the shares are random; if not, drawing again is useless.
     random: ClassVar[bool] = True
+    # Settings that are concentrations of Dirichlet distributions.
+    concentrations: ClassVar[tuple[str, ...]] = ()
     advice: ClassVar[str] = "take fewer participants, a milder rule or a lower min_samples"
 
     def __post_init__(self) -> None:
         check_types(self, f"partition {self.name}")
+        for key in self.concentrations:
+            positive(getattr(self, key), f"partition {self.name}: {key}")
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Partition:
@@ -82,20 +86,16 @@ class Partition(ABC):
         return from_dict(cls, settings, f"partition {cls.name}")
 
     def check(self, participants: int) -> None:
-        """Whether the rule can be drawn for so many participants.
-
-        Raises:
-            ConfigError: it cannot.
-        """
+        """Raises a ConfigError if the rule does not work for this number of participants."""
         require(participants >= 1, f"partition {self.name}: participants = {participants} should be >= 1")
 
     @abstractmethod
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-        """How much of each class each participant gets.
+        """The share of each class that each participant gets.
 
         Returns:
-            ``(participants, classes)``, columns that sum to one, or to less where samples stay unused; None if this
-            draw will not do and must be redrawn.
+            ``(participants, classes)``, columns that sum to one, or to less where samples stay unused; None if the
+            shares must be drawn again.
 
         Raises:
             ConfigError: the settings do not fit the data.
@@ -103,16 +103,11 @@ class Partition(ABC):
         """
 
     def strata(self, samples: Samples, other: Samples) -> np.ndarray:
-        """``(n,)`` what is shared out in place of classes; the labels, for nearly every rule.
-
-        Args:
-            samples: those to be dealt.
-            other: the other split, for rules that number what they find in both.
-        """
+        """What is dealt out in place of classes, ``(n,)``, numbered over both splits; for nearly all rules, labels."""
         return samples.y
 
     def truth(self, participants: int) -> list[int | None]:
-        """The true group of each participant where it is known before the draw; None where there is none."""
+        """The true group of each participant as far as it is known before the draw, else None."""
         return [None] * participants
 
     def truth_of(self, counts: np.ndarray) -> list[int | None]:
@@ -120,38 +115,29 @@ class Partition(ABC):
         return self.truth(len(counts))
 
     def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
-        """What becomes of a participant's samples; for rules that shift features or labels."""
+        """A participant's samples as the rule changes them; for rules that shift features or labels."""
         return samples
 
 
 def positive(value: float, where: str) -> None:
-    """Refuses a concentration that is not a positive, finite number.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Raises a ConfigError if a value is not a positive, finite number."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     require(number and 0 < value < float("inf"), f"{where} = {value!r} should be a finite number > 0")
 
 
 def rounded(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Shares as whole samples, so that no class is overdrawn.
+    """Shares ``(participants, classes)`` of ``totals (classes,)`` as whole numbers of samples.
 
-    Args:
-        shares: ``(participants, classes)``, columns that sum to at most one.
-        totals: ``(classes,)`` samples that there are.
-
-    Returns:
-        ``(participants, classes)`` int64; where a column sums to one, its counts sum to the total.
+    No class exceeds its total; where a column of shares sums to one, its counts sum to the total.
     """
     bounds = np.minimum(np.round(np.cumsum(shares, axis=0) * totals), totals).astype(np.int64)
     return np.diff(bounds, axis=0, prepend=0)
 
 
 def evened(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """As `rounded`, but what rounding takes from somebody in one class is made up for in the next ones.
+    """As `rounded`, but what a participant loses by rounding in one class it is given in the next ones.
 
-    Where there are fewer samples of a class than participants, it is this that leaves nobody without any.
+    Where classes have fewer samples than there are participants, this leaves no participant without samples.
     """
     exact = shares * totals
     counts = np.floor(exact).astype(np.int64)
@@ -160,14 +146,14 @@ def evened(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
         rest = exact[:, c] - counts[:, c]
         owed += rest
         order = np.argsort(np.where(rest > 0, -owed, np.inf), kind="stable")
-        lucky = order[: int(np.round(exact[:, c].sum())) - counts[:, c].sum()]
-        counts[lucky, c] += 1
-        owed[lucky] -= 1
+        first = order[: int(np.round(exact[:, c].sum())) - counts[:, c].sum()]
+        counts[first, c] += 1
+        owed[first] -= 1
     return counts
 
 
 def apportioned(counts: np.ndarray, size: int) -> np.ndarray:
-    """Counts cut down to ``size`` in each row, in proportion, by largest remainders; no count grows."""
+    """Counts reduced to ``size`` in each row, in proportion, by largest remainders; no count grows."""
     exact = counts * (size / counts.sum(axis=1, keepdims=True))
     cut = np.floor(exact).astype(np.int64)
     order = np.argsort(cut - exact, axis=1, kind="stable")
@@ -176,19 +162,19 @@ def apportioned(counts: np.ndarray, size: int) -> np.ndarray:
 
 
 def filled(odds: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
-    """Draws each participant's labels from its own distribution, without putting a sample back.
+    """Draws each participant's labels from its own distribution, without replacement.
 
-    All draw at once. Where a class is asked for more often than it has samples, chance decides who gets them, and the
-    others draw again among the classes that are left; so nobody is served last.
+    All draw at once. Where a class is drawn more often than it has samples, chance decides who gets them, and the
+    others draw again among the remaining classes; so no participant is served last.
 
     Args:
         odds: ``(participants, classes)`` label distributions, not necessarily of sum one.
         sizes: ``(participants,)`` how many each draws.
-        totals: ``(classes,)`` samples that there are.
+        totals: ``(classes,)`` samples of each class.
         rng: draws.
 
     Returns:
-        ``(participants, classes)`` int64 with rows that sum to ``sizes``; None if what is left is no use to somebody.
+        ``(participants, classes)`` int64; None if only classes are left that some participant's distribution excludes.
     """
     counts = np.zeros(odds.shape, np.int64)
     left, need = totals.astype(np.int64), np.asarray(sizes, np.int64)
@@ -197,7 +183,9 @@ def filled(odds: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.rand
         mass = open_odds.sum(axis=1, keepdims=True)
         if (mass[need > 0] <= 0).any():
             return None
-        asked = rng.multinomial(need, np.divide(open_odds, mass, out=_first(odds.shape), where=mass > 0))
+        # A participant that draws no more gets a distribution all the same: the first class.
+        first = np.eye(1, odds.shape[1]).repeat(len(odds), axis=0)
+        asked = rng.multinomial(need, np.divide(open_odds, mass, out=first, where=mass > 0))
         for c in np.flatnonzero(asked.sum(axis=0) > left):
             asked[:, c] = rng.multivariate_hypergeometric(asked[:, c], left[c])
         counts += asked
@@ -205,44 +193,26 @@ def filled(odds: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.rand
     return counts
 
 
-def _first(shape: tuple[int, ...]) -> np.ndarray:
-    """A distribution for those who draw nothing any more: all on the first class."""
-    return np.eye(1, shape[1]).repeat(shape[0], axis=0)
-
-
 def deal(strata: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Indices of each participant's samples: no sample goes to two.
-
-    Args:
-        strata: ``(n,)`` labels.
-        counts: ``(participants, classes)`` how many of each.
-        rng: shuffles each class first.
-    """
+    """Draws the indices of each participant's samples from labels ``(n,)``, by counts ``(participants, classes)``."""
     parts: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
     for c in np.flatnonzero(counts.any(axis=0)):
         indices = rng.permutation(np.flatnonzero(strata == c))
-        # The last piece, beyond everyone's count, is what stays unused.
+        # The last piece, beyond all counts, stays unused.
         for part, piece in zip(parts, np.split(indices, np.cumsum(counts[:, c]))):
             part.append(piece)
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
 def dealt(train: Samples, test: Samples, rule: Partition, participants: int, seed: int, min_samples: int) -> Deal:
-    """Deals training and test samples by the same shares, redrawn until nobody has too few.
+    """Deals training and test samples by the same shares, redrawn until no participant has too few.
 
-    It depends on the samples, the rule, the participants and the seed alone, so that every site draws the same.
-
-    Args:
-        train: to be dealt.
-        test: to be dealt.
-        rule: how.
-        participants: among how many.
-        seed: of the draw.
-        min_samples: fewest training samples of a participant; everyone also gets a test sample.
+    Each participant gets at least ``min_samples`` training samples and one test sample. The result depends only on the
+    arguments, so that all sites draw the same.
 
     Raises:
-        ConfigError: the rule cannot be drawn for so many participants, or such data.
-        DataError: no draw gave everyone enough samples.
+        ConfigError: the rule does not work for this number of participants, or for this data.
+        DataError: no draw gave all participants enough samples.
     """
     rule.check(participants)
     strata, test_strata = rule.strata(train, test), rule.strata(test, train)
@@ -251,8 +221,7 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
     pool = Pool(totals, test_totals, min_samples)
     fewest, draws = 0, REDRAWS if rule.random else 1
     attempts = list(range(draws))
-    # Evened counts come second, so that whatever can be dealt without them is dealt as it always was.
-    for whole in (rounded, evened):
+    for whole in (rounded, evened):  # in this order, so that evening out changes only what needs it
         for attempt in attempts.copy():
             rng = stream(seed, "partition", attempt)
             shares = rule.shares(participants, pool, rng)

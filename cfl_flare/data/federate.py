@@ -4,16 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cfl_flare.core.config import check_types, require
+from cfl_flare.core.config import as_spec, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.seeds import stream
-from cfl_flare.data.deal import dealt
+from cfl_flare.core.settings import Bounds, check_settings, setting
+from cfl_flare.data.deal import Deal, Partition, dealt
 from cfl_flare.data.indicator_samples import drawn
 from cfl_flare.data.partitions import build_partition
 from cfl_flare.data.report import PartitionReport, participant_names, report_of
@@ -26,8 +27,8 @@ class ParticipantData:
 
     Attributes:
         name: its name.
-        train: what it trains on.
-        test: what it is measured on.
+        train: its training split.
+        test: its test split.
         group: its true group in a simulation, else None.
     """
 
@@ -37,72 +38,61 @@ class ParticipantData:
     group: int | None = None
 
 
+UNSEEN = Bounds(
+    "a share in [0.0, 1.0) or a count", lambda value: 0 <= value < 1 if isinstance(value, float) else value >= 0
+)
+
+
 @dataclass(frozen=True)
 class DataConfig:
-    """How the participants of a run get their data.
+    """How the participants of a run get their data: in a simulation from one source's samples, else each its own.
 
-    Attributes:
-        participants: in a simulation, how many share the source's samples; None at real sites, where each site is one
-            participant with all that its own source reads.
-        partition: the rule of the simulation; None at real sites.
-        seed: of the partition.
-        min_samples: fewest training samples of a participant.
-        indicator_samples: training samples of each class that a simulation takes out before it deals the others out:
-            no participant has them, and a server whose method compares predictions does.
-        unseen: how many of a simulation's participants are held back from the training, to join afterwards: a share in
-            [0.0, 1.0), or a count.
+    In a simulation ``participants`` and ``partition`` are given. Where each site is one participant, with all that its
+    own source reads, they are not. A partition ``"name:setting=value"`` becomes its dictionary.
     """
 
-    participants: int | None = None
-    partition: Mapping[str, Any] | None = None
-    seed: int = 0
-    min_samples: int = 8
-    indicator_samples: int = 0
-    unseen: float | int = 0
+    participants: int | None = setting(None, help="to simulate: how many participants share the data", ge=1)
+    partition: Mapping[str, Any] | str | None = setting(None, help="how it is dealt out, like dirichlet:alpha=0.1")
+    seed: int = setting(0, help="of the partition", ge=0)
+    min_samples: int = setting(8, help="fewest training samples of a participant", ge=1)
+    indicator_samples: int = setting(
+        0,
+        help="to simulate: samples of each class to compare models on; a recipe's default: what its method needs",
+        ge=0,
+    )
+    unseen: float | int = setting(
+        0, help="participants held back from training, to join afterwards: share or count", bounds=UNSEEN
+    )
 
     def __post_init__(self) -> None:
-        where = "data"
-        check_types(self, where)
-        require(self.seed >= 0, f"{where}: seed = {self.seed} should be >= 0")
+        if isinstance(self.partition, str):
+            object.__setattr__(self, "partition", as_spec(self.partition, "partition"))
+        check_settings(self, "data")
         require(
             (self.participants is None) == (self.partition is None),
-            f"{where}: participants = {self.participants} and partition = {self.partition} belong together: give both "
+            f"data: participants = {self.participants} and partition = {self.partition} belong together: give both "
             "to simulate participants from one pooled set, neither where each site has its own data",
         )
-        require(self.min_samples >= 1, f"{where}: min_samples = {self.min_samples} should be >= 1")
-        held = self.indicator_samples
-        require(held >= 0, f"{where}: indicator_samples = {held} should be >= 0")
+        if self.partition is not None and self.participants is not None:
+            build_partition(self.partition).check(self.participants)
         require(
-            not held or self.partition is not None,
-            f"{where}: indicator_samples = {held} can be taken out of a simulation's data only; where each site has "
-            "its own, give the method an indicator_file",
+            not self.indicator_samples or self.partition is not None,
+            f"data: indicator_samples = {self.indicator_samples} can be taken out of a simulation's data only; where "
+            "each site has its own, give the method an indicator_file",
         )
-        if self.partition is not None:
+        if self.unseen:
             require(
-                isinstance(self.participants, int) and self.participants >= 1,
-                f"{where}: participants = {self.participants!r} should be a whole number >= 1",
-            )
-            build_partition(self.partition).check(self.participants or 0)
-        self._check_unseen(where)
-
-    def _check_unseen(self, where: str) -> None:
-        unseen, participants = self.unseen, self.participants
-        share = 0 <= unseen < 1 if isinstance(unseen, float) else unseen >= 0
-        require(share, f"{where}: unseen = {unseen} should be a share in [0.0, 1.0) or a count")
-        if unseen:
-            require(
-                participants is not None,
-                f"{where}: unseen = {unseen} participants can be held back in a simulation only; a site that was not "
+                self.participants is not None,
+                f"data: unseen = {self.unseen} participants can be held back in a simulation only; a site that was not "
                 "in training joins by 'cfl-flare onboard'",
             )
-            left = f"leaves none of {participants} participants to train; hold back fewer"
-            require(bool(self.names), f"{where}: unseen = {unseen} {left}")
+            left = f"leaves none of {self.participants} participants to train; hold back fewer"
+            require(bool(self.names), f"data: unseen = {self.unseen} {left}")
 
     @property
     def names(self) -> list[str]:
-        """The participants of a simulation that train, by name; none where nobody knows them beforehand."""
-        every = participant_names(self.participants or 0)
-        return [every[i] for i in self._places(unseen=False)]
+        """The names of a simulation's participants that train; empty where they are not known in advance."""
+        return [participant_names(self.participants or 0)[i] for i in self._indices(unseen=False)]
 
     @property
     def who_trains(self) -> str:
@@ -110,101 +100,88 @@ class DataConfig:
         every = f"participants = {self.participants}"
         return f"the {len(self.names)} of {every} that train" if self.unseen else every
 
-    def _places(self, unseen: bool) -> list[int]:
-        """The places of those who are held back, or of the others; the seed alone decides."""
+    def _indices(self, unseen: bool) -> list[int]:
+        """The indices of the participants that are held back, or of the others; they depend on the seed alone."""
         count = self.participants or 0
         held = max(1, round(self.unseen * count)) if isinstance(self.unseen, float) and self.unseen else self.unseen
-        drawn_out = set(stream(self.seed, "unseen").permutation(count)[: int(held)].tolist())
-        return [i for i in range(count) if (i in drawn_out) == unseen]
+        held_back = set(stream(self.seed, "unseen").permutation(count)[: int(held)].tolist())
+        return [i for i in range(count) if (i in held_back) == unseen]
 
     def host(self, source: DataSource, site: str, index: int, sites: int) -> list[ParticipantData]:
-        """The participants that a site hosts: its block of those of a simulation that train, or itself.
-
-        Args:
-            source: what the site reads.
-            site: its name.
-            index: its place among the sites, from 0.
-            sites: how many sites there are.
+        """The participants that a site hosts: its block of a simulation's, by its index among the sites, or itself.
 
         Raises:
-            DataError: the samples cannot be read, are unsound, or too few.
+            DataError: the samples cannot be read, are not valid, or too few.
         """
-        train, test = read(source, f"data {type(source).__name__}")
-        if self.partition is None or self.participants is None:
-            require(
-                len(train) >= self.min_samples,
-                f"data: {site} has {len(train)} training samples, fewer than min_samples = {self.min_samples}; "
-                "lower that",
-            )
-            return [_prepared(site, train, test, None)]
-        places = self._places(unseen=False)
-        return self._deal_to(places[index * len(places) // sites : (index + 1) * len(places) // sites], train, test)
+        if self.partition is not None:
+            block = self._indices(unseen=False)
+            return self._people(source, block[index * len(block) // sites : (index + 1) * len(block) // sites])
+        train, test = _read(source)
+        require(
+            len(train) >= self.min_samples,
+            f"data: {site} has {len(train)} training samples, fewer than min_samples = {self.min_samples}; lower that",
+        )
+        return [_prepared(site, train, test, None)]
 
     def newcomers(self, source: DataSource) -> list[ParticipantData]:
-        """The participants of a simulation that are held back from the training.
-
-        Args:
-            source: what is dealt out.
+        """A simulation's participants that are held back from training.
 
         Raises:
-            DataError: the samples cannot be read, are unsound, or too few.
+            DataError: the samples cannot be read, are not valid, or too few.
         """
-        places = self._places(unseen=True)
-        return self._deal_to(places, *read(source, f"data {type(source).__name__}")) if places else []
+        return self._people(source, self._indices(unseen=True)) if self.unseen else []
 
-    def _deal_to(self, places: list[int], train: Samples, test: Samples) -> list[ParticipantData]:
-        """The participants of a simulation at these places."""
-        assert self.partition is not None and self.participants is not None
-        rule, train = build_partition(self.partition), self._without_indicator(train)
-        deal = dealt(train, test, rule, self.participants, self.seed, self.min_samples)
+    def _people(self, source: DataSource, indices: Sequence[int]) -> list[ParticipantData]:
+        """The participants of a simulation with these indices."""
+        rule, train, test, deal = self._deal(source)
         classes = int(max(train.y.max(), test.y.max())) + 1
-        names = participant_names(self.participants)
-        people = []
-        for i in places:
-            group = deal.truth[i]
-            own, held_back = (
-                rule.alter(samples.take(indices), group, classes, self.seed)
-                for samples, indices in ((train, deal.train[i]), (test, deal.test[i]))
+        names, people = participant_names(len(deal.truth)), []
+        for i in indices:
+            own, own_test = (
+                rule.alter(samples.take(parts[i]), deal.truth[i], classes, self.seed)
+                for samples, parts in ((train, deal.train), (test, deal.test))
             )
-            people.append(_prepared(names[i], own, held_back, group))
+            people.append(_prepared(names[i], own, own_test, deal.truth[i]))
         return people
 
-    def report(self, source: DataSource) -> PartitionReport:
-        """How the source is dealt out to the participants of a simulation.
+    def _deal(self, source: DataSource) -> tuple[Partition, Samples, Samples, Deal]:
+        """The rule, the samples without the indicator samples, and how the rule deals them out."""
+        if self.partition is None or self.participants is None:
+            raise ConfigError("data: without a partition there is nothing to report; each site has its own data")
+        train, test = _read(source)
+        if self.indicator_samples:
+            indicator = drawn(train.y, self.indicator_samples, self.seed, "data", spare=1)
+            train = train.take(np.setdiff1d(np.arange(len(train)), indicator))
+        rule = build_partition(self.partition)
+        return rule, train, test, dealt(train, test, rule, self.participants, self.seed, self.min_samples)
 
-        Args:
-            source: what is dealt out.
+    def report(self, source: DataSource) -> PartitionReport:
+        """How a source is dealt out to the participants of a simulation.
 
         Raises:
             ConfigError: there is no partition.
-            DataError: the samples cannot be read, are unsound, or too few.
+            DataError: the samples cannot be read, are not valid, or too few.
         """
-        if self.partition is None or self.participants is None:
-            raise ConfigError("data: without a partition there is nothing to report; each site has its own data")
-        train, test = read(source, f"data {type(source).__name__}")
-        rule, train = build_partition(self.partition), self._without_indicator(train)
-        deal = dealt(train, test, rule, self.participants, self.seed, self.min_samples)
+        rule, train, test, deal = self._deal(source)
         return report_of(train, test, deal, rule.name)
 
     def indicator(self, source: DataSource, per_class: int) -> Samples:
-        """Those of a simulation's indicator samples that a method compares models on.
+        """The indicator samples on which a simulation's method compares models.
 
         Args:
-            source: what the rest of is dealt out.
+            source: the source that the simulation deals out.
             per_class: how many of each class; at most ``indicator_samples``.
 
         Raises:
-            DataError: the samples cannot be read, or are unsound.
+            DataError: the samples cannot be read, or are not valid.
             ConfigError: a class has too few.
         """
-        train, _ = read(source, f"data {type(source).__name__}")
+        train, _ = _read(source)
         return train.take(drawn(train.y, per_class, self.seed, "data", spare=1))
 
-    def _without_indicator(self, train: Samples) -> Samples:
-        if not self.indicator_samples:
-            return train
-        held = drawn(train.y, self.indicator_samples, self.seed, "data", spare=1)
-        return train.take(np.setdiff1d(np.arange(len(train)), held))
+
+def _read(source: DataSource) -> tuple[Samples, Samples]:
+    return read(source, f"data {type(source).__name__}")
 
 
 def _prepared(name: str, train: Samples, test: Samples, group: int | None) -> ParticipantData:

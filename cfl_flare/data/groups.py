@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rules by which groups of participants share a mix of labels: cluster-wise non-IID, the group being the truth."""
+"""Rules by which the participants of a group share a mix of labels: cluster-wise non-IID, with known true groups."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import ClassVar
 import numpy as np
 
 from cfl_flare.core.config import require
-from cfl_flare.data.deal import Partition, Pool, positive
-from cfl_flare.data.label_skew import balanced_choices, blocks
+from cfl_flare.data.deal import Partition, Pool
+from cfl_flare.data.label_skew import balanced_choices, blocks, split_evenly, used_classes
 
-# A draw in which a group has less than this share of the size that it should have on average is not taken.
+# A draw is rejected if a group has less than this share of its expected size.
 SMALLEST_GROUP = 0.3
 
 
@@ -33,7 +33,7 @@ class Grouped(Partition):
         require(self.groups >= 1, f"partition {self.name}: groups = {self.groups} should be >= 1")
 
     def check(self, participants: int) -> None:
-        """A group without a participant is refused."""
+        """Raises a ConfigError if a group would have no participant."""
         super().check(participants)
         require(
             self.groups <= participants,
@@ -41,26 +41,26 @@ class Grouped(Partition):
         )
 
     def truth(self, participants: int) -> list[int | None]:
-        """The block in which each participant lies."""
+        """The block of each participant."""
         return blocks(participants, self.groups)
 
 
 @dataclass(frozen=True)
 class Skewed(Grouped):
-    """A rule with true groups that may be of given sizes (thesis Fig. 7.6: 10, 10, 10, 10, 20, 30, 30, 70).
+    """A rule with true groups that may have given sizes (thesis Fig. 7.6: 10, 10, 10, 10, 20, 30, 30, 70).
 
     Attributes:
         groups: how many, of equal size.
-        group_sizes: participants of each group, in place of equal groups; ``groups`` is then not looked at.
+        group_sizes: participants of each group, in place of equal groups; ``groups`` is then ignored.
     """
 
     group_sizes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.group_sizes is None:
-            return
         sizes = self.group_sizes
+        if sizes is None:
+            return
         whole = isinstance(sizes, Sequence) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
         require(
             whole and len(sizes) > 0 and min(sizes) >= 1,
@@ -68,7 +68,7 @@ class Skewed(Grouped):
         )
 
     def check(self, participants: int) -> None:
-        """Sizes that do not add up to the participants are refused."""
+        """Raises a ConfigError if the sizes do not add up to the participants."""
         if self.group_sizes is None:
             super().check(participants)
             return
@@ -79,16 +79,10 @@ class Skewed(Grouped):
         )
 
     def truth(self, participants: int) -> list[int | None]:
-        """The block in which each participant lies."""
+        """The block of each participant."""
         if self.group_sizes is None:
             return super().truth(participants)
         return [g for g, size in enumerate(self.group_sizes) for _ in range(size)]
-
-    def weights(self, participants: int) -> np.ndarray:
-        """``(groups,)`` each group's part of the participants times the number of groups; all ones for equal groups."""
-        if self.group_sizes is None:
-            return np.ones(self.groups)
-        return np.array(self.group_sizes) * len(self.group_sizes) / participants
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,8 @@ class ClusterDirichlet(Skewed):
     """Classes over groups by Dirichlet(a_between), then over a group's participants by Dirichlet(a_within).
 
     Thesis A.2, cluster-wise non-IID, (0.1, 10); redrawn until every group has at least 30 % of the mean size. The group
-    is the truth. With ``group_sizes``, a group's concentration, and so its mean size, goes with its participants.
+    is the true group. With ``group_sizes``, a group's concentration, and so its mean size, is proportional to its
+    participants.
 
     Attributes:
         a_between: concentration over the groups; small is uneven.
@@ -104,22 +99,19 @@ class ClusterDirichlet(Skewed):
     """
 
     name: ClassVar[str] = "cluster_dirichlet"
+    concentrations: ClassVar[tuple[str, ...]] = ("a_between", "a_within")
 
     groups: int = 10
     a_between: float = 0.1
     a_within: float = 10.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for key in ("a_between", "a_within"):
-            positive(getattr(self, key), f"partition cluster_dirichlet: {key}")
-
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
         """None while a group is too small."""
-        weights = self.weights(participants)
+        sizes = self.group_sizes
+        # Each group's part of the participants times the number of groups; all ones for equal groups.
+        weights = np.ones(self.groups) if sizes is None else np.array(sizes) * len(sizes) / participants
         between = rng.dirichlet(self.a_between * weights, size=pool.classes)
-        sizes = pool.train @ between
-        if (sizes < SMALLEST_GROUP * weights * pool.train.sum() / len(weights)).any():
+        if (pool.train @ between < SMALLEST_GROUP * weights * pool.train.sum() / len(weights)).any():
             return None
         truth = np.array(self.truth(participants))
         shares = np.zeros((participants, pool.classes))
@@ -132,11 +124,11 @@ class ClusterDirichlet(Skewed):
 
 @dataclass(frozen=True)
 class ClusterNClass(Skewed):
-    """n_group classes to each group, and n_client of them to each of its participants (thesis A.2, (3, 2)).
+    """n_group classes for each group, and n_client of them for each of its participants (thesis A.2, (3, 2)).
 
-    Classes are used alike: over the groups, and inside a group over its participants. A class is split evenly among
-    the participants that have it. Where groups times n_group is less than the classes, some classes stay unused. The
-    group is the truth.
+    Classes are used equally, over the groups and over the participants of a group. A class is split evenly among the
+    participants that have it. Where groups times n_group is less than the classes, some classes stay unused. The group
+    is the true group.
 
     Attributes:
         n_group: classes of each group.
@@ -157,30 +149,23 @@ class ClusterNClass(Skewed):
         )
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        """1 / takers of the class, for each taker."""
-        used = np.flatnonzero(pool.train)
-        require(
-            self.n_group <= len(used),
-            f"partition cluster_n_class: n_group = {self.n_group} is more than the data's {len(used)} classes",
-        )
-        truth = np.array(self.truth(participants))
-        takers = np.zeros((participants, pool.classes))
-        for g, own in enumerate(balanced_choices(used, self.n_group, int(truth.max()) + 1, rng)):
-            members = np.flatnonzero(truth == g)
-            for i, classes in zip(members, balanced_choices(own, self.n_client, len(members), rng)):
-                takers[i, classes] = 1
-        return takers / np.maximum(1, takers.sum(axis=0))
+        """An equal part of each of a participant's classes."""
+        used = used_classes(pool, self.n_group, "partition cluster_n_class: n_group")
+        truth, choices = [g or 0 for g in self.truth(participants)], []
+        for g, own in enumerate(balanced_choices(used, self.n_group, max(truth) + 1, rng)):
+            choices += balanced_choices(own, self.n_client, truth.count(g), rng)
+        return split_evenly(choices, pool)
 
 
 @dataclass(frozen=True)
 class ClassGroups(Grouped):
     """Classes are divided into groups, and each group's samples spread by one Dirichlet(alpha) (FedDSMIC 5.2).
 
-    They are spread over **all** participants, so that alpha = 10 is already near IID, and the truth is the group of
-    which a participant has most training samples. With ``disjoint`` (ours) they are spread over the group's own block
-    of participants. Classes are divided in their order. Whoever is drawn next to nothing, as most are with a small
-    alpha and many participants, gets the few samples that it must have of its largest group. The paper splits a
-    participant's data 80/20; here the source's own split is dealt, training and test by the same shares.
+    They are spread over **all** participants, so that alpha = 10 is already near IID, and a participant's true group is
+    the one of which it has most training samples. With ``disjoint`` (our addition) they are spread over the group's own
+    block of participants. Classes are divided in their order. A participant that would get almost nothing, as most do
+    with a small alpha and many participants, gets the few samples that it needs from its largest group. The paper
+    splits a participant's data 80/20; here the source's own split is dealt, training and test by the same shares.
 
     Attributes:
         alpha: concentration; small is uneven.
@@ -188,23 +173,20 @@ class ClassGroups(Grouped):
     """
 
     name: ClassVar[str] = "class_groups"
+    concentrations: ClassVar[tuple[str, ...]] = ("alpha",)
 
     alpha: float = 0.1
     disjoint: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self.alpha, "partition class_groups: alpha")
-
     def check(self, participants: int) -> None:
-        """Only disjoint groups need a participant each."""
+        """Only disjoint groups need at least one participant each."""
         if self.disjoint:
             super().check(participants)
         else:
             Partition.check(self, participants)
 
     def truth(self, participants: int) -> list[int | None]:
-        """The blocks where they are disjoint; not known before the draw otherwise."""
+        """The blocks if they are disjoint; otherwise not known before the draw."""
         return super().truth(participants) if self.disjoint else [None] * participants
 
     def truth_of(self, counts: np.ndarray) -> list[int | None]:
@@ -216,11 +198,11 @@ class ClassGroups(Grouped):
         return [int(g) for g in sums.argmax(axis=1)]
 
     def division(self, classes: int) -> np.ndarray:
-        """``(classes,)`` the group of each class."""
+        """The group of each class, ``(classes,)``."""
         return np.arange(classes) * self.groups // classes
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        """One draw a group of classes."""
+        """One draw per group of classes."""
         require(
             self.groups <= pool.classes,
             f"partition class_groups: groups = {self.groups} is more than the data's {pool.classes} classes",
@@ -233,9 +215,9 @@ class ClassGroups(Grouped):
         return self._without_empty(drawn, division, pool)[:, division]
 
     def _without_empty(self, drawn: np.ndarray, division: np.ndarray, pool: Pool) -> np.ndarray:
-        """The drawn shares ``(participants, groups)``, with the least that is needed for those who would get less.
+        """The drawn shares ``(participants, groups)``, raised to the minimum for participants that would get less.
 
-        They get it of the group of which they have most. The slack covers what rounding takes in each class.
+        They get it from the group of which they have most. The slack covers the loss by rounding in each class.
         """
         train, test = (np.bincount(division, total, self.groups) for total in (pool.train, pool.test))
         slack = 1.5 * np.sqrt(np.bincount(division, minlength=self.groups))

@@ -1,13 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Sources that decode image files: one folder a class, or JPEGs end to end in an npz file."""
+"""A source that decodes image files: one folder a class."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,11 +13,11 @@ import numpy as np
 
 from cfl_flare.core.config import check_types, require
 from cfl_flare.core.errors import DataError
-from cfl_flare.data.files import find, read_npz
-from cfl_flare.data.samples import DataSource, Samples, one_label_each, split_by_class
+from cfl_flare.data.files import find
+from cfl_flare.data.samples import DataSource, Samples, split_by_class
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
-# Pillow's modes that can be had as 8 bits a channel without losing anything, and how many channels they make.
+# Pillow's modes that convert to 8 bits per channel without loss, and the number of channels they convert to.
 CHANNELS = {"1": 1, "L": 1, "P": 3, "RGB": 3}
 
 
@@ -29,13 +27,13 @@ def decoded(
     size: tuple[int, int] | None = None,
     channels: int | None = None,
 ) -> np.ndarray:
-    """Images, decoded by Pillow.
+    """Decodes images with Pillow.
 
     Args:
         files: paths or open files.
-        label: names the i-th, for the errors.
-        size: ``(height, width)`` to which all are resized; None if they have one size already.
-        channels: 1 or 3, to which all are converted; None if they agree already.
+        label: the name of the i-th, for the errors.
+        size: ``(height, width)`` to which all are resized; None if all have the same size.
+        channels: 1 or 3, to which all are converted; None if all have the same number.
 
     Returns:
         uint8 ``(n, channels, height, width)``.
@@ -54,9 +52,9 @@ def decoded(
                 converted = image.convert("L" if (channels or CHANNELS[image.mode]) == 1 else "RGB")
             if size is not None and converted.size != (size[1], size[0]):
                 converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        except DataError:
+            raise
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            if isinstance(error, DataError):
-                raise
             raise DataError(f"{label(i)}: cannot be read as an image ({error}); repair or remove it") from error
         pixels = np.asarray(converted)
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
@@ -79,59 +77,16 @@ def decoded(
 
 
 @dataclass(frozen=True)
-class JpegNpz(DataSource):
-    """JPEGs end to end in an npz file: ``{train,test}_jpeg`` (bytes), ``_offsets`` (n + 1) and ``_labels``.
-
-    Image i is the file in bytes ``offsets[i]:offsets[i + 1]``.
-
-    Attributes:
-        path: the file, found as by the source npz.
-    """
-
-    name: ClassVar[str] = "jpeg-npz"
-
-    path: str
-
-    def __post_init__(self) -> None:
-        check_types(self, "data jpeg-npz")
-
-    def load(self) -> tuple[Samples, Samples]:
-        """Both splits, decoded, uint8."""
-        path = find(self.path, "data jpeg-npz")
-        arrays = read_npz(path, [f"{s}_{kind}" for s in ("train", "test") for kind in ("jpeg", "offsets", "labels")])
-        train, test = (self._split(arrays, split, f"{path}: {split}") for split in ("train", "test"))
-        return train, test
-
-    @staticmethod
-    def _split(arrays: dict[str, np.ndarray], split: str, where: str) -> Samples:
-        data, offsets, labels = (arrays[f"{split}_{kind}"] for kind in ("jpeg", "offsets", "labels"))
-        if data.ndim != 1 or data.dtype != np.uint8:
-            raise DataError(f"{where}_jpeg is {data.dtype} {data.shape}; should be the files' bytes, uint8 (bytes,)")
-        if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not len(offsets):
-            raise DataError(f"{where}_offsets is {offsets.dtype} {offsets.shape}; should be whole numbers (n + 1,)")
-        offsets = offsets.astype(np.int64)
-        if offsets[0] < 0 or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
-            raise DataError(f"{where}_offsets do not rise from 0 to the {len(data)} bytes of {split}_jpeg")
-        if len(offsets) - 1 != len(labels):
-            raise DataError(f"{where}: {len(offsets) - 1} images but {len(labels)} labels")
-        if not len(labels):
-            raise DataError(f"{where}: no samples")
-        files = [io.BytesIO(data[a:b].tobytes()) for a, b in pairwise(offsets)]
-        images = decoded(files, lambda i: f"{where} image {i}")
-        return Samples(images, one_label_each(labels)).check(where)
-
-
-@dataclass(frozen=True)
 class Folder(DataSource):
     """Image files by class: ``train/<class>/*.png`` and ``test/<class>/*.png``, or ``<class>/*.png`` split here.
 
-    Classes are numbered in the sorted order of their folders' names. Hidden files are passed over.
+    Classes are numbered in the sorted order of their folders' names. Hidden files are ignored.
 
     Attributes:
         path: the folder, found as by the source npz.
-        size: resize all images to this height and width; None if they have one size already.
-        channels: 1 (grey) or 3 (colour), to which all are converted; None if they agree already.
-        test_share: share of each class that is held back for testing where there are no folders train and test.
+        size: resize all images to this height and width; None if all have the same size.
+        channels: convert all images to 1 (grey) or 3 (colour) channels; None if all have the same number.
+        test_share: share of each class that is used for testing if there are no folders train and test.
         seed: of that split.
     """
 
@@ -155,16 +110,16 @@ class Folder(DataSource):
         root = find(self.path, "data folder", folder=True)
         splits = [name for name in ("train", "test") if (root / name).is_dir()]
         if len(splits) == 1:
-            raise DataError(f"{root}: has a folder {splits[0]} alone; have both train and test, or neither")
+            raise DataError(f"{root}: has a folder {splits[0]} alone; give it both train and test, or neither")
         if not splits:
             files, labels = _files(root, _classes(root))
             return split_by_class(Samples(self._images(files), labels), self.test_share, self.seed)
         classes = _classes(root / "train")
-        strange = [name for name in _classes(root / "test") if name not in classes]
-        if strange:
-            raise DataError(f"{root / 'test' / strange[0]}: no class of training, which has {', '.join(classes)}")
+        unknown = [name for name in _classes(root / "test") if name not in classes]
+        if unknown:
+            raise DataError(f"{root / 'test' / unknown[0]}: not a class in training, which has {', '.join(classes)}")
         (files, labels), (test_files, test_labels) = (_files(root / split, classes) for split in splits)
-        # Decoded together, so that one check covers both splits.
+        # Decoded together, so that the shapes of both splits are compared.
         images = self._images([*files, *test_files])
         return Samples(images[: len(files)], labels), Samples(images[len(files) :], test_labels)
 
@@ -174,11 +129,6 @@ class Folder(DataSource):
 
 
 def _classes(folder: Path) -> list[str]:
-    """The classes' names, sorted.
-
-    Raises:
-        DataError: there are none.
-    """
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not names:
         raise DataError(f"{folder}: holds no folder; put each class's images into a folder of its own")
@@ -194,7 +144,7 @@ def _files(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray
         mine = [path for path in inside if not path.name.startswith(".")]
         wrong = [path for path in mine if path.suffix.lower() not in SUFFIXES]
         if wrong:
-            raise DataError(f"{wrong[0]}: is no image; there should be nothing but {', '.join(SUFFIXES)} in a class")
+            raise DataError(f"{wrong[0]}: not an image; a class's folder should hold only {', '.join(SUFFIXES)}")
         files += mine
         labels += [number] * len(mine)
     if not files:

@@ -14,7 +14,7 @@ import numpy as np
 from cfl_flare.core.config import require
 from cfl_flare.data.deal import Partition, Pool, filled, positive
 
-# A class of probability 0 could not be had when all others are gone; this keeps it possible, last of all.
+# A class of probability 0 could not be drawn when all others are used up; this keeps it possible, as the last one.
 LAST_RESORT = 1e-12
 
 
@@ -39,21 +39,18 @@ class Dirichlet(Partition):
     """
 
     name: ClassVar[str] = "dirichlet"
+    concentrations: ClassVar[tuple[str, ...]] = ("alpha",)
 
     alpha: float = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self.alpha, "partition dirichlet: alpha")
-
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        """One draw a class."""
+        """One draw per class."""
         return rng.dirichlet(np.full(participants, self.alpha), size=pool.classes).T
 
 
 @dataclass(frozen=True)
 class NClass(Partition):
-    """Every participant has n classes, all classes are used alike, and a class is split evenly among its takers.
+    """Every participant has n classes, all classes are used equally, and each is split evenly among its participants.
 
     Thesis A.2, client-wise n-class, n = 2 there; FedAC 5.1, n = 3.
 
@@ -70,21 +67,17 @@ class NClass(Partition):
         require(self.n >= 1, f"partition n_class: n = {self.n} should be >= 1")
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        """1 / takers of the class, for each taker."""
-        used = np.flatnonzero(pool.train)
-        require(self.n <= len(used), f"partition n_class: n = {self.n} is more than the data's {len(used)} classes")
-        takers = np.zeros((participants, pool.classes))
-        for own, classes in zip(takers, balanced_choices(used, self.n, participants, rng)):
-            own[classes] = 1
-        return takers / np.maximum(1, takers.sum(axis=0))
+        """An equal part of each of a participant's classes."""
+        used = used_classes(pool, self.n, "partition n_class: n")
+        return split_evenly(balanced_choices(used, self.n, participants, rng), pool)
 
 
 @dataclass(frozen=True)
 class LDA(Partition):
-    """Everyone gets equally many samples, with labels drawn from an own Dirichlet(alpha) (FedCUAU 3.2).
+    """All participants have equally many samples, each with labels from its own Dirichlet(alpha) (FedCUAU 3.2).
 
-    Latent Dirichlet allocation. A class that runs out is left out of the later draws, so that with a small alpha some
-    participants stray from their distribution. What does not divide evenly stays unused.
+    Latent Dirichlet allocation. A class that is used up is excluded from the later draws, so that with a small alpha
+    some participants deviate from their distribution. What does not divide evenly stays unused.
 
     Attributes:
         alpha: concentration of the label distributions; small is uneven.
@@ -92,15 +85,12 @@ class LDA(Partition):
 
     name: ClassVar[str] = "lda"
     equal_tests: ClassVar[bool] = True
+    concentrations: ClassVar[tuple[str, ...]] = ("alpha",)
 
     alpha: float = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self.alpha, "partition lda: alpha")
-
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-        """The drawn counts over the classes' totals."""
+        """The drawn counts divided by the classes' totals."""
         return equal_draws(np.full(participants, self.alpha), pool, rng)
 
 
@@ -108,7 +98,7 @@ class LDA(Partition):
 class HeterogeneityTiers(Partition):
     """Consecutive blocks of participants, of equal sizes, from nearly IID to very uneven (FedCUAU Table 2).
 
-    Each is dealt to as by `LDA`, with its tier's alpha. The tier is the truth.
+    In each tier, samples are dealt as by `LDA`, with the tier's alpha. The tier is the true group.
 
     Attributes:
         alphas: concentration of each tier's label distributions.
@@ -128,7 +118,7 @@ class HeterogeneityTiers(Partition):
             positive(alpha, f"{where}[{i}]")
 
     def check(self, participants: int) -> None:
-        """A tier without a participant is refused."""
+        """Raises a ConfigError if a tier would have no participant."""
         super().check(participants)
         require(
             len(self.alphas) <= participants,
@@ -136,11 +126,11 @@ class HeterogeneityTiers(Partition):
         )
 
     def truth(self, participants: int) -> list[int | None]:
-        """The block in which each participant lies."""
+        """The tier of each participant."""
         return blocks(participants, len(self.alphas))
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-        """The drawn counts over the classes' totals."""
+        """The drawn counts divided by the classes' totals."""
         return equal_draws(np.array([self.alphas[tier or 0] for tier in self.truth(participants)]), pool, rng)
 
 
@@ -150,13 +140,7 @@ def blocks(participants: int, groups: int) -> list[int | None]:
 
 
 def equal_draws(alphas: np.ndarray, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-    """Shares by which everyone has equally many training samples, with labels ~ Dirichlet(own alpha).
-
-    Args:
-        alphas: ``(participants,)`` concentrations.
-        pool: what there is.
-        rng: draws.
-    """
+    """Shares by which all participants have equally many training samples, with labels from Dirichlet(own alpha)."""
     odds = np.array([rng.dirichlet(np.full(pool.classes, alpha)) for alpha in alphas])
     size = pool.train.sum() // len(alphas)
     return shares_of(filled(np.maximum(odds, LAST_RESORT), np.full(len(alphas), size), pool.train, rng), pool)
@@ -167,11 +151,30 @@ def shares_of(counts: np.ndarray | None, pool: Pool) -> np.ndarray | None:
     return None if counts is None else counts / np.maximum(1, pool.train)
 
 
-def balanced_choices(items: np.ndarray, n: int, times: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Chooses n different items so many times, at random, so that no item is used more than once above any other.
+def used_classes(pool: Pool, wanted: int, where: str) -> np.ndarray:
+    """The classes that have training samples.
 
-    Each choice takes the items that were used least so far, and chance decides among equals. Choices differ from each
-    other as long as a few tries find a new one.
+    Raises:
+        ConfigError: there are fewer than wanted.
+    """
+    used = np.flatnonzero(pool.train)
+    require(wanted <= len(used), f"{where} = {wanted} is more than the data's {len(used)} classes")
+    return used
+
+
+def split_evenly(choices: Sequence[np.ndarray], pool: Pool) -> np.ndarray:
+    """Shares by which each class is split evenly among the participants that chose it."""
+    chosen = np.zeros((len(choices), pool.classes))
+    for own, classes in zip(chosen, choices):
+        own[classes] = 1
+    return chosen / np.maximum(1, chosen.sum(axis=0))
+
+
+def balanced_choices(items: np.ndarray, n: int, times: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Chooses n different items, a number of times, so that no item is used more than once above any other.
+
+    Each choice takes the items that were used least so far, at random among equals. Choices differ from each other as
+    long as a few attempts find a new one.
     """
     uses = np.zeros(len(items), int)
     chosen: list[np.ndarray] = []

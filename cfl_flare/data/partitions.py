@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Partition rules by name, among them those that rest on another rule's shares or on none."""
+"""Partition rules by name, and the rules that modify another rule or use the source's keys."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.core.config import require
+from cfl_flare.core.config import as_spec, require
 from cfl_flare.core.errors import ConfigError, DataError
-from cfl_flare.data.deal import Deal, Partition, Pool, dealt, filled
+from cfl_flare.data.deal import Partition, Pool, filled
 from cfl_flare.data.groups import ClassGroups, ClusterDirichlet, ClusterNClass, Skewed
 from cfl_flare.data.label_skew import IID, LDA, Dirichlet, HeterogeneityTiers, NClass, shares_of
 from cfl_flare.data.samples import Samples
 from cfl_flare.data.shifts import LabelPermutation, Scanner
 
-__all__ = ["PARTITIONS", "Crossed", "Deal", "Natural", "Partition", "Quantity", "build_partition", "dealt", "partition"]
-
 
 @dataclass(frozen=True)
 class Natural(Partition):
-    """Each participant has all samples of one user or site, as the source's key column names them (LEAF).
+    """Each participant has all samples of one user or site, as named in the source's key column (LEAF).
 
-    Set ``key`` in the source (npz, table) to name the column. Where there are more users than participants, those that
-    take part are drawn among the users with enough samples; the others' samples stay unused.
+    Set ``key`` in the source (npz, table) to name the column. If there are more users than participants, the
+    participants are drawn among the users with enough samples; the others' samples stay unused.
     """
 
     name: ClassVar[str] = "natural"
@@ -41,7 +39,7 @@ class Natural(Partition):
         return np.searchsorted(np.union1d(own, others), own)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        """One for a participant's own user, else zero."""
+        """1 for a participant's own user, else 0."""
         able = np.flatnonzero((pool.train >= pool.min_samples) & (pool.test >= 1))
         if len(able) < participants:
             raise DataError(
@@ -55,12 +53,12 @@ class Natural(Partition):
 
 @dataclass(frozen=True)
 class Outer(Partition):
-    """A rule that adds something to another rule's; the other one's settings stand beside its own.
+    """A rule that modifies another one, the label rule, whose settings are given beside its own.
 
-    The other rule decides on each participant's mix of labels, on true groups, and on what is done to the samples.
+    The label rule determines each participant's mix of labels, the true groups, and changes of the samples.
 
     Attributes:
-        rule: the other rule, by name or as ``{"partition": name, ...settings}``.
+        rule: the label rule, by name or as ``{"partition": name, ...settings}``.
     """
 
     rule: str | Mapping[str, Any] = "iid"
@@ -73,19 +71,19 @@ class Outer(Partition):
         )
         require(
             not isinstance(self.inner, (Outer, Natural)),
-            f"partition {self.name}: rule = {self.inner.name!r} is no rule for labels; name one that is",
+            f"partition {self.name}: rule = {self.inner.name!r} is not a rule for labels; name one that is",
         )
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Partition:
-        """Settings that are not its own are the other rule's."""
-        own = {field.name: field for field in fields(cls)}
-        rest = {key: value for key, value in settings.items() if key not in own}
-        mine = {key: value for key, value in settings.items() if key in own}
-        if rest:
-            rule = mine.get("rule", own["rule"].default)
-            mine["rule"] = {**(rule if isinstance(rule, Mapping) else {"partition": rule}), **rest}
-        return super().of(mine)
+        """The rule with these settings; those that are not its own are the label rule's."""
+        names = {field.name for field in fields(cls)}
+        own = {key: value for key, value in settings.items() if key in names}
+        others = {key: value for key, value in settings.items() if key not in names}
+        if others:
+            rule = own.get("rule", cls.rule)
+            own["rule"] = {**(rule if isinstance(rule, Mapping) else {"partition": rule}), **others}
+        return super().of(own)
 
     @property
     def inner(self) -> Partition:
@@ -93,32 +91,31 @@ class Outer(Partition):
         return build_partition({"partition": self.rule} if isinstance(self.rule, str) else self.rule)
 
     def check(self, participants: int) -> None:
-        """As the label rule does."""
+        """As the label rule."""
         self.inner.check(participants)
 
     def truth(self, participants: int) -> list[int | None]:
-        """As the label rule does."""
+        """As the label rule."""
         return self.inner.truth(participants)
 
     def truth_of(self, counts: np.ndarray) -> list[int | None]:
-        """As the label rule does."""
+        """As the label rule."""
         return self.inner.truth_of(counts)
 
     def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
-        """As the label rule does."""
+        """As the label rule."""
         return self.inner.alter(samples, group, classes, seed)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-        """As the label rule does."""
+        """As the label rule."""
         return self.inner.shares(participants, pool, rng)
 
 
 @dataclass(frozen=True)
 class Quantity(Outer):
-    """Participants' sizes are drawn from lo to hi, their labels from what another rule gives them (FedAC 5.1).
+    """Participants' sizes are drawn from lo to hi, their labels from the samples of the label rule (FedAC 5.1).
 
-    The other rule is named by ``rule``, and its settings stand beside: ``quantity:lo=50,hi=350,rule=n_class,n=3``. What
-    the sizes do not claim stays unused.
+    For example ``quantity:lo=50,hi=350,rule=n_class,n=3``. Samples beyond the drawn sizes stay unused.
 
     Attributes:
         rule: the label rule, by name or as ``{"partition": name, ...settings}``.
@@ -140,7 +137,7 @@ class Quantity(Outer):
         super().__post_init__()
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-        """None where the drawn sizes cannot be had."""
+        """None where the drawn sizes are impossible."""
         if self.lo * participants > pool.train.sum():
             raise DataError(
                 f"partition quantity: {participants} participants of lo = {self.lo} training samples or more need "
@@ -155,15 +152,14 @@ class Quantity(Outer):
 
 @dataclass(frozen=True)
 class Crossed(Outer):
-    """Groups by labels, each split among devices: hospitals differ in whom they treat and in what they look with.
+    """Groups by labels, each split among devices: hospitals differ in their patients and in their devices.
 
-    Another rule makes the groups by labels: ``crossed:scanners=2,rule=cluster_dirichlet,groups=2`` has four true
-    groups. Each of its groups is split, in the order of the participants, among devices that picture as `Scanner`'s
-    groups do; the first one's images stay as they are.
+    Each group of the label rule is split, in the order of the participants, among devices that alter images as the
+    groups of `Scanner` do: ``crossed:scanners=2,rule=cluster_dirichlet,groups=2`` has four true groups.
 
     Attributes:
         rule: a rule with true groups, by name or as ``{"partition": name, ...settings}``.
-        scanners: how many devices.
+        scanners: number of devices.
     """
 
     name: ClassVar[str] = "crossed"
@@ -176,12 +172,12 @@ class Crossed(Outer):
         require(self.scanners >= 1, f"partition crossed: scanners = {self.scanners} should be >= 1")
         require(
             isinstance(self.inner, (Skewed, LabelPermutation)),
-            f"partition crossed: rule = {self.inner.name!r} has no groups by labels that are known beforehand; take "
+            f"partition crossed: rule = {self.inner.name!r} has no groups by labels that are known in advance; take "
             "cluster_dirichlet, cluster_n_class or label_permutation",
         )
 
     def check(self, participants: int) -> None:
-        """Each of the label rule's groups needs a participant for each device."""
+        """Raises a ConfigError if a group has fewer participants than there are devices."""
         super().check(participants)
         groups = [g for g in self.inner.truth(participants) if g is not None]
         smallest = min(groups.count(g) for g in set(groups))
@@ -194,15 +190,15 @@ class Crossed(Outer):
     def truth(self, participants: int) -> list[int | None]:
         """Groups by labels and device, one after the other."""
         inner = [g or 0 for g in self.inner.truth(participants)]
-        places = [inner[:i].count(g) for i, g in enumerate(inner)]
-        return [g * self.scanners + place * self.scanners // inner.count(g) for g, place in zip(inner, places)]
+        rank = [inner[:i].count(g) for i, g in enumerate(inner)]  # of a participant in its group
+        return [g * self.scanners + r * self.scanners // inner.count(g) for g, r in zip(inner, rank)]
 
     def truth_of(self, counts: np.ndarray) -> list[int | None]:
-        """The same as before the draw."""
+        """As before the draw."""
         return self.truth(len(counts))
 
     def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
-        """The label rule's samples, as the device pictures them."""
+        """The label rule's samples, as the device images them."""
         by_labels, device = divmod(group or 0, self.scanners)
         own = self.inner.alter(samples, by_labels, classes, seed)
         return Scanner(groups=self.scanners).alter(own, device, classes, seed)
@@ -228,27 +224,14 @@ PARTITIONS: dict[str, type[Partition]] = {
 }
 
 
-def build_partition(spec: Mapping[str, Any]) -> Partition:
-    """The partition of a job: ``{"partition": "dirichlet", "alpha": 0.1}``.
+def build_partition(spec: Mapping[str, Any] | str) -> Partition:
+    """The partition of a job: ``{"partition": "dirichlet", "alpha": 0.1}`` or ``"dirichlet:alpha=0.1"``.
 
     Raises:
         ConfigError: an unknown rule or setting, or a value out of its range.
     """
-    settings = dict(spec)
+    settings = as_spec(spec, "partition")
     name = settings.pop("partition", None)
     if not isinstance(name, str) or name not in PARTITIONS:
         raise ConfigError(f"partition {name!r} is unknown; there are {', '.join(PARTITIONS)}")
     return PARTITIONS[name].of(settings)
-
-
-def partition(
-    train: Samples, test: Samples, rule: Partition, participants: int, seed: int, min_samples: int
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Indices into the training and into the test samples, for each participant; see `dealt`, which also has the truth.
-
-    Raises:
-        ConfigError: the rule cannot be drawn for so many participants.
-        DataError: no draw gave everyone enough samples.
-    """
-    result = dealt(train, test, rule, participants, seed, min_samples)
-    return result.train, result.test

@@ -1,11 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a partition did with the data: sizes, label counts, true groups, and what stayed unused."""
+"""The result of a partition in numbers: sizes, label counts, true groups, and what stayed unused."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from cfl_flare.data.samples import Samples
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """A partition in numbers. Labels are counted as the source has them, before a rule renames any.
+    """A partition in numbers. Labels are those of the source, before a rule changes any.
 
     Attributes:
         rule: the rule's name.
@@ -25,7 +24,7 @@ class PartitionReport:
         test: ``(participants, classes)`` test samples of each class.
         train_total: ``(classes,)`` training samples of the source.
         test_total: ``(classes,)`` test samples of the source.
-        disjoint: no sample went to two participants.
+        disjoint: no sample was given to two participants.
     """
 
     rule: str
@@ -39,33 +38,13 @@ class PartitionReport:
 
     @property
     def train_unused(self) -> int:
-        """Training samples that nobody got."""
+        """Training samples that no participant has."""
         return int(self.train_total.sum() - self.train.sum())
 
     @property
     def test_unused(self) -> int:
-        """Test samples that nobody got."""
+        """Test samples that no participant has."""
         return int(self.test_total.sum() - self.test.sum())
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as JSON can hold it."""
-        return {
-            "rule": self.rule,
-            "disjoint": self.disjoint,
-            "train": {"used": int(self.train.sum()), "unused": self.train_unused},
-            "test": {"used": int(self.test.sum()), "unused": self.test_unused},
-            "participants": [
-                {
-                    "name": name,
-                    "group": group,
-                    "train_size": int(train.sum()),
-                    "test_size": int(test.sum()),
-                    "train_labels": train.tolist(),
-                    "test_labels": test.tolist(),
-                }
-                for name, group, train, test in zip(self.names, self.truth, self.train, self.test)
-            ],
-        }
 
 
 def participant_names(participants: int) -> list[str]:
@@ -75,27 +54,11 @@ def participant_names(participants: int) -> list[str]:
 
 
 def report_of(train: Samples, test: Samples, deal: Deal, rule: str) -> PartitionReport:
-    """Counts what a deal did.
-
-    Args:
-        train: the samples that were dealt.
-        test: the samples that were dealt.
-        deal: who got what.
-        rule: the rule's name.
-    """
+    """Counts the samples of a deal of a source's training and test samples by a rule."""
     classes = int(max(train.y.max(), test.y.max())) + 1
-    counted = [
-        np.stack([np.bincount(samples.y[own], minlength=classes) for own in parts])
-        for samples, parts in ((train, deal.train), (test, deal.test))
-    ]
-    disjoint = all(len(np.unique(both)) == len(both) for both in map(np.concatenate, (deal.train, deal.test)))
-    return PartitionReport(
-        rule=rule,
-        names=participant_names(len(deal.train)),
-        truth=list(deal.truth),
-        train=counted[0],
-        test=counted[1],
-        train_total=np.bincount(train.y, minlength=classes),
-        test_total=np.bincount(test.y, minlength=classes),
-        disjoint=disjoint,
-    )
+    dealt = ((train, deal.train), (test, deal.test))
+    own, own_test = (np.stack([np.bincount(s.y[part], minlength=classes) for part in parts]) for s, parts in dealt)
+    total, total_test = (np.bincount(samples.y, minlength=classes) for samples in (train, test))
+    disjoint = all(len(np.unique(every)) == len(every) for every in map(np.concatenate, (deal.train, deal.test)))
+    names = participant_names(len(deal.train))
+    return PartitionReport(rule, names, list(deal.truth), own, own_test, total, total_test, disjoint)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What every data source yields, and what is checked of it."""
+"""What every data source yields, and how it is validated."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import CFLError, DataError
 from cfl_flare.core.seeds import stream
 
-# Counts are kept by participant and class; a label beyond this is an identifier that was taken for a class.
+# Samples are counted by class; a label beyond this is probably an identifier.
 MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Some labelled samples.
+    """Labelled samples.
 
     Attributes:
         x: ``(n, *input_shape)``, images as ``(n, channels, height, width)``; uint8, or float32 in [0, 1].
         y: ``(n,)`` int64 labels, from 0.
-        key: ``(n,)`` whose sample each is (a user, a site), whole numbers or text, for the partition ``natural``; None
-            where nobody knows.
+        key: ``(n,)`` the owner of each sample (a user, a site), whole numbers or text, for the partition ``natural``;
+            None if unknown.
     """
 
     x: np.ndarray
@@ -37,43 +37,47 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
+    @classmethod
+    def of_images(cls, where: str, images: np.ndarray, labels: np.ndarray, key: np.ndarray | None = None) -> Samples:
+        """Samples of images as `channels_first` takes them, and of labels ``(n,)`` or ``(n, 1)``."""
+        images = channels_first(images, where)
+        images = images.astype(np.float32) if images.dtype == np.float64 else images
+        return cls(images, one_label_each(labels), key)
+
     def take(self, indices: np.ndarray) -> Samples:
         """The samples at these indices."""
         return Samples(self.x[indices], self.y[indices], None if self.key is None else self.key[indices])
 
     def check(self, where: str) -> Samples:
-        """Itself, if it is sound.
+        """Returns itself.
 
         Raises:
-            DataError: lengths that differ, an empty set, labels that are no class numbers, NaN or infinity.
+            DataError: lengths differ, the set is empty, labels are not class numbers, or samples are not finite.
         """
-        for name, array in (("x", self.x), ("y", self.y)):
+        x, y, key = self.x, self.y, self.key
+        for name, array in (("x", x), ("y", y)):
             if not isinstance(array, np.ndarray) or not array.ndim:
-                raise DataError(f"{where}: {name} is a {type(array).__name__}; make it an array, one row a sample")
-        if len(self.x) != len(self.y):
-            raise DataError(f"{where}: {len(self.x)} samples but {len(self.y)} labels; give one label a sample")
-        if not len(self.y):
+                raise DataError(f"{where}: {name} is a {type(array).__name__}; make it an array, one row per sample")
+        if len(x) != len(y):
+            raise DataError(f"{where}: {len(x)} samples but {len(y)} labels; give one label per sample")
+        if not len(y):
             raise DataError(f"{where}: no samples; training and test need some each")
-        if self.y.ndim != 1 or self.y.dtype.kind not in "iu":
-            raise DataError(f"{where}: labels should be whole numbers, one a sample, not {self.y.dtype} {self.y.shape}")
-        if self.y.min() < 0:
-            raise DataError(f"{where}: label {self.y.min()} is below 0; number the classes from 0")
-        if self.y.max() >= MOST_CLASSES:
-            raise DataError(f"{where}: label {self.y.max()} is no class number; number the classes from 0")
-        if self.x.dtype.kind == "f" and not np.isfinite(self.x).all():
-            bad = int(np.flatnonzero(~np.isfinite(self.x.reshape(len(self.x), -1)).all(axis=1))[0])
-            raise DataError(f"{where}: sample {bad} holds NaN or infinity; mend it or leave it out")
-        if self.x.dtype.kind not in "fu" or (self.x.dtype.kind == "u" and self.x.dtype != np.uint8):
-            raise DataError(f"{where}: samples have dtype {self.x.dtype}; use uint8 or float32")
-        if self.key is not None:
-            self._check_key(self.key, where)
-        return self
-
-    def _check_key(self, key: np.ndarray, where: str) -> None:
-        if key.shape != self.y.shape:
-            raise DataError(f"{where}: keys have shape {key.shape}, labels {self.y.shape}; give one key a sample")
-        if key.dtype.kind not in "iuU":
+        if y.ndim != 1 or y.dtype.kind not in "iu":
+            raise DataError(f"{where}: labels should be whole numbers, one per sample, not {y.dtype} {y.shape}")
+        if y.min() < 0:
+            raise DataError(f"{where}: label {y.min()} is below 0; number the classes from 0")
+        if y.max() >= MOST_CLASSES:
+            raise DataError(f"{where}: label {y.max()} is not a class number; number the classes from 0")
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            bad = int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))[0])
+            raise DataError(f"{where}: sample {bad} holds NaN or infinity; fix it or leave it out")
+        if x.dtype.kind != "f" and x.dtype != np.uint8:
+            raise DataError(f"{where}: samples have dtype {x.dtype}; use uint8 or float32")
+        if key is not None and key.shape != y.shape:
+            raise DataError(f"{where}: keys have shape {key.shape}, labels {y.shape}; give one key per sample")
+        if key is not None and key.dtype.kind not in "iuU":
             raise DataError(f"{where}: keys have dtype {key.dtype}; use whole numbers or text")
+        return self
 
 
 class DataSource(ABC):
@@ -89,32 +93,28 @@ class DataSource(ABC):
 
 
 def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samples, Samples]:
-    """Holds back the same share of each class for testing."""
+    """Splits off the same share of each class for testing."""
     rng = stream(seed, "test split")
     train, test = [], []
     for c in np.unique(samples.y):
         order = rng.permutation(np.flatnonzero(samples.y == c))
-        held = round(len(order) * test_share)
-        test.append(order[:held])
-        train.append(order[held:])
+        count = round(len(order) * test_share)
+        test.append(order[:count])
+        train.append(order[count:])
     return samples.take(np.concatenate(train)), samples.take(np.concatenate(test))
 
 
 def normalised(x: np.ndarray) -> np.ndarray:
-    """Float32 in about [-1, 1]: bytes over 255, then (x - 0.5) / 0.5. Floats are taken to be in [0, 1]."""
+    """Float32 in about [-1, 1]: bytes over 255, then (x - 0.5) / 0.5. Floats should be in [0, 1]."""
     scaled = x.astype(np.float32) / 255 if x.dtype == np.uint8 else x.astype(np.float32)
     return (scaled - 0.5) / 0.5
 
 
 def read(source: DataSource, where: str) -> tuple[Samples, Samples]:
-    """What a source loads: sound training and test samples that belong together.
-
-    Args:
-        source: a source, perhaps the user's own.
-        where: what it is called, for the errors.
+    """Loads a source, perhaps the user's own, and validates what it returns; ``where`` names it in errors.
 
     Raises:
-        DataError: ``load()`` failed, or what it returned is not sound.
+        DataError: ``load()`` failed, or its result is not valid.
     """
     try:
         loaded = source.load()
@@ -123,21 +123,25 @@ def read(source: DataSource, where: str) -> tuple[Samples, Samples]:
     except Exception as error:  # a source of the user's may raise anything
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise DataError(
-            f"{where}: load() failed with {one_line(error)} at {frame.filename}:{frame.lineno}; mend it there, or "
+            f"{where}: load() failed with {one_line(error)} at {frame.filename}:{frame.lineno}; fix it there, or "
             "raise a DataError that says what to do"
         ) from error
     return checked(loaded, where)
 
 
 def checked(load: Any, where: str) -> tuple[Samples, Samples]:
-    """What a source's ``load`` returned, if it is a pair of sound sample sets that belong together."""
+    """The result of a source's ``load``.
+
+    Raises:
+        DataError: it is not a pair of valid sample sets with equal shapes.
+    """
     if not (isinstance(load, tuple) and len(load) == 2 and all(isinstance(part, Samples) for part in load)):
         raise DataError(f"{where}: load() should return (train, test) as two Samples, not {type(load).__name__}")
     train, test = load[0].check(f"{where}: training"), load[1].check(f"{where}: test")
     if train.x.shape[1:] != test.x.shape[1:]:
         raise DataError(
-            f"{where}: training samples are {train.x.shape[1:]}, test samples {test.x.shape[1:]}; bring them to "
-            "one shape"
+            f"{where}: training samples are {train.x.shape[1:]}, test samples {test.x.shape[1:]}; give them the same "
+            "shape"
         )
     if (train.key is None) != (test.key is None):
         raise DataError(f"{where}: only one of training and test samples has keys; give both or neither")
@@ -145,24 +149,20 @@ def checked(load: Any, where: str) -> tuple[Samples, Samples]:
 
 
 def channels_first(images: np.ndarray, where: str) -> np.ndarray:
-    """Images as ``(n, channels, height, width)``.
-
-    Args:
-        images: ``(n, h, w)``, ``(n, h, w, 1)`` or ``(n, h, w, 3)``.
-        where: for the error.
+    """Images ``(n, h, w)``, ``(n, h, w, 1)`` or ``(n, h, w, 3)`` as ``(n, channels, h, w)``.
 
     Raises:
-        DataError: another shape.
+        DataError: they have another shape.
     """
     if images.ndim == 3:
         return images[:, None]
     if images.ndim == 4 and images.shape[3] in (1, 3):
         return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    raise DataError(f"{where} has shape {images.shape}; should be (n, h, w) or (n, h, w, 3)")
+    raise DataError(f"{where}: images have shape {images.shape}; it should be (n, h, w) or (n, h, w, 3)")
 
 
 def one_label_each(labels: np.ndarray) -> np.ndarray:
-    """Labels as ``(n,)`` int64, where they are whole numbers, ``(n,)`` or ``(n, 1)``; others are left to the check."""
+    """Whole numbers ``(n,)`` or ``(n, 1)`` as ``(n,)`` int64; other labels unchanged, for `Samples.check` to refuse."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     return labels.astype(np.int64) if labels.dtype.kind in "iu" else labels

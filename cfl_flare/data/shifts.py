@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rules by which groups see the same classes differently: other images of them, or other names for them."""
+"""Rules by which groups have the same labels, but other images (feature shift) or label names (concept shift)."""
 
 from __future__ import annotations
 
@@ -15,62 +15,68 @@ from cfl_flare.core.errors import DataError
 from cfl_flare.core.seeds import stream
 from cfl_flare.data.deal import Pool
 from cfl_flare.data.groups import Grouped
+from cfl_flare.data.label_skew import IID
 from cfl_flare.data.samples import Samples
 
 
 @dataclass(frozen=True)
-class LabelPermutation(Grouped):
-    """Groups that share the images but name them differently: each group permutes the labels (concept shift).
+class Shift(Grouped):
+    """A rule whose groups differ in their samples only: every participant gets the same share of every class."""
 
-    It stands for hospitals that code the same findings by different schemes: one global model cannot serve two of them.
-    The group is the truth; the first keeps the labels as they are, and no two groups name alike.
-    """
-
-    name: ClassVar[str] = "label_permutation"
     random: ClassVar[bool] = False
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        """The same share of every class."""
+        """1/m each."""
+        return IID().shares(participants, pool, rng)
+
+
+@dataclass(frozen=True)
+class LabelPermutation(Shift):
+    """Groups that share the images but name them differently: each group permutes the labels (concept shift).
+
+    It models hospitals that code the same findings by different schemes: one global model cannot serve two of them. The
+    group is the true group; the first one keeps the labels as they are, and no two groups have the same permutation.
+    """
+
+    name: ClassVar[str] = "label_permutation"
+
+    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
+        """1/m each."""
         most = math.factorial(min(pool.classes, 20))
         require(
             self.groups <= most,
             f"partition label_permutation: groups = {self.groups} is more than the {most} orders of {pool.classes} "
             "classes",
         )
-        return np.full((participants, pool.classes), 1 / participants)
+        return super().shares(participants, pool, rng)
 
     def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
-        """Renames the classes as the group does."""
-        return Samples(samples.x, self._order(group or 0, classes, seed)[samples.y], samples.key)
-
-    def _order(self, group: int, classes: int, seed: int) -> np.ndarray:
-        """``(classes,)`` the group's new label for each class, other than that of every group before it."""
+        """The samples with the group's label names."""
         orders = [np.arange(classes)]
-        for g in range(1, group + 1):
+        for g in range(1, (group or 0) + 1):  # each differs from those of all groups before it
             rng = stream(seed, "label permutation", g)
             order = rng.permutation(classes)
             while any(np.array_equal(order, other) for other in orders):
                 order = rng.permutation(classes)
             orders.append(order)
-        return orders[-1]
+        return Samples(samples.x, orders[-1][samples.y], samples.key)
 
 
 @dataclass(frozen=True)
-class Scanner(Grouped):
-    """Groups of sites with devices of their own, which picture the same classes differently (feature shift).
+class Scanner(Shift):
+    """Groups of sites with different devices, which image the same classes differently (feature shift).
 
-    Labels are IID. Each group turns, regrades, inverts and blurs its images by amounts of its own; the first group's
-    stay as they are. The group is the truth.
+    Labels are IID. Each group rotates, regrades, inverts and blurs its images by its own amounts; the first group's
+    images stay as they are. The group is the true group.
 
     Attributes:
-        rotation: turn by a quarter turn more for each group, and by 4 to 10 degrees.
+        rotation: rotate by a quarter turn more for each group, and by 4 to 10 degrees.
         contrast: regrade by a gamma of 0.5 to 0.7 or 1.4 to 2, and a contrast of 0.6 to 0.9.
-        inversion: exchange black and white in every second group; alone it makes no more than two groups.
+        inversion: exchange black and white in every second group; alone it makes at most two groups.
         blur: smooth by a Gaussian of 0.5 to 1 pixel.
     """
 
     name: ClassVar[str] = "scanner"
-    random: ClassVar[bool] = False
 
     rotation: bool = True
     contrast: bool = True
@@ -83,22 +89,16 @@ class Scanner(Grouped):
             self.rotation or self.contrast or self.inversion or self.blur,
             "partition scanner: rotation, contrast, inversion and blur are all off; leave one on",
         )
-
-        alone = not (self.rotation or self.contrast or self.blur)
         require(
-            not alone or self.groups <= 2,
+            self.rotation or self.contrast or self.blur or self.groups <= 2,
             f"partition scanner: groups = {self.groups} cannot differ by inversion alone; turn another shift on",
         )
-
-    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        """The same share of every class."""
-        return np.full((participants, pool.classes), 1 / participants)
 
     def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
         """The images as the group's device takes them, of the same dtype.
 
         Raises:
-            DataError: not images, or floats outside [0, 1], or images that are not square and would be turned.
+            DataError: the samples are not images, floats outside [0, 1], or not square although they are rotated.
         """
         x = samples.x
         if x.ndim != 4:
@@ -117,7 +117,7 @@ class Scanner(Grouped):
         """Images in [0, 1], ``(n, channels, h, w)``, float32."""
         from scipy import ndimage
 
-        # All amounts are drawn at once, so that no switch moves another, and none is next to nothing.
+        # All amounts are drawn first, so that no switch changes another's; none is close to zero.
         angle, gamma = rng.choice((-1, 1), 2) * rng.uniform((4, 0.5), (10, 1))
         contrast, sigma = rng.uniform(0.6, 0.9), rng.uniform(0.5, 1)
         if self.rotation:
@@ -127,6 +127,6 @@ class Scanner(Grouped):
             x = ndimage.gaussian_filter(x, (0, 0, sigma, sigma))
         if self.contrast:
             x = 0.5 + contrast * (np.clip(x, 0, 1) ** 2**gamma - 0.5)
-        if self.inversion and (group + group // 4) % 2:  # so that eight groups differ in turn or inversion
+        if self.inversion and (group + group // 4) % 2:  # so that eight groups differ in rotation or inversion
             x = 1 - x
         return np.clip(x, 0, 1).astype(np.float32)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Data sources by the name that the command line knows them by: each reads one site's samples, training and test."""
+"""Data sources by their names on the command line: each reads one site's training and test samples."""
 
 from __future__ import annotations
 
@@ -16,35 +16,16 @@ import numpy as np
 from cfl_flare.core.config import check_types, require
 from cfl_flare.core.errors import DataError
 from cfl_flare.data.files import find, read_npz
-from cfl_flare.data.images import Folder, JpegNpz
+from cfl_flare.data.images import Folder
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
-from cfl_flare.data.samples import (
-    DataSource,
-    Samples,
-    channels_first,
-    checked,
-    normalised,
-    one_label_each,
-    split_by_class,
-)
+from cfl_flare.data.samples import DataSource, Samples, checked, split_by_class
 from cfl_flare.data.table import Table
 
-__all__ = [
-    "PLACE",
-    "SOURCES",
-    "DataSource",
-    "Digits",
-    "Npz",
-    "Samples",
-    "SiteData",
-    "checked",
-    "normalised",
-    "split_by_class",
-]
+__all__ = ["SOURCES", "DataSource", "Digits", "Npz", "Samples", "SiteData"]
 
 logger = logging.getLogger(__name__)
 
-PLACE = "CFL_DATA"
+VARIABLE = "CFL_DATA"
 # Where FLARE's container launchers mount the datasets of a job's study: /data/<study>/<dataset>.
 MOUNTS = Path("/data")
 
@@ -54,7 +35,7 @@ class Digits(DataSource):
     """Scikit-learn's bundled handwritten digits: 1,797 images of 8x8, 10 classes; nothing is downloaded.
 
     Attributes:
-        test_share: share of each class that is held back for testing.
+        test_share: share of each class that is used for testing.
         seed: of that split.
     """
 
@@ -82,12 +63,12 @@ class Digits(DataSource):
 class Npz(DataSource):
     """A file in MedMNIST's layout: ``train_images, train_labels, test_images, test_labels``, uint8 or float.
 
-    Images are ``(n, h, w)`` or ``(n, h, w, 3)``, labels ``(n,)`` or ``(n, 1)``. A validation split is left alone.
+    Images are ``(n, h, w)`` or ``(n, h, w, 3)``, labels ``(n,)`` or ``(n, 1)``. A validation split is not used.
 
     Attributes:
-        path: the file; ``$NAME`` and ``~`` are expanded on the site. A relative path that is not found is looked for
+        path: the file; ``$NAME`` and ``~`` are expanded on the site. A relative path that does not exist is looked up
             in ``$CFL_DATA_ROOT``.
-        key: names the arrays ``train_<key>, test_<key>`` that say whose each sample is, for the partition ``natural``.
+        key: names the arrays ``train_<key>, test_<key>`` with the owner of each sample, for the partition ``natural``.
     """
 
     name: ClassVar[str] = "npz"
@@ -101,38 +82,29 @@ class Npz(DataSource):
     def load(self) -> tuple[Samples, Samples]:
         """Both splits, images as they are stored."""
         path = find(self.path, "data npz")
-        kinds = ("images", "labels", *([self.key] if self.key else []))
-        arrays = read_npz(path, [f"{split}_{kind}" for split in ("train", "test") for kind in kinds])
-        train, test = (self._split(arrays, split, path) for split in ("train", "test"))
-        if train.x.shape[1:] != test.x.shape[1:]:
-            raise DataError(
-                f"{path}: training images are {train.x.shape[1:]}, test images {test.x.shape[1:]}; bring "
-                "them to one shape"
-            )
-        return train, test
-
-    def _split(self, arrays: dict[str, np.ndarray], split: str, path: Path) -> Samples:
-        images = channels_first(arrays[f"{split}_images"], f"{path}: {split}_images")
-        if images.dtype == np.float64:
-            images = images.astype(np.float32)
-        key = arrays[f"{split}_{self.key}"] if self.key else None
-        return Samples(images, one_label_each(arrays[f"{split}_labels"]), key).check(f"{path}: {split}")
+        splits, kinds = ("train", "test"), ("images", "labels", *([self.key] if self.key else []))
+        arrays = read_npz(path, [f"{split}_{kind}" for split in splits for kind in kinds])
+        found = []
+        for split in splits:
+            images, labels, *key = (arrays[f"{split}_{kind}"] for kind in kinds)
+            found.append(Samples.of_images(f"{path}: {split}", images, labels, *key))
+        return checked(tuple(found), str(path))
 
 
 @dataclass(frozen=True)
 class SiteData(DataSource):
-    """What the site itself says is its data: an .npz file in MedMNIST's layout, or a folder of images by class.
+    """The data that the site itself names: an .npz file in MedMNIST's layout, or a folder of images by class.
 
-    A folder with a single .npz file in it stands for that file, as what is mounted is always a folder.
+    A folder with a single .npz file stands for that file, as datasets are always mounted as folders.
 
-    The first of these that is given counts, and must be there: ``path``; the site's environment variable ``CFL_DATA``;
-    the one dataset that FLARE's container launchers (Docker, Kubernetes, Slurm) mount for the job's study.
+    The first of these that is set is used, and must exist: ``path``; the site's environment variable ``CFL_DATA``; the
+    only dataset that FLARE's container launchers (Docker, Kubernetes, Slurm) mount for the job's study.
 
     Attributes:
-        path: for a site by itself; a job leaves it out, as its author does not know the sites' paths.
-        study: the study whose mounted dataset is taken; a job leaves it out, and gets its own study's.
-        size: resize a folder's images to this height and width; None if they have one size already.
-        channels: 1 (grey) or 3 (colour), to which a folder's images are converted; None if they agree already.
+        path: for a site on its own; a job leaves it out, as its author does not know the sites' paths.
+        study: the study whose mounted dataset is used; a job leaves it out, and gets that of its own study.
+        size: resize a folder's images to this height and width; None if all have the same size.
+        channels: convert a folder's images to 1 (grey) or 3 (colour) channels; None if all have the same number.
     """
 
     name: ClassVar[str] = "site"
@@ -149,43 +121,39 @@ class SiteData(DataSource):
 
     def load(self) -> tuple[Samples, Samples]:
         """Training and test samples, as the source npz or the source folder reads them."""
-        place, how = self.place()
-        within = list(place.glob("*.npz")) if place.is_dir() else []
-        place = within[0] if len(within) == 1 else place
-        logger.info("data: %s (%s)", place, how)
-        source = Folder(str(place), self.size, self.channels) if place.is_dir() else Npz(str(place))
+        path, how = self.located()
+        inside = list(path.glob("*.npz")) if path.is_dir() else []
+        path = inside[0] if len(inside) == 1 else path
+        logger.info("data: %s (%s)", path, how)
+        source = Folder(str(path), self.size, self.channels) if path.is_dir() else Npz(str(path))
         return source.load()
 
-    def place(self) -> tuple[Path, str]:
-        """Where the data is, and by which of the ways it was found.
+    def located(self) -> tuple[Path, str]:
+        """The data's path, and what named it.
 
         Raises:
-            DataError: nowhere, or what was named is not there.
+            DataError: nothing names one, or it does not exist.
         """
         if self.path is not None:
             return find(self.path, "data site", folder=None), "path"
-        named = os.environ.get(PLACE)
+        named = os.environ.get(VARIABLE)
         if named:
-            return find(named, f"data site: {PLACE}", folder=None), PLACE
-        mounted = self._mounted()
+            return find(named, f"data site: {VARIABLE}", folder=None), VARIABLE
+        # Only mounts count, not any folder of that name: the job's author chooses the study.
+        mounted = [p for p in sorted((MOUNTS / self.study).glob("*")) if os.path.ismount(p)] if self.study else []
         if len(mounted) == 1:
             return mounted[0], f"mounted for study {self.study}"
         of_study = f"what is mounted for study {self.study} ({len(mounted)} datasets)" if self.study else "no study"
         raise DataError(
-            f"data site: this site does not say where its data is; tried path (not given), {PLACE} (not set), "
-            f"{of_study}; set {PLACE} to an .npz file or a folder of images by class, where the site is started"
+            f"data site: this site does not say where its data is; tried path (not given), {VARIABLE} (not set), "
+            f"{of_study}; set {VARIABLE} to an .npz file or a folder of images by class, where the site is started"
         )
-
-    def _mounted(self) -> list[Path]:
-        """The study's datasets. A plain folder of that name is none: the job's author chooses the study."""
-        return [p for p in sorted((MOUNTS / self.study).glob("*")) if os.path.ismount(p)] if self.study else []
 
 
 SOURCES: dict[str, type[DataSource]] = {
     "digits": Digits,
     "npz": Npz,
     "site": SiteData,
-    "jpeg-npz": JpegNpz,
     "folder": Folder,
     "table": Table,
     "mnist": MNIST,

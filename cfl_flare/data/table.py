@@ -1,11 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tables: a CSV or npz file with one row a sample, a label column, and numbers in the others."""
+"""Tables: a CSV or npz file with one row per sample, a label column, and numbers in the others."""
 
 from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,20 +20,20 @@ from cfl_flare.data.samples import DataSource, Samples, split_by_class
 
 @dataclass(frozen=True)
 class Table(DataSource):
-    """Rows of numbers with a label column, from a CSV file with a header or an npz file with an array a column.
+    """Rows of numbers with a label column, from a CSV file with a header or an npz file with one array per column.
 
     Features are all other columns of numbers, in the file's order; columns of text are left out. In an npz file an
-    array may also be ``(n, several)``. Labels are class numbers from 0, or names, which are numbered in sorted order.
+    array may have two dimensions. Labels are class numbers from 0, or names, which are numbered in sorted order.
 
     Attributes:
-        path: the file, found as by the source npz; a name that ends in ``.npz`` is read as one, any other as CSV.
+        path: the file, found as by the source npz; read as npz if its name ends in ``.npz``, else as CSV.
         label: the label's column.
-        key: a column that says whose each row is, for the partition ``natural``; it is no feature.
-        test_share: share of each class that is held back for testing.
+        key: the column with each row's owner, for the partition ``natural``; it is not a feature.
+        test_share: share of each class that is used for testing.
         seed: of that split.
-        standardise: scale each feature by the training rows' mean and deviation. `normalised` turns x into
-            2x - 1, so (z + 1) / 2 is stored for the standardised z, and the network sees z. Without it, the numbers
-            are kept as they are, and should lie in about [0, 1].
+        standardise: scale each feature by the training rows' mean and deviation. `normalised` maps x to 2x - 1, so
+            (z + 1) / 2 is stored for the standardised z, and the network sees z. Without it, the numbers are kept as
+            they are, and should be in about [0, 1].
     """
 
     name: ClassVar[str] = "table"
@@ -64,14 +65,13 @@ class Table(DataSource):
         features = {name: _sound(values, f"{path}: column {name!r}") for name, values in columns.items()}
         blocks = [values.reshape(len(labels), -1) for values in features.values() if values.dtype.kind in "biuf"]
         if not blocks:
-            raise DataError(
-                f"{path}: no column of numbers beside {self.label!r}; it has {', '.join(columns) or 'none'}"
-            )
+            others = ", ".join(columns) or "none"
+            raise DataError(f"{path}: no column of numbers besides {self.label!r}; it has {others}")
         samples = Samples(np.concatenate(blocks, axis=1).astype(np.float64), labels, key).check(str(path))
         train, test = split_by_class(samples, self.test_share, self.seed)
         if self.standardise and len(train):
             mean, deviation = train.x.mean(axis=0), train.x.std(axis=0)
-            # A feature that is constant but for rounding carries nothing; dividing by its deviation would blow it up.
+            # Dividing a feature that is constant except for rounding by its deviation would blow it up.
             deviation[deviation <= 1e-12 * np.maximum(1, np.abs(mean))] = 1
             train, test = (Samples(((s.x - mean) / deviation + 1) / 2, s.y, s.key) for s in (train, test))
         train, test = (Samples(s.x.astype(np.float32), s.y, s.key) for s in (train, test))
@@ -90,23 +90,25 @@ def class_numbers(values: np.ndarray, where: str) -> np.ndarray:
         if len(values) and values.min() < 0:
             raise DataError(f"{where}: label {values.min()} is below 0; number the classes from 0")
         return values.astype(np.int64)
-    missing = (
-        values == "" if values.dtype.kind == "U" else np.isnan(values) if values.dtype.kind == "f" else np.array([])
-    )
-    if missing.any():
-        raise DataError(f"{where}: row {int(np.flatnonzero(missing)[0]) + 1} has no label")
+    missing = [i for i, value in enumerate(values) if value == "" or value != value]  # NaN differs from itself
+    if missing:
+        raise DataError(f"{where}: row {missing[0] + 1} has no label")
     if values.dtype.kind != "U":
         raise DataError(f"{where} holds {values.dtype}, e.g. {values[0]}; labels are whole numbers from 0, or names")
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 
 def _sound(values: np.ndarray, where: str) -> np.ndarray:
-    """The column, if it holds no NaN, no infinity, and no stray text among its numbers."""
+    """The column.
+
+    Raises:
+        DataError: it holds NaN, infinity, or text in a column of numbers.
+    """
     if values.dtype.kind == "U" and values.ndim == 1:
-        numbers = np.array([_is_number(value) for value in values])
-        if numbers.mean() > 0.5:
-            row = int(np.flatnonzero(~numbers)[0])
-            raise DataError(f"{where}: row {row + 1} holds {str(values[row])!r} among numbers; mend it or leave it out")
+        text = [row for row, value in enumerate(values) if not _is_number(value)]
+        if text and len(text) < 0.5 * len(values):
+            value = str(values[text[0]])
+            raise DataError(f"{where}: row {text[0] + 1} holds {value!r} among numbers; fix it or leave it out")
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         row = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
         raise DataError(f"{where}: row {row + 1} is empty, NaN or infinity; fill it in or leave the row out")
@@ -122,28 +124,24 @@ def _is_number(text: str) -> bool:
 
 
 def _npz_columns(path: Path) -> dict[str, np.ndarray]:
-    """The arrays, if they are equally long."""
+    """The arrays, which must have equal lengths."""
     columns = read_npz(path)
     lengths = {name: len(values) if values.ndim else 0 for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        (first, n), (other, m) = min(lengths.items(), key=_second), max(lengths.items(), key=_second)
+        (first, n), (other, m) = min(lengths.items(), key=itemgetter(1)), max(lengths.items(), key=itemgetter(1))
         raise DataError(f"{path}: {first!r} has {n} rows but {other!r} has {m}; every array is a column of the table")
     return columns
 
 
-def _second(pair: tuple[str, int]) -> int:
-    return pair[1]
-
-
 def _csv_columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a CSV file: int64 or float64 where every value that is given is a number, else text."""
+    """The columns of a CSV file: int64 or float64 if all values are numbers or missing, else text."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file, strict=True) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as a CSV file in UTF-8: {error}") from error
     if len(rows) < 2:
-        raise DataError(f"{path}: no rows; a table has a line of column names and one line a sample")
+        raise DataError(f"{path}: no rows; a table has a line of column names and one line per sample")
     header = [name.strip() for name in rows[0]]
     repeated = [name for name in header if header.count(name) > 1]
     if repeated:
@@ -155,7 +153,7 @@ def _csv_columns(path: Path) -> dict[str, np.ndarray]:
 
 
 def _typed(values: list[str]) -> np.ndarray:
-    """Whole numbers, else numbers with NaN for what is missing, else text."""
+    """As whole numbers if possible, else as numbers with NaN for missing values, else as text."""
     try:
         return np.array([int(value) for value in values], np.int64)
     except (ValueError, OverflowError):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a run's rounds is the best, and when a run has done enough; names and meanings are FLARE's."""
+"""Which of a run's rounds is the best, and when the run ends early; names and meanings are FLARE's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cfl_flare.core.config import require
+from cfl_flare.core.errors import ConfigError
 
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq}
 MODES = {">=": "max", ">": "max", "<=": "min", "<": "min"}
@@ -54,7 +55,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that can be said of a round: ``accuracy >= 0.8``.
+    """A condition on a round's numbers: ``accuracy >= 0.8``.
 
     Attributes:
         text: as it was written.
@@ -75,14 +76,15 @@ class Condition:
         Raises:
             ConfigError: it is not ``<metric> <sign> <number>``.
         """
-        words = text.split()
-        clear = len(words) == 3 and words[1] in OPERATORS and _is_number(words[2])
-        require(
-            clear,
-            f"run: stop_cond = {text!r} should be '<metric> <sign> <number>' with one of {' '.join(OPERATORS)}, such "
-            "as 'accuracy >= 0.8'",
-        )
-        return cls(text, Metric(words[0], MODES.get(words[1], "max")), words[1], float(words[2]))
+        try:
+            name, sign, number = text.split()
+            _ = OPERATORS[sign]
+            return cls(text, Metric(name, MODES.get(sign, "max")), sign, float(number))
+        except (ValueError, KeyError) as error:
+            raise ConfigError(
+                f"run: stop_cond = {text!r} should be '<metric> <sign> <number>' with one of {' '.join(OPERATORS)}, "
+                "such as 'accuracy >= 0.8'"
+            ) from error
 
     def holds(self, scalars: Mapping[str, float]) -> bool:
         """Whether a round fulfils it; one that lacks the metric does not."""
@@ -91,13 +93,13 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What a run is after.
+class EarlyStopping:
+    """Which round of a run is the best, and when the run ends before its last round.
 
     Attributes:
         key: by what the best round is chosen; None for no best round.
-        stop: where it is fulfilled, the run ends.
-        patience: so many rounds without improvement end it as well: of the metric in ``stop``, else of ``key``.
+        stop: the run ends once it holds.
+        patience: the run also ends after so many rounds without improvement of the metric in ``stop``, else of ``key``.
     """
 
     key: Metric | None = None
@@ -105,15 +107,12 @@ class Goal:
     patience: int | None = None
 
     @classmethod
-    def of(cls, key_metric: str, key_metric_mode: str | None, stop_cond: str | None, patience: int | None) -> Goal:
-        """From the settings of a run, as FLARE's recipe has them.
+    def of(cls, key_metric: str, mode: str | None, stop_cond: str | None, patience: int | None) -> EarlyStopping:
+        """From a run's settings, each of which is in its bounds.
 
         Raises:
-            ConfigError: one of them is wrong, or they contradict each other.
+            ConfigError: the condition cannot be read, or they contradict each other.
         """
-        mode = key_metric_mode
-        require(mode in ("min", "max", None), f"run: key_metric_mode = {mode!r} should be 'min' or 'max'")
-        require(patience is None or patience >= 1, f"run: patience = {patience} should be >= 1")
         stop = None if stop_cond is None else Condition.parse(stop_cond)
         implied = MODES.get(stop.sign) if stop is not None and _same(stop.metric.name, key_metric) else None
         require(
@@ -133,7 +132,7 @@ class Goal:
         return self.key if self.stop is None else self.stop.metric
 
     def unknown(self, best: Mapping[str, Any] | None, watched: Mapping[str, Any] | None) -> list[str]:
-        """The metrics that it is about and that no round has had, given the best rounds so far by each."""
+        """The metrics of it that no round has had, given the best rounds so far by each."""
         pairs = ((self.key, best), (self.watched, watched))
         return list(dict.fromkeys(metric.name for metric, found in pairs if metric is not None and found is None))
 
@@ -158,11 +157,3 @@ class Goal:
 def _same(one: str, other: str) -> bool:
     """Whether two names mean the same number."""
     return one.replace("served_", "") == other.replace("served_", "")
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The server's indicator samples: whether a run has those that its method needs, and what models predict on them."""
+"""The server's indicator samples: those that a method needs, and the models' predictions on them."""
 
 from __future__ import annotations
 
@@ -18,26 +18,22 @@ from cfl_flare.data.samples import Samples, normalised
 from cfl_flare.methods import Method
 from cfl_flare.methods.state import Predict
 from cfl_flare.training.batched_predict import Predictor
-from cfl_flare.training.learner import Split
 from cfl_flare.training.resident import ResidentModel
+from cfl_flare.training.runtime import Split
 
 
-def held_back(methods: Iterable[Method]) -> int:
-    """How many samples of each class a simulation of these methods takes out of the data: as many as one of them needs.
+def samples_to_set_aside(methods: Iterable[Method]) -> int:
+    """How many samples of each class a simulation of these methods sets aside: the most that one of them needs.
 
-    Methods that are compared share what is left, also those that need none.
+    All methods that are compared train on the same remaining samples.
     """
-    wanted = [method.indicator for method in methods]
+    wanted = [method.traits.indicator for method in methods]
     return max((w.per_class for w in wanted if w is not None and w.file is None), default=0)
 
 
 def check_indicator(method: Method, data: DataConfig) -> None:
-    """Whether a run will have the indicator samples that its method needs.
-
-    Raises:
-        ConfigError: it will not.
-    """
-    wanted = method.indicator
+    """Raises a ConfigError if a run will not have the indicator samples that its method needs."""
+    wanted = method.traits.indicator
     if wanted is None or wanted.file is not None:
         return
     where = f"method {method.label}: compares models on {wanted.per_class} indicator samples of each class"
@@ -59,20 +55,20 @@ def logits_for(
     source: Callable[[], DataSource],
     seed: int,
 ) -> Predict | None:
-    """What predicts on the indicator samples of a run; None for a method that needs none.
+    """Computes models' predictions on the indicator samples of a run; None for a method that needs none.
 
     Args:
         method: the run's method.
         make_model: builds the untrained module.
         data: how a simulation deals the samples out.
-        source: builds what is dealt out; asked only where a simulation holds the indicator samples back.
+        source: builds the source; called only if a simulation sets the indicator samples aside.
         seed: of the draw from a file.
 
     Raises:
         ConfigError: there are none, or too few.
         DataError: they cannot be read, or do not fit the model.
     """
-    wanted = method.indicator
+    wanted = method.traits.indicator
     if wanted is None:
         return None
     check_indicator(method, data)
@@ -102,7 +98,7 @@ class Logits:
         except Exception as error:  # the module may be the user's, and raise anything
             shape = list(samples.x.shape[1:])
             raise DataError(
-                f"the indicator samples of shape {shape} do not fit the model ({one_line(error)}); give ones of the "
+                f"the indicator samples of shape {shape} do not fit the model ({one_line(error)}); give samples of the "
                 "participants' shape, and set the model's input_shape to it"
             ) from error
 

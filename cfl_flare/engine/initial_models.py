@@ -19,7 +19,7 @@ from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.methods import Method
 from cfl_flare.training.resident import untrained
 
-# Under which key others keep the weights: FLARE's persistor, Lightning, many training scripts.
+# Keys under which others store the weights: FLARE's persistor, Lightning, many training scripts.
 INSIDE = ("model", "state_dict", "model_state_dict")
 
 
@@ -32,15 +32,15 @@ def read_checkpoint(path: Path, layout: Layout) -> Params:
         layout: of the job's model.
 
     Raises:
-        ConfigError: it is not there, holds anything else than arrays, or those of another model.
+        ConfigError: it does not exist, holds anything but arrays, or arrays of another model.
     """
     where = f"run: initial_ckpt = {str(path)!r}"
-    require(path.is_file(), f"{where} is no file here; name a safetensors file or one that torch.save wrote")
+    require(path.is_file(), f"{where} is not a file here; name a safetensors file or one that torch.save wrote")
     try:
         arrays = load_arrays(path)[0] if path.suffix == ".safetensors" else _from_torch(path)
     except PayloadError as error:
         raise ConfigError(f"run: initial_ckpt: {error}") from error
-    except Exception as error:  # torch has many ways to say that it cannot read a file
+    except Exception as error:  # torch raises many kinds of errors for a file that it cannot read
         raise ConfigError(
             f"{where} cannot be read without unpickling ({one_line(error)}); save model.state_dict() alone, with "
             "torch.save or as safetensors"
@@ -78,11 +78,9 @@ def _from_torch(path: Path) -> dict[str, np.ndarray]:
 
 
 def check_initial(method: Method, layout: Layout) -> None:
-    """Whether a method can start from one given model.
+    """Raises a ConfigError if a method cannot start from one given model.
 
-    Raises:
-        ConfigError: it begins with several models, which would be the same, or its sites begin with models of their
-            own, which they build themselves.
+    It cannot if it begins with more than one model, or if its sites build their initial models themselves.
     """
     asked: set[int] = set()
 
@@ -94,11 +92,11 @@ def check_initial(method: Method, layout: Layout) -> None:
     require(
         len(asked) <= 1,
         f"run: initial_ckpt: method {method.label} begins with {len(asked)} different models, which one checkpoint "
-        "would make the same: nothing could tell them apart; take a method that begins with one (fedavg, fesem, wecfl, "
-        "cfl, fl-hc, ...), or leave initial_ckpt out",
+        "would make equal; take a method that begins with one (fedavg, fesem, wecfl, cfl, fl-hc, ...), or leave "
+        "initial_ckpt out",
     )
     require(
-        not method.starts_on_site,
+        not method.traits.starts_on_site,
         f"run: initial_ckpt: in method {method.label} each participant begins with a model that its site builds from "
         "the seed, and a checkpoint stays at the server; leave initial_ckpt out",
     )
@@ -107,7 +105,7 @@ def check_initial(method: Method, layout: Layout) -> None:
 def initial_models(
     method: Method, make_model: Callable[[], torch.nn.Module], layout: Layout, seed: int, path: Path | None
 ) -> Callable[[int], Params]:
-    """What a method takes for the run's initial models: untrained ones, or always the one in a file.
+    """A run's initial models: untrained ones, or always the one in a file.
 
     Raises:
         ConfigError: the method cannot start from one given model, or the file is not such a model's.

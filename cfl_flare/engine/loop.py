@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,19 @@ from typing import Any
 import torch
 
 from cfl_flare.core.archive import Archive
-from cfl_flare.core.config import build, describe
+from cfl_flare.core.config import build, describe, from_dict
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.initial_models import initial_models
-from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.server import Server
+from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.engine.site import Site
-from cfl_flare.methods import Method, Participant, describe_method
+from cfl_flare.methods import Method, Participant, build_method, describe_method
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.metrics import RoundMetrics
-from cfl_flare.results.run_dir import Recorder
+from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import ARCHIVE, Store
 from cfl_flare.training.settings import TrainSettings
 
@@ -45,8 +47,8 @@ def run_loop(
     data: DataConfig,
     settings: ServerSettings,
     training: TrainSettings,
+    at_site: SiteSettings | None = None,
     folder: Path | None = None,
-    evaluate_trained: bool = False,
     on_round: Callable[[RoundMetrics], None] = lambda measured: None,
     checkpoints: Store | None = None,
     checkpoint_every: int = 10,
@@ -63,8 +65,8 @@ def run_loop(
         data: how they are dealt out.
         settings: what is scheduled.
         training: how participants train.
+        at_site: how the one site works.
         folder: where results are written; None for none.
-        evaluate_trained: measure the locally trained models as well.
         on_round: called with what was measured of each round.
         checkpoints: what an earlier attempt left to go on from, and where this one's checkpoints are kept; None for
             none.
@@ -78,24 +80,26 @@ def run_loop(
         StoreError: the checkpoints are of another run.
         ConfigError: the checkpoints' rounds are not in the folder, or the method lacks indicator samples.
     """
-    torch.set_num_threads(1)
+    own = at_site or SiteSettings()
+    torch.set_num_threads(own.torch_threads)
     make_model = model_factory(model)
-    site = Site(method, make_model, training, settings.seed, evaluate_trained)
+    site = Site(method, make_model, training, settings.seed, own.evaluate_trained, own.device)
     site.add(data.host(source, "local", 0, 1))
     logits = logits_for(method, make_model, data, lambda: source, settings.seed)
     participants = [Participant(d.name, "local", len(d.train), d.group) for d in site.hosted.values()]
-    layout, facts = site.workshop.resident.layout, describe_run(data, settings, training)
+    layout, facts = site.runtime.resident.layout, describe_run(data, settings, training)
     run = {
         "method": describe_method(method),
         "model": describe(model, "model"),
         "participants": {p.name: p.samples for p in participants},
-        "evaluate_trained": evaluate_trained,
+        "evaluate_trained": own.evaluate_trained,
         **facts,
         **({} if initial_ckpt is None else {"initial_ckpt": str(initial_ckpt)}),
     }
-    begun = Checkpoint.latest(checkpoints, layout, run) if checkpoints is not None else None
+    begun = Checkpoint.latest(checkpoints, layout, run, as_written_now) if checkpoints is not None else None
     if begun is None:
-        begun = Checkpoint(method.start(initial_models(method, make_model, layout, settings.seed, initial_ckpt)))
+        initial = initial_models(method, make_model, layout, settings.seed, initial_ckpt)
+        begun = Checkpoint(method.start(initial, [p.name for p in participants]))
     site.memory.update({name: dict(own) for name, own in begun.memory.items()})
     recorder = None
     if folder is not None:
@@ -104,11 +108,11 @@ def run_loop(
     server = Server(method, layout, participants, settings, begun.state, recorder, begun.progress, logits, archive)
     while True:
         number, last = server.state.round, server.finished
-        orders = server.orders()
-        models = with_parts(server.bank, [slot for order in orders.values() for slot in order.needed])
-        for name, order in orders.items():
+        tasks = server.tasks()
+        models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
+        for name, task in tasks.items():
             try:
-                server.accept(site.answer(name, order, models, number), "local")
+                server.accept(site.carry_out(name, task, models, number), "local")
             except PayloadError as error:
                 logger.warning("round %d: %s", number, error)
         measured = server.finish_round()
@@ -133,3 +137,26 @@ def describe_run(data: DataConfig, settings: ServerSettings, training: TrainSett
         "run": dataclasses.asdict(settings),
         "training": dataclasses.asdict(training),
     }
+
+
+def as_written_now(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's settings as this version writes them: what they lack has its default, what was renamed its new name.
+
+    Classes of a user's own are not imported for it: a method of such a class stays as it is.
+
+    Raises:
+        ConfigError: this version does not know one of them.
+    """
+    method = run["method"]
+    with contextlib.suppress(PermissionError):
+        method = describe_method(build_method(method, _refuse))
+    parts = {"data": DataConfig, "run": ServerSettings, "training": TrainSettings}
+    return {
+        **run,
+        "method": method,
+        **{name: dataclasses.asdict(from_dict(cls, run[name], name)) for name, cls in parts.items()},
+    }
+
+
+def _refuse(class_path: str) -> None:
+    raise PermissionError(class_path)

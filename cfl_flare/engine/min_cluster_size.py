@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from cfl_flare.clustering.kmeans import nearest
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
+from cfl_flare.methods.state import Download, Mapped
+from cfl_flare.methods.wrapper import Clustering
 
 
 def small_clusters(assignment: Assignment, participants: Mapping[str, Participant], fewest: int) -> list[int]:
@@ -26,45 +29,76 @@ def small_clusters(assignment: Assignment, participants: Mapping[str, Participan
     return sorted(cluster for cluster, there in sites.items() if len(there) < fewest)
 
 
-def regrouped(
+def merged(
     method: Method,
-    state: ServerState,
+    before: ServerState,
     updates: Sequence[Update],
     assignment: Assignment,
     participants: Mapping[str, Participant],
     fewest: int,
 ) -> Assignment:
-    """The assignment with no small cluster: each of their members goes to the nearest of the others.
+    """The assignment without small clusters: each of their members goes to the nearest of the other clusters.
 
-    Near is what `Method.features` of the trained models says, and an other cluster is where its members of this round
-    are, on average. Where there is no other one, all stays as it is.
+    Participants are compared by their vectors (`Method.vector`), and a cluster is where the mean of its members of this
+    round is. Where there is no other cluster, the assignment stays as it is.
 
     Args:
         method: one whose M-step takes any assignment.
-        state: before the round.
+        before: the state before the round.
         updates: the round's; read twice.
         assignment: their clusters.
         participants: all of the run's.
         fewest: sites of a cluster.
     """
-    small = set(small_clusters({**state.assignment, **assignment}, participants, fewest))
+    small = set(small_clusters({**before.assignment, **assignment}, participants, fewest))
     if not assignment or not small:
         return assignment
+    clustering = Clustering.of(method, before)
     sums: dict[int, np.ndarray] = {}
     counts: dict[int, int] = {}
     for update in updates:
         cluster = assignment[update.participant]
         if cluster not in small:
-            features = method.features(method.clustered(state, update)).astype(np.float64)
-            sums[cluster] = sums.get(cluster, 0.0) + features
+            sums[cluster] = sums.get(cluster, 0.0) + clustering.vector(update).astype(np.float64)
             counts[cluster] = counts.get(cluster, 0) + 1
     if not sums:
         return assignment
     others = sorted(sums)
     means = np.stack([sums[k] / counts[k] for k in others])
     moved = {
-        u.participant: others[int(nearest(method.features(method.clustered(state, u))[None], means)[0])]
+        u.participant: others[int(nearest(clustering.vector(u)[None], means)[0])]
         for u in updates
         if assignment[u.participant] in small
     }
     return {**assignment, **moved}
+
+
+def without_chosen(
+    updates: Sequence[Update], assignment: Assignment, downloads: Mapping[str, Download]
+) -> tuple[Sequence[Update], set[int]]:
+    """Takes the models out that participants chose themselves and that merging has closed.
+
+    Where participants choose on the site, a merged participant has trained a model of a cluster that it is no longer
+    in: what it moved there is dropped, and nobody may choose that cluster again.
+
+    Returns:
+        The updates, and the clusters to close.
+    """
+    overruled = {u.participant: u.cluster for u in updates if u.cluster not in (None, assignment.get(u.participant))}
+    if not overruled:
+        return updates, set()
+
+    def seen(update: Update) -> Update:
+        if update.participant not in overruled:
+            return update
+        dropped = {update.main, downloads[update.participant].joined.get(str(update.main))}
+        return replace(update, diffs={slot: d for slot, d in update.diffs.items() if slot not in dropped})
+
+    return Mapped(updates, seen), {cluster for cluster in overruled.values() if cluster is not None}
+
+
+def closing(state: ServerState, clusters: set[int]) -> ServerState:
+    """The state in which nobody may choose these clusters any more."""
+    if not clusters:
+        return state
+    return replace(state, extras={**state.extras, "closed": sorted(state.closed | clusters)})

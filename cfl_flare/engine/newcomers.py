@@ -24,12 +24,14 @@ from torch import nn
 
 from cfl_flare.core.config import build, from_dict, require, require_whole
 from cfl_flare.core.errors import ConfigError, DataError, RunFailedError
+from cfl_flare.core.files import atomic_write
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
 from cfl_flare.data.indicator_samples import read_indicator
+from cfl_flare.engine.checks import check_arrays
 from cfl_flare.engine.indicator import Logits, logits_for
-from cfl_flare.engine.site import Answer, Order, Site
+from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.methods import Method, ServerState, build_method
-from cfl_flare.methods.slots import with_parts
+from cfl_flare.methods.slots import is_cluster, with_parts
 from cfl_flare.methods.state import Predict
 from cfl_flare.results.metrics import average
 from cfl_flare.results.run_dir import NEWCOMERS, STATE, load_run, save_served, the_run
@@ -79,32 +81,49 @@ def join(
     require_whole("newcomer", rounds=rounds)
     site.memory[name] = {}
     first, stayed = state.round, 0
-    state = method.admit(state, [name])
     while stayed < rounds:
-        placed = method.placed(state, name)
+        placed = is_placed(method, state, name)
         if not placed and state.round - first >= MOST:
             raise RunFailedError(f"{name}: method {method.label} gave it no cluster in {MOST} rounds")
-        update = _answer(method, state, site, name, train=True).update
+        update = _result(method, state, site, name, train=True).update
         assert update is not None
         state = method.join(replace(state, logits=logits), update)
         stayed += placed
     # In its last round, not the next: samples by which it chooses a cluster are then those that it has chosen by.
     seen: dict[str, Served] = {}
-    answer = _answer(method, replace(state, round=state.round - 1), site, name, train=False, on_served=seen.__setitem__)
-    if not all(map(math.isfinite, answer.metrics.values())):
-        raise RunFailedError(f"{name}: its measures are not finite: {answer.metrics}; look for outliers in its samples")
-    return Newcomer(name, state.assignment.get(name), state.round - first, seen[name], dict(answer.metrics))
+    result = _result(method, replace(state, round=state.round - 1), site, name, train=False, on_served=seen.__setitem__)
+    if not all(map(math.isfinite, result.metrics.values())):
+        raise RunFailedError(f"{name}: its measures are not finite: {result.metrics}; look for outliers in its samples")
+    return Newcomer(name, state.assignment.get(name), state.round - first, seen[name], dict(result.metrics))
 
 
-def _answer(method: Method, state: ServerState, site: Site, name: str, train: bool, **more: Any) -> Answer:
-    """The newcomer's answer to an order to train, or to be measured."""
-    order = Order.of(method.distribute(state, name), train=train, evaluate=not train)
-    answer = site.answer(name, order, with_parts(state.bank, order.slots), state.round, **more)
-    if answer.error is not None:
-        raise RunFailedError(f"{name} failed: {answer.error}")
-    if answer.update is not None and not all(np.isfinite(d.vector).all() for d in answer.update.diffs.values()):
+def is_placed(method: Method, state: ServerState, name: str) -> bool:
+    """True once a participant is sent the model of the cluster in which it will stay; always, where there are none."""
+    if not method.clusters_in(state):
+        return True
+    return name in state.assignment and any(map(is_cluster, method.distribute(state, name).slots))
+
+
+def _result(method: Method, state: ServerState, site: Site, name: str, train: bool, **more: Any) -> Result:
+    """What the newcomer makes of a task to train, or to be measured."""
+    sent = method.distribute(state, name)
+    task = Task.of(sent, train=train, evaluate=not train)
+    result = site.carry_out(name, task, with_parts(state.bank, task.slots), state.round, **more)
+    if result.error is not None:
+        raise RunFailedError(f"{name} failed: {result.error}")
+    update = result.update
+    if update is None:
+        return result
+    if not all(np.isfinite(d.vector).all() for d in update.diffs.values()):
         raise RunFailedError(f"{name}: its training ended with NaN or infinity; look for outliers in its samples")
-    return answer
+    check_arrays(name, update.arrays, sent.arrays)
+    main = next(iter(sent.expected(update.cluster)), None)
+    return replace(result, update=replace(update, main=main))
+
+
+def joining_rule(method: Method) -> str:
+    """The rule by which newcomers are placed, in a few words; empty where there are no clusters."""
+    return method.traits.joins_by or ("the method's own assignment" if method.clusters else "")
 
 
 class Finished:
@@ -138,7 +157,7 @@ class Finished:
         self.make_model = partial(build, self.summary["model"], nn.Module, "model", authorize)
         training = from_dict(TrainSettings, self.summary["training"], "training")
         self._site = Site(self.method, self.make_model, training, self.summary["seed"])
-        self.state = state_of(*store.load(store.versions()[-1], self._site.workshop.resident.layout))
+        self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))
         found = not self.method.clusters or bool(self.state.assignment)
         require(found, f"{self.folder}: nobody in this run has a cluster, so that a newcomer could have none either")
 
@@ -152,7 +171,7 @@ class Finished:
             ConfigError: the method needs a file and there is none, or it needs none.
             DataError: it cannot be read, or does not fit the model.
         """
-        wanted, where = self.method.indicator, f"method {self.method.label}"
+        wanted, where = self.method.traits.indicator, f"method {self.method.label}"
         if wanted is None:
             require(file is None, f"{where}: needs no indicator samples; leave --indicator-file out")
             return None
@@ -216,7 +235,7 @@ def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict
             failed[one.name] = str(error)
     metrics = {name: newcomer.metrics for name, newcomer in joined.items()}
     content = {
-        "joins_by": finished.method.joins_by,
+        "joins_by": joining_rule(finished.method),
         "rounds": rounds,
         **average(metrics, {one.name: float(len(one.train)) for one in people}),
         "served_worst_accuracy": min((own["served_accuracy"] for own in metrics.values()), default=None),
@@ -234,7 +253,5 @@ def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict
             if one.name in joined
         ],
     }
-    temporary = finished.folder / (NEWCOMERS + ".tmp")
-    temporary.write_text(json.dumps(content, indent=1))
-    temporary.replace(finished.folder / NEWCOMERS)
+    atomic_write(finished.folder / NEWCOMERS, json.dumps(content, indent=1))
     return content

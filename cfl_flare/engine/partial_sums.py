@@ -16,22 +16,22 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Params, weighted_mean
 from cfl_flare.engine.settings import ServerSettings
-from cfl_flare.engine.site import Answer
+from cfl_flare.engine.site import Result
 from cfl_flare.methods import Method, Participant, Update
 
 
-def added_up(answers: Sequence[Answer], models: Mapping[str, Params], method: Method) -> list[Answer]:
-    """On the site: the same answers, with the updates of each cluster in those of its first participant.
+def added_up(results: Sequence[Result], models: Mapping[str, Params], method: Method) -> list[Result]:
+    """On the site: the same results, with the updates of each cluster in those of its first participant.
 
     Args:
-        answers: of one site, in one round.
+        results: of one site, in one round.
         models: those that came with the round, from which the updates differ.
-        method: one that ``sums``.
+        method: one that ``averages_only``.
     """
     alike: dict[tuple[int | None, tuple[str, ...]], list[Update]] = {}
-    for answer in answers:
-        if answer.update is not None:
-            alike.setdefault((answer.update.cluster, tuple(sorted(answer.update.diffs))), []).append(answer.update)
+    for result in results:
+        if result.update is not None:
+            alike.setdefault((result.update.cluster, tuple(sorted(result.update.diffs))), []).append(result.update)
     sums: dict[str, Update] = {}
     for (_, slots), members in alike.items():
         first, *others = members
@@ -42,12 +42,12 @@ def added_up(answers: Sequence[Answer], models: Mapping[str, Params], method: Me
         }
         sums[first.participant] = replace(first, diffs={slot: mean - models[slot] for slot, mean in means.items()})
         sums.update({u.participant: replace(u, diffs={}, carrier=first.participant) for u in others})
-    return [replace(a, update=sums.get(a.participant)) for a in answers]
+    return [replace(r, update=sums.get(r.participant)) for r in results]
 
 
 def no_sums(method: Method, settings: ServerSettings) -> str:
     """Why a run's sites cannot send sums, and the way out; empty where they can."""
-    if not method.sums:
+    if not method.traits.averages_only:
         return f"method {method.label} needs the model of each participant; leave site_sums out"
     if settings.merge_small_clusters or settings.keep_features:
         asked = "merge_small_clusters" if settings.merge_small_clusters else "keep_features"
@@ -96,7 +96,7 @@ class Carried:
         self._updates[update.participant] = (weight, update.cluster, update.carrier)
 
     def resolved(self) -> tuple[dict[str, float], dict[str, str]]:
-        """Once all answers are there.
+        """Once all results are there.
 
         Returns:
             The weight of each update, with what it carries; nothing where none carries any. And those whose model

@@ -14,62 +14,33 @@ from torch import nn
 from cfl_flare.core.config import build, one_line, require
 from cfl_flare.core.errors import CFLError, ConfigError
 from cfl_flare.core.params import Layout
-from cfl_flare.data import DataConfig, ParticipantData
+from cfl_flare.data import ParticipantData
+from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.indicator import check_indicator
 from cfl_flare.engine.initial_models import check_initial, read_checkpoint
-from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.partial_sums import check_sums
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.server import Server
 from cfl_flare.engine.settings import count_of
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import Method, Participant
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
 
+SHARES = ("accuracy", "macro_f1")
 
-def check_job(
-    method: Method,
-    model: Mapping[str, Any],
-    data: DataConfig,
-    settings: ServerSettings,
-    resumed: bool = False,
-    initial_ckpt: str | None = None,
-) -> None:
-    """Checks all that a job's author can get wrong; no data is read.
 
-    Args:
-        method: the method.
-        model: ``{"class_path", "args"}`` of the module that is trained.
-        data: how the samples are dealt out; it knows how many participants there are only in a simulation.
-        settings: what is scheduled.
-        resumed: the run goes on from an earlier one, whose clusters are there already.
-        initial_ckpt: the file of the model from which the run starts; it is read if it is here.
+def check_plans(plans: Iterable[RunPlan]) -> None:
+    """Checks all that the author of runs can get wrong, once for each; no data is read.
+
+    Whether each method fits its model comes first for all of them, before the first one builds its initial models.
 
     Raises:
         ConfigError: naming the setting, its value and the way out.
     """
-    make_model = partial(build, model, nn.Module, "model")
-    layout = _layout(make_model())
-    method.check_model(layout)
-    method.check_rounds(settings.num_rounds)
-    check_indicator(method, data)
-    if initial_ckpt is not None:
-        require(not resumed, "run: initial_ckpt and resume_from both say where to start; give one of them")
-        check_initial(method, layout)
-        if Path(initial_ckpt).is_file():
-            read_checkpoint(Path(initial_ckpt), layout)
-    if data.participants is None:
-        return
-    most = len(data.names)
-    more = f"is more than {data.who_trains}"
-    require(method.clusters <= most, f"method {method.name}: k = {method.clusters} {more}; lower k")
-    sample, answers = settings.sample, settings.min_answers
-    fits = isinstance(sample, float) or sample <= most
-    require(fits, f"run: sample = {sample} {more}; 1.0 is all of them")
-    asked = count_of(sample, most)
-    fits = isinstance(answers, float) or answers <= asked
-    require(fits, f"run: min_answers = {answers} is more than the {asked} asked in a round; 1.0 is all of them")
-    if not resumed:  # the server itself says whether it could start
-        participants = [Participant(name, "site", 1) for name in data.names]
-        Server(method, layout, participants, settings, method.start(partial(untrained, make_model, settings.seed)))
+    layouts = [(plan, _check_fit(plan)) for plan in plans]
+    for plan, layout in layouts:
+        _check_start(plan, layout)
 
 
 def check_data(
@@ -91,6 +62,63 @@ def check_data(
     site = Site(method, partial(build, model, nn.Module, "model"), training, seed, device=device)
     site.add(hosted)
     return site
+
+
+def _check_fit(plan: RunPlan) -> Layout:
+    """Checks the method against the model and the other settings; returns the model's layout."""
+    method, layout = plan.method, _layout(plan.make_model())
+    method.check(layout, plan.server.num_rounds)
+    check_indicator(method, plan.data)
+    scripted = plan.script.train_script is not None
+    check_sums(plan.executor.site_sums, method, plan.server, scripted)
+    if not scripted:
+        check_stop_cond(plan.server.early_stopping)
+    path = plan.job.initial_ckpt
+    if path is not None:
+        fresh = plan.job.resume_from is None
+        require(fresh, "run: initial_ckpt and resume_from both say where to start; give one of them")
+        check_initial(method, layout)
+        if Path(path).is_file():
+            read_checkpoint(Path(path), layout)
+    if plan.data.participants is not None:
+        _check_counts(plan)
+    return layout
+
+
+def _check_counts(plan: RunPlan) -> None:
+    """Checks all that counts a simulation's participants."""
+    most, sample, answers = len(plan.data.names), plan.server.sample, plan.server.min_answers
+    more = f"is more than {plan.data.who_trains}"
+    fewest = plan.job.min_clients
+    require(fewest <= most, f"run: min_clients = {fewest} {more}; each site hosts at least one")
+    require(plan.method.clusters <= most, f"method {plan.method.name}: k = {plan.method.clusters} {more}; lower k")
+    fits = isinstance(sample, float) or sample <= most
+    require(fits, f"run: sample = {sample} {more}; 1.0 is all of them")
+    asked = count_of(sample, most)
+    fits = isinstance(answers, float) or answers <= asked
+    require(fits, f"run: min_answers = {answers} is more than the {asked} asked in a round; 1.0 is all of them")
+
+
+def _check_start(plan: RunPlan, layout: Layout) -> None:
+    """Lets the server itself say whether it could start, where the participants are known."""
+    if plan.data.participants is None or plan.job.resume_from is not None:
+        return
+    participants = [Participant(name, "site", 1) for name in plan.data.names]
+    state = plan.method.start(partial(untrained, plan.make_model, plan.server.seed), plan.data.names)
+    Server(plan.method, layout, participants, plan.server, state)
+
+
+def check_stop_cond(stopping: EarlyStopping) -> None:
+    """Raises a ConfigError if a run is to end at a measure of 80, where 1 is the most."""
+    stop = stopping.stop
+    if stop is None:
+        return
+    last = stop.metric.name.rpartition("/")[2].replace("served_", "")
+    require(
+        last not in SHARES or stop.value <= 1,
+        f"run: stop_cond = {stop.text!r}: {last} is a share in 0..1 here; write {stop.value / 100:g} for "
+        f"{stop.value:g} per cent",
+    )
 
 
 def _layout(module: nn.Module) -> Layout:

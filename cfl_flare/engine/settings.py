@@ -1,77 +1,82 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a server schedules: how many rounds, who trains in them, what is measured, and when it is enough."""
+"""What a run schedules, with FLARE or without: rounds, who trains in them, what is measured, and when it is enough."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cfl_flare.core.config import check_types, require
-from cfl_flare.engine.early_stopping import Goal
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.settings import SHARE_OR_COUNT, check_settings, setting
+from cfl_flare.engine.early_stopping import EarlyStopping
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What the server schedules.
+    """What the server schedules."""
 
-    Attributes:
-        num_rounds: communication rounds.
-        seed: the run's seed: initial models, sampling, batches.
-        sample: participants a round: a share in (0, 1], or a count; 1.0 is all.
-        min_answers: fewest good answers with which a round is aggregated; a share of those asked, or a count.
-        evaluate_every: rounds between measurements of the served models; the last round is always measured.
-        max_failed_rounds: the run ends after so many rounds in a row with too few answers.
-        keep_features: keep what is needed to draw the participants' features: their Gram matrix of each round.
-        min_sites_per_cluster: a cluster of fewer sites is reported.
-        merge_small_clusters: such a cluster's participants go to the nearest other one instead.
-        key_metric: the number of a round's record by which the best round is chosen, whose models are kept as well;
-            empty for none.
-        key_metric_mode: ``max`` or ``min`` is best; None is what ``stop_cond`` is after, if it is about the same
-            metric, else ``max``.
-        stop_cond: the run ends once this holds, such as ``"accuracy >= 0.8"``.
-        patience: the run ends after so many rounds without improvement, of the metric in ``stop_cond``, else of
-            ``key_metric``.
-        cross_site_evaluation: measure every model on every participant's test split in the end.
-    """
-
-    num_rounds: int
-    seed: int = 0
-    sample: float | int = 1.0
-    min_answers: float | int = 1
-    evaluate_every: int = 1
-    max_failed_rounds: int = 3
-    keep_features: bool = False
-    min_sites_per_cluster: int = 1
-    merge_small_clusters: bool = False
-    key_metric: str = "accuracy"
-    key_metric_mode: str | None = None
-    stop_cond: str | None = None
-    patience: int | None = None
-    cross_site_evaluation: bool = False
+    num_rounds: int = setting(help="communication rounds", ge=1)
+    seed: int = setting(0, help="of everything random: initial models, partition, sampling, batches", ge=0)
+    sample: float | int = setting(
+        1.0, help="participants a round: a share like 0.25, or a count", bounds=SHARE_OR_COUNT
+    )
+    min_answers: float | int = setting(1, help="fewest good answers a round: share or count", bounds=SHARE_OR_COUNT)
+    evaluate_every: int = setting(1, help="rounds between measurements; the last round is always measured", ge=1)
+    max_failed_rounds: int = setting(3, help="the run ends after so many rounds in a row with too few answers", ge=1)
+    keep_features: bool = setting(False, help="keep the Gram matrix of the participants' features in each round")
+    min_sites_per_cluster: int = setting(
+        1, help="a cluster of fewer sites is reported, as its model tells of their data", ge=1
+    )
+    merge_small_clusters: bool = setting(False, help="put the participants of such a cluster into the nearest other")
+    key_metric: str = setting("accuracy", help="by it the best round is chosen, whose models are kept; empty for none")
+    key_metric_mode: str | None = setting(
+        None, help="which end of it is best; default: what stop_cond is after, else max", choices=("min", "max")
+    )
+    stop_cond: str | None = setting(None, help="the run ends once it holds: 'accuracy >= 0.8', 'cluster-0/loss < 0.3'")
+    patience: int | None = setting(
+        None, help="the run ends after so many rounds without improvement of stop_cond's metric, else key_metric", ge=1
+    )
+    cross_site_evaluation: bool = setting(False, help="measure every cluster's model on every test split in the end")
 
     def __post_init__(self) -> None:
-        check_types(self, "run")
-        require(self.num_rounds >= 1, f"run: num_rounds = {self.num_rounds} should be >= 1")
-        require(self.seed >= 0, f"run: seed = {self.seed} should be >= 0")
-        for key in ("sample", "min_answers"):
-            value = getattr(self, key)
-            ok = 0 < value <= 1 if isinstance(value, float) else value >= 1
-            require(ok, f"run: {key} = {value} should be a share in (0.0, 1.0] or a count >= 1")
-        require(self.evaluate_every >= 1, f"run: evaluate_every = {self.evaluate_every} should be >= 1")
-        fewest = self.min_sites_per_cluster
-        require(fewest >= 1, f"run: min_sites_per_cluster = {fewest} should be >= 1")
+        check_settings(self, "run")
         require(
-            not self.merge_small_clusters or fewest > 1,
+            not self.merge_small_clusters or self.min_sites_per_cluster > 1,
             "run: merge_small_clusters merges clusters of fewer than min_sites_per_cluster = 1 sites, which there are "
             "none; raise that",
         )
-        require(self.max_failed_rounds >= 1, f"run: max_failed_rounds = {self.max_failed_rounds} should be >= 1")
-        _ = self.goal
+        _ = self.early_stopping
 
     @property
-    def goal(self) -> Goal:
+    def early_stopping(self) -> EarlyStopping:
         """Which round is the best, and when the run ends before its last round."""
-        return Goal.of(self.key_metric, self.key_metric_mode, self.stop_cond, self.patience)
+        return EarlyStopping.of(self.key_metric, self.key_metric_mode, self.stop_cond, self.patience)
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """How a site's process works."""
+
+    evaluate_trained: bool = setting(False, help="measure the locally trained models as well")
+    device: str = setting("cpu", help="where a site computes: cpu, cuda, cuda:0, ...", per_site=True)
+    torch_threads: int = setting(
+        1, help="torch's threads a site; more slow down sites on one machine", ge=1, per_site=True
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self, "run")
+        check_device(self.device)
+
+
+def check_device(device: str) -> None:
+    """Raises a ConfigError if torch knows no such device; whether a site has it, only the site knows."""
+    import torch
+
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"run: device = {device!r} should be one of torch's, such as 'cpu' or 'cuda:0'") from error
 
 
 def count_of(share: float | int, total: int) -> int:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A site at work, without FLARE: it hosts participants, and answers the server's orders for them one by one."""
+"""A site at work, without FLARE: it hosts participants, and carries out the server's tasks for them one by one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from cfl_flare.core.errors import AbortedError, DataError
 from cfl_flare.core.params import Params
 from cfl_flare.data import ParticipantData
 from cfl_flare.methods import Download, Method, Update
+from cfl_flare.methods.parts import joined, split
 from cfl_flare.training.ensemble import Served
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 
 
@@ -36,21 +38,25 @@ class CrossModel:
 
 
 @dataclass(frozen=True)
-class Order:
+class Task:
     """What the server asks of one participant in one round.
 
     Attributes:
         slots: names of the models that it is sent.
         train: train and send an update.
         evaluate: measure the served model on the own test split first.
-        facts: what the method adds.
+        scalars: what the method adds.
+        choices: the slot of each cluster among which it chooses.
+        joined: where models travel in parts, the slot of the part that each shares.
         cross: models to measure on the own test split as well, whoever they are for.
     """
 
     slots: tuple[str, ...]
     train: bool
     evaluate: bool
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[int, str] = field(default_factory=dict)
+    joined: Mapping[str, str] = field(default_factory=dict)
     cross: tuple[CrossModel, ...] = ()
 
     @property
@@ -59,13 +65,19 @@ class Order:
         return tuple(dict.fromkeys((*self.slots, *(slot for model in self.cross for slot in model.slots))))
 
     @classmethod
-    def of(cls, sent: Download, train: bool, evaluate: bool) -> Order:
-        """The order that comes with what a method distributes."""
-        return cls((*sent.slots, *sent.to_train) if train else sent.slots, train, evaluate, sent.facts)
+    def of(cls, sent: Download, train: bool, evaluate: bool) -> Task:
+        """The task that comes with what a method distributes."""
+        slots = (*sent.slots, *sent.to_train) if train else sent.slots
+        return cls(slots, train, evaluate, sent.scalars, sent.choices, sent.joined)
+
+    def download(self, models: Mapping[str, Params]) -> Download:
+        """What the method distributed, with the models that came."""
+        sent = tuple(models[slot] for slot in self.slots)
+        return Download(self.slots, sent, self.scalars, choices=self.choices, joined=self.joined)
 
 
 @dataclass(frozen=True)
-class Answer:
+class Result:
     """What comes back from one participant.
 
     Attributes:
@@ -111,8 +123,8 @@ class Site:
         should_stop: Callable[[], bool] = lambda: False,
     ):
         self.method = method
-        self.workshop = Workshop(make_model, settings, seed, device, should_stop)
-        method.check_model(self.workshop.resident.layout)
+        self.runtime = Runtime(make_model, settings, seed, device, should_stop)
+        method.check(self.runtime.resident.layout)
         self.hosted: dict[str, ParticipantData] = {}
         self.memory: dict[str, dict[str, Params]] = {}
         self._splits: dict[str, tuple[Split, Split]] = {}
@@ -126,7 +138,7 @@ class Site:
         """
         for data in participants:
             self._check_fit(data)
-            device = self.workshop.device
+            device = self.runtime.device
             self._splits[data.name] = (
                 Split.of(data.train.x, data.train.y, device),
                 Split.of(data.test.x, data.test.y, device),
@@ -135,11 +147,11 @@ class Site:
             self.memory.setdefault(data.name, {})
 
     def _check_fit(self, data: ParticipantData) -> None:
-        module = self.workshop.resident.module.eval()
+        module = self.runtime.resident.module.eval()
         shape = tuple(data.train.x.shape[1:])
         try:
             with torch.no_grad():
-                outputs = module(Split.of(data.train.x[:1], data.train.y[:1], self.workshop.device).x)
+                outputs = module(Split.of(data.train.x[:1], data.train.y[:1], self.runtime.device).x)
         except Exception as error:  # the module may be the user's, and raise anything
             raise DataError(
                 f"{data.name}: the model {type(module).__name__} does not take samples of shape {shape} "
@@ -160,21 +172,21 @@ class Site:
 
     def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
         """A participant in a round, with what it remembers."""
-        return Learner(self.workshop, participant, *self._splits[participant], memory, round_number)
+        return Learner(self.runtime, participant, *self._splits[participant], memory, round_number)
 
-    def answer(
+    def carry_out(
         self,
         participant: str,
-        order: Order,
+        task: Task,
         models: Mapping[str, Params],
         round_number: int,
         on_served: Callable[[str, Served], None] = lambda participant, served: None,
-    ) -> Answer:
-        """Carries out one order. What goes wrong for one participant stays with it.
+    ) -> Result:
+        """Carries out a task for one participant. What goes wrong for it stays with it.
 
         Args:
-            participant: whom the order is for.
-            order: what is asked.
+            participant: whom the task is for.
+            task: what is asked.
             models: the models that came with the round, by slot.
             round_number: counted from 0.
             on_served: given the participant and what it predicts with, where that is measured.
@@ -188,22 +200,22 @@ class Site:
         cross: dict[str, dict[str, float]] = {}
         update = None
         try:
-            sent = Download(order.slots, tuple(models[slot] for slot in order.slots), order.facts)
-            download = self.method.compose(sent, self.workshop.resident.layout)
-            if order.evaluate:
+            sent = task.download(models)
+            download = joined(sent, self.runtime.resident.layout)
+            if task.evaluate:
                 served = Served.of(self.method.predictor(learner, download))
                 metrics.update({f"served_{name}": value for name, value in learner.evaluate(served).items()})
                 on_served(participant, served)
-            for one in order.cross:
+            for one in task.cross:
                 cross[one.name] = learner.evaluate(Served(tuple(models[slot] for slot in one.slots), one.vote))
-            if order.train:
-                update = self.method.local_update(learner, download)
+            if task.train:
+                update = split(self.method.local_update(learner, download), sent)
                 if self._evaluate_trained and learner.trained is not None:
                     trained = learner.evaluate(learner.trained)
                     metrics.update({f"trained_{name}": value for name, value in trained.items()})
         except AbortedError:
             raise
         except Exception as error:  # one failing participant must not take its site's others along
-            return Answer(participant, error=f"{type(error).__name__}: {error}")
+            return Result(participant, error=f"{type(error).__name__}: {error}")
         self.memory[participant] = memory
-        return Answer(participant, update, metrics, cross=cross)
+        return Result(participant, update, metrics, cross=cross)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A round's updates, waiting to be aggregated: in memory while they are small, on disk when they are not."""
+"""A round's updates until they are aggregated: in memory if they are small, otherwise on disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from cfl_flare.methods import Update
 
-# A round whose updates are larger than this waits on disk.
+# The updates of a round that are larger than this are kept on disk.
 SPOOL_BYTES = 512 * 2**20
 
 
@@ -23,7 +23,7 @@ class Spool:
     """Keeps the updates of one round by participant.
 
     Args:
-        nbytes: what all of the round's updates may take together; it decides between memory and disk.
+        nbytes: the largest possible size of all updates of the round; it decides between memory and disk.
     """
 
     def __init__(self, nbytes: int):
@@ -50,18 +50,18 @@ class Spool:
         return replace(update, diffs={s: replace(d, vector=vectors[s]) for s, d in update.diffs.items()})
 
     def ordered(self, names: Sequence[str]) -> Updates:
-        """The updates of these participants, in this order, each read when it is asked for."""
+        """The updates of these participants, in this order, each read when it is accessed."""
         return Updates(self, [name for name in names if name in self._updates])
 
     def close(self) -> None:
-        """Forgets everything."""
+        """Deletes everything."""
         self._updates = {}
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Updates(Sequence[Update]):
-    """A sequence of updates that holds none of them."""
+    """A sequence of updates that are read from the spool one at a time."""
 
     def __init__(self, spool: Spool, names: Sequence[str]):
         self._spool, self.names = spool, names

@@ -23,13 +23,13 @@ from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Order
+from cfl_flare.engine.site import Task
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy
 from cfl_flare.methods import Method, Participant, ServerState, build_method
 from cfl_flare.methods.slots import travelling, with_parts
 from cfl_flare.methods.state import Predict
-from cfl_flare.results.run_dir import Recorder
+from cfl_flare.results.recorder import Recorder
 from cfl_flare.training.resident import ResidentModel
 
 
@@ -119,7 +119,7 @@ class ClusteringAggregator(ModelAggregator):
             DataError: the indicator samples cannot be read, or do not fit the model.
         """
         method = build_method(unmarked(self.method), component_policy(fl_ctx))
-        fresh = method.start(self._initial(method, settings.seed, fl_ctx))
+        fresh = method.start(self._initial(method, settings.seed, fl_ctx), [p.name for p in participants])
         if resumed is not None:
             done, total = resumed.round, settings.num_rounds
             require(done < total, f"run: resume_from names a run with {done} rounds; num_rounds = {total} adds none")
@@ -135,19 +135,19 @@ class ClusteringAggregator(ModelAggregator):
         )
 
     def plan(self) -> dict[str, FLModel]:
-        """The coming round's task for each site that has one: its participants' orders, and each model once."""
+        """The coming round's task for each site that has one: that of each participant, and each model once."""
         server = self.running
-        by_site: dict[str, dict[str, Order]] = {}
-        for name, order in server.orders().items():
-            by_site.setdefault(server.participants[name].site, {})[name] = order
+        by_site: dict[str, dict[str, Task]] = {}
+        for name, task in server.tasks().items():
+            by_site.setdefault(server.participants[name].site, {})[name] = task
         number = server.state.round
         total = number if server.finished else server.settings.num_rounds  # sites keep what they serve in the last one
-        tasks = {}
-        for site, orders in by_site.items():
-            slots = travelling(slot for order in orders.values() for slot in order.needed)
+        messages = {}
+        for site, tasks in by_site.items():
+            slots = travelling(slot for task in tasks.values() for slot in task.needed)
             models = wire.encode_models(with_parts(server.bank, slots))
-            tasks[site] = wire.message(models, {"orders": wire.encode_orders(orders), "round": number}, number, total)
-        return tasks
+            messages[site] = wire.message(models, {"tasks": wire.encode_tasks(tasks), "round": number}, number, total)
+        return messages
 
     def accept_model(self, model: FLModel) -> bool:
         """Checks a site's answer participant by participant; what does not fit is left out, with its reason.
@@ -158,12 +158,12 @@ class ClusteringAggregator(ModelAggregator):
         server, site = self.running, model.meta.get("client_name", "?")
         accepted = 0
         try:
-            for answer in wire.decode_answers(model, server.state.bank, server.state.round):
+            for result in wire.decode_results(model, server.state.bank, server.state.round):
                 try:
-                    if isinstance(answer, tuple):
-                        server.refuse(*answer)
+                    if isinstance(result, tuple):
+                        server.refuse(*result)
                     else:
-                        server.accept(answer, site)
+                        server.accept(result, site)
                         accepted += 1
                 except PayloadError as error:
                     self.warning(f"round {server.state.round}: {site}: answer refused ({error.code}): {error}")
@@ -187,8 +187,8 @@ class ClusteringAggregator(ModelAggregator):
             return FLModel(params={})
         scalars = measured.scalars()
         info = {"metric_source": "cfl_flare", "metric_split": "test", "use_contribution_sites": False}
-        key, progress = self.running.settings.goal.key, self.running.progress
-        for unknown in self.running.settings.goal.unknown(progress.best, progress.watched):
+        key, progress = self.running.settings.early_stopping.key, self.running.progress
+        for unknown in self.running.settings.early_stopping.unknown(progress.best, progress.watched):
             self.warning(
                 f"no round has had the number {unknown!r} so far, by which the best models are kept or the job ends; "
                 f"round {measured.record['round']} has {', '.join(sorted(scalars))}"

@@ -113,11 +113,7 @@ def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
 
 
 def check_site_names(names: Sequence[str], fewest: int) -> None:
-    """Whether a job can have settings for these sites alone.
-
-    Raises:
-        ConfigError: a name that FLARE cannot use, or fewer sites than the job starts with.
-    """
+    """Raises a ConfigError for a site's name that FLARE cannot use, or fewer sites than the job starts with."""
     from nvflare.recipe.utils import _validate_per_site_targets  # of no use in the processes of a job
 
     try:

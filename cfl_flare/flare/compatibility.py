@@ -1,24 +1,24 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a job goes with the software that runs it, and the server's copy of its settings with a site's."""
+"""Checks that versions at server, sites and in the job fit together, and that server and sites have equal settings."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import nvflare
 from nvflare.apis.fl_context import FLContext
 
-import cfl_flare
 from cfl_flare.core.config import require, unmarked
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.version import PACKAGE, __version__
 
 
 def series(version: str) -> str:
-    """What must agree of two versions: the first two numbers.
+    """The part of a version that must be equal: the first two numbers.
 
     >>> series("0.1.3")
     '0.1'
@@ -26,20 +26,23 @@ def series(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-# FLARE's patch releases make no difference to a job, nor to the job templates that hold this.
-SOFTWARE = {"cfl_flare": cfl_flare.__version__, "nvflare": series(nvflare.__version__)}
+# Patch releases of FLARE make no difference to a job, nor to the job templates that contain this.
+SOFTWARE = {"cfl_flare": __version__, "nvflare": series(nvflare.__version__)}
 
-# The executor's settings that must be the server's as well.
+# Versions whose jobs still run here: a setting that they lack has its default.
+RUNS_JOBS_OF = ("0.1",)
+
+# The executor's settings that must be equal to the server's.
 SHARED = ("method", "model", "data", "training", "seed", "run_name")
 
 
 def check_software(theirs: Mapping[str, str], who: str, place: str) -> None:
-    """Whether what runs here goes with what made the job, or with what runs at the server.
+    """Compares the versions here with those that made the job, or that run at the server.
 
     Args:
-        theirs: version of each package, as `SOFTWARE`; one that is not named is not checked.
-        who: whose they are, as the message's beginning.
-        place: where this is.
+        theirs: version of each package, as `SOFTWARE`; missing ones are not checked.
+        who: whose they are, as the beginning of the message.
+        place: the name of this place.
 
     Raises:
         ConfigError: a version differs in its first two numbers.
@@ -49,21 +52,38 @@ def check_software(theirs: Mapping[str, str], who: str, place: str) -> None:
         require(
             series(other) == series(version),
             f"{who} {package} {other}, but {place} runs {version}: the first two numbers must be the same; install one "
-            "version at the server and every site and make the job with it (where a package is installed, the copy "
-            "that a job carries is not used)",
+            "version at the server and every site and make the job with it (an installed package is used rather than "
+            "the copy that a job carries)",
         )
 
 
-def check_settings(servers: Mapping[str, Any], own: Mapping[str, Any], place: str) -> None:
-    """Whether the two config files of a job, the server's and the sites', say the same.
+def check_maker(made_by: Mapping[str, str], place: str) -> None:
+    """Raises a ConfigError if a job was made by software whose jobs do not run here.
 
     Args:
-        servers: the `SHARED` settings, as the server's file has them.
-        own: the same from the site's file.
+        made_by: version of each package.
         place: where this is.
+    """
+    known = series(made_by.get("cfl_flare", "")) in RUNS_JOBS_OF
+    ours = {"cfl_flare": SOFTWARE["cfl_flare"]} if known else {}
+    check_software({**made_by, **ours}, "the job was made by", place)
+
+
+def check_known(unknown: Sequence[str], component: str, place: str) -> None:
+    """Raises a ConfigError if a component was given settings that this version does not know."""
+    require(not unknown, f"job: {place} does not know the {component}'s settings {unknown}; leave them out")
+
+
+def check_settings(servers: Mapping[str, Any], own: Mapping[str, Any], place: str) -> None:
+    """Compares the two config files of a job, the server's and the sites'.
+
+    Args:
+        servers: the `SHARED` settings in the server's file.
+        own: those in the site's file.
+        place: the name of this place.
 
     Raises:
-        ConfigError: naming the first that differs.
+        ConfigError: names the first setting that differs.
     """
     for name in (key for key in SHARED if key in servers):
         found = _difference(name, unmarked(servers[name]), unmarked(own.get(name)))
@@ -76,7 +96,7 @@ def check_settings(servers: Mapping[str, Any], own: Mapping[str, Any], place: st
 
 
 def _difference(where: str, one: Any, other: Any) -> tuple[str, Any, Any] | None:
-    """The first place in which two settings differ, and what is there; what is missing counts as None."""
+    """The first part in which two settings differ, with both values; a missing value counts as None."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         found = (_difference(f"{where}.{key}", one.get(key), other.get(key)) for key in {**one, **other})
         return next((difference for difference in found if difference is not None), None)
@@ -84,9 +104,8 @@ def _difference(where: str, one: Any, other: Any) -> tuple[str, Any, Any] | None
 
 
 def unused_copy(fl_ctx: FLContext) -> str | None:
-    """Says so where the job carries a cfl_flare that is not the one that runs: an installed one comes first."""
+    """A warning if the job carries a copy of cfl_flare that is not used because another is installed."""
     carried = Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id())) / "cfl_flare"
-    runs = Path(cfl_flare.__file__).parent
-    if not carried.is_dir() or carried.resolve() == runs.resolve():
+    if not carried.is_dir() or carried.resolve() == PACKAGE:
         return None
-    return f"the job carries cfl_flare, but the copy that is installed here runs: {cfl_flare.__version__} in {runs}"
+    return f"the job carries cfl_flare, but the copy that is installed here runs: {__version__} in {PACKAGE}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,18 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from cfl_flare.core.config import from_dict, require, unmarked
 from cfl_flare.core.errors import CFLError, PayloadError
-from cfl_flare.engine.server import ServerSettings
+from cfl_flare.core.settings import keep, kept, shows
+from cfl_flare.engine.job_settings import AssignSettings, ControllerSettings
+from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.client_api.controller import Scripts
-from cfl_flare.flare.client_api.rules import Judge
 from cfl_flare.flare.compat import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.tracking import track
 from cfl_flare.methods import Participant
-from cfl_flare.results.run_dir import Recorder, load_run
+from cfl_flare.results.recorder import Recorder
+from cfl_flare.results.run_dir import load_run
 
 RESULTS = "cfl"
 # Seconds that the first task may take at least: it starts with the site's process, imports torch and reads the data.
@@ -37,66 +39,31 @@ CHECK_IN = 300
 class ClusteredController(PerSiteController):
     """Runs a clustered method over the sites of a job.
 
+    It also takes the settings of `ServerSettings` and `ControllerSettings`. The check at the job's start may take as
+    long as a round, or five minutes.
+
     Args:
-        num_rounds: communication rounds.
-        seed: the run's seed.
-        sample: participants a round: a share in (0, 1], or a count.
-        min_answers: fewest good answers with which a round is aggregated, share or count.
-        evaluate_every: rounds between measurements of the served models.
-        max_failed_rounds: the job ends after so many rounds in a row with too few answers.
-        keep_features: keep the Gram matrix of the participants' features in each round.
-        min_sites_per_cluster: a cluster of fewer sites is reported: its model would tell of their data.
-        merge_small_clusters: put its participants into the nearest other cluster instead, where the method can.
-        key_metric: the number of a round's record by which the best round is chosen, whose models are kept as well.
-        key_metric_mode: ``max`` or ``min`` is best; None is what ``stop_cond`` is after, else ``max``.
-        stop_cond: the job ends once this holds, such as ``"accuracy >= 0.8"``.
-        patience: the job ends after so many rounds without improvement.
-        cross_site_evaluation: measure every model on every participant's test split in the end.
-        memory_gc_rounds: rounds between two clean-ups of the server's memory; 0 for none.
-        task_timeout: seconds that a round may take; who has not answered by then is left out of it. The check at the
-            job's start takes as long, or five minutes.
         facts: about the run, for its summary; ``data`` and ``training`` must be as the sites' executors have them.
         made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
         judge: where the sites run a training script of FLARE's Client API, the settings of
-            `cfl_flare.flare.client_api.rules.Judge`; None where they have cfl_flare's own executor.
+            `cfl_flare.engine.job_settings.AssignSettings`; None where they have cfl_flare's own executor.
         aggregator_id: the ClusteringAggregator's id in the job.
         persistor_id: the ClusterModelPersistor's id in the job.
     """
 
+    @shows(ServerSettings, ControllerSettings, as_fields=True)
     def __init__(
         self,
-        num_rounds: int,
-        seed: int = 0,
-        sample: float | int = 1.0,
-        min_answers: float | int = 1,
-        evaluate_every: int = 1,
-        max_failed_rounds: int = 3,
-        keep_features: bool = False,
-        min_sites_per_cluster: int = 1,
-        merge_small_clusters: bool = False,
-        key_metric: str = "accuracy",
-        key_metric_mode: str | None = None,
-        stop_cond: str | None = None,
-        patience: int | None = None,
-        cross_site_evaluation: bool = False,
-        memory_gc_rounds: int = 0,
-        task_timeout: int = 3600,
         facts: dict[str, Any] | None = None,
         made_by: dict[str, str] | None = None,
         judge: dict[str, Any] | None = None,
         aggregator_id: str = "aggregator",
         persistor_id: str = "persistor",
+        **settings: Any,
     ):
         plain = judge is not None
         super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.1, plain=plain)
-        self.num_rounds, self.seed, self.sample = num_rounds, seed, sample
-        self.min_answers, self.evaluate_every = min_answers, evaluate_every
-        self.max_failed_rounds, self.task_timeout = max_failed_rounds, task_timeout
-        self.keep_features = keep_features
-        self.min_sites_per_cluster, self.merge_small_clusters = min_sites_per_cluster, merge_small_clusters
-        self.key_metric, self.key_metric_mode = key_metric, key_metric_mode
-        self.stop_cond, self.patience = stop_cond, patience
-        self.cross_site_evaluation, self.memory_gc_rounds = cross_site_evaluation, memory_gc_rounds
+        self._unknown = keep(self, settings, ServerSettings, ControllerSettings)
         self.facts, self.made_by, self.judge = facts, made_by, judge
         self.aggregator_id = aggregator_id
         self.left_out: dict[str, str] = {}
@@ -115,8 +82,10 @@ class ClusteredController(PerSiteController):
         unused = compatibility.unused_copy(self.fl_ctx)
         if unused:
             self.warning(unused)
-        compatibility.check_software(unmarked(self.made_by or {}), "the job was made by", "the server")
-        settings = ServerSettings(**{field.name: getattr(self, field.name) for field in fields(ServerSettings)})
+        compatibility.check_maker(unmarked(self.made_by or {}), "the server")
+        compatibility.check_known(self._unknown, "controller", "the server")
+        self._schedule = kept(ServerSettings, self, "run")
+        self._own = kept(ControllerSettings, self, "run")
         persistor: ClusterModelPersistor = self.persistor
         resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)
         participants = self._check_in() if self.judge is None else self._connected()
@@ -124,17 +93,17 @@ class ClusteredController(PerSiteController):
         require(bool(participants), f"run: no site can take part: {reasons}")
         facts = {
             **(self.facts or {}),
-            "run": asdict(settings),
+            "run": asdict(self._schedule),
             "name": persistor.run_name,
             "resumed_at": resumed.round if resumed else None,
             "sites_left_out": self.left_out,
         }
         recorder = Recorder(Path(self.get_run_dir()) / RESULTS, facts, self.aggregator.model)
-        self.aggregator.begin(participants, settings, recorder, self.fl_ctx, resumed, persistor.archive)
+        self.aggregator.begin(participants, self._schedule, recorder, self.fl_ctx, resumed, persistor.archive)
         self.info(f"{len(participants)} participants on {len({p.site for p in participants})} sites")
         if self.judge is not None:
-            judge = from_dict(Judge, unmarked(self.judge), "judge")
-            self.scripts = Scripts(self.aggregator.running, judge, self._exchange, self.warning)
+            assign = from_dict(AssignSettings, unmarked(self.judge), "judge")
+            self.scripts = Scripts(self.aggregator.running, assign, self._exchange, self.warning)
             self.scripts.probe()
 
     def _connected(self) -> list[Participant]:
@@ -144,7 +113,7 @@ class ClusteredController(PerSiteController):
 
     def _exchange(self, task: str, data: Mapping[str, FLModel], on_answer: Callable[[FLModel], bool]) -> bool:
         """One exchange with scripts; a site that fails has its participant fail."""
-        went = self.exchange(task, data, self.task_timeout, on_answer)
+        went = self.exchange(task, data, self._own.task_timeout, on_answer)
         self.aggregator.running.fail_sites(self.site_errors)
         return went
 
@@ -168,11 +137,9 @@ class ClusteredController(PerSiteController):
                 self.left_out[site] = str(error)
             return site in hosted
 
-        ours = {"software": compatibility.SOFTWARE, "job": self._shared()}
-        data = {
-            site: wire.message({}, {**ours, **content}, 0, self.num_rounds) for site, content in self._hosting.items()
-        }
-        self.exchange(wire.CHECK_TASK, data, max(self.task_timeout, CHECK_IN), on_answer)
+        ours, rounds = {"software": compatibility.SOFTWARE, "job": self._shared()}, self._schedule.num_rounds
+        data = {site: wire.message({}, {**ours, **content}, 0, rounds) for site, content in self._hosting.items()}
+        self.exchange(wire.CHECK_TASK, data, max(self._own.task_timeout, CHECK_IN), on_answer)
         said = dict(self.left_out)
         silent = {site: self.site_errors.get(site, "no answer in time") for site in sites}
         self.left_out = {site: said.get(site, silent[site]) for site in sites if site not in hosted}
@@ -204,11 +171,11 @@ class ClusteredController(PerSiteController):
             )
             track(self, metrics.metrics, metrics.current_round)
             accuracy = metrics.metrics.get("served_accuracy", float("nan"))
-            self.info(f"round {metrics.current_round} of {self.num_rounds}: served_accuracy = {accuracy:.4f}")
+            self.info(f"round {metrics.current_round} of {self._schedule.num_rounds}: served_accuracy = {accuracy:.4f}")
         if last:
             server.close({})
             if server.small_clusters:
-                fewest = self.min_sites_per_cluster
+                fewest = self._schedule.min_sites_per_cluster
                 self.warning(
                     f"clusters {server.small_clusters} have fewer than {fewest} sites, whose data they tell of"
                 )
@@ -216,20 +183,20 @@ class ClusteredController(PerSiteController):
             self.info(f"results: {Path(self.get_run_dir()) / RESULTS}")
             return False
         self.save_state()
-        self.info(f"round {number} of {self.num_rounds} is done")
+        self.info(f"round {number} of {self._schedule.num_rounds} is done")
         if server.progress.stopped is not None:
             self.info(f"the job ends early: {server.progress.stopped}")
-        if self.memory_gc_rounds and (number + 1) % self.memory_gc_rounds == 0:
+        if self._own.memory_gc_rounds and (number + 1) % self._own.memory_gc_rounds == 0:
             cleanup_memory()
         self.event(AppEventType.ROUND_DONE)
         return True
 
     def _ask(self) -> bool:
-        """Sends each site its orders and takes its answers. False if the job was aborted."""
+        """Sends each site its task and takes its results. False if the job was aborted."""
         tasks = self.aggregator.plan()
         for site, data in tasks.items():
             data.meta[wire.META].update(self._hosting[site])
-        went = self.exchange(wire.TRAIN_TASK, tasks, self.task_timeout, self.aggregator.accept_model)
+        went = self.exchange(wire.TRAIN_TASK, tasks, self._own.task_timeout, self.aggregator.accept_model)
         self.aggregator.running.fail_sites(self.site_errors)
         return went
 

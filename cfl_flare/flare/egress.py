@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What leaves a site: its say in the numbers beside models, and the filters that cannot work here."""
+"""Control of what leaves a site: a filter for the numbers beside models, and a check of other filters."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ ENCRYPTION = "nvflare.app_opt.he"
 
 
 def check_filters(fl_ctx: FLContext) -> None:
-    """Whether the filters on a site's answers, the job's and the site's own, leave the server models to work with.
-
-    Raises:
-        ConfigError: one of them encrypts.
-    """
+    """Raises a ConfigError if a filter on a site's answers, the job's or the site's own, encrypts models."""
     runner = fl_ctx.get_prop(FLContextKey.RUNNER)
     filters = get_filters(
         "task_result_filters", fl_ctx, getattr(runner, "task_result_filters", {}), wire.TRAIN_TASK, FilterKey.OUT
@@ -35,23 +31,23 @@ def check_filters(fl_ctx: FLContext) -> None:
     ]
     require(
         not encrypting,
-        f"job: the filter {encrypting[:1]} encrypts the models that leave: the server could neither check nor compare "
-        "nor cluster them; take it out of the job, or of the site's privacy.json",
+        f"job: the filter {encrypting[:1]} encrypts models before they leave: the server could not check, compare or "
+        "cluster them; remove it from the job, or from the site's privacy.json",
     )
 
 
 class EgressFilter(Filter):
-    """Withholds or coarsens the numbers that go with a site's models; the models have FLARE's own filters.
+    """Withholds or rounds the numbers that are sent with a site's models; for the models, FLARE has filters.
 
-    It belongs in the ``task_result_filters`` of the site's ``local/privacy.json``, where no job can leave it out. What
-    it does not touch: the models, participants' names, and for a method whose participants choose their cluster
-    themselves (IFCA) that choice, without which the server cannot average.
+    It belongs in the ``task_result_filters`` of the site's ``local/privacy.json``, where no job can remove it. It does
+    not change the models, the participants' names and, for a method whose participants choose their cluster themselves
+    (IFCA), that choice, without which the server cannot average.
 
     Args:
         withhold: metrics of the own test split that are not sent: of ``accuracy``, ``macro_f1``, ``loss``.
-        round_to: the others are rounded to multiples of this, as 0.05; None sends them as they are.
-        samples_step: counts of training samples are rounded to multiples of this, and are at least one of it: averages
-            weigh this site by what is sent.
+        round_to: the other metrics are rounded to multiples of this, such as 0.05; None sends them as they are.
+        samples_step: counts of training samples are rounded to multiples of this, at least one; averages weight the
+            site by the rounded count.
     """
 
     def __init__(self, withhold: list[str] | None = None, round_to: float | None = None, samples_step: int = 1):
@@ -65,7 +61,7 @@ class EgressFilter(Filter):
         require(samples_step >= 1, f"EgressFilter: samples_step = {samples_step} should be a whole number >= 1")
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Changes an answer of cfl_flare's executor, or of a training script; what is neither passes as it is."""
+        """Changes an answer of cfl_flare's executor or of a training script; anything else is returned unchanged."""
         try:
             dxo = from_shareable(shareable)
         except ValueError:  # a reply without content, such as an aborted task's
@@ -78,7 +74,7 @@ class EgressFilter(Filter):
             return shareable
         for participant in content.get("participants", []):
             participant["samples"] = self._coarse(participant["samples"])
-        for said in content.get("answers", {}).values():
+        for said in content.get("results", {}).values():
             said["metrics"] = self._allowed(said["metrics"])
             if "cross" in said:
                 said["cross"] = {model: self._allowed(found) for model, found in said["cross"].items()}
@@ -96,21 +92,18 @@ class EgressFilter(Filter):
         self._coarsen(dxo)
 
     def _allowed(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """What may leave. They are called ``served_accuracy``, ``trained_loss``; in a script ``loss``, ``val_loss``."""
-        held = self.withhold or ()
-        free = {n: v for n, v in metrics.items() if n not in held and n.partition("_")[2] not in held}
-        return {
-            name: self._rounded(value) if isinstance(value, (int, float)) else value for name, value in free.items()
-        }
-
-    def _rounded(self, value: float) -> float:
-        return value if self.round_to is None else round(round(value / self.round_to) * self.round_to, 10)
+        """The metrics to send, rounded. Names are ``served_accuracy``, ``trained_loss``; in a script ``val_loss``."""
+        withheld = self.withhold or ()
+        sent = {n: v for n, v in metrics.items() if n not in withheld and n.partition("_")[2] not in withheld}
+        if self.round_to is None:
+            return sent
+        step = self.round_to
+        return {n: round(round(v / step) * step, 10) if isinstance(v, (int, float)) else v for n, v in sent.items()}
 
     def _coarse(self, samples: int) -> int:
         return max(1, round(samples / self.samples_step)) * self.samples_step
 
     def _coarsen(self, model: Any) -> None:
-        if isinstance(model, DXO) and MetaKey.NUM_STEPS_CURRENT_ROUND in (model.meta or {}):
-            model.set_meta_prop(
-                MetaKey.NUM_STEPS_CURRENT_ROUND, self._coarse(model.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND))
-            )
+        key = MetaKey.NUM_STEPS_CURRENT_ROUND
+        if isinstance(model, DXO) and key in (model.meta or {}):
+            model.set_meta_prop(key, self._coarse(model.get_meta_prop(key)))

@@ -19,11 +19,14 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
-from cfl_flare.core.config import build, from_dict, require, unmarked
+from cfl_flare.core.config import build, from_dict, unmarked
 from cfl_flare.core.errors import AbortedError, CFLError, PayloadError
+from cfl_flare.core.settings import keep, kept, shows
 from cfl_flare.data import DataConfig, DataSource, SiteData
-from cfl_flare.data.facts import facts_of
+from cfl_flare.data.summary import DataSummary
+from cfl_flare.engine.job_settings import ExecutorSettings
 from cfl_flare.engine.partial_sums import added_up
+from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.compat import component_policy, study_of
@@ -42,25 +45,21 @@ class ClusteredExecutor(Executor):
     It reads no data and builds no model before its first task, so that whatever is wrong with them becomes an answer
     with a reason, and not a dead process, which would end the whole job.
 
+    It also takes the settings of `SiteSettings` and `ExecutorSettings`. Others are refused in the first task: an error
+    in the constructor would end the job for all.
+
     Args:
         method: as the server's: ``{"method": "wecfl", "k": 3, ...}``.
         model: ``{"class_path", "args"}`` of the module that is trained.
         source: ``{"class_path", "args"}`` of the site's data source.
         data: how a simulation deals the source out; see `cfl_flare.data.DataConfig`.
         training: see `cfl_flare.training.settings.TrainSettings`.
-        seed: the run's seed.
         run_name: names the folder where participants' memories outlive the job.
-        evaluate_trained: measure locally trained models as well.
-        site_sums: send one mean a cluster for all of the site's participants; see `cfl_flare.engine.partial_sums`.
-        device: where to compute, e.g. ``"cpu"`` or ``"cuda:0"``.
-        torch_threads: threads that torch may use; sites that share a machine slow each other down with more.
+        seed: the run's seed.
         made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
-        memory_gc_rounds: rounds between two clean-ups of this process's memory; 0 for none.
-        cuda_empty_cache: a clean-up also gives torch's cached GPU memory back.
-        kwargs: settings that this version does not know; the site refuses them in its first task, as an error here
-            would end the job for all.
     """
 
+    @shows(SiteSettings, ExecutorSettings, as_fields=True)
     def __init__(
         self,
         method: dict[str, Any],
@@ -70,24 +69,14 @@ class ClusteredExecutor(Executor):
         training: dict[str, Any],
         run_name: str,
         seed: int = 0,
-        evaluate_trained: bool = False,
-        site_sums: bool = False,
-        device: str = "cpu",
-        torch_threads: int = 1,
         made_by: dict[str, str] | None = None,
-        memory_gc_rounds: int = 0,
-        cuda_empty_cache: bool = False,
-        **kwargs: Any,
+        **settings: Any,
     ):
         super().__init__()
         self.method, self.model, self.source = method, model, source
         self.data, self.training = data, training
-        self.run_name, self.seed = run_name, seed
-        self.evaluate_trained, self.site_sums = evaluate_trained, site_sums
-        self.device, self.torch_threads = device, torch_threads
-        self.made_by = made_by
-        self.memory_gc_rounds, self.cuda_empty_cache = memory_gc_rounds, cuda_empty_cache
-        self._unknown = sorted(kwargs)
+        self.run_name, self.seed, self.made_by = run_name, seed, made_by
+        self._unknown = keep(self, settings, SiteSettings, ExecutorSettings)
         self._site: Site | None = None
         self._store: Store | None = None
         self._memory_round = 0
@@ -123,11 +112,11 @@ class ClusteredExecutor(Executor):
         self._agree(content, fl_ctx)
         site = self._prepared(content, fl_ctx)
         if content["memory_of"] != self.run_name:  # what an earlier run of this name left is not this one's
-            store_for(self.run_name, fl_ctx).set_aside()
+            store_for(self.run_name, fl_ctx).keep_previous()
         for own in site.hosted.values() if len(site.hosted) == 1 else ():
-            facts = facts_of(own)
-            self.log_info(fl_ctx, f"data: {facts.line}")
-            for remark in facts.remarks:
+            summary = DataSummary.of(own)
+            self.log_info(fl_ctx, f"data: {summary.line}")
+            for remark in summary.remarks:
                 self.log_warning(fl_ctx, f"data: {remark}")
         hosted = [{"name": d.name, "samples": len(d.train), "group": d.group} for d in site.hosted.values()]
         return wire.to_shareable({}, {"participants": hosted})
@@ -138,44 +127,44 @@ class ClusteredExecutor(Executor):
         unused = compatibility.unused_copy(fl_ctx)
         if unused:
             self.log_warning(fl_ctx, unused)
-        compatibility.check_software(unmarked(self.made_by or {}), "the job was made by", place)
+        compatibility.check_maker(unmarked(self.made_by or {}), place)
         compatibility.check_software(content["software"], "the server runs", place)
-        require(
-            not self._unknown, f"job: {place} does not know the executor's settings {self._unknown}; leave them out"
-        )
+        compatibility.check_known(self._unknown, "executor", place)
         compatibility.check_settings(content["job"], {key: getattr(self, key) for key in compatibility.SHARED}, place)
         check_filters(fl_ctx)
 
     def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """One round for all participants that were given orders."""
+        """One round for all participants that were given a task."""
         content = wire.content_of(wire.from_shareable(shareable).meta)
         site = self._prepared(content, fl_ctx)
-        layout = site.workshop.resident.layout
-        orders, models, content = wire.decode_task(shareable, layout)
+        layout = site.runtime.resident.layout
+        tasks, models, content = wire.decode_task(shareable, layout)
         number = content["round"]
         self._recall(number, site, content["memory_of"] or self.run_name, fl_ctx)
         started = time.monotonic()
         last = number == shareable.get_header(AppConstants.NUM_ROUNDS)
         keep = partial(self._keep, number, fl_ctx) if last else _leave
-        answers = [site.answer(name, order, models, number, keep) for name, order in orders.items()]
-        for answer in answers:
-            if answer.error:
-                self._log_failure(f"round {number}: {answer.participant}", answer.error, answer.error, fl_ctx)
+        results = [site.carry_out(name, task, models, number, keep) for name, task in tasks.items()]
+        for result in results:
+            if result.error:
+                self._log_failure(f"round {number}: {result.participant}", result.error, result.error, fl_ctx)
         self._remember(number + 1, site)
         did = "measured the final models of" if last else "worked for"
         seconds = time.monotonic() - started
-        self.log_info(fl_ctx, f"round {number}: {did} {len(answers)} participants in {seconds:.2f} s")
-        if self.site_sums:
-            answers = added_up(answers, models, site.method)
-        reply = wire.encode_answers(answers, {"round": number})
-        if self.memory_gc_rounds and (number + 1) % self.memory_gc_rounds == 0:
-            cleanup_memory(self.cuda_empty_cache)
+        self.log_info(fl_ctx, f"round {number}: {did} {len(results)} participants in {seconds:.2f} s")
+        if self._own.site_sums:
+            results = added_up(results, models, site.method)
+        reply = wire.encode_results(results, {"round": number})
+        if self._own.memory_gc_rounds and (number + 1) % self._own.memory_gc_rounds == 0:
+            cleanup_memory(self._own.cuda_empty_cache)
         return reply
 
     def _prepared(self, content: dict[str, Any], fl_ctx: FLContext) -> Site:
         """The site, built at the first task that this process gets."""
         if self._site is None:
-            torch.set_num_threads(self.torch_threads)
+            own = kept(SiteSettings, self, "run")
+            self._own = kept(ExecutorSettings, self, "run")
+            torch.set_num_threads(own.torch_threads)
             policy = component_policy(fl_ctx)
             source = build(self.source, DataSource, "data", policy)  # type: ignore[type-abstract]
             if isinstance(source, SiteData) and source.study is None:
@@ -186,8 +175,8 @@ class ClusteredExecutor(Executor):
                 partial(build, self.model, torch.nn.Module, "model", policy),
                 from_dict(TrainSettings, unmarked(self.training), "training"),
                 self.seed,
-                self.evaluate_trained,
-                self.device,
+                own.evaluate_trained,
+                own.device,
                 should_stop=lambda: bool(self._abort_signal.triggered),
             )
             site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
@@ -209,7 +198,7 @@ class ClusteredExecutor(Executor):
         if not versions:
             return  # the method remembers nothing, or this site is new
         try:
-            models, _ = source.load(versions[-1], site.workshop.resident.layout)
+            models, _ = source.load(versions[-1], site.runtime.resident.layout)
         except PayloadError as error:
             self.log_warning(fl_ctx, f"no memory of round {number} ({error}); participants start from their centre")
             return

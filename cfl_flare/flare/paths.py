@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where things lie on a machine that runs FLARE."""
+"""Paths on a machine that runs FLARE."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store_for(run_name: str, fl_ctx: FLContext) -> Store:
     """This site's store of a run.
 
     Raises:
-        ConfigError: the name leads out of the state root.
+        ConfigError: the name points outside the state root.
     """
     root = state_root(fl_ctx)
     try:

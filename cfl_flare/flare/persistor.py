@@ -16,7 +16,7 @@ from cfl_flare.core.config import check_run_name
 from cfl_flare.core.params import Layout
 from cfl_flare.flare.paths import store_for
 from cfl_flare.methods import ServerState
-from cfl_flare.results.store import ARCHIVE, Store, state_facts, state_of
+from cfl_flare.results.store import ARCHIVE, Store, state_metadata, state_of
 
 
 class ClusterModelPersistor(LearnablePersistor):
@@ -24,7 +24,7 @@ class ClusterModelPersistor(LearnablePersistor):
 
     Args:
         run_name: names the run's folder under the state root.
-        resume_from: name of the run to go on from; None starts afresh.
+        resume_from: name of the run to resume; None for a new run.
     """
 
     def __init__(self, run_name: str, resume_from: str | None = None):
@@ -34,49 +34,49 @@ class ClusterModelPersistor(LearnablePersistor):
         self._store: Store | None = None
 
     def open(self, layout: Layout, fl_ctx: FLContext) -> ServerState | None:
-        """Takes the run's folder for this job.
+        """Locks the run's folder for this job.
 
         Returns:
-            The state to resume from, or None to start afresh.
+            The state to resume from; None for a new run.
 
         Raises:
-            StoreError: the folder is in use, or there is nothing good to resume from.
+            StoreError: the folder is in use, or there is no intact version to resume from.
         """
         for name in filter(None, (self.run_name, self.resume_from)):
             check_run_name(name)
         self._store = store_for(self.run_name, fl_ctx)
         self._store.lock()
         if self.resume_from is None:
-            self._store.set_aside()
+            self._store.keep_previous()
             return None
         source = self._store if self.resume_from == self.run_name else store_for(self.resume_from, fl_ctx)
-        number, models, facts = source.latest(layout)
+        number, models, metadata = source.latest(layout)
         self.log_info(fl_ctx, f"resuming run {self.resume_from!r} after {number} rounds")
         if source is not self._store:
-            self._store.set_aside()
+            self._store.keep_previous()
             self.archive.adopt(Archive(source.folder / ARCHIVE))
-        return state_of(models, facts)
+        return state_of(models, metadata)
 
     @property
     def store(self) -> Store:
         """The run's folder."""
-        assert self._store is not None, "open() comes first"
+        assert self._store is not None, "call open() first"
         return self._store
 
     @property
     def archive(self) -> Archive:
-        """Where the method keeps its arrays."""
+        """The archive of the method's arrays."""
         return Archive(self.store.folder / ARCHIVE)
 
     def save_state(self, state: ServerState) -> None:
         """Writes a checkpoint."""
-        self.store.save(state.round, state.bank, state_facts(state))
+        self.store.save(state.round, state.bank, state_metadata(state), state.arrays)
 
     def load(self, fl_ctx: FLContext) -> ModelLearnable:
-        """FLARE's own loading, for components that ask for it: empty, the models are the method's to make."""
+        """FLARE's hook for loading; returns nothing, as the method creates the models."""
         return make_model_learnable(weights={}, meta_props={})
 
     def save(self, learnable: Learnable, fl_ctx: FLContext) -> None:
-        """FLARE's own saving: ``{"state": ServerState}`` in the learnable's meta."""
+        """FLARE's hook for saving: ``{"state": ServerState}`` in the learnable's meta."""
         meta: dict[str, Any] = learnable[ModelLearnableKey.META]
         self.save_state(meta["state"])

@@ -13,7 +13,7 @@ from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic
 
 
 def series(name: str) -> str:
-    """What a number of a round's record is called there: the served models' are simply the models'.
+    """The name of a metric in experiment tracking: without ``served_``.
 
     >>> series("cluster-0/served_accuracy")
     'cluster-0/accuracy'
@@ -22,10 +22,10 @@ def series(name: str) -> str:
 
 
 def track(component: FLComponent, scalars: Mapping[str, float], number: int) -> None:
-    """Hands a round's numbers to whoever listens in this process.
+    """Sends a round's numbers to the tracking components of this process.
 
     Args:
-        component: who sends them.
+        component: the sender.
         scalars: by name.
         number: the round, counted from 0.
     """

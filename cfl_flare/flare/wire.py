@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes over the wire: a COLLECTION of one DXO a model both ways, everything else in its meta.
 
-Down: ``{slot: WEIGHTS}`` and the orders. Up: ``{"participant/slot": WEIGHT_DIFF}`` and the answers. Values are numpy
-arrays by parameter name, float32 (integer buffers int64).
+Down: ``{slot: WEIGHTS}`` and the tasks. Up: ``{"participant/slot": WEIGHT_DIFF}`` and the results. Values are numpy
+arrays by parameter name, float32 (integer buffers int64). Arrays of a participant that are not
+a model come up as one more WEIGHT_DIFF, ``"participant/#arrays"``, so that a site's filters see them too.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Layout, Params
-from cfl_flare.engine.site import Answer, CrossModel, Order
+from cfl_flare.engine.site import CrossModel, Result, Task
 from cfl_flare.methods import Update
 from cfl_flare.methods.slots import with_parts
 
-SCHEMA = 1
+SCHEMA = 2
+ARRAYS = "#arrays"
 META = "cfl"
 # Environment variables that name a site's files and folders.
 OWN_PLACES = ("CFL_DATA", "CFL_DATA_ROOT", "CFL_STATE_ROOT", "HOME")
@@ -68,22 +71,24 @@ def encode_models(models: Mapping[str, Params]) -> dict[str, DXO]:
     return {slot: DXO(DataKind.WEIGHTS, data=model.arrays()) for slot, model in models.items()}
 
 
-def encode_orders(orders: Mapping[str, Order]) -> dict[str, Any]:
-    """The orders as plain values."""
+def encode_tasks(tasks: Mapping[str, Task]) -> dict[str, Any]:
+    """The tasks as plain values."""
     return {
-        n: {
-            "slots": list(o.slots),
-            "train": o.train,
-            "evaluate": o.evaluate,
-            "facts": dict(o.facts),
-            "cross": [[model.name, list(model.slots), model.vote] for model in o.cross],
+        name: {
+            "slots": list(task.slots),
+            "train": task.train,
+            "evaluate": task.evaluate,
+            "scalars": dict(task.scalars),
+            "choices": [[cluster, slot] for cluster, slot in task.choices.items()],
+            "joined": dict(task.joined),
+            "cross": [[model.name, list(model.slots), model.vote] for model in task.cross],
         }
-        for n, o in orders.items()
+        for name, task in tasks.items()
     }
 
 
-def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Order], dict[str, Params], dict[str, Any]]:
-    """A training task on the site: its orders, its models, and its other content.
+def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Task], dict[str, Params], dict[str, Any]]:
+    """A round's task on the site: that of each participant, the models, and the other content.
 
     Raises:
         PayloadError: the models do not fit this site's.
@@ -91,68 +96,72 @@ def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Order],
     dxo = from_shareable(shareable)
     content = content_of(dxo.meta)
     models = {slot: layout.restricted(part.data.keys()).pack(part.data) for slot, part in dxo.data.items()}
-    orders = {
-        name: Order(
-            tuple(o["slots"]),
-            bool(o["train"]),
-            bool(o["evaluate"]),
-            o["facts"],
-            tuple(CrossModel(model, tuple(slots), vote) for model, slots, vote in o["cross"]),
+    tasks = {
+        name: Task(
+            tuple(said["slots"]),
+            bool(said["train"]),
+            bool(said["evaluate"]),
+            said["scalars"],
+            {int(cluster): slot for cluster, slot in said["choices"]},
+            said["joined"],
+            tuple(CrossModel(model, tuple(slots), vote) for model, slots, vote in said["cross"]),
         )
-        for name, o in content["orders"].items()
+        for name, said in content["tasks"].items()
     }
-    needed = [slot for order in orders.values() for slot in order.needed]
-    return orders, with_parts(models, needed), content
+    needed = [slot for task in tasks.values() for slot in task.needed]
+    return tasks, with_parts(models, needed), content
 
 
-def encode_answers(answers: Sequence[Answer], content: Mapping[str, Any]) -> Shareable:
-    """A site's answers. Failing participants are left out of the collection, with their reason in the meta."""
+def encode_results(results: Sequence[Result], content: Mapping[str, Any]) -> Shareable:
+    """A site's results. Failing participants are left out of the collection, with their reason in the meta."""
     collection: dict[str, DXO] = {}
     described: dict[str, dict[str, Any]] = {}
-    for a in answers:
-        cross = {model: dict(found) for model, found in a.cross.items()}
-        said = {"metrics": dict(a.metrics), "error": a.error and without_paths(a.error)}
-        described[a.participant] = {**said, "cross": cross} if cross else said
-        if a.update is None:
+    for r in results:
+        cross = {model: dict(found) for model, found in r.cross.items()}
+        said = {"metrics": dict(r.metrics), "error": r.error and without_paths(r.error)}
+        described[r.participant] = {**said, "cross": cross} if cross else said
+        if r.update is None:
             continue
-        described[a.participant] |= {"samples": a.update.samples, "cluster": a.update.cluster}
-        if a.update.carrier is not None:
-            described[a.participant]["carrier"] = a.update.carrier
-        for slot, diff in a.update.diffs.items():
-            meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: a.update.samples}
-            collection[f"{a.participant}/{slot}"] = DXO(DataKind.WEIGHT_DIFF, data=diff.arrays(), meta=meta)
-    return to_shareable(collection, {**content, "answers": described})
+        described[r.participant] |= {"samples": r.update.samples, "cluster": r.update.cluster}
+        if r.update.carrier is not None:
+            described[r.participant]["carrier"] = r.update.carrier
+        sent = {slot: diff.arrays() for slot, diff in r.update.diffs.items()}
+        sent |= {ARRAYS: dict(r.update.arrays)} if r.update.arrays else {}
+        for slot, arrays in sent.items():
+            meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: r.update.samples}
+            collection[f"{r.participant}/{slot}"] = DXO(DataKind.WEIGHT_DIFF, data=arrays, meta=meta)
+    return to_shareable(collection, {**content, "results": described})
 
 
-def decode_answers(
-    answer: FLModel, bank: Mapping[str, Params], number: int
-) -> Iterator[Answer | tuple[str, PayloadError]]:
-    """A site's answers, one at a time: an answer, or the participant's name and why its arrays do not fit.
+def decode_results(
+    message: FLModel, bank: Mapping[str, Params], number: int
+) -> Iterator[Result | tuple[str, PayloadError]]:
+    """A site's results, one at a time: a result, or the participant's name and why its arrays do not fit.
 
     Raises:
         PayloadError: the message as a whole is of another round or schema, or is no such message.
     """
-    content = content_of(answer.meta)
+    content = content_of(message.meta)
     if "error" in content:
         raise PayloadError("site_failed", str(content["error"]))
     if content.get("round") != number:
         raise PayloadError("round", f"answers round {content.get('round')!r}, the current one is {number}")
-    described = content.get("answers")
-    collection = answer.params if answer.params is not None else {}
+    described = content.get("results")
+    collection = message.params if message.params is not None else {}
     if not isinstance(described, dict) or not isinstance(collection, dict):
-        raise PayloadError("schema", "the answer has no 'answers' or no collection of models")
+        raise PayloadError("schema", "the answer has no 'results' or no collection of models")
     strangers = sorted(key for key in collection if key.rpartition("/")[0] not in described)
     if strangers:
         raise PayloadError("unknown_participant", f"model {strangers[0]!r} belongs to no answering participant")
     for name, said in described.items():
         own = {key.rpartition("/")[2]: dxo for key, dxo in collection.items() if key.rpartition("/")[0] == name}
         try:
-            yield _answer(name, said, own, bank)
+            yield _result(name, said, own, bank)
         except PayloadError as error:
             yield name, error
 
 
-def _answer(name: str, said: Any, models: Mapping[str, Any], bank: Mapping[str, Params]) -> Answer:
+def _result(name: str, said: Any, models: Mapping[str, Any], bank: Mapping[str, Params]) -> Result:
     if not isinstance(said, dict) or not isinstance(said.get("metrics", {}), dict):
         raise PayloadError("schema", f"{name}: its answer is not a dictionary with metrics")
     cross = said.get("cross", {})
@@ -160,23 +169,36 @@ def _answer(name: str, said: Any, models: Mapping[str, Any], bank: Mapping[str, 
         raise PayloadError("schema", f"{name}: its answer has no dictionary of metrics for each model")
     update = None
     if "samples" in said:
+        arrays = _arrays(name, models[ARRAYS]) if ARRAYS in models else {}
+        models = {slot: dxo for slot, dxo in models.items() if slot != ARRAYS}
         strange = [slot for slot in models if slot not in bank]
         if strange:
             raise PayloadError("slots", f"{name}: there is no model {strange[0]!r}; there are {', '.join(bank)}")
         diffs = {slot: _diff(name, slot, dxo, bank[slot].layout) for slot, dxo in models.items()}
-        update = Update(name, said["samples"], diffs, said.get("cluster"), said.get("carrier"))
+        update = Update(name, said["samples"], diffs, said.get("cluster"), arrays, carrier=said.get("carrier"))
     error = said.get("error")
-    return Answer(name, update, said.get("metrics", {}), None if error is None else str(error), cross)
+    return Result(name, update, said.get("metrics", {}), None if error is None else str(error), cross)
 
 
-def _diff(name: str, slot: str, dxo: Any, layout: Layout) -> Params:
-    """One difference. A name that a site's filter removed counts as unchanged."""
+def _named(name: str, slot: str, dxo: Any) -> dict[str, Any]:
+    """The named arrays of a DXO."""
     if not isinstance(dxo, DXO) or not isinstance(dxo.data, dict):
         raise PayloadError("kind", f"{name}/{slot}: not a DXO of named arrays but {type(dxo).__name__}")
     if dxo.data_kind != DataKind.WEIGHT_DIFF:
         raise PayloadError("kind", f"{name}/{slot}: kind {dxo.data_kind}, expected {DataKind.WEIGHT_DIFF}")
+    return dict(dxo.data)
+
+
+def _arrays(name: str, dxo: Any) -> dict[str, np.ndarray]:
+    """Arrays that are not a model; `cfl_flare.engine.checks.check_arrays` says what they must be."""
+    return {str(key): np.asarray(array) for key, array in _named(name, ARRAYS, dxo).items()}
+
+
+def _diff(name: str, slot: str, dxo: Any, layout: Layout) -> Params:
+    """One difference. A name that a site's filter removed counts as unchanged."""
+    arrays = _named(name, slot, dxo)
     try:
-        return layout.pack(dxo.data, allow_missing=bool(dxo.get_filter_history()))
+        return layout.pack(arrays, allow_missing=bool(dxo.get_filter_history()))
     except PayloadError as error:
         raise PayloadError(error.code, f"{name}/{slot}: {error}") from error
 

@@ -11,21 +11,23 @@ from typing import Any
 from cfl_flare.core.config import build, class_path, from_dict
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.methods.base import Method
+from cfl_flare.methods.baselines import Finetune, Local
 from cfl_flare.methods.cam import CAM
 from cfl_flare.methods.cfl import CFL
 from cfl_flare.methods.combinations import COMBINATIONS
 from cfl_flare.methods.cuau import FedCUAU
 from cfl_flare.methods.dsmic import FedDS, FedDSMIC
-from cfl_flare.methods.ensemble import Together
+from cfl_flare.methods.ensemble import Ensemble
 from cfl_flare.methods.fedac import FedAC
-from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local
+from cfl_flare.methods.fedavg import FedAvg, FedProx
 from cfl_flare.methods.hierarchy import FLHC, FedGroup
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.maml import PerFedAvg
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
 from cfl_flare.methods.personal import CGPFL, Ditto, FedBABU, FedPer
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Download, Participant, ServerState, Update
+from cfl_flare.methods.state import Assignment, Download, Participant, Plan, ServerState, Update
+from cfl_flare.methods.traits import Traits
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
 METHODS: dict[str, type[Method]] = {
@@ -33,10 +35,11 @@ METHODS: dict[str, type[Method]] = {
     for cls in (
         *(FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, PerFedAvg),
         *(IFCA, FeSEM, WeCFL, CGPFL, FedAC, FedDS, FedDSMIC, FedCUAU, CFL, FLHC, FedGroup),
-        *(CAM, Together),
+        *(CAM, Ensemble),
     )
 }
 METHODS["hypcluster"] = IFCA
+METHODS["together"] = Ensemble  # as version 0.1 called it
 
 
 def build_method(spec: Mapping[str, Any], authorize: Callable[[str], None] | None = None) -> Method:
@@ -107,6 +110,7 @@ __all__ = [
     "Contrastive",
     "Ditto",
     "Download",
+    "Ensemble",
     "FeSEM",
     "FedAC",
     "FedAvg",
@@ -124,9 +128,10 @@ __all__ = [
     "Participant",
     "Penalty",
     "PerFedAvg",
+    "Plan",
     "Proximal",
     "ServerState",
-    "Together",
+    "Traits",
     "Update",
     "WeCFL",
     "build_method",

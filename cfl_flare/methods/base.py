@@ -3,7 +3,7 @@
 """The contract that every method fulfils: one pass of assign, aggregate, distribute and local update a round.
 
 It is the thesis's unified view (Alg. 1, Eq. 3.3). The same method object, built from the same settings, works on the
-server (``start``, ``distribute``, ``assign``, ``aggregate``) and on every site (``local_update``, ``serve``).
+server and on every site.
 """
 
 from __future__ import annotations
@@ -17,12 +17,20 @@ import numpy as np
 
 from cfl_flare.core.config import check_types, require
 from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
+from cfl_flare.methods.parts import check_part, known_part
 from cfl_flare.methods.penalties import Penalty
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Download, Indicator, ServerState, Update
+from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
+from cfl_flare.methods.traits import Traits
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Term
+
+# The contract, in the order of a run. A new method overrides a few of these; everything else on `Method` is a tool.
+STEPS = (
+    *("check", "start", "plan", "distribute", "terms", "local_update", "serve", "finetuned"),
+    *("vector", "assign", "aggregate", "clusters_in", "models", "join"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,23 +46,10 @@ class Method(ABC):
         finetune_epochs: passes over its training data in that round; None for as long as any other.
         name: what the method is called in a job.
         paper: where it comes from.
-        assigns_on_site: each participant picks its cluster itself.
-        predicts_with_several: what it serves is several models, which others cannot take apart.
-        no_penalties: why it takes none itself, and the way out; empty if it does.
-        starts_on_site: participants begin with models that their sites build from the seed.
-        archives: it keeps arrays on the server's disk.
-        shares_centres: K is fixed, a participant may be sent all centres, and the common model is their mean: what
-            penalties of clusters and CAM build on.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
-    assigns_on_site: ClassVar[bool] = False
-    predicts_with_several: ClassVar[bool] = False
-    no_penalties: ClassVar[str] = ""
-    shares_centres: ClassVar[bool] = True
-    archives: ClassVar[bool] = False
-    starts_on_site: ClassVar[bool] = False
 
     weighting: str = "samples"
     penalties: tuple[Penalty, ...] = ()
@@ -62,26 +57,31 @@ class Method(ABC):
     finetune_epochs: int | None = None
 
     def __post_init__(self) -> None:
-        where, epochs = f"method {self.name}", self.finetune_epochs
+        where, epochs = self.where, self.finetune_epochs
         check_types(self, where)
+        cluster_on = getattr(self, "cluster_on", None)
+        if cluster_on is not None:
+            object.__setattr__(self, "cluster_on", known_part(cluster_on, where))
         self._check_penalties()
         require(epochs is None or epochs >= 1, f"{where}: finetune_epochs = {epochs} should be >= 1 or None")
         used = self.finetune or epochs == type(self).finetune_epochs
         require(used, f"{where}: finetune_epochs = {epochs} does nothing without finetune = True; set that too")
-        require(
-            self.weighting in ("samples", "uniform"),
-            f"{where}: weighting = {self.weighting!r} should be 'samples' or 'uniform'",
-        )
+        known = self.weighting in ("samples", "uniform")
+        require(known, f"{where}: weighting = {self.weighting!r} should be 'samples' or 'uniform'")
 
     def _check_penalties(self) -> None:
-        given = self.penalties
+        given, refusal = self.penalties, self.traits.no_penalties
         fits = isinstance(given, (list, tuple)) and all(isinstance(p, Penalty) for p in given)
-        require(fits, f"method {self.name}: penalties = {given!r} should be a list of penalties")
-        refused = bool(given) and bool(self.no_penalties)
-        require(not refused, f"method {self.name}: penalties = {[p.name for p in given]} {self.no_penalties}")
+        require(fits, f"{self.where}: penalties = {given!r} should be a list of penalties")
+        require(not (given and refusal), f"{self.where}: penalties = {[p.name for p in given]} {refusal}")
         object.__setattr__(self, "penalties", tuple(given))
         for penalty in self.penalties:
-            penalty.check(self.clusters if self.shares_centres else 0)
+            penalty.check(self.clusters if self.traits.shares_centres else 0)
+
+    @property
+    def traits(self) -> Traits:
+        """What the engine must know of it before a run."""
+        return Traits()
 
     @property
     def label(self) -> str:
@@ -89,132 +89,45 @@ class Method(ABC):
         return "-".join([self.name, *(p.short for p in self.penalties), *(["finetune"] * self.finetune)])
 
     @property
+    def where(self) -> str:
+        """The beginning of its error messages."""
+        return f"method {self.name}"
+
+    @property
     def clusters(self) -> int:
-        """Number of clusters K; 0 for a method that does not cluster; where K changes, what is known before a run."""
-        return 0
+        """K, as the traits have it."""
+        return self.traits.clusters
 
-    def clusters_in(self, state: ServerState) -> int:
-        """Number of cluster ids given out so far: 0, 1, ... without a gap.
+    # ---- Steps on the server ----
 
-        An id stays with its cluster. A split keeps it for one half, and the other takes the next one; it is never used
-        again.
-        """
-        return self.clusters
-
-    def gone(self, state: ServerState) -> set[int]:
-        """Ids whose cluster is no more: the others without members are empty clusters."""
-        return set()
-
-    @property
-    def sums(self) -> bool:
-        """Whether its M-step takes nothing but weighted means of the models, so that sites can add up their own."""
-        return False
-
-    @property
-    def regroups(self) -> bool:
-        """Whether its M-step takes any assignment of the round's participants, so that small clusters can be merged."""
-        return False
-
-    def asks_all(self, state: ServerState) -> bool:
-        """Whether the coming round asks all participants to train, whatever the run's sampling."""
-        return False
-
-    def sampling_round(self, state: ServerState) -> int:
-        """The round by which the coming one's participants are drawn: methods that compare share their seed's draws."""
-        return state.round
-
-    @property
-    def joins_by(self) -> str:
-        """By what a newcomer to a finished run gets its cluster, in a few words."""
-        return "the method's own assignment" if self.clusters else ""
-
-    def join(self, state: ServerState, update: Update) -> ServerState:
-        """The state of a finished run once a newcomer has sent an update: it may be placed, nothing else changes.
-
-        No model of the bank moves, and nobody else changes cluster.
-        """
-        placed = {**state.assignment, **self.assign(state, [update])}
-        return replace(state, assignment=placed, round=state.round + 1)
-
-    def placed(self, state: ServerState, participant: str) -> bool:
-        """Whether a participant has the cluster in which it will stay for now; always, where there are none."""
-        return not self.clusters_in(state) or participant in state.assignment
-
-    @property
-    def indicator(self) -> Indicator | None:
-        """The samples on which the server compares what models predict; None for a method that needs none."""
-        return None
-
-    def needs(self, state: ServerState) -> int:
-        """Fewest answers with which the coming round can be aggregated."""
-        return 1
-
-    def check_model(self, layout: Layout) -> None:
-        """Whether the method can work with such a model.
+    def check(self, layout: Layout, rounds: int | None = None) -> None:
+        """Checks that the method works with such a model, for so many rounds where their number is known.
 
         Raises:
-            ConfigError: it lacks a part that the method needs.
+            ConfigError: the model lacks a part that the method needs, or the rounds are too few.
         """
         layout.select("all")
+        require(rounds is None or rounds >= 1, f"{self.where}: num_rounds = {rounds} should be >= 1")
+        if self.traits.cluster_on is not None:
+            check_part(self.traits.cluster_on, layout, self.where)
         for penalty in self.penalties:
             penalty.check_model(layout)
 
-    def check_rounds(self, rounds: int) -> None:
-        """Whether so many rounds make sense.
-
-        Raises:
-            ConfigError: they do not.
-        """
-        require(rounds >= 1, f"method {self.name}: {rounds} rounds are none")
-
-    def start(self, initial: Callable[[int], Params]) -> ServerState:
+    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """The state before round 0. ``initial(i)`` is the untrained model from the run's i-th seed."""
         return ServerState(bank={GLOBAL: initial(0)})
 
-    def admit(self, state: ServerState, participants: Sequence[str]) -> ServerState:
-        """The state once the participants are known, before a run's first round or when it goes on with others."""
-        return state
+    def plan(self, state: ServerState) -> Plan:
+        """Who trains in the coming round, and how many answers it needs."""
+        return Plan()
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Distribution step: what this participant is sent, for training and for prediction alike."""
         return Download((GLOBAL,))
 
-    def with_penalties(self, state: ServerState, slots: tuple[str, ...]) -> Download:
-        """These models and, once there are centres, what penalties of clusters need: models and the clusters' weights.
-
-        There are centres when `aggregate` has put ``weights`` into the state's extras; the round's number does not say
-        it, as a round may fail, and CAM's warm-up makes none.
-        """
-        active = [p for p in self.penalties if p.of_clusters]
-        if not active or "weights" not in state.extras or GLOBAL in slots:
-            return Download(slots)
-        needed = dict.fromkeys(slot for p in active for slot in p.slots(self.clusters))
-        to_train = tuple(slot for slot in needed if slot not in slots)
-        return Download(slots, facts={"weights": state.extras["weights"]}, to_train=to_train)
-
-    def moved_slots(self, state: ServerState, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
-        """Of the slots that a participant was sent, those whose difference it must send back."""
-        return slots[:1]
-
-    def picks(self, state: ServerState, slots: tuple[str, ...]) -> bool:
-        """Whether a participant that is sent these slots says which cluster it picked."""
-        return self.assigns_on_site
-
-    def terms(self, learner: Learner, download: Download, own: str) -> list[Term]:
-        """What the penalties add to the loss of a participant that starts from the model ``own``."""
-        ready = "weights" in download.facts  # a participant that starts from the common model is sent none either
-        active = [p for p in self.penalties if ready or not p.of_clusters]
-        return [term for p in active for term in p.terms(download, own, self.clusters)]
-
-    def local_update(self, learner: Learner, download: Download) -> Update:
-        """Local update step, on the site."""
-        return self.trained_update(learner, download, download.slots[0])
-
-    def trained_update(self, learner: Learner, download: Download, own: str, cluster: int | None = None) -> Update:
-        """The update of a participant that trains the model ``own``."""
-        start = download.model(own)
-        trained = learner.train(start, self.terms(learner, download, own))
-        return Update(learner.participant, learner.samples, {own: trained - start}, cluster)
+    def vector(self, state: ServerState, update: Update) -> np.ndarray:
+        """What a participant is compared by, float32: a part of the model that it trained, or an array that it sent."""
+        return self.features(state.trained(update))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """E-step: the cluster of each of the round's participants."""
@@ -224,49 +137,82 @@ class Method(ABC):
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """M-step: the new models."""
 
-    def notes(self, state: ServerState) -> dict[str, Any]:
-        """What a round's record says of the method's own, as JSON values; ``state`` is the one after the round."""
-        return {}
+    def clusters_in(self, state: ServerState) -> int:
+        """Number of cluster ids given out so far: 0, 1, ... without a gap.
 
-    def compose(self, download: Download, layout: Layout) -> Download:
-        """On the site: the whole models, where they travelled in parts."""
-        return download
+        An id stays with its cluster. A split keeps it for one half, and the other takes the next one; it is never used
+        again.
+        """
+        return self.clusters
 
-    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """What a run leaves to predict with, by name."""
         return {slot: Served((model,)) for slot, model in state.bank.items()}
 
+    def join(self, state: ServerState, update: Update) -> ServerState:
+        """The state of a finished run once a newcomer has sent an update: it may be placed, nothing else changes.
+
+        No model of the bank moves, and nobody else changes cluster.
+        """
+        placed = {**state.assignment, **self.assign(state, [update])}
+        return replace(state, assignment=placed, round=state.round + 1)
+
+    # ---- Steps on the site ----
+
+    def terms(self, download: Download, own: str) -> list[Term]:
+        """What is added to the loss of a participant that starts from the model ``own``: the penalties."""
+        ready = "weights" in download.scalars  # a participant that starts from the common model is sent none either
+        active = [p for p in self.penalties if ready or not p.of_clusters]
+        return [term for p in active for term in p.terms(download, own, self.clusters)]
+
+    def local_update(self, learner: Learner, download: Download) -> Update:
+        """Local update step: trains the model that it was sent first."""
+        return self.trained(learner, download, download.slots[0])
+
     def serve(self, learner: Learner, download: Download) -> Params | Served:
-        """The model with which a participant predicts, on the site."""
+        """The model with which a participant predicts."""
         return download.models[0]
+
+    def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
+        """What a participant predicts with after one more local round of ``finetune_epochs``, each model by itself."""
+        served = Served.of(served)
+        models = tuple(learner.train(m, purpose="finetune", epochs=self.finetune_epochs) for m in served.models)
+        return replace(served, models=models)
+
+    # ---- Tools for steps ----
+
+    def choices(self, state: ServerState) -> dict[int, str]:
+        """The clusters among which participants choose, and their slots: all K but those that were closed."""
+        return {k: cluster_slot(k) for k in range(self.clusters) if k not in state.closed}
+
+    def with_penalties(self, state: ServerState, sent: Download) -> Download:
+        """A download with what penalties of clusters need beside it, once there are centres: models and their weights.
+
+        There are centres when `aggregate` has put ``weights`` into the state's extras; the round's number does not say
+        it, as a round may fail, and CAM's warm-up makes none.
+        """
+        active = [p for p in self.penalties if p.of_clusters]
+        if not active or "weights" not in state.extras or GLOBAL in sent.slots:
+            return sent
+        needed = dict.fromkeys(slot for p in active for slot in p.slots(self.clusters))
+        to_train = tuple(slot for slot in needed if slot not in sent.slots)
+        return replace(sent, scalars={"weights": state.extras["weights"]}, to_train=to_train)
+
+    def trained(self, learner: Learner, download: Download, own: str, cluster: int | None = None, **how: Any) -> Update:
+        """The update of a participant that trains the model ``own``; ``how`` is for `Learner.train`."""
+        start = download.model(own)
+        trained = learner.train(start, self.terms(download, own), **how)
+        return Update(learner.participant, learner.samples, {own: trained - start}, cluster, main=own)
 
     def predictor(self, learner: Learner, download: Download) -> Params | Served:
         """What `serve` gives, fine-tuned first if that was asked for."""
         served = self.serve(learner, download)
         return self.finetuned(learner, served) if self.finetune else served
 
-    def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
-        """The models after one more local round of ``finetune_epochs``, each by itself."""
-        served = Served.of(served)
-        models = tuple(learner.train(m, purpose="finetune", epochs=self.finetune_epochs) for m in served.models)
-        return replace(served, models=models)
-
-    def clustered(self, state: ServerState, update: Update) -> Params:
-        """The trained model of an update that belongs to its cluster."""
-        return state.trained(update)
-
     def features(self, model: Params) -> np.ndarray:
-        """By what a clustering of such models is judged: the FC parameters, or all where there are none; float32."""
-        return model.part("fc" if any(e.fc for e in model.layout.entries) else "all")
-
-    def centre(self, state: ServerState, cluster: int) -> Params:
-        """The model to which the models of a cluster's participants are compared."""
-        return state.bank[cluster_slot(cluster)]
-
-    def moved(self, update: Update) -> Params:
-        """The difference that stands for an update's gradient, where its participant moved a single slot."""
-        (diff,) = update.diffs.values()
-        return diff
+        """The part of a model by which participants are compared; float32."""
+        fallback = "fc" if any(e.fc for e in model.layout.entries) else "all"
+        return model.part(self.traits.cluster_on or fallback)
 
     def weight(self, update: Update) -> float:
         """A participant's weight psi_i, up to a common factor."""
@@ -296,10 +242,11 @@ class Method(ABC):
         return {s: mean.result(state.bank.get(s) or state.bank[GLOBAL]) for s, mean in zip(slots, means)}
 
     def cluster_weights(self, updates: Iterable[Update], assignment: Assignment) -> list[float]:
-        """Each cluster's share of the round's weight, w_k = sum of psi_i in it (thesis Eq. 5.5)."""
+        """Each cluster's share of the weight of those who moved a model, w_k = sum of psi_i in it (thesis Eq. 5.5)."""
         weights = np.zeros(self.clusters)
         for update in updates:
-            weights[assignment[update.participant]] += self.weight(update)
+            if update.diffs:
+                weights[assignment[update.participant]] += self.weight(update)
         return (weights / weights.sum()).tolist()
 
     def common(self, centres: Mapping[str, Params], weights: Sequence[float]) -> Params:

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-import numpy as np
-
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Download, Mapped, ServerState, Update
+from cfl_flare.methods.state import Assignment, Download, ServerState, Update
+from cfl_flare.methods.wrapper import Wrapper
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 
@@ -24,7 +23,7 @@ SHARED = "shared"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CAM(Method):
+class CAM(Wrapper):
     """Clustered additive modelling: a participant's prediction is h(x; Theta_g) + f(x; Theta_c(i)), logits added.
 
     It wraps a method that clusters: that method assigns, trains and averages the Theta_k as ever, but sees everywhere
@@ -43,9 +42,6 @@ class CAM(Method):
 
     name: ClassVar[str] = "cam"
     paper: ClassVar[str] = "Ma et al. 2023 (NeurIPS), thesis ch. 7"
-    predicts_with_several: ClassVar[bool] = True
-
-    no_penalties: ClassVar[str] = "belong to its base; give them there"
 
     base: Method
     warmup: int = 10
@@ -54,20 +50,17 @@ class CAM(Method):
     lam: float = 0.01
 
     def __post_init__(self) -> None:
+        clusters = isinstance(self.base, Method) and self.base.clusters > 0 and self.base.traits.shares_centres
+        require(clusters, f"method cam: base = {self.base!r} should be a method that clusters: ifca, fesem or wecfl")
         super().__post_init__()
-        clusters = isinstance(self.base, Method) and self.base.clusters > 0 and self.base.shares_centres
-        should = "should be a method that clusters: ifca, fesem or wecfl"
-        require(clusters, f"method cam: base = {self.base!r} {should}")
-        one = not self.base.predicts_with_several
-        require(one, f"method cam: base = {self.base.label} predicts with several models; name a method that has one")
-        whole = not getattr(self.base, "shared_backbone", False)
-        whole_bank = not getattr(self.base, "in_parts", False)
-        require(
-            whole_bank, f"method cam: base = {self.base.label} has its models in parts; name one that has whole ones"
-        )
-        require(whole, "method cam: base has shared_backbone = True, but only whole models can be added; leave it out")
-        compared = self.base.indicator is not None
-        require(not compared, f"method cam: base = {self.base.label!r} compares whole models, not sums; take another")
+        base, traits = self.base.label, self.base.traits
+        several = traits.serves_several
+        require(not several, f"method cam: base = {base} predicts with several models; name a method that has one")
+        whole = traits.whole_models
+        parts = "has its models in parts, as with shared_backbone = True, but only whole ones can be added"
+        require(whole, f"method cam: base = {base} {parts}; leave that out, or take another base")
+        compared = traits.indicator is not None
+        require(not compared, f"method cam: base = {base!r} compares whole models, not sums; take another")
         require(self.weighting == "samples", "method cam: weighting belongs to its base; give it there")
         require(not self.base.finetune, "method cam: finetune belongs to the whole; give it to cam, not to its base")
         require(self.warmup >= 0, f"method cam: warmup = {self.warmup} should be >= 0")
@@ -76,72 +69,57 @@ class CAM(Method):
             require(getattr(self, name) in known, f"method cam: {name} = {getattr(self, name)!r} should be in {known}")
 
     @property
+    def inner(self) -> tuple[Method, ...]:
+        """The base alone: Theta_g is CAM's own."""
+        return (self.base,)
+
+    def state_of(self, state: ServerState, i: int) -> ServerState:
+        """All but Theta_g; rounds count where the base clusters."""
+        clustered = sum(self.trains(r)[0] and not self.alone(r) for r in range(state.round))
+        return replace(state, bank={k: m for k, m in state.bank.items() if k != SHARED}, round=clustered)
+
+    def update_of(self, i: int, update: Update) -> Update:
+        """What the base's participants send."""
+        return replace(update, diffs={slot: diff for slot, diff in update.diffs.items() if slot != SHARED})
+
+    @property
     def label(self) -> str:
         """``ifca-cam``."""
         return f"{self.base.label}-cam" + "-finetune" * self.finetune
 
     @property
-    def clusters(self) -> int:
-        """The base's."""
-        return self.base.clusters
-
-    @property
-    def joins_by(self) -> str:
-        """The base's, of the sums."""
-        return self.base.joins_by
-
-    @property
-    def sums(self) -> bool:
-        """As the base; the global part is a mean."""
-        return self.base.sums
-
-    @property
-    def regroups(self) -> bool:
-        """As the base."""
-        return self.base.regroups
-
-    def clusters_in(self, state: ServerState) -> int:
-        """The base's."""
-        return self.base.clusters_in(state)
-
-    @property
     def clustering(self) -> Method:
         """The base, with the k-means objective as a term of the participants' loss (Eq. 12)."""
-        if self.base.assigns_on_site or not self.lam:
+        if self.chooses or not self.lam:
             return self.base
         return replace(self.base, penalties=(*self.base.penalties, Proximal(mu=self.lam)))
 
-    def admit(self, state: ServerState, participants: Sequence[str]) -> ServerState:
-        """As the base."""
-        return self.base.admit(state, participants)
-
-    def needs(self, state: ServerState) -> int:
-        """As the base."""
-        return self.base.needs(state)
-
-    def check_model(self, layout: Layout) -> None:
-        """As the base."""
-        self.base.check_model(layout)
-
-    def check_rounds(self, rounds: int) -> None:
+    def check(self, layout: Layout, rounds: int | None = None) -> None:
         """There are rounds after the warm-up."""
-        require(rounds > self.warmup, f"method cam: warmup = {self.warmup} leaves none of {rounds} rounds; lower it")
+        super().check(layout, rounds)
+        enough = rounds is None or rounds > self.warmup
+        require(enough, f"method cam: warmup = {self.warmup} leaves none of {rounds} rounds; lower it")
 
-    def start(self, initial: Callable[[int], Params]) -> ServerState:
+    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """The base's models, and Theta_g from a seed of its own."""
-        state = self.base.start(initial)
+        state = self.base.start(initial, participants)
         return replace(state, bank={**state.bank, SHARED: initial(max(1, self.clusters))})
+
+    @property
+    def chooses(self) -> bool:
+        """Participants choose their cluster, as in IFCA-CAM; else the server clusters, as in FeSEM-CAM."""
+        return self.base.traits.assigns_on_site
 
     def trains(self, round_number: int) -> tuple[bool, bool]:
         """Whether a round trains the clusters' models, and whether it trains the global one."""
         if round_number < self.warmup:
-            return not self.base.assigns_on_site, self.base.assigns_on_site
+            return not self.chooses, self.chooses
         later = round_number - self.warmup
         return (True, True) if self.updates == "simultaneous" else (later % 2 == 0, later % 2 == 1)
 
     def alone(self, round_number: int) -> bool:
         """Whether it is a warm-up round in which the participants' own models stay with them."""
-        return round_number < self.warmup - 1 and not self.base.assigns_on_site
+        return round_number < self.warmup - 1 and not self.chooses
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """The global model and what the base sends; less while only one part is trained."""
@@ -152,21 +130,11 @@ class CAM(Method):
             return Download((SHARED,) if shared else (GLOBAL,))
         known = state.assignment.get(participant)
         if not clusters and known is not None:
-            return Download((SHARED, cluster_slot(known)))
+            own = cluster_slot(known)
+            return Download((SHARED, own), choices={known: own} if self.chooses else {}, names_cluster=False)
         sent = self.base.distribute(state, participant)
-        return replace(sent, slots=(SHARED, *sent.slots))
-
-    def moved_slots(self, state: ServerState, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
-        """The base's, the global model, or both."""
-        if SHARED not in slots:
-            return slots
-        clusters, shared = self.trains(state.round)
-        moved = self.base.moved_slots(state, slots[1:], cluster) if clusters else ()
-        return (*moved, SHARED) if shared else moved
-
-    def picks(self, state: ServerState, slots: tuple[str, ...]) -> bool:
-        """As the base, in rounds that train its models."""
-        return self.trains(state.round)[0] and self.base.picks(state, slots[1:])
+        returns = (*(sent.returned if clusters else ()), *([SHARED] if shared else []))
+        return replace(sent, slots=(SHARED, *sent.slots), returns=returns, names_cluster=clusters)
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Both parts, neither of which sees what the other becomes in this round; less where only one is trained."""
@@ -207,18 +175,17 @@ class CAM(Method):
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """As the base (Eq. 2; Eq. 11 on the theta_i)."""
-        if self.alone(state.round) or not self.trains(state.round)[0]:
-            return {}
-        clustered = sum(self.trains(r)[0] and not self.alone(r) for r in range(state.round))  # rounds so far
-        return self.base.assign(replace(state, round=clustered), Mapped(updates, without_shared_diff))
+        clusters = self.trains(state.round)[0] and not self.alone(state.round)
+        return super().assign(state, updates) if clusters else {}
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """Theta_k as the base makes them (Eq. 6, 11), Theta_g = sum psi_i theta_i^0 (Eq. 9)."""
         after = state.after({})
         if assignment:
-            after = self.base.aggregate(state, Mapped(updates, without_shared_diff), assignment)
+            own = self.updates_of(0, updates)
+            after = self.base.aggregate(state, own, assignment)
             if self.step == "damped":
-                after = self._damped(state, after, self.base.cluster_weights(updates, assignment))
+                after = self._damped(state, after, self.base.cluster_weights(own, assignment))
         shared = WeightedMean(state.bank[SHARED].layout)
         for update in updates:
             if SHARED in update.diffs:
@@ -248,40 +215,21 @@ class CAM(Method):
         """Both parts after one more local round, each beside what the other was (thesis sec. 7.4.4)."""
         tune = partial(Learner.train, purpose="finetune", epochs=self.finetune_epochs)
         if not isinstance(served, Served):  # in the warm-up
-            return tune(learner.part(SHARED) if self.base.assigns_on_site else learner, served)
+            return tune(learner.part(SHARED) if self.chooses else learner, served)
         shared, own = served.models
         return Served((tune(learner.part(SHARED).beside(own), shared), tune(learner.beside(shared), own)))
 
-    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+    def join(self, state: ServerState, update: Update) -> ServerState:
+        """Placed by `assign`, in rounds that train the clusters' models."""
+        return Method.join(self, state, update)
+
+    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The sums."""
-        whole = self.base.whole_models(
-            replace(state, bank={k: m for k, m in state.bank.items() if k != SHARED}), layout
-        )
+        whole = self.base.models(self.state_of(state, 0), layout)
         return {slot: Served((state.bank[SHARED], *served.models)) for slot, served in whole.items()}
-
-    def clustered(self, state: ServerState, update: Update) -> Params:
-        """theta_i."""
-        return self.base.clustered(state, without_shared_diff(update))
-
-    def features(self, model: Params) -> np.ndarray:
-        """As the base."""
-        return self.base.features(model)
-
-    def moved(self, update: Update) -> Params:
-        """theta_i - Theta_c(i)."""
-        return self.base.moved(without_shared_diff(update))
-
-    def weight(self, update: Update) -> float:
-        """As the base."""
-        return self.base.weight(update)
 
 
 def without_shared(download: Download) -> Download:
     """What the base was sent."""
     pairs = [(slot, model) for slot, model in zip(download.slots, download.models) if slot != SHARED]
     return replace(download, slots=tuple(s for s, _ in pairs), models=tuple(m for _, m in pairs))
-
-
-def without_shared_diff(update: Update) -> Update:
-    """What the base's participants send."""
-    return replace(update, diffs={slot: diff for slot, diff in update.diffs.items() if slot != SHARED})

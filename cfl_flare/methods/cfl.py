@@ -15,9 +15,9 @@ from cfl_flare.clustering.kmeans import stacked
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, WeightedMean
 from cfl_flare.methods.base import Method, cluster_slot
-from cfl_flare.methods.hierarchy import is_cluster
-from cfl_flare.methods.parts import check_part, known_part
+from cfl_flare.methods.slots import is_cluster
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
+from cfl_flare.methods.traits import Traits
 from cfl_flare.training.ensemble import Served
 
 SPLITS, SETTLED = "splits", "settled"
@@ -59,7 +59,6 @@ class CFL(Method):
 
     name: ClassVar[str] = "cfl"
     paper: ClassVar[str] = "Sattler et al. 2020"
-    shares_centres: ClassVar[bool] = False
 
     eps1: float
     eps2: float
@@ -77,40 +76,22 @@ class CFL(Method):
         require(self.min_rounds >= 0, f"{where}: min_rounds = {self.min_rounds} should be >= 0")
         require(gamma is None or 0 <= gamma < 1, f"{where}: gamma_max = {gamma} should be in [0, 1) or None")
         require(self.linkage in LINKAGES, f"{where}: linkage = {self.linkage!r} should be one of {LINKAGES}")
-        object.__setattr__(self, "cluster_on", known_part(self.cluster_on, where))
 
     @property
-    def clusters(self) -> int:
-        """It begins with one."""
-        return 1
+    def traits(self) -> Traits:
+        """It begins with one cluster; newcomers are placed as the paper's new clients."""
+        rule = "down the tree of splits, by cosine similarity"
+        return Traits(clusters=1, joins_by=rule, cluster_on=self.cluster_on, shares_centres=False)
 
     def clusters_in(self, state: ServerState) -> int:
         """One more than there were splits."""
         return 1 + len(state.extras[SPLITS])
 
-    @property
-    def joins_by(self) -> str:
-        """As the paper's new clients."""
-        return "down the tree of splits, by cosine similarity"
-
     def join(self, state: ServerState, update: Update) -> ServerState:
         """One split further down; ``settled`` says how far. A single update splits no cluster."""
         return replace(self.aggregate(state, [update], self.assign(state, [update])), bank=state.bank)
 
-    def placed(self, state: ServerState, participant: str) -> bool:
-        """There is no split left to go down."""
-        return super().placed(state, participant) and self.open_split(state, participant) is None
-
-    def check_model(self, layout: Layout) -> None:
-        """The model has the part that is compared."""
-        super().check_model(layout)
-        check_part(self.cluster_on, layout, f"method {self.name}")
-
-    def features(self, model: Params) -> np.ndarray:
-        """What is compared."""
-        return model.part(self.cluster_on)
-
-    def start(self, initial: Callable[[int], Params]) -> ServerState:
+    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """One cluster of all. ``splits`` has the parent of cluster 1, 2, ...; ``settled`` how many each knows."""
         return ServerState({cluster_slot(0): initial(0)}, extras={SPLITS: [], SETTLED: {}})
 
@@ -135,7 +116,7 @@ class CFL(Method):
         for parent in self._ripe(state, updates):
             members = [i for i, u in enumerate(updates) if cluster_slot(parent) in u.diffs]
             names = [updates[i].participant for i in members]
-            rows = ((self.features(self.moved(updates[i])), 1.0) for i in members)
+            rows = ((self.features(updates[i].main_diff), 1.0) for i in members)
             halves = self._halves(stacked(rows, len(members))[0])
             if halves is not None:
                 new = max([self.clusters_in(state) - 1, *assignment.values()]) + 1
@@ -144,7 +125,7 @@ class CFL(Method):
 
     def _closer(self, state: ServerState, update: Update, parent: int, child: int) -> int:
         """The half whose mean update in the split's round has the larger cosine similarity; ties to the parent's id."""
-        start, own = self.features(state.bank[parent_slot(child)]), self.features(self.moved(update))[None]
+        start, own = self.features(state.bank[parent_slot(child)]), self.features(update.main_diff)[None]
         means = [self.features(state.bank[half_slot(child, left)]) - start for left in (False, True)]
         stayed, left = (float(distances_between(own, mean[None], "cosine")[0, 0]) for mean in means)
         return child if left < stayed else parent
@@ -154,7 +135,7 @@ class CFL(Method):
         sums: dict[str, np.ndarray] = {}
         weights, largest, count = (dict[str, float]() for _ in range(3))
         for update, slot in self._of_clusters(updates if state.round >= self.min_rounds else ()):
-            own, weight = self.features(self.moved(update)).astype(np.float64), self.weight(update)
+            own, weight = self.features(update.main_diff).astype(np.float64), self.weight(update)
             sums[slot] = sums.get(slot, 0.0) + weight * own
             weights[slot] = weights.get(slot, 0.0) + weight
             largest[slot] = max(largest.get(slot, 0.0), float(np.linalg.norm(own)))
@@ -205,6 +186,6 @@ class CFL(Method):
         sent = {child: state.bank[cluster_slot(parent)] for child, parent in parents.items()}
         return {half: mean.result(sent[int(half.rpartition("-")[2])]) for half, mean in means.items()}
 
-    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The clusters' models."""
         return {slot: Served((model,)) for slot, model in state.bank.items() if is_cluster(slot)}

@@ -13,7 +13,7 @@ from cfl_flare.core.config import from_dict, require_whole
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.cam import CAM
-from cfl_flare.methods.ensemble import Together
+from cfl_flare.methods.ensemble import Ensemble
 from cfl_flare.methods.fedavg import FedAvg, FedProx
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
@@ -78,12 +78,12 @@ class Combination:
         if self.outer is CAM:
             return from_dict(CAM, {"base": inner[0], **outer}, where)
         if self.copies is None:
-            return from_dict(Together, {"parts": inner, **outer}, where)
+            return from_dict(Ensemble, {"parts": inner, **outer}, where)
         if self.copies not in outer:
             raise ConfigError(f"{where}: setting {self.copies!r} is missing and has no default")
         copies = outer.pop(self.copies)
         require_whole(where, **{self.copies: copies})
-        return from_dict(Together, {"parts": inner * copies, **outer}, where)
+        return from_dict(Ensemble, {"parts": inner * copies, **outer}, where)
 
     def _fixed(self, names: set[str]) -> dict[str, Any]:
         return {k: v for k, v in self.fixed.items() if k in names}
@@ -97,9 +97,9 @@ COMBINATIONS = {
         Combination("ifca-cam", "IFCA with a global model added to the clusters' (Fed-CAM).", CAM, (IFCA,)),
         Combination("fesem-cam", "FeSEM, weighted, with a global model added (Fed-CAM).", CAM, (FeSEM,), PSI),
         Combination("wecfl-cam", "WeCFL with a global model added: as fesem-cam.", CAM, (WeCFL,)),
-        Combination("fedavg+", "K FedAvg models from K seeds, soft voting.", Together, (FedAvg,), copies="k"),
-        Combination("fedprox+", "K FedProx models from K seeds, soft voting.", Together, (FedProx,), copies="k"),
-        Combination("fedavg+ifca", "FedAvg and IFCA side by side, logits added.", Together, (FedAvg, IFCA), SUM),
-        Combination("fedavg+fesem", "FedAvg and FeSEM side by side, logits added.", Together, (FedAvg, FeSEM), SUM),
+        Combination("fedavg+", "K FedAvg models from K seeds, soft voting.", Ensemble, (FedAvg,), copies="k"),
+        Combination("fedprox+", "K FedProx models from K seeds, soft voting.", Ensemble, (FedProx,), copies="k"),
+        Combination("fedavg+ifca", "FedAvg and IFCA side by side, logits added.", Ensemble, (FedAvg, IFCA), SUM),
+        Combination("fedavg+fesem", "FedAvg and FeSEM side by side, logits added.", Ensemble, (FedAvg, FeSEM), SUM),
     )
 }

@@ -16,9 +16,10 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.fedavg import FedAvg, FedProx
-from cfl_flare.methods.ifca import BACKBONE
+from cfl_flare.methods.parts import BACKBONE
 from cfl_flare.methods.personal import HEAD, BackboneOnly, FedBABU, FedPer
-from cfl_flare.methods.state import Assignment, Download, ServerState, Update
+from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
+from cfl_flare.methods.traits import Traits
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 
@@ -52,14 +53,10 @@ class FedCUAU(Method):
         finetune: measures the personalised accuracy: the own cluster's model, fine-tuned; without it the initial one,
             of C1's model (FedPer has none, as its heads are the participants'; there it is the own cluster's model).
         finetune_epochs: passes over the training data in that fine-tuning; None for as long as a round.
-        in_parts: its bank holds no whole models.
     """
 
     name: ClassVar[str] = "fedcuau"
     paper: ClassVar[str] = "FedCUAU (anonymous, under review)"
-    no_penalties: ClassVar[str] = "belong to its base; give them there"
-    in_parts: ClassVar[bool] = True
-    starts_on_site: ClassVar[bool] = True
 
     base: Method | str = "fedavg"
     k: int = 2
@@ -98,14 +95,15 @@ class FedCUAU(Method):
         return "-".join(names) + "-finetune" * self.finetune
 
     @property
-    def clusters(self) -> int:
-        """C."""
-        return self.k
-
-    @property
-    def joins_by(self) -> str:
-        """As those who were not in round 0."""
-        return "distance of its first update to the mean update"
+    def traits(self) -> Traits:
+        """Newcomers are placed as those who were not in round 0."""
+        return Traits(
+            clusters=self.k,
+            joins_by="distance of its first update to the mean update",
+            whole_models=False,
+            starts_on_site=True,
+            no_penalties="belong to its base; give them there",
+        )
 
     def join(self, state: ServerState, update: Update) -> ServerState:
         """It is placed by `aggregate`, as its first update is no model that could be compared."""
@@ -125,29 +123,23 @@ class FedCUAU(Method):
         """As the base."""
         return self.inner.weight(update)
 
-    def needs(self, state: ServerState) -> int:
-        """Stage 1 needs a participant for each cluster."""
-        return 1 if "thresholds" in state.extras else self.k
+    def plan(self, state: ServerState) -> Plan:
+        """Stage 1 is one shot for all (lines 2-5), and needs a participant for each cluster.
 
-    def asks_all(self, state: ServerState) -> bool:
-        """Stage 1 is one shot for all (lines 2-5)."""
-        return "thresholds" not in state.extras
+        Later rounds draw as the base's, which has no stage 1 before them.
+        """
+        first = "thresholds" not in state.extras
+        return Plan(everyone=first, draw=max(0, state.round - 1), fewest=self.k if first else 1)
 
-    def sampling_round(self, state: ServerState) -> int:
-        """The base's, which has no stage 1 before it."""
-        return max(0, state.round - 1)
-
-    def check_model(self, layout: Layout) -> None:
-        """The model has cluster layers and others, and a head to send in stage 1."""
-        super().check_model(layout)
-        self.inner.check_model(layout)
+    def check(self, layout: Layout, rounds: int | None = None) -> None:
+        """The model has cluster layers and others, and a head to send in stage 1; there are rounds after stage 1."""
+        super().check(layout, rounds)
+        self.inner.check(layout)
         there = layout.head.size > 0
         require(there, "method fedcuau: stage 1 sends the head; take a model with a torch.nn.Linear layer")
         self.parts(layout)
-
-    def check_rounds(self, rounds: int) -> None:
-        """There are rounds after stage 1."""
-        require(rounds > 1, f"method fedcuau: stage 1 takes the first of {rounds} rounds; add some")
+        enough = rounds is None or rounds > 1
+        require(enough, f"method fedcuau: stage 1 takes the first of {rounds} rounds; add some")
 
     def parts(self, layout: Layout) -> tuple[Layout, Layout]:
         """What travels of a model: its shared layers, and its cluster layers (sec. 6.1).
@@ -170,7 +162,7 @@ class FedCUAU(Method):
                 raise ConfigError(f"{where} leave no {what} layers of {there}; {way_out}")
         return shared, cluster
 
-    def start(self, initial: Callable[[int], Params]) -> ServerState:
+    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """All copies begin at the run's initial model (line 10). AU has the layout of what stage 1 sends."""
         model = initial(0)
         shared, cluster = self.parts(model.layout)
@@ -182,17 +174,15 @@ class FedCUAU(Method):
         """Shared layers, those it predicts with, and to train those of its own cluster and all above it.
 
         The slots that it trains are always named after the two others, even if one of them is named there already: so
-        both sides know them. Where there are none, it is to do stage 1.
+        both sides know them. Where there are none, it is to do stage 1, and sends what its head moved by alone.
         """
         if "thresholds" not in state.extras:
-            return Download()
+            return Download(returns=(AU,))
         own = state.assignment.get(participant)
         served = own if own is not None and (self.finetune or isinstance(self.inner, FedPer)) else 0
-        return Download((SHARED, self.slots[served]), to_train=() if own is None else self.slots[own:])
-
-    def moved_slots(self, state: ServerState, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
-        """In stage 1 the head alone; then the shared layers and the copies that it trained."""
-        return (SHARED, *slots[2:]) if slots[2:] else (AU,)
+        sent = Download((SHARED, self.slots[served]), returns=(AU,))
+        trains = () if own is None else self.slots[own:]
+        return replace(sent, to_train=trains, returns=(*trains, SHARED)) if trains else sent
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Stage 1 or stage 2, by what was sent."""
@@ -221,7 +211,7 @@ class FedCUAU(Method):
         for slot in reversed(copies):  # the own cluster's is the last, and what the training ended with
             start = _with(joint, download.model(slot))
             frozen = _parameters_beside(joint.layout, download.model(slot).layout)
-            terms = self.inner.terms(view, Download((slot,), (start,)), slot)
+            terms = self.inner.terms(Download((slot,), (start,)), slot)
             learner.trained = trained = view.part(slot).train(start, terms, frozen=frozen)
             diffs[slot] = (trained - start).take(download.model(slot).layout)
         return replace(update, diffs=diffs)
@@ -266,22 +256,10 @@ class FedCUAU(Method):
         """The personalised model (sec. 6.3)."""
         return super().finetuned(_stage_two(learner), served)
 
-    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """Each cluster's model; with FedBABU's head, or for FedPer the run's untrained one."""
         rest = [state.bank[SHARED], *([state.bank[HEAD]] if self.headless else [])]
         return {slot: Served((layout.join(*rest, state.bank[slot]),)) for slot in self.slots}
-
-    def clustered(self, state: ServerState, update: Update) -> Params:
-        """Its own cluster's layers, trained."""
-        return state.bank[self._own(update)] + self.moved(update)
-
-    def moved(self, update: Update) -> Params:
-        """The difference of its own cluster's layers."""
-        return update.diffs[self._own(update)]
-
-    def _own(self, update: Update) -> str:
-        """The lowest copy that it trained."""
-        return next(slot for slot in self.slots if slot in update.diffs)
 
 
 def last_block(layout: Layout, headless: bool) -> list[str]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from cfl_flare.clustering.divergence import divergences
@@ -16,6 +16,7 @@ from cfl_flare.core.seeds import derive
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.maml import Adapting
 from cfl_flare.methods.state import Assignment, Download, Indicator, ServerState, Update
+from cfl_flare.methods.traits import Traits
 from cfl_flare.training.ensemble import Served
 
 # The untrained model from which a newcomer trains until it has a cluster, and the clusters from which the others start.
@@ -55,49 +56,34 @@ class FedDS(Method):
         require(held >= 1, f"{where}: indicator_samples = {held} should be >= 1")
 
     @property
-    def clusters(self) -> int:
-        """C."""
-        return self.k
-
-    @property
-    def regroups(self) -> bool:
-        """The centres are means of whatever it is given."""
-        return True
-
-    @property
-    def joins_by(self) -> str:
-        """As everyone in each round (Eq. 6)."""
-        return "smallest KL divergence on the indicator samples"
-
-    @property
-    def indicator(self) -> Indicator:
-        """N_c samples of each class (sec. 4.2)."""
-        return Indicator(self.indicator_samples, self.indicator_file)
+    def traits(self) -> Traits:
+        """The centres are means of whatever it is given; N_c indicator samples of each class (sec. 4.2)."""
+        samples = Indicator(self.indicator_samples, self.indicator_file)
+        rule = "smallest KL divergence on the indicator samples"
+        return Traits(clusters=self.k, joins_by=rule, mergeable=True, indicator=samples)
 
     @property
     def slots(self) -> list[str]:
         """The names of the C centres."""
         return [cluster_slot(k) for k in range(self.k)]
 
-    def start(self, initial: Callable[[int], Params]) -> ServerState:
-        """C centres from C seeds (Alg. 1, line 1), and an untrained model for newcomers."""
-        models = {slot: initial(k) for k, slot in enumerate(self.slots)}
-        return ServerState(bank={**models, NEWCOMER: initial(self.k)})
+    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+        """C centres from C seeds (Alg. 1, line 1), and an untrained model for newcomers.
 
-    def admit(self, state: ServerState, participants: Sequence[str]) -> ServerState:
-        """Spreads the participants over the centres evenly, in an order that depends on their names and the seed alone.
-
+        The participants are spread over the centres evenly, in an order that depends on their names and the seed alone.
         Those who join the run later are newcomers.
         """
-        if START in state.extras:
-            return state
+        models = {slot: initial(k) for k, slot in enumerate(self.slots)}
         order = sorted(participants, key=lambda name: (derive(self.seed, "start", name), name))
-        return replace(state, extras={**state.extras, START: {name: i % self.k for i, name in enumerate(order)}})
+        spread = {name: i % self.k for i, name in enumerate(order)}
+        return ServerState(bank={**models, NEWCOMER: initial(self.k)}, extras={START: spread})
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Its cluster's centre (Alg. 1, line 18); a newcomer trains for a round alone, from an untrained model."""
         cluster = state.assignment.get(participant, state.extras.get(START, {}).get(participant))
-        return Download((NEWCOMER,)) if cluster is None else self.with_penalties(state, (cluster_slot(cluster),))
+        return (
+            Download((NEWCOMER,)) if cluster is None else self.with_penalties(state, Download((cluster_slot(cluster),)))
+        )
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """c(i) = argmin_c KL(w_i^(t+1) || w~_c^t) on the indicator samples (Eq. 6, 7), ties to the lowest c.
@@ -112,7 +98,7 @@ class FedDS(Method):
         if predict is None:
             raise ConfigError(f"method {self.name}: the server has no indicator samples; give it logits of some")
         centres = predict([state.bank[slot] for slot in self.slots])
-        distances = (divergences(predict([self.clustered(state, u)]), centres)[0] for u in updates)
+        distances = (divergences(predict([state.trained(u)]), centres)[0] for u in updates)
         return {u.participant: int(own.argmin()) for u, own in zip(updates, distances)}
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
@@ -127,7 +113,7 @@ class FedDS(Method):
         weights = self.cluster_weights(updates, assignment)
         return state.after({**centres, GLOBAL: self.common(centres, weights)}, assignment, weights=weights)
 
-    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The C centres."""
         return {slot: Served((state.bank[slot],)) for slot in self.slots}
 

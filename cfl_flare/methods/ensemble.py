@@ -4,55 +4,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import ClassVar
-
-import numpy as np
+from typing import Any, ClassVar
 
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import Method
-from cfl_flare.methods.state import Assignment, Download, Indicator, Mapped, ServerState, Update
+from cfl_flare.methods.state import Assignment, Download, ServerState, Update
+from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.wrapper import Wrapper
 from cfl_flare.training.ensemble import VOTES, Served
 from cfl_flare.training.learner import Learner
 
 
 @dataclass(frozen=True, kw_only=True)
-class Together(Method):
+class Ensemble(Wrapper):
     """Several methods side by side, none of which knows of the others; their models predict together.
+
+    What belongs to part i travels and is stored under names with a prefix: ``0.global``, ``1.cluster-2``.
 
     Attributes:
         parts: the methods; each starts from seeds of its own, and at most one of them clusters.
         vote: ``probabilities``, soft voting (FedAvg+, thesis sec. 3.6.1), or ``logits``, added (thesis Eq. 7.36).
     """
 
-    name: ClassVar[str] = "together"
+    name: ClassVar[str] = "ensemble"
     paper: ClassVar[str] = "thesis sec. 3.6.1, 7.4.4"
-    predicts_with_several: ClassVar[bool] = True
-
-    no_penalties: ClassVar[str] = "belong to its parts; give them there"
 
     parts: tuple[Method, ...]
     vote: str = "probabilities"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         object.__setattr__(self, "parts", tuple(self.parts))
-        require(len(self.parts) >= 1, "method together: parts = () should name a method")
-        require(all(isinstance(p, Method) for p in self.parts), "method together: parts should be methods")
-        several = [part.label for part in self.parts if part.predicts_with_several]
-        require(not several, f"method together: parts = {several} predict with several models; name ones that have one")
-        require(self.vote in VOTES, f"method together: vote = {self.vote!r} should be in {VOTES}")
-        archived = [part.label for part in self.parts if part.archives]
-        require(not archived, f"method together: parts = {archived} keep models on the server's disk; run them alone")
+        require(len(self.parts) >= 1, "method ensemble: parts = () should name a method")
+        require(all(isinstance(p, Method) for p in self.parts), "method ensemble: parts should be methods")
+        super().__post_init__()
+        several = [part.label for part in self.parts if part.traits.serves_several]
+        require(not several, f"method ensemble: parts = {several} predict with several models; name ones that have one")
+        require(self.vote in VOTES, f"method ensemble: vote = {self.vote!r} should be in {VOTES}")
+        archived = [part.label for part in self.parts if part.traits.archives]
+        require(not archived, f"method ensemble: parts = {archived} keep models on the server's disk; run them alone")
         clustering = [part.label for part in self.parts if part.clusters]
-        require(len(clustering) <= 1, f"method together: parts = {clustering} all cluster; take one of them")
-        require(self.weighting == "samples", "method together: weighting belongs to its parts; give it there")
+        require(len(clustering) <= 1, f"method ensemble: parts = {clustering} all cluster; take one of them")
+        require(self.weighting == "samples", "method ensemble: weighting belongs to its parts; give it there")
         fits = not any(part.finetune for part in self.parts)
-        require(fits, "method together: finetune belongs to the whole; give it to together, not to its parts")
+        require(fits, "method ensemble: finetune belongs to the whole; give it to ensemble, not to its parts")
+
+    @property
+    def inner(self) -> tuple[Method, ...]:
+        """The parts."""
+        return self.parts
+
+    @property
+    def traits(self) -> Traits:
+        """Sites can add up models where all parts only average, with the same weights."""
+        traits = super().traits
+        alike = len({part.weighting for part in self.parts}) == 1
+        return replace(traits, averages_only=traits.averages_only and alike)
 
     @property
     def label(self) -> str:
@@ -61,126 +72,76 @@ class Together(Method):
         return (names[0] + "+" if len(names) == 1 else "+".join(names)) + "-finetune" * self.finetune
 
     @property
-    def _clustering(self) -> int | None:
-        """Which part clusters."""
-        return next((i for i, part in enumerate(self.parts) if part.clusters), None)
-
-    @property
-    def clusters(self) -> int:
-        """Of the part that clusters."""
-        return sum(part.clusters for part in self.parts)
-
-    @property
-    def joins_by(self) -> str:
-        """Of the part that clusters."""
-        return next((part.joins_by for part in self.parts if part.clusters), "")
-
-    @property
-    def sums(self) -> bool:
-        """Where all parts do, with the same weights."""
-        return all(part.sums for part in self.parts) and len({part.weighting for part in self.parts}) == 1
-
-    @property
-    def regroups(self) -> bool:
-        """As the part that clusters."""
-        return any(part.regroups for part in self.parts)
-
-    def join(self, state: ServerState, update: Update) -> ServerState:
-        """As all parts."""
-        states = [
-            part.join(self._state(state, i), _part_of(i, i == self._clustering, update))
-            for i, part in enumerate(self.parts)
-        ]
-        return self._joined(state, states)
-
-    def placed(self, state: ServerState, participant: str) -> bool:
-        """In all parts."""
-        return all(part.placed(self._state(state, i), participant) for i, part in enumerate(self.parts))
-
-    def clusters_in(self, state: ServerState) -> int:
-        """Of the part that clusters."""
-        return sum(part.clusters_in(self._state(state, i)) for i, part in enumerate(self.parts))
-
-    def asks_all(self, state: ServerState) -> bool:
-        """Whether a part does."""
-        return any(part.asks_all(self._state(state, i)) for i, part in enumerate(self.parts))
-
-    @property
-    def indicator(self) -> Indicator | None:
-        """Of the part that clusters."""
-        i = self._clustering
-        return None if i is None else self.parts[i].indicator
-
-    def needs(self, state: ServerState) -> int:
-        """As the most demanding part."""
-        return max(part.needs(self._state(state, i)) for i, part in enumerate(self.parts))
-
-    def check_model(self, layout: Layout) -> None:
-        """As all parts."""
-        for part in self.parts:
-            part.check_model(layout)
-
-    def check_rounds(self, rounds: int) -> None:
-        """As all parts."""
-        for part in self.parts:
-            part.check_rounds(rounds)
-
-    def start(self, initial: Callable[[int], Params]) -> ServerState:
-        """Each part's models, from seeds that no other part has."""
-        states = [part.start(partial(_later, initial, first)) for part, first in zip(self.parts, self._seeds)]
-        return self._joined(ServerState({}), states)
-
-    def admit(self, state: ServerState, participants: Sequence[str]) -> ServerState:
-        """As all parts."""
-        states = [part.admit(self._state(state, i), participants) for i, part in enumerate(self.parts)]
-        return self._joined(state, states)
-
-    @property
     def _seeds(self) -> list[int]:
         """The first of each part's seeds."""
         return list(accumulate((max(1, part.clusters) for part in self.parts[:-1]), initial=0))
 
-    def _state(self, state: ServerState, i: int) -> ServerState:
-        """What part i knows."""
-        bank = {slot.partition(".")[2]: m for slot, m in state.bank.items() if slot.startswith(f"{i}.")}
-        assignment = state.assignment if i == self._clustering else {}
-        return ServerState(bank, assignment, state.round, state.extras.get(str(i), {}), state.logits)
+    def _clusters(self, i: int) -> bool:
+        return i == self.lead and self.leader.clusters > 0
 
-    def _joined(self, before: ServerState, states: Sequence[ServerState]) -> ServerState:
+    # ---- What a part sees of the whole, and the whole of the parts ----
+
+    def state_of(self, state: ServerState, i: int) -> ServerState:
+        """The part's models, extras and arrays; the assignment, if it clusters."""
+        extras = dict(state.extras.get(str(i), {}))
+        if self._clusters(i) and state.closed:
+            extras["closed"] = sorted(state.closed)
+        assignment = state.assignment if self._clusters(i) else {}
+        return ServerState(
+            own(state.bank, i), assignment, state.round, extras, own(state.arrays, i), logits=state.logits
+        )
+
+    def update_of(self, i: int, update: Update) -> Update:
+        """The part's differences and arrays; the cluster, if it clusters."""
+        main = None if update.main is None else next(iter(own({update.main: None}, i)), None)
+        cluster = update.cluster if self._clusters(i) else None
+        return replace(update, diffs=own(update.diffs, i), arrays=own(update.arrays, i), cluster=cluster, main=main)
+
+    def _download(self, sent: Download, i: int) -> Download:
+        """What the part was sent, on the site."""
+        mine = [j for j, slot in enumerate(sent.slots) if slot.startswith(f"{i}.")]  # a slot may be named twice
+        slots = tuple(sent.slots[j].partition(".")[2] for j in mine)
+        choices = {k: slot for k, prefixed in sent.choices.items() for slot in own({prefixed: None}, i)}
+        return Download(slots, tuple(sent.models[j] for j in mine), sent.scalars.get(str(i), {}), choices=choices)
+
+    def _whole(self, before: ServerState, states: Sequence[ServerState]) -> ServerState:
         """What all parts know."""
-        bank = {f"{i}.{slot}": model for i, state in enumerate(states) for slot, model in state.bank.items()}
-        assignment = before.assignment if self._clustering is None else states[self._clustering].assignment
+        assignment = states[self.lead].assignment if self.leader.clusters else before.assignment
         extras = {str(i): dict(state.extras) for i, state in enumerate(states)}
-        return ServerState(bank, assignment, states[0].round, extras)
+        if before.closed:
+            extras["closed"] = sorted(before.closed)  # type: ignore[assignment]
+        return ServerState(
+            together([s.bank for s in states]),
+            assignment,
+            states[0].round,
+            extras,
+            together([s.arrays for s in states]),
+            notes=states[self.lead].notes,
+        )
+
+    # ---- The steps ----
+
+    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+        """Each part's models, from seeds that no other part has."""
+        parts = zip(self.parts, self._seeds)
+        return self._whole(
+            ServerState({}), [p.start(partial(later, initial, first), participants) for p, first in parts]
+        )
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """What each part sends."""
-        sent = [part.distribute(self._state(state, i), participant) for i, part in enumerate(self.parts)]
-        slots = tuple(f"{i}.{slot}" for i, download in enumerate(sent) for slot in download.slots)
-        to_train = tuple(f"{i}.{slot}" for i, download in enumerate(sent) for slot in download.to_train)
-        return Download(slots, facts={str(i): dict(d.facts) for i, d in enumerate(sent)}, to_train=to_train)
-
-    def _download(self, download: Download, i: int) -> Download:
-        """What part i was sent."""
-        mine = [j for j, slot in enumerate(download.slots) if slot.startswith(f"{i}.")]
-        slots = tuple(download.slots[j].partition(".")[2] for j in mine)
-        models = tuple(download.models[j] for j in mine if download.models)
-        return Download(slots, models, download.facts.get(str(i), {}))
-
-    def moved_slots(self, state: ServerState, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
-        """Those of all parts."""
-        moved: list[str] = []
-        for i, part in enumerate(self.parts):
-            own = part.moved_slots(self._state(state, i), self._download(Download(slots), i).slots, cluster)
-            moved += [f"{i}.{slot}" for slot in own]
-        return tuple(moved)
-
-    def picks(self, state: ServerState, slots: tuple[str, ...]) -> bool:
-        """As the part that clusters."""
-        i = self._clustering
-        if i is None:
-            return False
-        return self.parts[i].picks(self._state(state, i), self._download(Download(slots), i).slots)
+        """What each part sends; what comes back begins with what the part that clusters asks for."""
+        sent = [part.distribute(self.state_of(state, i), participant) for i, part in enumerate(self.parts)]
+        order = sorted(range(len(sent)), key=lambda i: (i != self.lead, i))
+        return Download(
+            slots=tuple(f"{i}.{slot}" for i, d in enumerate(sent) for slot in d.slots),
+            scalars={str(i): dict(d.scalars) for i, d in enumerate(sent)},
+            to_train=tuple(f"{i}.{slot}" for i, d in enumerate(sent) for slot in d.to_train),
+            returns=tuple(f"{i}.{slot}" for i in order for slot in sent[i].returned),
+            choices={k: f"{self.lead}.{slot}" for k, slot in sent[self.lead].choices.items()},
+            names_cluster=sent[self.lead].names_cluster,
+            arrays=together([d.arrays for d in sent]),
+            joined={f"{i}.{a}": f"{i}.{b}" for i, d in enumerate(sent) for a, b in d.joined.items()},
+        )
 
     def _view(self, learner: Learner, i: int) -> Learner:
         """The participant as part i sees it, with seeds and a memory of its own."""
@@ -188,92 +149,63 @@ class Together(Method):
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Each part's, with a memory of its own."""
-        update = Update(learner.participant, learner.samples)
-        trained: list[Params] = []
-        for i, part in enumerate(self.parts):
-            view = self._view(learner, i)
-            own = part.local_update(view, self._download(download, i))
-            if view.trained is not None:
-                trained += Served.of(view.trained).models
-            diffs = {f"{i}.{slot}": diff for slot, diff in own.diffs.items()}
-            cluster = own.cluster if i == self._clustering else update.cluster
-            update = replace(update, diffs={**update.diffs, **diffs}, cluster=cluster)
+        views = [self._view(learner, i) for i in range(len(self.parts))]
+        found = [p.local_update(v, self._download(download, i)) for i, (p, v) in enumerate(zip(self.parts, views))]
+        trained = [model for view in views if view.trained is not None for model in Served.of(view.trained).models]
         learner.trained = Served(tuple(trained), self.vote) if len(trained) == len(self.parts) else None
-        return update
-
-    def _updates(self, updates: Sequence[Update], i: int) -> Mapped:
-        """What part i's participants sent."""
-        return Mapped(updates, partial(_part_of, i, i == self._clustering))
+        diffs, arrays = together([u.diffs for u in found]), together([u.arrays for u in found])
+        cluster = found[self.lead].cluster if self.leader.clusters else None
+        return Update(learner.participant, learner.samples, diffs, cluster, arrays)
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """As the part that clusters."""
-        i = self._clustering
-        return {} if i is None else self.parts[i].assign(self._state(state, i), self._updates(updates, i))
+        return super().assign(state, updates) if self.leader.clusters else {}
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """Each part by itself."""
         states = []
         for i, part in enumerate(self.parts):
-            own = assignment if i == self._clustering else {}
-            states.append(part.aggregate(self._state(state, i), self._updates(updates, i), own))
-        return self._joined(state, states)
+            clusters = assignment if self._clusters(i) else {}
+            states.append(part.aggregate(self.state_of(state, i), self.updates_of(i, updates), clusters))
+        return self._whole(state, states)
 
-    def compose(self, download: Download, layout: Layout) -> Download:
-        """Each part's whole models."""
-        own = [part.compose(self._download(download, i), layout) for i, part in enumerate(self.parts)]
-        slots = tuple(f"{i}.{slot}" for i, d in enumerate(own) for slot in d.slots)
-        return replace(download, slots=slots, models=tuple(m for d in own for m in d.models))
+    def join(self, state: ServerState, update: Update) -> ServerState:
+        """As all parts."""
+        parts = enumerate(self.parts)
+        return self._whole(state, [p.join(self.state_of(state, i), self.update_of(i, update)) for i, p in parts])
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
         """What all parts serve, together."""
-        own = [part.serve(self._view(learner, i), self._download(download, i)) for i, part in enumerate(self.parts)]
-        return Served(tuple(model for served in own for model in Served.of(served).models), self.vote)
+        found = [p.serve(self._view(learner, i), self._download(download, i)) for i, p in enumerate(self.parts)]
+        return Served(tuple(model for served in found for model in Served.of(served).models), self.vote)
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """Each part's model after one more local round, with that part's memory; as long as the part's if not given."""
         models, parts = Served.of(served).models, self.parts
         if self.finetune_epochs is not None:
             parts = tuple(replace(part, finetune=True, finetune_epochs=self.finetune_epochs) for part in parts)
-        own = [part.finetuned(self._view(learner, i), m) for i, (part, m) in enumerate(zip(parts, models))]
-        return Served(tuple(model for tuned in own for model in Served.of(tuned).models), self.vote)
+        found = [part.finetuned(self._view(learner, i), m) for i, (part, m) in enumerate(zip(parts, models))]
+        return Served(tuple(model for tuned in found for model in Served.of(tuned).models), self.vote)
 
-    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """One ensemble, or one a cluster; none if a part's models are with its participants alone."""
-        whole = [part.whole_models(self._state(state, i), layout) for i, part in enumerate(self.parts)]
+        whole = [part.models(self.state_of(state, i), layout) for i, part in enumerate(self.parts)]
         if not all(whole):
             return {}
-        slots = whole[self._clustering or 0]
-        picked = {slot: [own.get(slot) or next(iter(own.values())) for own in whole] for slot in slots}
+        picked = {slot: [left.get(slot) or next(iter(left.values())) for left in whole] for slot in whole[self.lead]}
         return {s: Served(tuple(m for served in all_ for m in served.models), self.vote) for s, all_ in picked.items()}
 
-    def clustered(self, state: ServerState, update: Update) -> Params:
-        """As the part that clusters."""
-        i = self._clustering or 0
-        return self.parts[i].clustered(self._state(state, i), _part_of(i, True, update))
 
-    def centre(self, state: ServerState, cluster: int) -> Params:
-        """As the part that clusters."""
-        i = self._clustering or 0
-        return self.parts[i].centre(self._state(state, i), cluster)
-
-    def moved(self, update: Update) -> Params:
-        """As the part that clusters."""
-        i = self._clustering or 0
-        return self.parts[i].moved(_part_of(i, True, update))
-
-    def weight(self, update: Update) -> float:
-        """As the part that clusters."""
-        return self.parts[self._clustering or 0].weight(update)
-
-    def features(self, model: Params) -> np.ndarray:
-        """As the part that clusters."""
-        return self.parts[self._clustering or 0].features(model)
+def own(named: Mapping[str, Any], i: int) -> dict[str, Any]:
+    """What belongs to part i, under its own names."""
+    return {name.partition(".")[2]: value for name, value in named.items() if name.startswith(f"{i}.")}
 
 
-def _later(initial: Callable[[int], Params], first: int, index: int) -> Params:
+def together(named: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What belongs to all parts, under names with their prefix."""
+    return {f"{i}.{name}": value for i, one in enumerate(named) for name, value in one.items()}
+
+
+def later(initial: Callable[[int], Params], first: int, index: int) -> Params:
+    """The untrained model from the i-th seed after the first of a part's."""
     return initial(first + index)
-
-
-def _part_of(i: int, clustering: bool, update: Update) -> Update:
-    diffs = {slot.partition(".")[2]: diff for slot, diff in update.diffs.items() if slot.startswith(f"{i}.")}
-    return replace(update, diffs=diffs, cluster=update.cluster if clustering else None)

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,10 +20,10 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params, weighted_mean
 from cfl_flare.methods.personal import OwnModel
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Download, ServerState, Update
+from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
+from cfl_flare.methods.traits import Traits
 from cfl_flare.methods.tuning import Clusters, as_json, tune
 from cfl_flare.training.ensemble import Served
-from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Pull, Term
 
 PHI, MAP = "phi", "map"
@@ -40,8 +40,8 @@ class FedAC(OwnModel):
         k: number of clusters to begin with.
         mu: mu/2 ||omega_i - Omega_c(i)||^2 holds a model near its cluster's centre.
         lam: lambda/2 ||phi_i - Phi||^2 holds its backbone near the global embedding.
-        likeness: ``lrcos``, the cosine of models that are mapped to few dimensions (Alg. 2), or ``l2``, their distance
-            there (the ablation).
+        similarity: ``lrcos``, the cosine of models that are mapped to few dimensions (Alg. 2), or ``l2``, their
+            distance there (the ablation).
         dimensions: D of the map, at most one less than the participants of the round in which it is fitted.
         map_every: rounds after which it is fitted anew.
         tuning: let the number of clusters change (Alg. 3).
@@ -53,15 +53,14 @@ class FedAC(OwnModel):
     """
 
     name: ClassVar[str] = "fedac"
+    renamed: ClassVar[Mapping[str, str]] = {"likeness": "similarity"}  # as version 0.1 called it
     paper: ClassVar[str] = "Zhang et al. 2024, Alg. 1-3"
-    shares_centres: ClassVar[bool] = False
-    archives: ClassVar[bool] = True
 
     weighting: str = "uniform"
     k: int
     mu: float = 0.1
     lam: float = 0.1
-    likeness: str = "lrcos"
+    similarity: str = "lrcos"
     dimensions: int = 50
     map_every: int = 100
     tuning: bool = True
@@ -81,59 +80,50 @@ class FedAC(OwnModel):
         for key in ("mu", "lam"):
             value = getattr(self, key)
             require(0 <= value < float("inf"), f"{where}: {key} = {value} should be >= 0")
-        known = self.likeness in ("lrcos", "l2")
-        require(known, f"{where}: likeness = {self.likeness!r} should be 'lrcos' or 'l2'")
+        known = self.similarity in ("lrcos", "l2")
+        require(known, f"{where}: similarity = {self.similarity!r} should be 'lrcos' or 'l2'")
         ordered = 0 <= self.low < self.high < float("inf")
         require(ordered, f"{where}: low = {self.low} and high = {self.high} should be 0 <= low < high")
 
     @property
-    def clusters(self) -> int:
-        """K to begin with."""
-        return self.k
+    def traits(self) -> Traits:
+        """K to begin with. Newcomers are placed as in `WeCFL.assign`: the run's map and known models are gone."""
+        rule = "centre closest in direction, from the common model"
+        return Traits(clusters=self.k, joins_by=rule, shares_centres=False, archives=True)
 
     def clusters_in(self, state: ServerState) -> int:
         """Ids given out: each split takes a new one."""
         return int(state.extras["ids"])
 
-    def gone(self, state: ServerState) -> set[int]:
-        """Those that were merged into others."""
-        there = self._slots(state)
-        return set(range(self.clusters_in(state))) - there.keys() if there else set()
-
-    @property
-    def joins_by(self) -> str:
-        """The run's map is gone, and a first round takes no model far from the common one, as in `WeCFL.assign`."""
-        return "centre closest in direction, from the common model"
-
-    def needs(self, state: ServerState) -> int:
+    def plan(self, state: ServerState) -> Plan:
         """The first E-step needs a participant for each cluster, and the map two of them."""
-        return 1 if state.assignment else max(2, self.k)
+        return Plan(fewest=1 if state.assignment else max(2, self.k))
 
-    def check_model(self, layout: Layout) -> None:
+    def check(self, layout: Layout, rounds: int | None = None) -> None:
         """The model has a backbone, the embedding."""
-        super().check_model(layout)
+        super().check(layout, rounds)
         try:
             layout.select("backbone")
         except ConfigError as error:
             raise ConfigError(f"method fedac: the backbone is the embedding, but {error}") from error
 
-    def start(self, initial: Callable[[int], Params]) -> ServerState:
+    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """One common model, and its embedding (Alg. 1, line 1)."""
         model = initial(0)
         bank = {GLOBAL: model, PHI: model.take(model.layout.backbone)}
-        return ServerState(bank, extras={"ids": self.k, "known": {}, "map": None, "looseness": {}, "changes": []})
+        return ServerState(bank, extras={"ids": self.k, "known": {}, "map": None, "changes": []})
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Its cluster's centre, or without a cluster the common model; the global embedding to train (line 5)."""
         cluster = state.assignment.get(participant)
         return Download((GLOBAL if cluster is None else cluster_slot(cluster),), to_train=(PHI,))
 
-    def terms(self, learner: Learner, download: Download, own: str) -> list[Term]:
+    def terms(self, download: Download, own: str) -> list[Term]:
         """Both regularisers (Eq. 3); without a cluster there is no centre to be held near."""
         centre, phi = download.model(own), download.model(PHI)
         near = [Pull(self.mu, centre.part("all"), centre.layout.select("all"))] if own != GLOBAL else []
         alike = Pull(self.lam, phi.part("all"), centre.layout.select("backbone"))
-        return [*near, alike, *super().terms(learner, download, own)]
+        return [*near, alike, *super().terms(download, own)]
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """E-step: everyone whose model is known goes to the centre that is most like it (lines 10 and 11, Eq. 4).
@@ -156,8 +146,8 @@ class FedAC(OwnModel):
         slots = self._slots(state)
         ids = list(slots)
         centres = mapped([state.bank[slot].part("all") for slot in slots.values()], along)
-        likest = similarity(rows, centres, self.likeness).argmax(axis=1)
-        return {name: ids[i] for name, i in zip(known.names, likest)}
+        closest = similarity(rows, centres, self.similarity).argmax(axis=1)
+        return {name: ids[i] for name, i in zip(known.names, closest)}
 
     def _joining(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """The clusters of newcomers to a finished run, by their directions from the common model."""
@@ -171,10 +161,10 @@ class FedAC(OwnModel):
         return {u.participant: ids[i] for u, i in zip(updates, closest)}
 
     def _comparable(self, rows: np.ndarray) -> np.ndarray:
-        """Mapped models whose Euclidean distances order them as their likeness does."""
+        """Mapped models whose Euclidean distances order them as their similarity does."""
         from sklearn.preprocessing import normalize
 
-        return np.asarray(normalize(rows) if self.likeness == "lrcos" else rows)
+        return np.asarray(normalize(rows) if self.similarity == "lrcos" else rows)
 
     def _slots(self, state: ServerState) -> dict[int, str]:
         """The clusters that there are, by id, and their slots."""
@@ -208,9 +198,11 @@ class FedAC(OwnModel):
             members[assignment[name]].append(name)
         centres = {k: self._mean(known, members[k], state.bank.get(slot, common)) for k, slot in slots.items()}
         clusters = Clusters(members, centres, state.extras["ids"], known, partial(self._mean, known))
-        past, new = [c for c in state.extras["changes"] if state.round - c["round"] <= self.cooldown], []
+        past = [c for c in state.extras["changes"] if state.round - c["round"] <= self.cooldown]
+        new: list[dict[str, int]] = []
         if self.tuning:
-            new = tune(clusters, partial(self._halves, state, known), self.low, self.high, past)
+            changed = tune(clusters, partial(self._halves, state, known), self.low, self.high, past)
+            new = [{"round": state.round, **change} for change in changed]
         bank = {cluster_slot(k): centre for k, centre in centres.items()}
         shares = ((centres[k], known.weight(names, self.weighting)) for k, names in members.items() if names)
         bank |= {PHI: weighted_mean(embeddings, phi), GLOBAL: weighted_mean(shares, common)}
@@ -222,9 +214,9 @@ class FedAC(OwnModel):
                 "ids": clusters.ids,
                 "known": known.versions,
                 "map": self._map_of(state),
-                "looseness": as_json(clusters.looseness()),
-                "changes": [*past, *({"round": state.round, **change} for change in new)],
+                "changes": [*past, *new],
             },
+            notes={"dispersion": as_json(clusters.dispersion()), "changes": new},
         )
 
     def _mean(self, known: LatestModels, names: Sequence[str], otherwise: Params) -> Params:
@@ -246,15 +238,6 @@ class FedAC(OwnModel):
         one, two = ([name for name, label in zip(names, labels) if label == half] for half in (0, 1))
         return one, two
 
-    def notes(self, state: ServerState) -> dict[str, Any]:
-        """G_k after the round, and how the tuning changed the clusters in it."""
-        done = [c for c in state.extras["changes"] if c["round"] == state.round - 1]
-        return {"looseness": state.extras["looseness"], "changes": done}
-
-    def centre(self, state: ServerState, cluster: int) -> Params:
-        """Its centre; the common model for one that was merged away, which has no members."""
-        return state.bank.get(cluster_slot(cluster)) or state.bank[GLOBAL]
-
-    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The centres and the common model; what participants predict with stays with them."""
         return {slot: Served((model,)) for slot, model in state.bank.items() if slot != PHI}

@@ -20,21 +20,17 @@ from cfl_flare.clustering.agglomerative import (
 )
 from cfl_flare.clustering.kmeans import first_kmeans, stacked
 from cfl_flare.core.config import require
-from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.params import Layout
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
-from cfl_flare.methods.parts import check_part, known_part
-from cfl_flare.methods.state import Assignment, Download, ServerState, Update
+from cfl_flare.methods.slots import is_cluster
+from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
+from cfl_flare.methods.traits import Traits
 from cfl_flare.training.ensemble import Served
 
 
 def first_slot(cluster: int) -> str:
     """Name of a cluster's model as it was when the cluster was found."""
     return f"first-{cluster}"
-
-
-def is_cluster(slot: str) -> bool:
-    """Whether it is a cluster's model."""
-    return slot.startswith("cluster-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +46,24 @@ class OneShot(Method):
             ``backbone``, or a list of parameter names.
     """
 
-    shares_centres: ClassVar[bool] = False
-
     cluster_on: str | tuple[str, ...] = "all"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "cluster_on", known_part(self.cluster_on, f"method {self.name}"))
+    @property
+    @abstractmethod
+    def found_clusters(self) -> int:
+        """Number of clusters, as far as it is known before the round that clusters; at least one."""
+
+    @property
+    def traits(self) -> Traits:
+        """Clusters can be merged in the round that clusters; newcomers join as those who were not in it."""
+        closest = "closest in direction" if self.distance == "cosine" else "nearest"
+        return Traits(
+            clusters=self.found_clusters,
+            joins_by=f"cluster whose mean update is {closest} to its own",
+            cluster_on=self.cluster_on,
+            mergeable=True,
+            shares_centres=False,
+        )
 
     @property
     @abstractmethod
@@ -79,29 +86,9 @@ class OneShot(Method):
         """Whether the coming round is the one that clusters."""
         return not self.found(state)
 
-    @property
-    def regroups(self) -> bool:
-        """In the round that clusters, and for those who join later."""
-        return True
-
-    @property
-    def joins_by(self) -> str:
-        """As those who were not in that round."""
-        closest = "closest in direction" if self.distance == "cosine" else "nearest"
-        return f"cluster whose mean update is {closest} to its own"
-
-    def needs(self, state: ServerState) -> int:
+    def plan(self, state: ServerState) -> Plan:
         """The round that clusters needs a participant for each cluster, where their number is given."""
-        return max(1, self.clusters) if self.clusters_now(state) else 1
-
-    def check_model(self, layout: Layout) -> None:
-        """The model has the part that is clustered."""
-        super().check_model(layout)
-        check_part(self.cluster_on, layout, f"method {self.name}")
-
-    def features(self, model: Params) -> np.ndarray:
-        """What is clustered."""
-        return model.part(self.cluster_on)
+        return Plan(fewest=self.clusters if self.clusters_now(state) else 1)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Its cluster's model; to those that are in none, the common model."""
@@ -111,12 +98,12 @@ class OneShot(Method):
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """The clusters of the updates in the round that clusters; later of those that were not in it."""
         if self.clusters_now(state):
-            features, _ = stacked(((self.features(self.moved(u)), 1.0) for u in updates), len(updates))
+            features, _ = stacked(((self.features(u.main_diff), 1.0) for u in updates), len(updates))
             return {u.participant: int(c) for u, c in zip(updates, self.partition(features))}
         if not self.found(state):
             return {}
         new = (u for u in updates if u.participant not in state.assignment)
-        joining = {u.participant: self._nearest(state, self.features(self.moved(u))) for u in new}
+        joining = {u.participant: self._nearest(state, self.features(u.main_diff)) for u in new}
         return {u.participant: joining.get(u.participant, state.assignment.get(u.participant, 0)) for u in updates}
 
     def _nearest(self, state: ServerState, update: np.ndarray) -> int:
@@ -143,7 +130,7 @@ class OneShot(Method):
         )
         return state.after(means, assignment)
 
-    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The clusters' models and the common one."""
         return {slot: Served((m,)) for slot, m in state.bank.items() if is_cluster(slot) or slot == GLOBAL}
 
@@ -187,7 +174,7 @@ class FLHC(OneShot):
         require(number, f"{where}: threshold = {threshold} should be a number > 0")
 
     @property
-    def clusters(self) -> int:
+    def found_clusters(self) -> int:
         """K, where it is given; at least one."""
         return self.k or 1
 
@@ -196,9 +183,10 @@ class FLHC(OneShot):
         """The same that clusters."""
         return self.metric
 
-    def check_rounds(self, rounds: int) -> None:
+    def check(self, layout: Layout, rounds: int | None = None) -> None:
         """There is a round that clusters."""
-        fits = rounds > self.rounds_before
+        super().check(layout, rounds)
+        fits = rounds is None or rounds > self.rounds_before
         require(
             fits, f"method {self.name}: rounds_before = {self.rounds_before} leaves none of {rounds} rounds; lower it"
         )
@@ -207,9 +195,9 @@ class FLHC(OneShot):
         """The first round after those of FedAvg; the next one, if it fails."""
         return not self.found(state) and state.round >= self.rounds_before
 
-    def asks_all(self, state: ServerState) -> bool:
+    def plan(self, state: ServerState) -> Plan:
         """Everyone trains in the round that clusters (Alg. 1)."""
-        return self.clusters_now(state)
+        return replace(super().plan(state), everyone=self.clusters_now(state))
 
     def partition(self, features: np.ndarray) -> np.ndarray:
         """Agglomerative clustering (Alg. 1)."""
@@ -247,7 +235,7 @@ class FedGroup(OneShot):
         require(0 <= self.seed < 2**32, f"{where}: seed = {self.seed} should be in 0..2**32 - 1")
 
     @property
-    def clusters(self) -> int:
+    def found_clusters(self) -> int:
         """K."""
         return self.k
 

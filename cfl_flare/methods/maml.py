@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Methods whose common model is trained for what a gradient step on own data makes of it: Per-FedAvg, and others."""
+"""First-order MAML: models that are trained to be good after one gradient step on a participant's own data."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from cfl_flare.training.learner import Learner
 
 @dataclass(frozen=True, kw_only=True)
 class Adapting(Method):
-    """What first-order MAML makes of a method whose participants train one model and are served one.
+    """First-order MAML in place of SGD, for a method whose participants train one model and are served one.
 
-    The model is trained by first-order MAML in place of SGD, and participants predict with what a few gradient steps on
-    their own training data make of the one that is served.
+    Participants predict with the model that is served after a few gradient steps on their own training data.
 
     Attributes:
         inner_lr: eta, the length of the inner steps and of the personal ones; None for the run's learning rate.
@@ -41,11 +40,9 @@ class Adapting(Method):
         """The length of an inner step in this round."""
         return learner.lr if self.inner_lr is None else self.inner_lr
 
-    def trained_update(self, learner: Learner, download: Download, own: str, cluster: int | None = None) -> Update:
+    def local_update(self, learner: Learner, download: Download) -> Update:
         """w <- w - eps grad l(w - eta grad l(w; D); D') (FedDSMIC Alg. 2, Eq. 15-16), tau = the run's local steps."""
-        start = download.model(own)
-        trained = learner.train(start, self.terms(learner, download, own), inner_lr=self.eta(learner))
-        return Update(learner.participant, learner.samples, {own: trained - start}, cluster)
+        return self.trained(learner, download, download.slots[0], inner_lr=self.eta(learner))
 
     def serve(self, learner: Learner, download: Download) -> Params:
         """w - eta grad l(w; D), once or a few times (FedDSMIC Eq. 8)."""

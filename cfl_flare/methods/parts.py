@@ -1,16 +1,21 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The setting ``cluster_on``: the part of a model by which participants are compared."""
+"""Parts of models: the setting ``cluster_on``, and heads that travel apart from the backbone that they share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.params import ROLES, Layout
+from cfl_flare.core.params import ROLES, Layout, Params
+from cfl_flare.methods.state import Download, ServerState, Update
+from cfl_flare.methods.traits import Part
+from cfl_flare.training.ensemble import Served
 
-Part = str | tuple[str, ...]
+BACKBONE = "backbone"
 
 
 def known_part(cluster_on: Any, where: str) -> Part:
@@ -28,13 +33,54 @@ def known_part(cluster_on: Any, where: str) -> Part:
 
 
 def check_part(cluster_on: Part, layout: Layout, where: str) -> None:
-    """Whether a model has this part.
+    """Checks that a model has this part.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: it does not.
     """
     try:
         layout.select(cluster_on)
     except ConfigError as error:
         fits = f"{where}: cluster_on = {cluster_on!r} does not fit the model"
         raise ConfigError(f"{fits}: {error}; set cluster_on=all") from error
+
+
+def shared_backbone(models: Mapping[str, Params]) -> dict[str, Params]:
+    """A bank of the models' heads, and of one backbone for all of them: that of the first."""
+    first = next(iter(models.values()))
+    heads = {slot: model.take(model.layout.head) for slot, model in models.items()}
+    return {BACKBONE: first.take(first.layout.backbone), **heads}
+
+
+def on_backbone(sent: Download) -> Download:
+    """The download of such heads: with the backbone, which everyone trains and sends back as well."""
+    joined = dict.fromkeys(sent.slots, BACKBONE)
+    return replace(sent, slots=(BACKBONE, *sent.slots), returns=(*sent.returned, BACKBONE), joined=joined)
+
+
+def joined(sent: Download, layout: Layout) -> Download:
+    """On the site: the whole models, where they travelled in parts; the part that others share is no model itself."""
+    if not sent.joined:
+        return sent
+    parts = dict(zip(sent.slots, sent.models))
+    whole = {s: layout.join(parts[sent.joined[s]], m) if s in sent.joined else m for s, m in parts.items()}
+    kept = {s: m for s, m in whole.items() if s not in sent.joined.values()}
+    return replace(sent, slots=tuple(kept), models=tuple(kept.values()))
+
+
+def split(update: Update, sent: Download) -> Update:
+    """On the site: what whole models moved by, as differences of the parts that were sent."""
+    parts = dict(zip(sent.slots, sent.models))
+    diffs = dict(update.diffs)
+    for slot in update.diffs.keys() & sent.joined.keys():
+        shared = sent.joined[slot]
+        diffs[slot] = update.diffs[slot].take(parts[slot].layout)
+        diffs[shared] = update.diffs[slot].take(parts[shared].layout)
+    return replace(update, diffs=diffs)
+
+
+def whole_models(state: ServerState, layout: Layout, slots: Iterable[str]) -> dict[str, Served]:
+    """The models of a bank in these slots, put together with the backbone that they share, if there is one."""
+    shared = state.bank.get(BACKBONE)
+    models = {slot: state.bank[slot] for slot in slots}
+    return {s: Served((m if shared is None else layout.join(shared, m),)) for s, m in models.items()}

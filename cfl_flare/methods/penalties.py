@@ -77,7 +77,7 @@ class Penalty(ABC):
 
         Args:
             download: what it was sent: this penalty's slots among it and, if it is of clusters, their weights as the
-                fact ``weights``.
+                scalar ``weights``.
             own: the slot of the model from which it starts.
             clusters: K.
         """
@@ -210,7 +210,7 @@ class KnowledgeSharing(Penalty):
         anchors = [download.model(slot).part("all") for slot in self.slots(clusters)]
         if not self.pairwise:
             return [Pull(lam, anchors[0], places)]
-        weights: list[float] = download.facts["weights"]
+        weights: list[float] = download.scalars["weights"]
         return [Pull(lam * weights[k], anchor, places) for k, anchor in enumerate(anchors) if k != index]
 
 

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cfl_flare.core.config import require
@@ -14,9 +14,10 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.fedavg import FedAvg
-from cfl_flare.methods.ifca import BACKBONE
+from cfl_flare.methods.parts import BACKBONE
 from cfl_flare.methods.slots import GLOBAL
 from cfl_flare.methods.state import Download, ServerState, Update
+from cfl_flare.methods.traits import Traits
 from cfl_flare.methods.wecfl import FeSEM
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
@@ -37,7 +38,11 @@ class BackboneOnly(FedAvg):
     """
 
     frozen: ClassVar[str] = ""
-    starts_on_site: ClassVar[bool] = True
+
+    @property
+    def traits(self) -> Traits:
+        """Participants start with a head that is built on the site."""
+        return replace(super().traits, starts_on_site=True, whole_models=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,17 +53,17 @@ class BackboneOnly(FedAvg):
             "take scope = 'backbone'",
         )
 
-    def check_model(self, layout: Layout) -> None:
+    def check(self, layout: Layout, rounds: int | None = None) -> None:
         """The model has a head apart from a backbone."""
-        super().check_model(layout)
+        super().check(layout, rounds)
         try:
             layout.select("backbone")
         except ConfigError as error:
             where = f"method {self.name}: only the backbone travels"
             raise ConfigError(f"{where}, but {error}; take fedavg, or a model with more layers") from error
 
-    def start(self, initial: Callable[[int], Params]) -> ServerState:
-        """The backbone of the run's initial model; its head stays on the server, for `whole_models`."""
+    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+        """The backbone of the run's initial model; its head stays on the server, for `models`."""
         model = initial(0)
         return ServerState({BACKBONE: model.take(model.layout.backbone), HEAD: model.take(model.layout.head)})
 
@@ -77,12 +82,12 @@ class BackboneOnly(FedAvg):
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Trains the whole model, sends what the backbone became."""
         start = self.serve(learner, download)
-        terms = self.terms(learner, Download((GLOBAL,), (start,)), GLOBAL)
+        terms = self.terms(Download((GLOBAL,), (start,)), GLOBAL)
         trained = learner.train(start, terms, frozen=self.frozen)
         moved = (trained - start).take(start.layout.backbone)
         return Update(learner.participant, learner.samples, {BACKBONE: moved})
 
-    def whole_models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The global backbone with the head of the run's initial model."""
         return {GLOBAL: Served((layout.join(state.bank[BACKBONE], state.bank[HEAD]),))}
 
@@ -153,9 +158,13 @@ class Ditto(FedAvg):
 
     name: ClassVar[str] = "ditto"
     paper: ClassVar[str] = "Li et al. 2021"
-    starts_on_site: ClassVar[bool] = True
 
     lam: float = 1.0
+
+    @property
+    def traits(self) -> Traits:
+        """v_i starts at a model that is built on the site."""
+        return replace(super().traits, starts_on_site=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -192,7 +201,7 @@ class OwnModel(Method):
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Trains its own model; sends it as a difference to the centre."""
         own, centre = download.slots[0], download.models[0]
-        trained = learner.train(self.serve(learner, download), self.terms(learner, download, own))
+        trained = learner.train(self.serve(learner, download), self.terms(download, own))
         learner.memory[PERSONAL] = trained
         return Update(learner.participant, learner.samples, {own: trained - centre})
 
@@ -211,17 +220,21 @@ class CGPFL(OwnModel, FeSEM):
 
     name: ClassVar[str] = "cgpfl"
     paper: ClassVar[str] = "Tang et al. 2022"
-    shares_centres: ClassVar[bool] = False
 
     cluster_on: str | tuple[str, ...] = "all"
     lam: float = 1.0
+
+    @property
+    def traits(self) -> Traits:
+        """What is sent to a participant is its own cluster's centre alone."""
+        return replace(super().traits, shares_centres=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.lam < float("inf"), f"method cgpfl: lam = {self.lam} should be >= 0")
 
-    def terms(self, learner: Learner, download: Download, own: str) -> list[Term]:
+    def terms(self, download: Download, own: str) -> list[Term]:
         """The pull to its centre; in its first round it has none."""
         centre = download.model(own)
         near = [Pull(self.lam, centre.part("all"), centre.layout.select("all"))] if own != GLOBAL else []
-        return [*near, *super().terms(learner, download, own)]
+        return [*near, *super().terms(download, own)]

@@ -16,6 +16,11 @@ def cluster_slot(cluster: int) -> str:
     return f"cluster-{cluster}"
 
 
+def is_cluster(slot: str) -> bool:
+    """True for a cluster's model, also for one of a part of an ensemble, ``1.cluster-0``."""
+    return slot.rpartition(".")[2].startswith("cluster-")
+
+
 def part_slot(slot: str, role: str) -> str:
     """Name under which a part of a model travels; the whole travels under its own."""
     return slot if role == "all" else f"{slot}:{role}"

@@ -50,26 +50,69 @@ class Participant:
 
 
 @dataclass(frozen=True)
-class Download:
-    """What a participant is sent: names of models in the server's bank; on the site, the models themselves.
+class Plan:
+    """Who trains in a round.
 
     Attributes:
-        slots: names in the bank, in the order in which the method's local step expects them; ``cluster-3:head`` is a
-            part of a model.
+        everyone: all participants, whatever share of them the run samples.
+        draw: the round by which they are sampled, where it is not the state's: methods that are compared share draws.
+        fewest: answers without which the round cannot be aggregated.
+    """
+
+    everyone: bool = False
+    draw: int | None = None
+    fewest: int = 1
+
+
+@dataclass(frozen=True)
+class Download:
+    """What a participant is sent, and what must come back.
+
+    Attributes:
+        slots: names of models in the server's bank, in the order in which the local step expects them;
+            ``cluster-3:head`` is a part of a model.
         models: the models, in the same order; filled in on the site.
-        facts: small JSON values that the method's local step needs beside them.
-        to_train: names of further models, that come after the others and only to a participant that trains; on the
+        scalars: small JSON values that the local step needs beside them.
+        to_train: names of further models, which come after the others and only to a participant that trains; on the
             site they are slots like the others.
+        returns: names of the models whose difference must come back, the main one first; None is the first of
+            ``slots``, or nothing beside the chosen model where there are ``choices``.
+        choices: the slot of each cluster among which the participant chooses; empty where it does not choose.
+        names_cluster: it must name the cluster that it chose, and the difference of that model is the main one.
+        arrays: shape of each array that must come back; None for a length that the server does not know.
+        joined: where models travel in parts, the slot of the part that each of them shares with others; on the site
+            they are joined before the local step, and what it moved is split again.
     """
 
     slots: tuple[str, ...] = ()
     models: tuple[Params, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    scalars: Mapping[str, Any] = field(default_factory=dict)
     to_train: tuple[str, ...] = ()
+    returns: tuple[str, ...] | None = None
+    choices: Mapping[int, str] = field(default_factory=dict)
+    names_cluster: bool = True
+    arrays: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+    joined: Mapping[str, str] = field(default_factory=dict)
 
     def model(self, slot: str) -> Params:
         """The model, or part of one, of this name."""
         return self.models[self.slots.index(slot)]
+
+    @property
+    def must_name(self) -> bool:
+        """It must name a cluster."""
+        return bool(self.choices) and self.names_cluster
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """``returns``, or what stands for it."""
+        if self.returns is not None:
+            return self.returns
+        return () if self.must_name else self.slots[:1]
+
+    def expected(self, cluster: int | None) -> tuple[str, ...]:
+        """The slots whose difference a participant must send that names this cluster, the main one first."""
+        return self.returned if cluster is None else (self.choices[cluster], *self.returned)
 
 
 @dataclass(frozen=True)
@@ -80,7 +123,9 @@ class Update:
         participant: its name.
         samples: its training samples, n_i.
         diffs: for each slot that it moved, its model minus the one it was sent in that slot.
-        cluster: the cluster that it picked itself, for methods that assign on the site.
+        cluster: the cluster that it chose, where it was to.
+        arrays: what it sends that is not a model: a histogram, losses.
+        main: the slot that stands for what it learned, by which it is compared; None where it moved but one, or none.
         carrier: the participant of its site in whose differences its own are; see `cfl_flare.engine.partial_sums`.
         weight: on the server, that of all whose differences these are; None where they are its own alone.
     """
@@ -89,8 +134,23 @@ class Update:
     samples: int
     diffs: Mapping[str, Params] = field(default_factory=dict)
     cluster: int | None = None
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    main: str | None = None
     carrier: str | None = None
     weight: float | None = None
+
+    @property
+    def main_slot(self) -> str:
+        """``main``, or the only slot that it moved."""
+        if self.main is not None:
+            return self.main
+        (slot,) = self.diffs
+        return slot
+
+    @property
+    def main_diff(self) -> Params:
+        """The difference in that slot: what stands for the participant's gradient."""
+        return self.diffs[self.main_slot]
 
 
 class Mapped(Sequence[Update]):
@@ -119,18 +179,27 @@ class ServerState:
         assignment: cluster of each participant seen so far.
         round: rounds completed.
         extras: small JSON values that a method adds.
-        logits: what models predict on the server's indicator samples. It is there in `Method.assign`, of a method that
-            has an ``indicator``; it is no part of what is stored.
+        arrays: arrays that a method adds and that are not models; they are stored, and never exported as a model.
+        notes: what the record of the round that led here says of the method's own, as JSON values; not stored.
+        logits: what models predict on the server's indicator samples. It is there in `Method.assign`, of a method whose
+            traits name an ``indicator``; not stored.
         archive: the arrays on the server's disk. It is there in `Method.assign` and `Method.aggregate` of a method that
-            ``archives``, and no part of what is stored: extras say which versions belong to the state.
+            ``archives``, and not stored: extras say which versions belong to the state.
     """
 
     bank: Mapping[str, Params]
     assignment: Assignment = field(default_factory=dict)
     round: int = 0
     extras: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
     logits: Predict | None = field(default=None, compare=False, repr=False)
     archive: Archive | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def closed(self) -> frozenset[int]:
+        """The clusters that nobody may choose any more; see `cfl_flare.engine.min_cluster_size`."""
+        return frozenset(self.extras.get("closed", ()))
 
     def layout(self, slot: str) -> Layout:
         """The layout of a model in the bank, or of a part of one."""
@@ -138,12 +207,15 @@ class ServerState:
         return self.bank[whole].layout.of_part(role)
 
     def trained(self, update: Update) -> Params:
-        """The model that a participant ended its round with, where its update moved a single slot."""
-        ((slot, diff),) = update.diffs.items()
-        return self.bank[slot] + diff
+        """The model with which a participant ended its round, in its main slot."""
+        return self.bank[update.main_slot] + update.main_diff
 
     def after(self, bank: Mapping[str, Params], assignment: Assignment | None = None, **extras: Any) -> ServerState:
         """The state after a round: some models replaced, some participants assigned, some extras set."""
         return ServerState(
-            {**self.bank, **bank}, {**self.assignment, **(assignment or {})}, self.round + 1, {**self.extras, **extras}
+            {**self.bank, **bank},
+            {**self.assignment, **(assignment or {})},
+            self.round + 1,
+            {**self.extras, **extras},
+            self.arrays,
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.clustering.number import changes, looseness
+from cfl_flare.clustering.number import changes, dispersion
 from cfl_flare.core.archive import LatestModels
 from cfl_flare.core.params import Params
 
@@ -38,13 +38,13 @@ class Clusters:
     mean: Callable[[Sequence[str], Params], Params]
     inside: dict[int, float] = field(default_factory=dict)
 
-    def looseness(self) -> dict[int, float]:
+    def dispersion(self) -> dict[int, float]:
         """G_k of each cluster that has members."""
         used = [k for k, names in self.members.items() if names]
         for k in used:
             if k not in self.inside:
                 self.inside[k] = self.known.spread(self.members[k], self.centres[k])
-        return looseness({k: self.inside[k] for k in used}, self.between(used))
+        return dispersion({k: self.inside[k] for k in used}, self.between(used))
 
     def between(self, used: Sequence[int]) -> np.ndarray:
         """Squared distances of these centres; what they share is taken off before squaring."""
@@ -88,14 +88,14 @@ def tune(
     Returns:
         What was done: ``{"cluster", "into"}`` of a merge, ``{"cluster", "new"}`` of a split.
     """
-    loose = clusters.looseness()
-    if len(loose) == 1:
+    spread = clusters.dispersion()
+    if len(spread) == 1:
         return _first_split(clusters, halves, low, high, past)
     done = []
     for change in changes(
-        loose,
-        {k: len(clusters.members[k]) for k in loose},
-        clusters.between(list(loose)),
+        spread,
+        {k: len(clusters.members[k]) for k in spread},
+        clusters.between(list(spread)),
         low,
         high,
         {(c["cluster"], c["new"]) for c in past if "new" in c},
@@ -121,13 +121,13 @@ def _first_split(
         return []
     centre, ids, inside = clusters.centres[cluster], clusters.ids, dict(clusters.inside)
     new = clusters.split(cluster, parts)
-    if all(low <= g <= high for g in clusters.looseness().values()):
+    if all(low <= g <= high for g in clusters.dispersion().values()):
         return [{"cluster": cluster, "new": new}]
     clusters.members[cluster], clusters.centres[cluster], clusters.ids, clusters.inside = names, centre, ids, inside
     del clusters.members[new], clusters.centres[new]
     return []
 
 
-def as_json(loose: dict[int, float]) -> dict[str, Any]:
+def as_json(spread: dict[int, float]) -> dict[str, Any]:
     """G_k by cluster, None where it is infinite: a single cluster, or centres that coincide."""
-    return {str(k): g if math.isfinite(g) else None for k, g in loose.items()}
+    return {str(k): g if math.isfinite(g) else None for k, g in spread.items()}

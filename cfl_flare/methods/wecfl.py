@@ -13,10 +13,9 @@ import numpy as np
 from cfl_flare.clustering.agglomerative import distances_between
 from cfl_flare.clustering.kmeans import first_kmeans, lloyd, stacked
 from cfl_flare.core.config import require
-from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
-from cfl_flare.methods.parts import check_part, known_part
-from cfl_flare.methods.state import Assignment, Download, ServerState, Update
+from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
+from cfl_flare.methods.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,40 +49,21 @@ class WeCFL(Method):
         require(0 <= self.seed < 2**32, f"{where}: seed = {self.seed} should be in 0..2**32 - 1")
         rounds = self.clustering_rounds
         require(rounds is None or rounds >= 1, f"{where}: clustering_rounds = {rounds} should be >= 1 or None")
-        object.__setattr__(self, "cluster_on", known_part(self.cluster_on, where))
 
     @property
-    def clusters(self) -> int:
-        """K."""
-        return self.k
-
-    @property
-    def regroups(self) -> bool:
+    def traits(self) -> Traits:
         """The centres are means of whatever it is given."""
-        return True
+        rule = "centre closest in direction, from the common model"
+        return Traits(clusters=self.k, joins_by=rule, cluster_on=self.cluster_on, mergeable=True)
 
-    @property
-    def joins_by(self) -> str:
-        """As those who come late to a run."""
-        return "centre closest in direction, from the common model"
-
-    def check_model(self, layout: Layout) -> None:
-        """The model has the part that is clustered."""
-        super().check_model(layout)
-        check_part(self.cluster_on, layout, f"method {self.name}")
-
-    def features(self, model: Params) -> np.ndarray:
-        """What is clustered."""
-        return model.part(self.cluster_on)
-
-    def needs(self, state: ServerState) -> int:
+    def plan(self, state: ServerState) -> Plan:
         """The first E-step needs a participant for each cluster."""
-        return 1 if cluster_slot(0) in state.bank else self.k
+        return Plan(fewest=1 if cluster_slot(0) in state.bank else self.k)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Its cluster's centre; before it was ever assigned, the common model."""
         known = state.assignment.get(participant)
-        return self.with_penalties(state, (GLOBAL if known is None else cluster_slot(known),))
+        return self.with_penalties(state, Download((GLOBAL if known is None else cluster_slot(known),)))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """E-step (thesis Eq. 3.3b): k-means++ at first, then k-means warm-started at the centres.
@@ -91,11 +71,11 @@ class WeCFL(Method):
         The warm start keeps the clusters' labels. Clusters without a participant in this round keep their place.
 
         In the papers everyone is there in every round. One that comes later goes to the cluster in whose direction it
-        moved from the common model: that round takes it not far, and the centre next to the common model would be the
-        nearest to all of them.
+        moved from the common model: in one round it does not move far, and by distance the centre closest to the common
+        model would win every time.
         """
         names = [u.participant for u in updates]
-        rows = ((self.features(self.clustered(state, u)), self.weight(u)) for u in updates)
+        rows = ((self.vector(state, u), self.weight(u)) for u in updates)
         features, weights = stacked(rows, len(updates))
         if cluster_slot(0) not in state.bank:
             labels = first_kmeans(features, self.k, weights, starts=self.starts, seed=self.seed)

@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and figures, from what a run left on disk. No torch."""
+"""Tables and figures of what a run left on disk. No torch here."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the clusters over rounds: their sizes, and how good the clustering is."""
+"""Figures of the clusters over rounds: their sizes, and the quality of the clustering."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cfl_flare.report.colours import COLOURS, palette
 if TYPE_CHECKING:
     from cfl_flare.results.run_dir import Run
 
-# Beyond so many clusters, a line or a legend entry for each would hide the others.
+# With more clusters, a line or a legend entry for each would hide the others.
 MOST = 10
 
 
 def cluster_sizes(runs: Sequence[Run], path: Path) -> Path:
-    """Participants in each cluster over rounds, stacked, one panel a run (thesis Fig. 7.3-7.4)."""
+    """Participants in each cluster over rounds, stacked, one panel per run (thesis Fig. 7.3-7.4)."""
     columns = min(3, len(runs))
     rows = -(-len(runs) // columns)
     figure = Figure(figsize=(max(7, 4.5 * columns), 4 * rows if rows == 1 else 3.4 * rows), layout="constrained")
@@ -42,14 +42,14 @@ def cluster_sizes(runs: Sequence[Run], path: Path) -> Path:
 def _stack(axes: Any, run: Run, colours: Sequence[str]) -> None:
     rounds = [r["round"] + 1 for r in run.rounds]
     bottom = [0] * len(rounds)
-    lines = 0.5 if len(rounds) <= 60 else 0.0  # between very thin bars, lines would be all that is seen
+    lines = 0.5 if len(rounds) <= 60 else 0.0  # lines would hide very thin bars
     for k, heights in enumerate(zip_longest(*[r["cluster_sizes"] for r in run.rounds], fillvalue=0)):
         style = {"color": colours[k], "edgecolor": "white", "linewidth": lines, "label": f"cluster-{k}"}
         axes.bar(rounds, heights, bottom=bottom, width=1.0, **style)
         bottom = [b + h for b, h in zip(bottom, heights)]
     final = sorted(run.rounds[-1]["cluster_sizes"], reverse=True)
     shown = ", ".join(map(str, final[:MOST])) + (", ..." if len(final) > MOST else "")
-    axes.set_title(f"{run.name}\nin the end {shown}", fontsize=10)
+    axes.set_title(f"{run.name}\nfinally {shown}", fontsize=10)
     axes.set(xlabel="round", ylabel="participants")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -57,18 +57,17 @@ def _stack(axes: Any, run: Run, colours: Sequence[str]) -> None:
 def analysis(run: Run, path: Path) -> Path:
     """The clustering's quality over rounds, four panels.
 
-    The objective C (thesis Eq. 3.3b), each cluster's clusterability B (Def. 3.4.7), the mean cosine similarity inside
-    the clusters and between their centres (Fig. 3.4), and how evenly and how lastingly participants are spread over the
-    clusters.
+    They show the objective C (thesis Eq. 3.3b), each cluster's clusterability B (Def. 3.4.7), the mean cosine
+    similarity inside the clusters and between their centres (Fig. 3.4), and the evenness and stability of the clusters.
     """
     figure = Figure(figsize=(10, 6.5), layout="constrained")
     ((objective, clusterability), (cosines, spread)) = figure.subplots(2, 2, sharex=True)
     _lines(objective, run, {"objective": "C"})
     if all(r["objective"] > 0 for r in run.rounds if r.get("objective") is not None):
         objective.set_yscale("log")
-    objective.set_title("objective C: squared distance to the own centre", fontsize=10)
+    objective.set_title("objective C: squared distance to the cluster's centre", fontsize=10)
     _clusterability(clusterability, run)
-    clusterability.set_title("clusterability B of each cluster (0: all moved alike)", fontsize=10)
+    clusterability.set_title("clusterability B of each cluster (0: equal updates)", fontsize=10)
     _lines(cosines, run, {"intra_cosine": "two participants of one cluster", "inter_cosine": "two centres"})
     cosines.set_title("mean cosine similarity", fontsize=10)
     names = {"size_entropy": "evenness of the sizes (entropy)", "largest_share": "in the largest cluster"}
@@ -87,7 +86,7 @@ def analysis(run: Run, path: Path) -> Path:
 
 
 def _lines(axes: Any, run: Run, names: dict[str, str]) -> None:
-    """One line a metric, with a gap where a round has none."""
+    """One line per metric, with a gap where a round has none."""
     rounds = [r["round"] + 1 for r in run.rounds]
     for colour, (key, label) in zip(COLOURS, names.items()):
         _line(axes, rounds, [r.get(key) for r in run.rounds], colour, label)
@@ -99,7 +98,7 @@ def _line(axes: Any, rounds: Sequence[int], values: Sequence[float | None], colo
 
 
 def _clusterability(axes: Any, run: Run) -> None:
-    """A line a cluster; where these are many, the mean and the range."""
+    """One line per cluster; for many clusters, the mean and the range."""
     measured = [r for r in run.rounds if "clusterability" in r]
     rounds = [r["round"] + 1 for r in measured]
     series = list(zip_longest(*[r["clusterability"] for r in measured]))  # later rounds may have more clusters
@@ -117,15 +116,21 @@ def _clusterability(axes: Any, run: Run) -> None:
 
 
 def tuning(run: Run, path: Path) -> Path:
-    """FedAC's number of clusters over rounds, and each one's G_k beside the bounds a and b (FedAC Fig. 4)."""
+    """FedAC's number of clusters over rounds, and each cluster's G_k with the bounds a and b (FedAC Fig. 4)."""
     figure = Figure(figsize=(8, 6), layout="constrained")
     number, loose = figure.subplots(2, 1, sharex=True)
-    measured = [r for r in run.rounds if "looseness" in r]
+    values = [(r, r.get("dispersion", r.get("looseness"))) for r in run.rounds]  # version 0.1 called it looseness
+    measured = [r for r, found in values if found is not None]
     rounds = [r["round"] + 1 for r in measured]
     number.step(rounds, [r["clusters_in_use"] for r in measured], where="mid", color=COLOURS[0])
     number.set(ylabel="clusters K", ylim=(0, None))
     number.yaxis.set_major_locator(MaxNLocator(integer=True))
-    points = [(n, g) for n, r in zip(rounds, measured) for g in r["looseness"].values() if g is not None]
+    points = [
+        (n, g)
+        for n, r in zip(rounds, measured)
+        for g in (r.get("dispersion") or r.get("looseness", {})).values()
+        if g is not None
+    ]
     loose.plot(*zip(*points) if points else ([], []), ".", color=COLOURS[1], markersize=4, label="G_k")
     method = run.summary["method"]
     if method.get("tuning"):

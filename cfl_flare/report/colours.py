@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Colours that all figures share."""
+"""The colours of all figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 
 
 def palette(count: int) -> list[str]:
-    """So many colours; beyond twenty they come again.
+    """A number of colours; after twenty they repeat.
 
     >>> palette(2), len(palette(30)), len(set(palette(20)))
     (['#0072B2', '#E69F00'], 30, 20)
@@ -20,5 +20,5 @@ def palette(count: int) -> list[str]:
     colours = list(COLOURS)
     if count > len(colours):
         twenty = [to_hex(c) for c in colormaps["tab20"](range(20))]
-        colours = twenty[::2] + twenty[1::2]  # it pairs a strong colour with a pale one: those that stand out first
+        colours = twenty[::2] + twenty[1::2]  # tab20 alternates strong and pale colours: the strong ones first
     return [colours[i % len(colours)] for i in range(count)]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""How every model of a run does on every participant's test split."""
+"""A figure of every model's accuracy on every participant's test split."""
 
 from __future__ import annotations
 
@@ -15,25 +15,21 @@ from matplotlib.patches import Rectangle
 if TYPE_CHECKING:
     from cfl_flare.results.run_dir import Run
 
-# Up to so many cells have their number written in them.
+# Up to this number of cells, the values are written in them.
 WRITTEN = 400
-PLACE = ("participant", "site", "group", "cluster", "model")
+# The columns of the file that are not metrics.
+KEYS = ("participant", "site", "group", "cluster", "model")
 
 
 def cross_site(run: Run, table: Path, path: Path) -> Path | None:
-    """A row for each participant, those of a cluster together, and a column for each model; its own is framed.
-
-    Args:
-        run: the run.
-        table: its ``cross_site.csv``.
-        path: where the figure goes.
+    """Draws a run's ``cross_site.csv``: one row per participant, by cluster, one column per model, its own framed.
 
     Returns:
-        The file; None where nothing was measured.
+        The path; None if nothing was measured.
     """
     with table.open(newline="") as f:
         lines = list(csv.DictReader(f))
-    metrics = [name for name in (lines[0] if lines else ()) if name not in PLACE]
+    metrics = [name for name in (lines[0] if lines else ()) if name not in KEYS]
     if not metrics:
         return None
     metric = "accuracy" if "accuracy" in metrics else metrics[0]

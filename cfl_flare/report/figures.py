@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a run: accuracy over rounds, and for a clustered method what became of its clusters."""
+"""Figures of a run: accuracy over rounds, and the clusters of a method that clusters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from matplotlib.ticker import MaxNLocator
 from cfl_flare.report.clusters import analysis, cluster_sizes, tuning
 from cfl_flare.report.colours import palette
 from cfl_flare.report.cross_site import cross_site
-from cfl_flare.report.features import cosines, participants
 from cfl_flare.report.flows import flows
 
 if TYPE_CHECKING:
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
 def draw(run: Run) -> list[Path]:
     """Draws a run's figures into its folder.
 
-    ``accuracy.png``; for a clustered method ``cluster_sizes.png``, ``analysis.png`` and ``flows.png``; where the
-    participants' features were kept, ``participants.png`` and ``cosines.png``; for FedAC ``tuning.png``; where every
-    model was measured on every participant, ``cross_site.png``.
+    ``accuracy.png``; for a clustered method ``cluster_sizes.png``, ``analysis.png`` and ``flows.png``; for FedAC
+    ``tuning.png``; where every model was measured on every participant, ``cross_site.png``.
 
     Returns:
         The files.
@@ -37,25 +35,22 @@ def draw(run: Run) -> list[Path]:
         files.append(flows(run, run.folder / "flows.png"))
     if any("objective" in r for r in run.rounds):
         files.append(analysis(run, run.folder / "analysis.png"))
-    if any("looseness" in r for r in run.rounds):
+    if any({"dispersion", "looseness"} & r.keys() for r in run.rounds):
         files.append(tuning(run, run.folder / "tuning.png"))
-    if run.feature_files:
-        files.append(participants(run, run.folder / "participants.png"))
-        files.append(cosines(run, run.folder / "cosines.png"))
     if (table := run.folder / "cross_site.csv").is_file():
         files += filter(None, [cross_site(run, table, run.folder / "cross_site.png")])
     return files
 
 
 def draw_comparison(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Draws several runs beside each other: ``accuracy.png``, and ``cluster_sizes.png`` where two of them cluster.
+    """Draws runs for comparison: ``accuracy.png``, and ``cluster_sizes.png`` if at least two of them cluster.
 
     Returns:
         The files.
     """
     files = [compare(runs, folder / "accuracy.png")]
-    if len(several := [run for run in runs if clustered(run)]) > 1:
-        files.append(cluster_sizes(several, folder / "cluster_sizes.png"))
+    if len(clustering := [run for run in runs if clustered(run)]) > 1:
+        files.append(cluster_sizes(clustering, folder / "cluster_sizes.png"))
     return files
 
 
@@ -65,7 +60,7 @@ def clustered(run: Run) -> bool:
 
 
 def compare(runs: Sequence[Run], path: Path) -> Path:
-    """Served accuracy over rounds, mean and worst participant, a colour a run."""
+    """Served accuracy over rounds, mean and worst participant, one colour per run."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     for colour, run in zip(palette(len(runs)), runs):

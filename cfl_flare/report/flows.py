@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The participants' way through the clusters, and where it ends beside the true groups."""
+"""A figure of the participants' clusters over rounds, beside their true groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 15
 FIRST = 5
-# How far a line runs level at each column, so that a cluster is seen as a block.
+# How far a line is horizontal at each column, so that a cluster appears as a block.
 LEVEL = 0.12
 
 Column = Mapping[str, int]
@@ -40,8 +40,8 @@ def chosen_rounds(rounds: Sequence[int], most: int = COLUMNS) -> list[int]:
 def flows(run: Run, path: Path) -> Path:
     """Each participant's clusters over rounds, and in the last column its true group (thesis Fig. 7.5, 7.7).
 
-    One line a participant; its colour is its true group or, where that is not known, its last cluster. A cluster's
-    lines lie beside each other, so that its height is its size.
+    One line per participant; its colour is its true group or, if that is unknown, its last cluster. The lines of a
+    cluster are side by side, so that its height is its size.
     """
     by_round: dict[int, dict[str, int]] = {}
     for line in run.assignments:
@@ -52,19 +52,19 @@ def flows(run: Run, path: Path) -> Path:
     columns: list[Column] = [by_round[r] for r in rounds]
     last = columns[-1] if columns else {}
     kinds = truth or last
-    # The order in which lines lie in a block: one group beside the other, and in it those who end together.
+    # The order of the lines in a block: by group, then by last cluster.
     order = sorted(last, key=lambda name: (kinds.get(name, -1), last[name]))
     figure = Figure(figsize=(max(7, 2 + 0.75 * len(rounds)), min(14, max(4, 2.5 + 0.04 * len(order)))))
     figure.set_layout_engine("constrained")
     axes = figure.add_subplot()
-    places, ticks, height = _places(columns, order, sorted({k for column in columns for k in column.values()}))
+    heights, ticks, height = _heights(columns, order, sorted({k for column in columns for k in column.values()}))
     if truth:
-        ends = {g: [y for name, y in places[-1].items() if truth.get(name) == g] for g in set(truth.values())}
+        ends = {g: [y for name, y in heights[-1].items() if truth.get(name) == g] for g in set(truth.values())}
         groups = sorted((g for g in ends if ends[g]), key=lambda g: sum(ends[g]) / len(ends[g]))  # fewest crossings
-        (right,), middles, other = _places([truth], order, groups)
+        (right,), middles, other = _heights([truth], order, groups)
         stretch = height / other
-        places.append({name: y * stretch for name, y in right.items()})
-    _draw(axes, places, order, kinds)
+        heights.append({name: y * stretch for name, y in right.items()})
+    _draw(axes, heights, order, kinds)
     labels = [str(r + 1) for r in rounds] + (["truth"] if truth else [])
     axes.set_xticks(range(len(labels)), labels)
     axes.set_yticks(list(ticks.values()), [f"cluster-{k}" for k in ticks])
@@ -73,18 +73,18 @@ def flows(run: Run, path: Path) -> Path:
         beside.set_yticks([y * stretch for y in middles.values()], [f"group {g}" for g in middles])
     axes.set(xlabel="round", xlim=(-0.3, len(labels) - 0.7))
     axes.autoscale_view(scalex=False)
-    axes.set_title(f"{run.name}: one line a participant, coloured by its {'true group' if truth else 'last cluster'}")
-    axes.title.set_fontsize(10)
+    by = "true group" if truth else "last cluster"
+    axes.set_title(f"{run.name}: one line per participant, coloured by {by}", fontsize=10)
     figure.savefig(path, dpi=120)
     return path
 
 
-def _places(
+def _heights(
     columns: Sequence[Column], order: Sequence[str], numbers: Sequence[int]
 ) -> tuple[list[dict[str, float]], dict[int, float], float]:
-    """Each participant's height in each column, the middle of each of these blocks from below, and the height of all.
+    """Each participant's height in each column, the middle of each block, and the height of all blocks.
 
-    A block is as high as it ever gets, so that it stays where it is; there is a gap between two.
+    A block's height is its maximum over the columns, so that it does not move; there is a gap between two blocks.
     """
     gap = max(1.0, 0.06 * len(order))
     middle, top = {}, 0.0
@@ -92,24 +92,23 @@ def _places(
         room = max(sum(own == number for own in column.values()) for column in columns)
         middle[number] = top + room / 2
         top += room + gap
-    places = []
+    heights: list[dict[str, float]] = []
     for column in columns:
-        place = {}
+        heights.append({})
         for number in numbers:
             members = [name for name in order if column.get(name) == number]
             for i, name in enumerate(members):
-                place[name] = middle[number] + i + 0.5 - len(members) / 2
-        places.append(place)
-    return places, middle, top
+                heights[-1][name] = middle[number] + i + 0.5 - len(members) / 2
+    return heights, middle, top
 
 
-def _draw(axes: Any, places: Sequence[Mapping[str, float]], order: Sequence[str], kinds: Column) -> None:
-    """Lines from column to column, from where a participant is first in a cluster."""
+def _draw(axes: Any, heights: Sequence[Mapping[str, float]], order: Sequence[str], kinds: Column) -> None:
+    """Lines from column to column, starting where a participant is first in a cluster."""
     numbers = sorted(set(kinds.values()))
     colours = dict(zip(numbers, palette(len(numbers))))
     paths, tints = [], []
     for name in order:
-        known = [(x, place[name]) for x, place in enumerate(places) if name in place]
+        known = [(x, column[name]) for x, column in enumerate(heights) if name in column]
         paths.append([(x + side, y) for x, y in known for side in (-LEVEL, LEVEL)])
         tints.append(colours.get(kinds.get(name, -1), "0.5"))
     width = min(2.5, max(0.5, 120 / max(1, len(order))))

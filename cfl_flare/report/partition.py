@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A partition before any training: a figure and a table of who got what."""
+"""A figure and a table of a partition."""
 
 from __future__ import annotations
 
@@ -18,22 +18,16 @@ from cfl_flare.report.colours import palette
 if TYPE_CHECKING:
     from cfl_flare.data import PartitionReport
 
-# Area of the largest bubble, in points squared, where participants stand 0.12 inches apart.
+# Area of the largest bubble, in points squared, for participants 0.12 inches apart.
 LARGEST = 180.0
 INCHES = 0.12
 
 
 def draw_partition(report: PartitionReport, path: Path) -> Path:
-    """Training samples by participant and class, a bubble's area being their number (thesis Fig. A.1-A.4).
+    """Draws training samples by participant and class as bubbles whose area is their number (thesis Fig. A.1-A.4).
 
-    Colours are the true groups; where these are consecutive blocks, a line parts one from the next.
-
-    Args:
-        report: of the partition.
-        path: where the figure goes; its ending says in which format.
-
-    Returns:
-        The file.
+    Colours are the true groups; groups that are consecutive blocks are separated by lines. The path's ending determines
+    the format.
     """
     participants, classes = report.train.shape
     figure = Figure(figsize=(min(30, max(7, 2 + INCHES * participants)), min(20, 2 + 0.3 * classes)))
@@ -65,9 +59,9 @@ def draw_partition(report: PartitionReport, path: Path) -> Path:
 
 
 def partition_table(report: PartitionReport) -> Table:
-    """One line a participant: its true group, its samples, and its classes with their training samples, largest first.
+    """One line per participant: its true group, its samples, and its classes with their training samples.
 
-    The last line sums up what was dealt out and what of the source stayed unused.
+    The last lines are the totals and the samples of the source that stayed unused.
     """
     title = f"partition {report.rule}" + ("" if report.disjoint else ": samples were dealt twice")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves on disk, and how it is read back."""
+"""What a run leaves on disk, and how it is read."""
 
 from cfl_flare.results.run_dir import Run, find_runs, load_model, load_run, read_model
 

@@ -18,6 +18,7 @@ from cfl_flare.clustering.kmeans import stacked
 from cfl_flare.clustering.measures import inner_products
 from cfl_flare.core.params import Params, WeightedMean
 from cfl_flare.methods import Assignment, Method, ServerState, Update
+from cfl_flare.methods.wrapper import Clustering
 
 
 class Cosines:
@@ -54,54 +55,82 @@ def analyse(
 ) -> dict[str, Any]:
     """What a round's record says of its clustering, as plain JSON values.
 
+    What a participant is compared by is its vector (`Method.vector`): a part of its trained model, or what it sent.
+
     * ``objective``: C of thesis Eq. 3.3b after the M-step, the psi-weighted mean of the squared Euclidean distance
-      between the features of a participant's trained model and those of its cluster's centre.
+      between a participant's vector and that of its cluster's centre.
     * ``clusterability``: B of each cluster (thesis Def. 3.4.7, Eq. 3.18), with the updates in place of the gradients;
       None for a cluster without a participant in this round, or whose mean update is zero.
-    * ``intra_cosine``: mean cosine similarity of two participants' features in the same cluster, a cluster counting by
+    * ``intra_cosine``: mean cosine similarity of two participants' vectors in the same cluster, a cluster counting by
       its participants; None where no cluster has two.
     * ``inter_cosine``: that of two centres in use (thesis Fig. 3.4); None where there is but one.
 
     Args:
-        method: one that clusters.
+        method: one that clusters, or that is made of others of which one does.
         before: the state in which the round's participants were sent their models.
         after: the state after the M-step.
         updates: the round's; read twice.
         assignment: their clusters.
     """
-    clusters = range(method.clusters_in(after))
-    centres = [method.features(method.centre(after, k)).astype(np.float64) for k in clusters]
-    within, means = [Cosines() for _ in centres], dict[int, WeightedMean]()
+    clustering, clusters = Clustering.of(method, before), method.clusters_in(after)
+    centres = centre_vectors(clustering, clusters, after, updates, assignment)
+    within, means = [Cosines() for _ in range(clusters)], dict[int, WeightedMean]()
     total = weights = 0.0
     for update in updates:
-        k, weight = assignment[update.participant], method.weight(update)
-        features = method.features(method.clustered(before, update))
-        total += weight * float(np.square(features - centres[k]).sum())
+        k, weight = assignment[update.participant], clustering.weight(update)
+        vector = clustering.vector(update)
+        total += weight * float(np.square(vector - centres[k]).sum())
         weights += weight
-        within[k].add(features)
-        moved = method.moved(update)
-        means.setdefault(k, WeightedMean(moved.layout)).add(moved, weight)
+        within[k].add(vector)
+        moved = clustering.moved(update)
+        if moved is not None:
+            means.setdefault(k, WeightedMean(moved.layout)).add(moved, weight)
     between = Cosines()
-    for k in sorted(set(after.assignment.values())):
+    for k in sorted(set(after.assignment.values()) & centres.keys()):
         between.add(centres[k])
     crowds = [(cosine, c.count) for c in within if (cosine := c.mean()) is not None]
     members = sum(count for _, count in crowds)
     return {
         "objective": _finite(total / weights) if weights else None,
-        "clusterability": _clusterability(method, len(centres), means, updates, assignment),
+        "clusterability": _clusterability(clustering, clusters, means, updates, assignment),
         "intra_cosine": _finite(sum(cosine * count for cosine, count in crowds) / members) if members else None,
         "inter_cosine": _finite(between.mean()),
     }
 
 
+def centre_vectors(
+    clustering: Clustering, clusters: int, after: ServerState, updates: Sequence[Update], assignment: Assignment
+) -> dict[int, np.ndarray]:
+    """The vector of each cluster's centre, float64.
+
+    Where participants are compared by arrays, no model says where the centre is: then it is the weighted mean of the
+    round's members, and a cluster without any has none.
+    """
+    found = {k: vector for k in range(clusters) if (vector := clustering.centre(after, k)) is not None}
+    if found:
+        return {k: vector.astype(np.float64) for k, vector in found.items()}
+    sums, weights = dict[int, np.ndarray](), dict[int, float]()
+    for update in updates:
+        k, weight = assignment[update.participant], clustering.weight(update)
+        sums[k] = sums.get(k, 0.0) + weight * clustering.vector(update).astype(np.float64)
+        weights[k] = weights.get(k, 0.0) + weight
+    return {k: total / weights[k] for k, total in sums.items()}
+
+
 def _clusterability(
-    method: Method, clusters: int, means: dict[int, WeightedMean], updates: Sequence[Update], assignment: Assignment
+    clustering: Clustering,
+    clusters: int,
+    means: dict[int, WeightedMean],
+    updates: Sequence[Update],
+    assignment: Assignment,
 ) -> list[float | None]:
     """B of each cluster, from the means of its updates."""
     mean: dict[int, Params] = {}
     farthest = [0.0] * clusters
     for update in updates:
-        k, moved = assignment[update.participant], method.moved(update)
+        k, moved = assignment[update.participant], clustering.moved(update)
+        if moved is None:
+            continue
         if k not in mean:
             layout = moved.layout
             nothing = Params(layout, np.zeros(layout.size, np.float32), np.zeros(layout.counter_size, np.int64))
@@ -124,19 +153,21 @@ def _squared(mean: Params, moved: Params | None = None) -> float:
     return total
 
 
-def gram(method: Method, before: ServerState, after: ServerState, updates: Sequence[Update]) -> np.ndarray:
-    """Inner products ``(n + K, n + K)`` of the features of the round's n participants and of the K centres after it.
+def gram(
+    method: Method, before: ServerState, after: ServerState, updates: Sequence[Update], assignment: Assignment
+) -> np.ndarray:
+    """Inner products ``(n + K, n + K)`` of the vectors of the round's n participants and of the K centres after it.
 
-    All that t-SNE, principal components and cosine heat maps need (thesis Fig. 3.4-3.6); the features themselves are
-    many times larger.
+    All that t-SNE, principal components and cosine heat maps need (thesis Fig. 3.4-3.6); the vectors themselves are
+    many times larger. A cluster without a centre counts as zeros.
     """
-    clusters = method.clusters_in(after)
-    models = chain(
-        (method.clustered(before, update) for update in updates),
-        (method.centre(after, k) for k in range(clusters)),
-    )
-    features, _ = stacked(((method.features(model), 1.0) for model in models), len(updates) + clusters)
-    return inner_products(features)
+    clustering, clusters = Clustering.of(method, before), method.clusters_in(after)
+    centres = centre_vectors(clustering, clusters, after, updates, assignment)
+    own = (clustering.vector(update) for update in updates)
+    size = len(next(iter(centres.values())))
+    others = (centres.get(k, np.zeros(size)).astype(np.float32) for k in range(clusters))
+    vectors, _ = stacked(((vector, 1.0) for vector in chain(own, others)), len(updates) + clusters)
+    return inner_products(vectors)
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,33 +1,34 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A whole run between two rounds, all participants included, so that a stopped one goes on as if it had not been."""
+"""A whole run between two rounds, participants included, so that an interrupted run ends as an uninterrupted one."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cfl_flare.core.config import unmarked
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods import ServerState
 from cfl_flare.results.metrics import RoundMetrics
-from cfl_flare.results.store import Store, StoreError, state_facts, state_of
+from cfl_flare.results.store import Store, StoreError, state_metadata, state_of
 
 
 @dataclass
 class Progress:
-    """What a server knows between two rounds beside its method's state.
+    """What a server knows between two rounds besides its method's state.
 
     Attributes:
-        record: of the round that was just done; the next round's answers complete it.
-        failed_rounds: rounds in a row with too few good answers.
-        rejected: how often answers were refused, by reason code.
+        record: of the last round; the next round's answers complete it.
+        failed_rounds: consecutive rounds with too few valid answers.
+        rejected: number of refused answers, by reason code.
         best: the best round so far, ``{"round", "value"}``.
-        watched: the round in which the metric was best whose improvement the run's patience waits for.
+        watched: the best round so far by the metric that early stopping watches.
         stopped: why the run ends before its last round; None if it does not.
     """
 
@@ -44,9 +45,9 @@ class Checkpoint:
     """A run between two rounds.
 
     Attributes:
-        state: the server's state.
-        progress: what else the server knows.
-        memory: what each participant remembers.
+        state: the server's.
+        progress: the server's.
+        memory: each participant's.
         last: the last round that was measured.
     """
 
@@ -65,23 +66,35 @@ class Checkpoint:
 
         Args:
             store: where to.
-            run: the run's settings, as JSON values; no other run goes on from here.
+            run: the run's settings, as JSON values; a run with other settings cannot resume from here.
         """
         memory = {f"{name}#{what}": params for name, own in self.memory.items() for what, params in own.items()}
         # dataclasses.asdict would count a Counter's items instead of copying it.
         progress = {**vars(self.progress), "rejected": dict(self.progress.rejected)}
-        facts = {
-            **state_facts(self.state),
+        metadata = {
+            **state_metadata(self.state),
             "slots": list(self.state.bank),
             "progress": progress,
             "last": None if self.last is None else dataclasses.asdict(self.last),
             "run": unmarked(run),
         }
-        store.save(self.state.round, {**self.state.bank, **memory}, facts)
+        store.save(self.state.round, {**self.state.bank, **memory}, metadata, self.state.arrays)
 
     @classmethod
-    def latest(cls, store: Store, layout: Layout, run: Mapping[str, Any]) -> Checkpoint | None:
-        """The newest good one; None if there is none.
+    def latest(
+        cls,
+        store: Store,
+        layout: Layout,
+        run: Mapping[str, Any],
+        as_written_now: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+    ) -> Checkpoint | None:
+        """The newest intact checkpoint; None if there is none.
+
+        Args:
+            store: where to look.
+            layout: of the run's model.
+            run: the run's settings.
+            as_written_now: turns the settings that an earlier version wrote into those that this one writes.
 
         Raises:
             StoreError: it is of a run with other settings.
@@ -89,18 +102,23 @@ class Checkpoint:
         if not store.versions():
             return None
         try:
-            _, models, facts = store.latest(layout)
-        except StoreError:  # each damaged version has been named in the log
+            _, models, metadata = store.latest(layout)
+        except StoreError:  # each damaged version has been logged
             return None
-        if facts["run"] != json.loads(json.dumps(unmarked(run))):
-            raise StoreError(f"{store.folder} holds checkpoints of a run with other settings; use another folder")
+        other = StoreError(f"{store.folder} holds checkpoints of a run with other settings; use another folder")
+        try:
+            written = json.dumps(as_written_now(metadata["run"]), sort_keys=True)
+        except (ConfigError, KeyError) as error:
+            raise other from error
+        if written != json.dumps(unmarked(run), sort_keys=True):
+            raise other
         memory: dict[str, dict[str, Params]] = {}
-        for key in models.keys() - set(facts["slots"]):
+        for key in models.keys() - set(metadata["slots"]):
             name, _, what = key.rpartition("#")
             memory.setdefault(name, {})[what] = models[key]
-        progress, last = facts["progress"], facts["last"]
+        progress, last = metadata["progress"], metadata["last"]
         return cls(
-            state_of({slot: models[slot] for slot in facts["slots"]}, facts),
+            state_of({slot: models[slot] for slot in metadata["slots"]}, metadata),
             Progress(**{**progress, "rejected": Counter(progress["rejected"])}),
             memory,
             None if last is None else RoundMetrics(**last),

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured of a round: means over participants, and how good the clustering is."""
+"""The measures of a round: means over participants, and the quality of the clustering."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,17 +12,18 @@ import numpy as np
 
 from cfl_flare.clustering.measures import agreement, size_entropy
 from cfl_flare.methods import Participant, ServerState
+from cfl_flare.methods.slots import cluster_slot
 
-# FedDSMIC's bottom accuracy is the mean of so many of the worst (sec. 5.3): a single one is noisy.
+# FedDSMIC's bottom accuracy is the mean over this many of the worst participants (sec. 5.3).
 BOTTOM = 5
 
 
 @dataclass(frozen=True)
 class RoundMetrics:
-    """A round's record, as it is written, with what it was computed from.
+    """A round's record and the metrics that it was computed from.
 
     Attributes:
-        record: flat, ready for JSON: ``round``, ``served_accuracy``, ``ari``, ``cluster_sizes``, ...
+        record: JSON values: ``round``, ``served_accuracy``, ``ari``, ``cluster_sizes``, ...
         participants: each participant's own metrics.
     """
 
@@ -30,7 +31,7 @@ class RoundMetrics:
     participants: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def scalars(self) -> dict[str, float]:
-        """The numbers alone, with one series a cluster: ``cluster-0/served_accuracy``."""
+        """The numbers alone, with one series per cluster: ``cluster-0/served_accuracy``."""
         flat = {k: float(v) for k, v in self.record.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
         for k, size in enumerate(self.record["cluster_sizes"]):
             flat[f"cluster-{k}/size"] = float(size)
@@ -63,19 +64,17 @@ def measure_round(
     participants: Mapping[str, Participant],
     state: ServerState,
     clusters: int,
-    gone: Collection[int] = (),
 ) -> RoundMetrics:
     """Completes a round's record.
 
-    Means are weighted by n_i, as in the thesis's tables; ``..._unweighted`` counts every participant the same.
+    Means are weighted by n_i, as in the thesis's tables; in ``..._unweighted`` all participants count the same.
 
     Args:
-        record: what the server noted of the round.
+        record: what the server recorded during the round.
         metrics: each participant's own, of the models served after that round; empty if they were not measured.
         participants: all of them.
         state: after the round.
         clusters: K, or 0.
-        gone: those of the clusters that are no more.
     """
     record = dict(record)
     weights = {name: float(p.samples) for name, p in participants.items()}
@@ -95,7 +94,8 @@ def measure_round(
         f"cluster-{k}": average({n: metrics[n] for n in names if n in metrics}, weights) for k, names in members.items()
     }
     if clusters:
-        there = {k: size for k, size in enumerate(sizes) if k not in gone}
+        kept = {k for k in range(clusters) if cluster_slot(k) in state.bank}  # others were merged away, or come later
+        there = {k: size for k, size in enumerate(sizes) if k in kept or not kept}
         record["size_entropy"] = size_entropy(list(there.values()))
         record["empty_clusters"] = [k for k, size in there.items() if not size]
         record["clusters_in_use"] = sum(size > 0 for size in sizes)

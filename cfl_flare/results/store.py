@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What outlives a job: the server's checkpoints and the participants' memories.
 
-FLARE deletes a run's directory once it is archived, and the simulator wipes its workspace at each start. So both live
-in a folder of their own, ``<root>/<run name>/<site>/``. Each version is a safetensors file and a JSON file that holds
-its checksum and is written last: a version without a good pair does not count.
+FLARE deletes a run's directory once it is archived, and the simulator wipes its workspace at each start. Both are
+therefore kept in a folder of their own, ``<root>/<run name>/<site>/``. Each version is a safetensors file and a JSON
+file with its checksum, which is written last; a version without both does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cfl_flare.core.errors import CFLError, PayloadError
+from cfl_flare.core.files import atomic_write
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.methods import ServerState
@@ -27,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1
 ARCHIVE = "archive"
+NOT_MODELS = "#arrays"
 
 
 class StoreError(CFLError):
@@ -34,7 +38,7 @@ class StoreError(CFLError):
 
 
 class Store:
-    """The versions of one run at one site, one a round; the last two are kept.
+    """The versions of one run at one site, one per round; the last two are kept.
 
     Args:
         folder: ``<root>/<run name>/<site>``.
@@ -45,10 +49,10 @@ class Store:
         self._lock: Any = None
 
     def lock(self) -> None:
-        """Takes the store for this process, until it ends.
+        """Locks the store until this process ends.
 
         Raises:
-            StoreError: another run of the same name writes here.
+            StoreError: another run of the same name holds the lock.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = (self.folder / "lock").open("w")
@@ -59,8 +63,8 @@ class Store:
                 f"{self.folder} is in use by another run of this name; give this run another run_name"
             ) from error
 
-    def set_aside(self) -> None:
-        """Moves what an earlier run of this name left out of the way; one such generation is kept."""
+    def keep_previous(self) -> None:
+        """Moves the versions of an earlier run of this name to ``previous``, in place of those before it."""
         if not list(self.folder.glob("round-*")):
             return
         previous = self.folder / "previous"
@@ -69,40 +73,49 @@ class Store:
         for path in (*self.folder.glob("round-*"), *self.folder.glob(ARCHIVE)):
             path.rename(previous / path.name)
 
-    def save(self, number: int, models: Mapping[str, Params], facts: Mapping[str, Any]) -> None:
-        """Writes a version, then drops all but the last two.
+    def save(
+        self,
+        number: int,
+        models: Mapping[str, Params],
+        metadata: Mapping[str, Any],
+        others: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Writes the version after this number of rounds, then deletes all but the last two.
 
         Args:
             number: rounds completed.
-            models: by name; names hold no ``|``.
-            facts: JSON values.
+            models: by name, which must not contain ``|``.
+            metadata: JSON values.
+            others: arrays that are not models, by name.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         arrays = {f"{name}|{key}": a for name, p in models.items() for key, a in p.arrays().items()}
-        path = self.folder / f"round-{number:06d}.safetensors"
+        arrays |= {f"{NOT_MODELS}|{key}": array for key, array in (others or {}).items()}
+        path = self._path(number)
         save_arrays(path, arrays, {})
-        content = {"version": VERSION, "round": number, "sha256": _digest(path), "facts": dict(facts)}
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(content))
-        temporary.replace(path.with_suffix(".json"))
+        content = {"version": VERSION, "round": number, "sha256": _digest(path), "facts": dict(metadata)}
+        atomic_write(path.with_suffix(".json"), json.dumps(content))
         for old in self.versions()[:-2]:
-            (self.folder / f"round-{old:06d}.json").unlink(missing_ok=True)
-            (self.folder / f"round-{old:06d}.safetensors").unlink(missing_ok=True)
+            self._path(old).with_suffix(".json").unlink(missing_ok=True)
+            self._path(old).unlink(missing_ok=True)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"round-{number:06d}.safetensors"
 
     def versions(self) -> list[int]:
-        """Rounds of the versions that were written to their end, oldest first."""
+        """Rounds of the complete versions, oldest first."""
         return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-[0-9]*.json"))
 
     def load(self, number: int, layout: Layout) -> tuple[dict[str, Params], dict[str, Any]]:
-        """Reads a version.
+        """Reads a version: its models, and its metadata, with other arrays as ``arrays`` if there are any.
 
         Raises:
-            PayloadError: it is not there, damaged, of another format, or of another model.
+            PayloadError: it is missing, damaged, of another format, or of another model.
         """
-        path = self.folder / f"round-{number:06d}.safetensors"
+        path = self._path(number)
         try:
             content = json.loads(path.with_suffix(".json").read_text())
-            intact, facts = content["sha256"] == _digest(path), content["facts"]
+            intact, metadata = content["sha256"] == _digest(path), content["facts"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PayloadError("damaged_file", f"{path} cannot be read: {error}") from error
         if not intact:
@@ -114,10 +127,12 @@ class Store:
         for key, array in arrays.items():
             name, _, parameter = key.partition("|")
             models.setdefault(name, {})[parameter] = array
-        return {name: layout.restricted(own.keys()).pack(own) for name, own in models.items()}, facts
+        others = models.pop(NOT_MODELS, {})
+        packed = {name: layout.restricted(own.keys()).pack(own) for name, own in models.items()}
+        return packed, {**metadata, "arrays": others} if others else metadata
 
     def latest(self, layout: Layout) -> tuple[int, dict[str, Params], dict[str, Any]]:
-        """The newest good version; a damaged one is named in the log and the one before it taken.
+        """The newest intact version: its round, models and metadata. Damaged versions are logged and skipped.
 
         Raises:
             StoreError: there is none.
@@ -141,11 +156,17 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def state_facts(state: ServerState) -> dict[str, Any]:
-    """What of a server's state is not models."""
+def state_metadata(state: ServerState) -> dict[str, Any]:
+    """The part of a server's state that is not models, as JSON values."""
     return {"assignment": dict(state.assignment), "round": state.round, "extras": dict(state.extras)}
 
 
-def state_of(models: Mapping[str, Params], facts: Mapping[str, Any]) -> ServerState:
-    """The server's state from a version."""
-    return ServerState(dict(models), dict(facts["assignment"]), int(facts["round"]), dict(facts["extras"]))
+def state_of(models: Mapping[str, Params], metadata: Mapping[str, Any]) -> ServerState:
+    """The server's state from a version's models and metadata."""
+    return ServerState(
+        dict(models),
+        dict(metadata["assignment"]),
+        int(metadata["round"]),
+        dict(metadata["extras"]),
+        dict(metadata.get("arrays", {})),
+    )

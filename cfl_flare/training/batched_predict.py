@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions of one model or of several at once, on the same samples.
+"""Predictions of K models on the same samples.
 
-Networks that are plain chains of common layers are stacked: K models become one network whose convolutions have K
-groups, with BatchNorm folded into the convolution before it. On a CPU that is 1.5 to 2 times as fast as one model after
-the other. Any other module is loaded and called as it is.
+Networks that are plain chains of common layers are stacked: the models become one network whose convolutions have K
+groups, with each BatchNorm folded into the convolution before it. On a CPU this is 1.5 to 2 times as fast as one model
+after the other. Models of any other module are loaded and called one by one.
 """
 
 from __future__ import annotations
@@ -21,18 +21,14 @@ from cfl_flare.models import Network
 from cfl_flare.training.resident import ResidentModel
 
 PLAIN = (nn.MaxPool2d, nn.ReLU, nn.Dropout, nn.Flatten)
-# Samples a batch: small enough that the layers' outputs of all models stay in a CPU's cache together.
+# Samples per batch: small enough that the layers' outputs of all models fit into a CPU's cache together.
 BATCH, SMALLEST_BATCH = 64, 8
 
 Step = Callable[[Tensor], Tensor]
 
 
 def chain(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
-    """The layers of a chain with their names, or None for a module that is not known to be one.
-
-    A chain is a module with a ``body`` (a Sequential of plain layers) and a ``head``, whose ``forward`` is that of
-    `cfl_flare.models.Network`.
-    """
+    """The named layers of a chain: a `Network` whose body is a Sequential of plain layers; None for other modules."""
     if type(module).forward is not Network.forward or not isinstance(module.body, nn.Sequential):
         return None
     assert isinstance(module, Network)
@@ -55,8 +51,8 @@ class Predictor:
 
     Args:
         resident: the process's module.
-        models: the models, K of them.
-        features: give the backbone's outputs in place of logits; then the models may be backbones alone.
+        models: the K models.
+        features: return the backbone's outputs in place of logits; the models may then be backbones alone.
     """
 
     def __init__(self, resident: ResidentModel, models: Sequence[Params], features: bool = False):
@@ -89,7 +85,7 @@ class Predictor:
         return torch.stack(out)
 
     def _whole(self, model: Params) -> Params:
-        """A backbone alone gets a head of zeros: nobody looks at what that makes of the features."""
+        """The model; a backbone alone gets a head of zeros, whose outputs are not used."""
         layout = self._resident.layout
         if model.layout == layout:
             return model
@@ -97,9 +93,9 @@ class Predictor:
         return layout.join(model, Params(head, np.zeros(head.size, np.float32)))
 
     def _stacked(self, layers: list[tuple[str, nn.Module]]) -> list[Step]:
-        """The chain's layers as functions, of activations ``(n, K * channels, h, w)`` or ``(K, n, d)``."""
+        """The chain's layers as functions of activations ``(n, K * channels, h, w)`` or ``(K, n, d)``."""
         steps: list[Step] = []
-        shared = True  # the models still see the same activations
+        shared = True  # so far, all models have the same activations
         for i, (name, layer) in enumerate(layers):
             if isinstance(layer, nn.Conv2d):
                 follows = layers[i + 1] if isinstance(layers[i + 1][1], nn.BatchNorm2d) else None
@@ -118,8 +114,8 @@ class Predictor:
 
     def _stack(self, name: str) -> Tensor:
         """One parameter of all models, ``(K, *shape)``."""
-        places = [next(e for e in m.layout.entries if e.name == name) for m in self._models]
-        views = [entry.view(torch.from_numpy(m.vector)) for entry, m in zip(places, self._models)]
+        entries = [next(e for e in m.layout.entries if e.name == name) for m in self._models]
+        views = [entry.view(torch.from_numpy(m.vector)) for entry, m in zip(entries, self._models)]
         return torch.stack(views).to(self._resident.flat.device)
 
     def _convolution(self, name: str, layer: nn.Conv2d, follows: tuple[str, nn.Module] | None, shared: bool) -> Step:
@@ -132,8 +128,8 @@ class Predictor:
             scale = norm["weight"] / torch.sqrt(norm["running_var"] + follows[1].eps)  # type: ignore[operator]
             weight = weight * scale[:, :, None, None, None]
             bias = (bias - norm["running_mean"]) * scale + norm["bias"]
-        # Copied into fresh memory: with one input channel torch takes any order for channels-last already, and would
-        # then compute and pool in the slow one.
+        # Copied into new memory: with one input channel torch considers any order channels-last, and would then compute
+        # and pool in the slow one.
         last = weight.flatten(0, 1).permute(0, 2, 3, 1)
         kernel = torch.empty(last.shape, device=last.device).copy_(last).permute(0, 3, 1, 2)
         groups = layer.groups * (1 if shared and layer.groups == 1 else len(self._models))

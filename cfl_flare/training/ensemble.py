@@ -17,7 +17,7 @@ VOTES = ("logits", "probabilities")
 
 
 def combined(logits: Tensor, vote: str) -> Tensor:
-    """One prediction from several.
+    """Combines the logits of several models.
 
     Args:
         logits: ``(parts, n, classes)``.
@@ -33,10 +33,10 @@ def combined(logits: Tensor, vote: str) -> Tensor:
 
 
 class Ensemble(nn.Module):
-    """Modules that predict together; a module like any other.
+    """Modules that predict together, as one module.
 
     Args:
-        parts: modules that take the same samples and give logits of the same shape.
+        parts: modules that take the same samples and return logits of the same shape.
         vote: see `combined`.
     """
 
@@ -52,11 +52,11 @@ class Ensemble(nn.Module):
 
 @dataclass(frozen=True)
 class Served:
-    """The models with which a participant predicts.
+    """What a participant predicts with: one model or an ensemble.
 
     Attributes:
-        models: one, or several that predict together.
-        vote: how several do; see `combined`.
+        models: of the ensemble, or the only one.
+        vote: how an ensemble combines them; see `combined`.
     """
 
     models: tuple[Params, ...]
@@ -64,5 +64,5 @@ class Served:
 
     @classmethod
     def of(cls, model: Params | Served) -> Served:
-        """A single model counts as itself."""
+        """Wraps a single model."""
         return model if isinstance(model, Served) else cls((model,))

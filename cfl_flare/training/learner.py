@@ -1,131 +1,37 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""One participant at work: its data, its random stream and its memory, on the process's resident model."""
+"""One participant at work: its data, its random streams and its memory, on the process's resident model."""
 
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.optim.sgd import sgd
 
-from cfl_flare.core.config import one_line
-from cfl_flare.core.errors import AbortedError, ConfigError
+from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.params import Params
 from cfl_flare.core.seeds import stream
-from cfl_flare.training.batched_predict import Predictor
 from cfl_flare.training.ensemble import Served, combined
 from cfl_flare.training.maml import ahead, descend
 from cfl_flare.training.measures import accuracy, macro_f1
-from cfl_flare.training.memory import Drawer
+from cfl_flare.training.memory import MemoryView
 from cfl_flare.training.penalties import Step, Term
-from cfl_flare.training.resident import ResidentModel, untrained
-from cfl_flare.training.settings import TrainSettings, batch_bounds
-
-# Stacked models kept for the next participant: the candidates, the frozen part of a sum, and what is being measured.
-PREDICTORS = 3
-# Untrained models kept for the next participant.
-UNTRAINED = 4
-
-
-@dataclass(frozen=True)
-class Split:
-    """Samples and labels as tensors: ``x (n, *input_shape)`` float32, ``y (n,)`` int64."""
-
-    x: Tensor
-    y: Tensor
-
-    @classmethod
-    def of(cls, x: np.ndarray, y: np.ndarray, device: str = "cpu") -> Split:
-        """Converts arrays; images are laid out channels-last, in which a CPU convolves fastest."""
-        tensor = torch.from_numpy(np.ascontiguousarray(x, np.float32)).to(device)
-        if tensor.dim() == 4:
-            tensor = tensor.contiguous(memory_format=torch.channels_last)
-        return cls(tensor, torch.from_numpy(np.ascontiguousarray(y, np.int64)).to(device))
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-
-class Workshop:
-    """What all participants of a process share: the resident model, its momentum, the settings.
-
-    Args:
-        make_model: builds the untrained module.
-        settings: how a participant trains.
-        seed: the run's seed.
-        device: where to compute.
-        should_stop: asked before each step whether the job was aborted.
-
-    Attributes:
-        initial: the run's untrained model of a number.
-        momentum: SGD's buffer, ``(layout.parameter_size,)``; None without momentum.
-    """
-
-    def __init__(
-        self,
-        make_model: Callable[[], torch.nn.Module],
-        settings: TrainSettings,
-        seed: int,
-        device: str = "cpu",
-        should_stop: Callable[[], bool] = lambda: False,
-    ):
-        try:
-            torch.zeros(1, device=device)
-        except Exception as error:  # torch has many ways to say that there is no such device
-            raise ConfigError(
-                f"device = {device!r} cannot be used here ({one_line(error)}); name another, such as 'cpu'"
-            ) from error
-        self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
-        self.initial = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
-        self.resident = ResidentModel(make_model(), device)
-        self.momentum = torch.zeros_like(self.resident.gradient) if settings.momentum else None
-        self._predictors: OrderedDict[tuple[int | bool, ...], tuple[list[Params], Predictor]] = OrderedDict()
-
-    @torch.no_grad()
-    def step(self, lr: float) -> None:
-        """One step of SGD along the resident model's gradient.
-
-        By torch's function, not its class: to make a ``torch.optim.SGD`` imports torch's compiler, which doubles the
-        processor time in which a site's process starts.
-        """
-        sgd(
-            [self.resident.parameters],
-            [self.resident.gradient],
-            [self.momentum],
-            fused=True,
-            lr=lr,
-            momentum=self.settings.momentum,
-            weight_decay=self.settings.weight_decay,
-            dampening=0,
-            nesterov=False,
-            maximize=False,
-        )
-
-    def predictor(self, models: Sequence[Params], features: bool = False) -> Predictor:
-        """Predicts with these models; the last ones are kept, as the participants of a site compare the same models."""
-        key = (features, *map(id, models))
-        if key not in self._predictors:
-            self._predictors[key] = (list(models), Predictor(self.resident, models, features))
-        self._predictors.move_to_end(key)
-        while len(self._predictors) > PREDICTORS:
-            self._predictors.popitem(last=False)
-        return self._predictors[key][1]
+from cfl_flare.training.runtime import Runtime, Split
+from cfl_flare.training.settings import batch_bounds
 
 
 class Learner:
     """A participant's view in one round.
 
     Args:
-        workshop: shared by the participants of a process.
+        runtime: shared by the participants of a process.
         participant: its name.
         train: its training split.
         test: its test split.
@@ -134,19 +40,19 @@ class Learner:
 
     Attributes:
         samples: number of training samples, n_i.
-        trained: what the participant's training of the round ended with.
+        trained: the result of the participant's training in this round.
     """
 
     def __init__(
         self,
-        workshop: Workshop,
+        runtime: Runtime,
         participant: str,
         train: Split,
         test: Split,
         memory: MutableMapping[str, Params],
         round_number: int = 0,
     ):
-        self._workshop, self._train, self._test = workshop, train, test
+        self._runtime, self._train, self._test = runtime, train, test
         self.participant, self.memory, self.round = participant, memory, round_number
         self.samples = len(train)
         self.trained: Params | Served | None = None
@@ -155,39 +61,44 @@ class Learner:
         self._lr: float | None = None
         self._losses: dict[tuple[int, int, int | None], tuple[Params, float]] = {}
 
-    def beside(self, frozen: Params) -> Learner:
-        """The same participant, all of whose models are added to a frozen one: in `train` and in `losses`.
+    @property
+    def labels(self) -> np.ndarray:
+        """The labels of its training samples, ``(n,)`` int64."""
+        return self._train.y.cpu().numpy()
 
-        The sum's logits are those of both (Fed-CAM Eq. 1). The frozen model is in evaluation mode.
+    @property
+    def lr(self) -> float:
+        """The run's learning rate in this round, unless `in_round` set another."""
+        return self._runtime.settings.lr_at(self.round) if self._lr is None else self._lr
+
+    def initial(self, index: int) -> Params:
+        """The run's untrained model number ``index``."""
+        return self._runtime.initial(self._first + index)
+
+    def beside(self, frozen: Params) -> Learner:
+        """The same participant, all of whose models are added to a frozen one, in `train` and in `losses`.
+
+        The logits of the two are added (Fed-CAM Eq. 1). The frozen model is in evaluation mode.
         """
         view = copy.copy(self)
         view._beside = frozen
         return view
 
     def part(self, name: str, first: int = 0) -> Learner:
-        """The same participant with a memory of its own, for a method that trains several models a round.
+        """The same participant with a memory of its own, for a method that trains several models in a round.
 
         Its untrained models are counted from number ``first``.
         """
         view = copy.copy(self)
         view._first = self._first + first
-        view.memory = Drawer(self.memory, f"{name}.")
+        view.memory = MemoryView(self.memory, f"{name}.")
         return view
 
-    def initial(self, index: int) -> Params:
-        """The run's untrained model number ``index``."""
-        return self._workshop.initial(self._first + index)
-
     def in_round(self, number: int, lr: float | None = None) -> Learner:
-        """The same participant with the random streams and the learning rate of another round, or a given one."""
+        """The same participant with the random streams of another round, and its learning rate or a given one."""
         view = copy.copy(self)
         view.round, view._lr, view._losses = number, lr, {}
         return view
-
-    @property
-    def lr(self) -> float:
-        """The run's learning rate in this round, unless `in_round` set another."""
-        return self._workshop.settings.lr_at(self.round) if self._lr is None else self._lr
 
     def train(
         self,
@@ -203,16 +114,16 @@ class Learner:
         Args:
             start: the model to start from.
             terms: added to the cross-entropy in each step.
-            purpose: names the random stream; only ``"train"`` writes the participant's momentum back to its memory.
+            purpose: names the random stream; only ``"train"`` writes the momentum back to the participant's memory.
             epochs: passes over the training data, in place of the run's steps.
-            frozen: the parameters that stay as they are, momentum included; as for `Layout.select`.
-            inner_lr: eta of first-order MAML: each step takes its gradient where a step of this length on a batch of
-                its own would lead; see `cfl_flare.training.maml`. None for plain SGD.
+            frozen: the parameters that do not change, as for `Layout.select`; their momentum is reset.
+            inner_lr: eta of first-order MAML: each step uses the gradient at the point that a step of this length on a
+                batch of its own leads to; see `cfl_flare.training.maml`. None for plain SGD.
 
         Returns:
             The trained model.
         """
-        work, settings = self._workshop, self._workshop.settings
+        runtime, settings = self._runtime, self._runtime.settings
         settings = settings if epochs is None else replace(settings, local_epochs=epochs, local_steps=None)
         rng = self._stream(purpose)
         batches = self._batches(rng, settings.steps(self.samples))
@@ -220,33 +131,28 @@ class Learner:
         fixed = self._fixed([*batches, *inner], terms)  # before the model is loaded: it may need the resident module
         self._load(start)
         self._start_momentum()
-        watching = work.resident.watching_head(any(term.compares for term in terms))
-        with self._dropout(rng), watching as seen, work.resident.holding(frozen) as put_back:
+        watching = runtime.resident.watching_head(any(term.compares for term in terms))
+        with self._dropout(rng), watching as seen, runtime.resident.holding(frozen) as put_back:
             gradients = [
                 partial(self._backward, batch, terms, [None if f is None else f[i] for f in fixed], seen)
                 for i, batch in enumerate([*batches, *inner])
             ]
             for i, outer in enumerate(gradients[: len(batches)]):
-                looks = inner_lr is not None
-                with ahead(work.resident, inner_lr or 0, gradients[len(batches) + i]) if looks else nullcontext():
+                maml = inner_lr is not None
+                with ahead(runtime.resident, inner_lr or 0, gradients[len(batches) + i]) if maml else nullcontext():
                     outer()
-                work.step(self.lr)
+                runtime.step(self.lr)
                 put_back()
         if purpose == "train":
             self._keep_momentum(frozen)
-        self.trained = work.resident.read()
+        self.trained = runtime.resident.read()
         return self.trained
 
     def adapted(self, start: Params, steps: int, lr: float) -> Params:
-        """A model after a few plain gradient steps on own training data: no momentum, weight decay or penalties.
+        """A model after a few plain gradient steps on the own training data: no momentum, weight decay or penalties.
 
-        It is a personal model to predict with (FedDSMIC Alg. 1, Eq. 8): nothing of it is remembered. The batches have
-        the run's size, and BatchNorm's running statistics move in each step as they do in training.
-
-        Args:
-            start: the model to start from.
-            steps: how many.
-            lr: the length of each.
+        It is a personal model to predict with (FedDSMIC Alg. 1, Eq. 8) and is not remembered. The batches have the
+        run's size, and BatchNorm's running statistics change in each step as they do in training.
         """
         if not steps:
             return start
@@ -257,28 +163,63 @@ class Learner:
         with self._dropout(rng):
             for i, batch in enumerate(batches):
                 self._backward(batch, (), [None if beside is None else beside[i]], ())
-                descend(self._workshop.resident, lr)
-        return self._workshop.resident.read()
+                descend(self._runtime.resident, lr)
+        return self._runtime.resident.read()
+
+    @torch.no_grad()
+    def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
+        """Mean cross-entropy of each model on the participant's own training data, ``(len(models),)`` float64.
+
+        Args:
+            models: the models to compare.
+            samples: how many samples to use, drawn anew in each round; None for all.
+        """
+        split = self._train
+        if samples is not None and samples < self.samples:
+            chosen = torch.from_numpy(self._stream("assign").permutation(self.samples)[:samples])
+            chosen = chosen.to(self._runtime.device)
+            split = Split(split.x[chosen], split.y[chosen])
+        keys = [(id(model), id(self._beside), samples) for model in models]
+        if any(key not in self._losses for key in keys):  # evaluation and training need the same ones in a round
+            logits = self._predict(models, split.x)
+            if self._beside is not None:
+                logits = logits + self._predict([self._beside], split.x)
+            every = F.cross_entropy(logits.flatten(0, 1), split.y.repeat(len(models)), reduction="none")
+            means = every.view(len(models), -1).double().mean(dim=1).tolist()
+            self._losses.update({key: (model, loss) for key, model, loss in zip(keys, models, means)})
+        return np.array([self._losses[key][1] for key in keys])
+
+    @torch.no_grad()
+    def evaluate(self, model: Params | Served) -> dict[str, float]:
+        """Accuracy, macro-F1 and loss of a model, or of an ensemble, on the participant's own test split."""
+        served = Served.of(model)
+        logits = combined(self._predict(served.models, self._test.x), served.vote)
+        labels, predicted = self._test.y.cpu().numpy(), logits.argmax(1).cpu().numpy()
+        return {
+            "accuracy": accuracy(labels, predicted),
+            "macro_f1": macro_f1(labels, predicted),
+            "loss": float(F.cross_entropy(logits, self._test.y)),
+        }
 
     def _stream(self, purpose: str) -> np.random.Generator:
-        return stream(self._workshop.seed, self.participant, self.round, purpose)
+        return stream(self._runtime.seed, self.participant, self.round, purpose)
 
     def _load(self, start: Params) -> None:
-        self._workshop.resident.load(start)
-        self._workshop.resident.module.train()
+        self._runtime.resident.load(start)
+        self._runtime.resident.module.train()
 
     @contextmanager
     def _dropout(self, rng: np.random.Generator) -> Iterator[None]:
-        """Within it, what modules draw themselves comes from a stream, too."""
+        """Inside it, the modules' own random draws come from a stream, too."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.integers(2**62)))
             yield
 
     @torch.no_grad()
     def _fixed(self, batches: list[Tensor], terms: Sequence[Term]) -> list[tuple[Tensor, ...] | None]:
-        """What models that do not train say of each batch: first the one beside, then those that each term compares.
+        """The outputs for each batch of models that do not train: the frozen one's, then those each term compares.
 
-        It is computed for the whole round at once, and each of it once.
+        They are computed once, for the whole round together.
         """
         x = self._train.x[torch.cat(batches)] if self._beside or any(t.compares for t in terms) else self._train.x[:0]
         sizes = [len(batch) for batch in batches]
@@ -289,86 +230,51 @@ class Learner:
     def _backward(
         self, batch: Tensor, terms: Sequence[Term], fixed: list[Tensor | None], seen: Sequence[Tensor]
     ) -> None:
-        """Makes the resident gradient that of the loss on one batch."""
-        work = self._workshop
-        if work.should_stop():
+        """Computes the gradient of the loss on one batch into the resident model."""
+        runtime = self._runtime
+        if runtime.should_stop():
             raise AbortedError(f"aborted while {self.participant} was training")
-        work.resident.gradient.zero_()
-        reduced = work.settings.precision == "bfloat16"
-        with torch.autocast(torch.device(work.device).type, torch.bfloat16, enabled=reduced):
-            logits = work.resident.module(self._train.x[batch]).float()
+        runtime.resident.gradient.zero_()
+        reduced = runtime.settings.precision == "bfloat16"
+        with torch.autocast(torch.device(runtime.device).type, torch.bfloat16, enabled=reduced):
+            logits = runtime.resident.module(self._train.x[batch]).float()
         beside, *compared = fixed
         loss = F.cross_entropy(logits if beside is None else logits + beside, self._train.y[batch])
         for term, others in zip(terms, compared):
-            loss = loss + term(Step(work.resident.parameters, seen[0].float() if seen else None, others))
+            loss = loss + term(Step(runtime.resident.parameters, seen[0].float() if seen else None, others))
         loss.backward()
 
     def _batches(self, rng: np.random.Generator, steps: int) -> list[Tensor]:
-        """Indices of the batches: passes over fresh permutations, cut off after so many steps."""
+        """Indices of the batches: passes over new permutations, cut off after this many steps."""
         batches: list[Tensor] = []
-        bounds = batch_bounds(self.samples, self._workshop.settings.batch_size)
+        bounds = batch_bounds(self.samples, self._runtime.settings.batch_size)
         while len(batches) < steps:
-            order = torch.from_numpy(rng.permutation(self.samples)).to(self._workshop.device)
+            order = torch.from_numpy(rng.permutation(self.samples)).to(self._runtime.device)
             batches += [order[i:j] for i, j in bounds]
         return batches[:steps]
 
     def _start_momentum(self) -> None:
-        buffer = self._workshop.momentum
+        buffer = self._runtime.momentum
         if buffer is None:
             return
-        kept = self.memory.get("momentum") if self._workshop.settings.keep_momentum else None
+        kept = self.memory.get("momentum") if self._runtime.settings.keep_momentum else None
         if kept is None:
             buffer.zero_()
         else:
             buffer.copy_(torch.from_numpy(kept.vector[: buffer.numel()]))
 
     def _keep_momentum(self, frozen: str | Sequence[str]) -> None:
-        buffer = self._workshop.momentum
-        if buffer is not None and self._workshop.settings.keep_momentum:
-            layout = self._workshop.resident.layout
+        buffer = self._runtime.momentum
+        if buffer is not None and self._runtime.settings.keep_momentum:
+            layout = self._runtime.resident.layout
             vector = np.zeros(layout.size, np.float32)
             vector[: layout.parameter_size] = buffer.cpu().numpy()
-            for place in layout.select(frozen) if frozen else ():
-                vector[place] = 0
+            for part in layout.select(frozen) if frozen else ():
+                vector[part] = 0
             self.memory["momentum"] = Params(layout, vector, np.zeros(layout.counter_size, np.int64))
-
-    @torch.no_grad()
-    def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
-        """Mean cross-entropy of each model on this participant's own training data, ``(len(models),)`` float64.
-
-        Args:
-            models: the models to compare.
-            samples: how many samples to read, drawn anew each round; None reads them all.
-        """
-        split = self._train
-        if samples is not None and samples < self.samples:
-            rng = stream(self._workshop.seed, self.participant, self.round, "assign")
-            chosen = torch.from_numpy(rng.permutation(self.samples)[:samples]).to(self._workshop.device)
-            split = Split(split.x[chosen], split.y[chosen])
-        keys = [(id(model), id(self._beside), samples) for model in models]
-        if any(key not in self._losses for key in keys):  # serving and training ask for the same ones in a round
-            logits = self._predict(models, split.x)
-            if self._beside is not None:
-                logits = logits + self._predict([self._beside], split.x)
-            every = F.cross_entropy(logits.flatten(0, 1), split.y.repeat(len(models)), reduction="none")
-            means = every.view(len(models), -1).double().mean(dim=1).tolist()
-            self._losses.update({key: (model, loss) for key, model, loss in zip(keys, models, means)})
-        return np.array([self._losses[key][1] for key in keys])
 
     def _predict(self, models: Sequence[Params], x: Tensor, features: bool = False) -> Tensor:
         """Logits ``(len(models), n, classes)``, or features ``(len(models), n, d)``."""
-        if self._workshop.should_stop():
+        if self._runtime.should_stop():
             raise AbortedError(f"aborted while {self.participant} was evaluating")
-        return self._workshop.predictor(models, features)(x)
-
-    @torch.no_grad()
-    def evaluate(self, model: Params | Served) -> dict[str, float]:
-        """Accuracy, macro-F1 and loss of a model, or of several together, on this participant's own test split."""
-        served = Served.of(model)
-        logits = combined(self._predict(served.models, self._test.x), served.vote)
-        labels, predicted = self._test.y.cpu().numpy(), logits.argmax(1).cpu().numpy()
-        return {
-            "accuracy": accuracy(labels, predicted),
-            "macro_f1": macro_f1(labels, predicted),
-            "loss": float(F.cross_entropy(logits, self._test.y)),
-        }
+        return self._runtime.predictor(models, features)(x)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured of a participant's predictions."""
+"""Measures of a participant's predictions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Share of right predictions.
+    """Share of correct predictions.
 
     >>> accuracy(np.array([0, 1, 1, 2]), np.array([0, 1, 2, 2]))
     0.75

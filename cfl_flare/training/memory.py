@@ -9,11 +9,11 @@ from collections.abc import Iterator, MutableMapping
 from cfl_flare.core.params import Params
 
 
-class Drawer(MutableMapping[str, Params]):
-    """A part of a participant's memory: its names, without the prefix that they have in the whole.
+class MemoryView(MutableMapping[str, Params]):
+    """A part of a participant's memory: the names that begin with a prefix, without it.
 
     Args:
-        memory: the whole.
+        memory: the whole memory.
         prefix: of this part's names.
     """
 

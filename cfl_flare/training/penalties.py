@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Terms that are added to the loss. Torch differentiates them together with it: their gradients are true."""
+"""Penalty terms of the local loss. They are part of what torch differentiates, so their gradients are exact."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cfl_flare.core.params import Params
 
 @dataclass(frozen=True)
 class Step:
-    """What a term sees of one local step.
+    """What a term is computed from in one local step.
 
     Attributes:
         parameters: the flat parameters ``(parameter_size,)`` that are being trained.
         features: the backbone's outputs ``(n, d)`` for the batch; None unless a term compares them.
-        compared: the same of the K models that the term compares them with, ``(K, n, d)``; they do not train.
+        compared: the outputs of the K models that the term compares them with, ``(K, n, d)``; these do not train.
     """
 
     parameters: Tensor
@@ -32,15 +32,15 @@ class Step:
 
 
 class Term(Protocol):
-    """What is added to the loss in each local step."""
+    """A term that is added to the loss in each local step."""
 
     @property
     def compares(self) -> tuple[Params, ...]:
-        """The models whose features it needs for each batch."""
+        """The models whose features the term needs for each batch."""
         ...
 
     def __call__(self, step: Step) -> Tensor:
-        """The term, a scalar."""
+        """The term's value, a scalar."""
         ...
 
 
@@ -48,19 +48,19 @@ class Pull:
     """``strength/2 * ||theta - anchor||^2`` over some of the parameters, never over buffers.
 
     Args:
-        strength: its coefficient.
-        anchor: the parameters that it pulls to, ``(d,)``.
-        places: which of the flat parameters they are.
+        strength: the coefficient.
+        anchor: the parameters towards which it pulls, ``(d,)``.
+        slices: which of the flat parameters these are.
     """
 
     compares: tuple[Params, ...] = ()
 
-    def __init__(self, strength: float, anchor: np.ndarray, places: Sequence[slice]):
-        self._strength, self._anchor, self._places = strength, torch.from_numpy(anchor), places
+    def __init__(self, strength: float, anchor: np.ndarray, slices: Sequence[slice]):
+        self._strength, self._anchor, self._slices = strength, torch.from_numpy(anchor), slices
 
     def __call__(self, step: Step) -> Tensor:
         """The term at these parameters."""
-        here = torch.cat([step.parameters[place] for place in self._places])
+        here = torch.cat([step.parameters[s] for s in self._slices])
         return 0.5 * self._strength * (here - self._anchor.to(here.device)).square().sum()
 
 
@@ -68,33 +68,33 @@ class ParameterContrast:
     """``mu * -log( exp(cos(theta, Theta_own)/tau) / sum_k exp(cos(theta, Theta_k)/tau) )`` (thesis Eq. 4.3).
 
     Args:
-        mu: its coefficient.
+        mu: the coefficient.
         tau: the temperature.
-        own: which centre is the own one.
+        own: the index of the participant's own centre.
         centres: ``(K, d)``.
-        places: which of the flat parameters they are.
+        slices: which of the flat parameters these are.
     """
 
     compares: tuple[Params, ...] = ()
 
-    def __init__(self, mu: float, tau: float, own: int, centres: np.ndarray, places: Sequence[slice]):
+    def __init__(self, mu: float, tau: float, own: int, centres: np.ndarray, slices: Sequence[slice]):
         self._mu, self._tau, self._own = mu, tau, own
-        self._centres, self._places = F.normalize(torch.from_numpy(centres), dim=1), places
+        self._centres, self._slices = F.normalize(torch.from_numpy(centres), dim=1), slices
 
     def __call__(self, step: Step) -> Tensor:
         """The term at these parameters."""
-        here = torch.cat([step.parameters[place] for place in self._places])
+        here = torch.cat([step.parameters[s] for s in self._slices])
         cosines = self._centres.to(here.device) @ F.normalize(here, dim=0)
         return -self._mu * (cosines / self._tau).log_softmax(dim=0)[self._own]
 
 
 class RepresentationContrast:
-    """The same with cosines of backbone outputs, a loss a sample, averaged over the batch (thesis Eq. 4.4).
+    """`ParameterContrast` with cosines of backbone outputs, per sample, averaged over the batch (thesis Eq. 4.4).
 
     Args:
-        mu: its coefficient.
+        mu: the coefficient.
         tau: the temperature.
-        own: which centre is the own one.
+        own: the index of the participant's own centre.
         centres: the K models.
     """
 

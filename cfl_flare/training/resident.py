@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""One module that stays in memory; models are loaded into it as one copy of one vector."""
+"""One module that stays in memory; loading a model copies one vector into it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from cfl_flare.core.seeds import derive
 class ResidentModel:
     """A module whose parameters, gradients and float buffers are views of flat tensors.
 
-    Loading or reading a model is then one copy, and the optimizer has one tensor to update, whatever the module.
+    Loading or reading a model is one copy, and the optimizer updates one tensor, whatever the module.
 
     Args:
-        module: any module; it is taken over.
-        device: where it works.
+        module: any module; it is modified.
+        device: where it computes.
 
     Attributes:
-        layout: what lies where in the vectors.
-        flat: ``(layout.size,)`` float32, the model that is loaded now.
-        parameters: the leading ``(layout.parameter_size,)`` of it, as one trainable parameter.
+        layout: of the vectors.
+        flat: ``(layout.size,)`` float32, the model that is loaded.
+        parameters: its leading ``(layout.parameter_size,)``, as one trainable parameter.
     """
 
     def __init__(self, module: nn.Module, device: str = "cpu"):
@@ -52,7 +52,7 @@ class ResidentModel:
                 old.grad = entry.view(self.gradient)
 
     def load(self, params: Params) -> None:
-        """Copies a model in."""
+        """Loads a model."""
         with torch.no_grad():
             self.flat.copy_(torch.from_numpy(params.vector))
             offset = 0
@@ -63,7 +63,7 @@ class ResidentModel:
 
     @contextlib.contextmanager
     def watching_head(self, wanted: bool = True) -> Iterator[list[torch.Tensor]]:
-        """Within it, the list holds what the head was last given: the backbone's outputs ``(n, d)``."""
+        """Inside it, the list holds the last input of the head: the backbone's outputs ``(n, d)``."""
         seen: list[torch.Tensor] = []
         if not wanted:
             yield seen
@@ -79,22 +79,22 @@ class ResidentModel:
 
     @contextlib.contextmanager
     def holding(self, part: str | Sequence[str]) -> Iterator[Callable[[], None]]:
-        """Within it, a part of the loaded parameters takes no gradients; what it gives puts that part back.
+        """Inside it, a part of the loaded parameters gets no gradients. Yields a function that restores that part.
 
-        Weight decay, momentum and penalties move what has no gradient too: it is to be called after each step.
+        It is to be called after each step: weight decay, momentum and penalties also change what has no gradient.
 
         Args:
             part: as for `Layout.select`; nothing if empty.
         """
-        places = self.layout.select(part) if part else []
-        starts, named = {place.start for place in places}, dict(self.module.named_parameters())
+        slices = self.layout.select(part) if part else []
+        starts, named = {s.start for s in slices}, dict(self.module.named_parameters())
         entries = [e for e in self.layout.entries if e.kind == "parameter" and e.offset in starts]
         held = [named[e.name] for e in entries if named[e.name].requires_grad]
-        kept = [self.flat[place].clone() for place in places]
+        kept = [self.flat[s].clone() for s in slices]
 
         def put_back() -> None:
-            for place, values in zip(places, kept):
-                self.flat[place] = values
+            for s, values in zip(slices, kept):
+                self.flat[s] = values
 
         for parameter in held:
             parameter.requires_grad_(False)
@@ -106,7 +106,7 @@ class ResidentModel:
 
     @contextlib.contextmanager
     def keeping_statistics(self) -> Iterator[None]:
-        """After it, the buffers, such as BatchNorm's running statistics, are what they were before it."""
+        """Restores the buffers, such as BatchNorm's running statistics, at its end."""
         kept = [self.flat[self.layout.parameter_size :], *self._counters]
         before = [tensor.clone() for tensor in kept]
         try:
@@ -117,7 +117,7 @@ class ResidentModel:
                     tensor.copy_(old)
 
     def read(self) -> Params:
-        """A copy of the model that is loaded now."""
+        """A copy of the loaded model."""
         counters = [c.detach().cpu().numpy().reshape(-1) for c in self._counters]
         return Params(
             self.layout,
@@ -127,7 +127,7 @@ class ResidentModel:
 
 
 def untrained(make_model: Callable[[], nn.Module], seed: int, index: int) -> Params:
-    """A run's untrained model number ``index``: the same wherever it is built."""
+    """A run's untrained model number ``index``, the same on every machine."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "initial", index))
         return ResidentModel(make_model()).read()

@@ -51,8 +51,8 @@ def test_run_in_process_and_show(cfl, monkeypatch, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "fesem (K=3)" in done.stdout
     run = load_run(out / "fesem-k3")
-    assert run.summary["rounds"] == 3
-    figures = {"accuracy.png", "cluster_sizes.png", "analysis.png", "flows.png", "participants.png", "cosines.png"}
+    assert run.summary["rounds"] == 3 == len(run.feature_files)
+    figures = {"accuracy.png", "cluster_sizes.png", "analysis.png", "flows.png"}
     assert {path.name for path in (out / "fesem-k3").glob("*.png")} == figures
     assert {path.name for path in (out / "local").glob("*.png")} == {"accuracy.png"}
     assert {path.name for path in out.glob("*.png")} == {"accuracy.png", "cluster_sizes.png"}
@@ -125,7 +125,7 @@ def test_methods_lists_combinations_and_penalties_with_their_settings(cfl):
     assert {"vote (logits)", "k (needed)", "weighting (samples, uniform)"} <= set(rows["fedavg+fesem"])
     assert {"k (needed)", "warmup (10)", "weighting (samples)", "lam (0.01)"} <= set(rows["fesem-cam"])
     assert {"base (needed)", "updates (simultaneous)"} <= set(rows["cam"])
-    assert {"parts (needed)", "vote (probabilities)"} <= set(rows["together"])
+    assert {"parts (needed)", "vote (probabilities)"} <= set(rows["ensemble"])
     assert {"proximal", "contrastive", "knowledge_sharing"} <= rows.keys()
     assert "tau (1.0)" in rows["contrastive"]
     assert not [word for word in ("MISSING", "<class '", "dataclass", "()") if word in done.stdout]

@@ -69,7 +69,7 @@ def test_the_command_reads_the_indicator_file(
     wanted = "compares models on 10 indicator samples of each class; name a file of such: --indicator-file"
     assert wanted in capsys.readouterr().err
     assert main([*words, "--indicator-file", str(tmp_path / "nowhere.npz")]) == 2
-    assert "nowhere.npz' is no file" in capsys.readouterr().err
+    assert "nowhere.npz' is not a file" in capsys.readouterr().err
     assert main([*words, "--indicator-file", str(file)]) == 0
     assert "smallest KL divergence" in capsys.readouterr().out
 

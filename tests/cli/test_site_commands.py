@@ -14,7 +14,7 @@ from cfl_flare.cli import site_check as check
 from cfl_flare.cli.predict import find_model
 from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Digits, ParticipantData, Samples
-from cfl_flare.data.facts import facts_of
+from cfl_flare.data.summary import DataSummary
 from cfl_flare.models import MLP
 from cfl_flare.results.run_dir import save_served
 from cfl_flare.training.ensemble import Served
@@ -52,14 +52,14 @@ def test_a_sound_site(tmp_path, capsys, monkeypatch):
     assert status == 0 and "fails" not in said
     for found in ("ward.npz (CFL_DATA)", "20 training, 20 test, 1 channel of 8x8", "0: 5+5, 1: 10+10, 2: 5+5", "MLP"):
         assert found in said
-    assert "ms a step" in said and f"free at {tmp_path}" in said
+    assert "ms per step" in said and f"free at {tmp_path}" in said
 
 
 @pytest.mark.parametrize(
     ("words", "reason", "way_out"),
     [
         ((), "does not say where its data is", "set CFL_DATA to"),
-        (("--data", "/none/of.npz"), "path = '/none/of.npz' is no file", ""),
+        (("--data", "/none/of.npz"), "path = '/none/of.npz' is not a file", ""),
         (("--data", "{few}"), "has 4 training samples, fewer than min_samples = 8", "lower that"),
         (("--data", "{good}", "--model", "mlp:num_classes=2"), "label 2 does not fit", "num_classes to 3"),
         (
@@ -100,7 +100,7 @@ def test_a_kit_and_a_full_disk(tmp_path, monkeypatch):
     assert not check.disk(tmp_path, 1).fatal
     assert check.disk(tmp_path, 10**18).fatal
     (tmp_path / "file").write_text("")
-    assert "may not be written" in check.disk(tmp_path / "file" / "state", 1).found
+    assert "is not writable" in check.disk(tmp_path / "file" / "state", 1).found
 
 
 def data_of(x: np.ndarray, y: list[int], test: list[int]) -> ParticipantData:
@@ -108,9 +108,9 @@ def data_of(x: np.ndarray, y: list[int], test: list[int]) -> ParticipantData:
 
 
 def test_what_is_strange_about_data_is_remarked():
-    usual = facts_of(data_of(np.arange(4.0).reshape(4, 1) / 4, [0, 1, 0, 1], [0, 1]))
+    usual = DataSummary.of(data_of(np.arange(4.0).reshape(4, 1) / 4, [0, 1, 0, 1], [0, 1]))
     assert (usual.train, usual.test, usual.remarks) == ((2, 2), (1, 1), [])
-    strange = facts_of(data_of(np.full((4, 1), 509.0), [1, 1, 1, 1], [2])).remarks
+    strange = DataSummary.of(data_of(np.full((4, 1), 509.0), [1, 1, 1, 1], [2])).remarks
     assert [remark.split(";")[0] for remark in strange] == [
         "test labels [2] never occur in training",
         "all training samples have label 1",
@@ -118,7 +118,7 @@ def test_what_is_strange_about_data_is_remarked():
         "samples reach 255 where 0 to 1 is expected",
     ]
     own = next(iter(DataConfig().host(Digits(), "s", 0, 1)))
-    assert facts_of(own).remarks == []
+    assert DataSummary.of(own).remarks == []
 
 
 def mlp() -> tuple[dict, Params]:
@@ -178,7 +178,7 @@ def test_bad_input_of_predict_is_one_line(tmp_path, capsys, monkeypatch):
     assert "neither a model's file nor a folder" in refused("none", "big.npz")
     assert "does not take images of shape (1, 9, 9)" in refused("two", "big.npz", "--slot", "a")
     assert "has no array images or test_images but pictures" in refused("two", "odd.npz", "--slot", "a")
-    assert "is no file or folder" in refused("two", "none.npz", "--slot", "a")
+    assert "is not a file or folder" in refused("two", "none.npz", "--slot", "a")
     monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
     monkeypatch.chdir(tmp_path / "two")
     assert main(["predict", str(tmp_path / "two"), "--slot", "a", "--data", "odd.npz", "--out", "x.csv"]) == 2

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest, objective
+from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest
 from cfl_flare.core.errors import ConfigError
+from tests.tiny import objective
 
 
 def column(*values: float) -> np.ndarray:
@@ -162,9 +163,3 @@ def test_lloyd_changes_nothing_that_it_is_given() -> None:
     lloyd(features, centres, weights)
     for given_array, copy in zip((features, centres, weights), copies):
         np.testing.assert_array_equal(given_array, copy)
-
-
-def test_the_objective_by_hand() -> None:
-    features, centres = np.array([[0, 0], [3, 4], [1, 1]], np.float32), np.array([[0, 0], [1, 3]], np.float64)
-    assert objective(features, np.array([0, 0, 1]), centres, np.ones(3)) == pytest.approx((0 + 25 + 4) / 3)
-    assert objective(features, np.array([0, 0, 1]), centres, np.array([5, 1, 2])) == pytest.approx((25 + 8) / 8)

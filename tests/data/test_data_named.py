@@ -12,7 +12,7 @@ import pytest
 
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
-from cfl_flare.data.sources import checked
+from cfl_flare.data.samples import checked
 
 
 def write_idx(path, array):
@@ -74,14 +74,14 @@ def test_a_set_that_is_not_there(tmp_path, monkeypatch, source, folder):
     where = f"data {source.name}"
     with pytest.raises(DataError, match=f"{where}: nowhere to look: root is not given and CFL_DATA_ROOT is not set"):
         source().load()
-    with pytest.raises(DataError, match=f"{where}: root = '/no/such' is no folder; looked in /no/such"):
+    with pytest.raises(DataError, match=f"{where}: root = '/no/such' is not a folder; looked in /no/such"):
         source(root="/no/such").load()
     with pytest.raises(
-        DataError, match=f"{where}: .* looked in {re.escape(str(tmp_path / folder))} .*download=True$"
+        DataError, match=f"{where}: cannot read {re.escape(str(tmp_path / folder))} .*download=True$"
     ) as e:
         source(root=str(tmp_path)).load()
     assert "\n" not in str(e.value)
-    (tmp_path / f"{source.flag}.npz").touch()
+    (tmp_path / f"{source.name.replace('-', '')}.npz").touch()
     with pytest.raises(DataError, match=f"read it with the source npz, npz:path={re.escape(str(tmp_path))}"):
         source(root=str(tmp_path)).load()
 
@@ -89,7 +89,7 @@ def test_a_set_that_is_not_there(tmp_path, monkeypatch, source, folder):
 def test_broken_files_are_one_line(tmp_path):
     idx_set(tmp_path / "MNIST" / "raw", MNIST_FILES)
     (tmp_path / "MNIST" / "raw" / MNIST_FILES[0][0]).write_bytes(b"\0\0\x08\x03")
-    with pytest.raises(DataError, match=r"data mnist: cannot be read; looked in .*MNIST/raw"):
+    with pytest.raises(DataError, match=r"data mnist: cannot read .*MNIST/raw"):
         MNIST(root=str(tmp_path)).load()
 
 
@@ -144,13 +144,13 @@ def test_medmnist_refusals(tmp_path, medmnist):
     ):
         MedMNIST("bloodmnist", root=str(tmp_path)).load()
     write_medmnist(tmp_path / "bloodmnist.npz", labels=14)
-    with pytest.raises(DataError, match="labels should be whole numbers, one a sample"):
+    with pytest.raises(DataError, match="labels should be whole numbers, one per sample"):
         MedMNIST("bloodmnist", root=str(tmp_path)).load()
     write_medmnist(tmp_path / "bloodmnist.npz", shape=(28, 28, 28))
-    with pytest.raises(DataError, match=r"train images has shape \(6, 28, 28, 28\)"):
+    with pytest.raises(DataError, match=r"images have shape \(6, 28, 28, 28\)"):
         MedMNIST("bloodmnist", root=str(tmp_path)).load()
     (tmp_path / "bloodmnist.npz").write_bytes(b"hello")
-    with pytest.raises(DataError, match=r"medmnist cannot read .* is there: read it with the source npz"):
+    with pytest.raises(DataError, match=r"cannot read .* exists: read it with the source npz"):
         MedMNIST("bloodmnist", root=str(tmp_path)).load()
     with pytest.raises(ConfigError, match=r"flag = '\.\./x' should be a set's name"):
         MedMNIST("../x")
@@ -164,5 +164,5 @@ def test_medmnist_without_the_package(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"the package medmnist is not installed; pip install medmnist$"):
         MedMNIST("pathmnist").load()
     (tmp_path / "pathmnist.npz").touch()
-    with pytest.raises(DataError, match=r"pip install medmnist; .*pathmnist.npz is there: read it with .* npz:path="):
+    with pytest.raises(DataError, match=r"pip install medmnist; .*pathmnist.npz exists: read it with .* npz:path="):
         MedMNIST("pathmnist").load()

@@ -3,7 +3,6 @@
 """From a source to a site's participants, and to the report of who got what."""
 
 import io
-import json
 import subprocess
 import sys
 
@@ -35,9 +34,6 @@ def test_the_report_counts_what_the_sites_host(spec):
         assert p.group == group and p.train.x.dtype == np.float32 and p.train.key is None
     assert report.disjoint
     assert report.train.sum() + report.train_unused + report.test.sum() + report.test_unused == 1797
-    assert json.dumps(report.to_dict()) == json.dumps(config.report(Digits()).to_dict())
-    found = report.to_dict()["participants"][4]
-    assert found["train_size"] == len(hosted[4].train) and found["name"] == "p04"
 
 
 def test_a_real_site_is_one_participant():

@@ -11,7 +11,6 @@ from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import PARTITIONS, DataConfig, Samples, build_partition, dealt, report_of
 from cfl_flare.data.deal import apportioned, evened, filled, rounded
 from cfl_flare.data.label_skew import balanced_choices
-from cfl_flare.data.partitions import partition
 from cfl_flare.data.shifts import Scanner
 from cfl_flare.data.sources import DataSource
 
@@ -396,7 +395,8 @@ def test_who_has_what_does_not_depend_on_the_number_of_sites(sites, seed, index)
 def test_partition_is_the_deal_without_the_truth():
     train, test = labelled((50,) * 4)
     rule = build_partition({"partition": "dirichlet", "alpha": 1.0})
-    mine, tests = partition(train, test, rule, 5, 0, 1)
+    deal = dealt(train, test, rule, 5, 0, 1)
+    mine, tests = deal.train, deal.test
     deal = dealt(train, test, rule, 5, 0, 1)
     assert all(np.array_equal(a, b) for a, b in zip(mine + tests, deal.train + deal.test))
 
@@ -436,15 +436,15 @@ REFUSED = [
     ({"partition": "cluster_dirichlet", "group_sizes": 20}, "group_sizes = 20 should be whole numbers >= 1"),
     ({"partition": "class_groups", "groups": 11}, "groups = 11 is more than the data's 10 classes"),
     ({"partition": "quantity", "lo": 9, "hi": 3}, "lo = 9, hi = 3 should be 1 <= lo <= hi"),
-    ({"partition": "quantity", "rule": "natural"}, "rule = 'natural' is no rule for labels"),
-    ({"partition": "quantity", "rule": "quantity"}, "rule = 'quantity' is no rule for labels"),
+    ({"partition": "quantity", "rule": "natural"}, "rule = 'natural' is not a rule for labels"),
+    ({"partition": "quantity", "rule": "quantity"}, "rule = 'quantity' is not a rule for labels"),
     ({"partition": "quantity", "rule": "nope"}, "partition 'nope' is unknown"),
     ({"partition": "quantity", "rule": 3}, "rule = 3 should be a rule's name"),
     ({"partition": "quantity", "rule": "dirichlet", "n": 3}, "partition dirichlet: unknown setting 'n'"),
     ({"partition": "crossed", "scanners": 0}, "scanners = 0 should be >= 1"),
     ({"partition": "crossed", "rule": "dirichlet"}, "rule = 'dirichlet' has no groups by labels"),
     ({"partition": "crossed", "rule": "scanner"}, "rule = 'scanner' has no groups by labels"),
-    ({"partition": "crossed", "rule": "crossed"}, "rule = 'crossed' is no rule for labels"),
+    ({"partition": "crossed", "rule": "crossed"}, "rule = 'crossed' is not a rule for labels"),
     ({"partition": "scanner", "groups": 0}, "groups = 0 should be >= 1"),
 ]
 

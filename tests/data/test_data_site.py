@@ -40,7 +40,7 @@ def test_the_first_place_that_is_given_counts(tmp_path, monkeypatch):
     mounted = tmp_path / "data" / "blood" / "ours"
     mounted.mkdir(parents=True)
     mount(monkeypatch, mounted)
-    assert SiteData(study="blood").place() == (mounted, "mounted for study blood")
+    assert SiteData(study="blood").located() == (mounted, "mounted for study blood")
     monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "env.npz", 2)))
     assert first(SiteData(study="blood")) == 2
     assert first(SiteData(str(npz(tmp_path / "given.npz", 3)), study="blood")) == 3
@@ -54,9 +54,9 @@ def test_a_folder_with_one_npz_file_stands_for_it(tmp_path, monkeypatch):
 def test_what_is_named_must_be_there(tmp_path, monkeypatch):
     monkeypatch.setenv("CFL_DATA", "$WARD/none.npz")
     monkeypatch.setenv("WARD", str(tmp_path))
-    with pytest.raises(DataError, match=f"CFL_DATA: path = '.WARD/none.npz' is no file or folder; tried {tmp_path}"):
+    with pytest.raises(DataError, match=f"CFL_DATA: path = '.WARD/none.npz' is not a file or folder; tried {tmp_path}"):
         SiteData().load()
-    with pytest.raises(DataError, match="data site: path = 'gone' is no file or folder"):
+    with pytest.raises(DataError, match="data site: path = 'gone' is not a file or folder"):
         SiteData("gone").load()
 
 

@@ -14,8 +14,8 @@ from PIL import Image
 from cfl_flare.core.config import describe, from_dict
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import SOURCES, Digits, Npz, Samples
-from cfl_flare.data.images import Folder, JpegNpz
-from cfl_flare.data.sources import checked, normalised
+from cfl_flare.data.images import Folder
+from cfl_flare.data.samples import checked, normalised
 from cfl_flare.data.table import Table
 
 
@@ -58,10 +58,10 @@ X, Y = np.zeros((3, 2), np.float32), np.arange(3)
     [
         (Samples(X, np.arange(4)), "3 samples but 4 labels"),
         (Samples(X[:0], Y[:0]), "no samples"),
-        (Samples(X, Y.astype(float)), "labels should be whole numbers, one a sample, not float64"),
+        (Samples(X, Y.astype(float)), "labels should be whole numbers, one per sample, not float64"),
         (Samples(X, np.array([0, -2, 1])), "label -2 is below 0; number the classes from 0"),
-        (Samples(X, np.array([0, 10**9, 1])), "label 1000000000 is no class number"),
-        (Samples(X, np.eye(3, dtype=int)), r"labels should be whole numbers, one a sample, not int64 \(3, 3\)"),
+        (Samples(X, np.array([0, 10**9, 1])), "label 1000000000 is not a class number"),
+        (Samples(X, np.eye(3, dtype=int)), r"labels should be whole numbers, one per sample, not int64 \(3, 3\)"),
         (Samples(np.array([[0.0], [np.nan], [1]]), Y), "sample 1 holds NaN or infinity"),
         (Samples(X.astype(int), Y), "samples have dtype int64; use uint8 or float32"),
         (Samples(X, Y, np.arange(2)), r"keys have shape \(2,\), labels \(3,\)"),
@@ -115,15 +115,18 @@ def test_npz_grey_colour_and_keys(tmp_path, monkeypatch):
     ("changes", "message"),
     [
         ({"train_images": None}, "no array 'train_images'; it has train_labels, test_images, test_labels"),
-        ({"train_images": np.zeros((0, 6, 5), np.uint8), "train_labels": np.zeros(0, int)}, "train: no samples"),
-        ({"train_labels": np.zeros(5, int)}, "train: 12 samples but 5 labels"),
+        ({"train_images": np.zeros((0, 6, 5), np.uint8), "train_labels": np.zeros(0, int)}, "training: no samples"),
+        ({"train_labels": np.zeros(5, int)}, "training: 12 samples but 5 labels"),
         ({"test_labels": np.full(12, -1)}, "test: label -1 is below 0"),
         ({"test_labels": np.full(12, 0.5)}, "test: labels should be whole numbers"),
-        ({"train_labels": np.zeros((12, 4), int)}, "one a sample, not int64"),
-        ({"train_images": np.full((12, 6, 5), np.nan)}, "train: sample 0 holds NaN"),
-        ({"train_images": np.zeros((12, 6), np.uint8)}, r"train_images has shape \(12, 6\); should be"),
-        ({"train_images": np.zeros((12, 6, 5, 4), np.uint8)}, r"shape \(12, 6, 5, 4\); should be"),
-        ({"test_images": np.zeros((12, 7, 5), np.uint8)}, r"training images are \(1, 6, 5\), test images \(1, 7, 5\)"),
+        ({"train_labels": np.zeros((12, 4), int)}, "one per sample, not int64"),
+        ({"train_images": np.full((12, 6, 5), np.nan)}, "training: sample 0 holds NaN"),
+        ({"train_images": np.zeros((12, 6), np.uint8)}, r"train: images have shape \(12, 6\); it should be"),
+        ({"train_images": np.zeros((12, 6, 5, 4), np.uint8)}, r"shape \(12, 6, 5, 4\); it should be"),
+        (
+            {"test_images": np.zeros((12, 7, 5), np.uint8)},
+            r"a.npz: training samples are \(1, 6, 5\), test samples \(1, 7, 5\)",
+        ),
         ({"test_images": np.array([{}] * 12)}, "cannot be read as an npz file without pickled objects"),
     ],
 )
@@ -133,7 +136,7 @@ def test_npz_refusals(tmp_path, changes, message):
 
 def test_npz_that_is_no_npz(tmp_path, monkeypatch):
     monkeypatch.delenv("CFL_DATA_ROOT", raising=False)
-    refused(Npz("nowhere.npz"), "path = 'nowhere.npz' is no file; tried nowhere.npz; CFL_DATA_ROOT is not set")
+    refused(Npz("nowhere.npz"), "path = 'nowhere.npz' is not a file; tried nowhere.npz; CFL_DATA_ROOT is not set")
     monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
     refused(Npz("nowhere.npz"), f"tried nowhere.npz, {re.escape(str(tmp_path))}")
     np.save(tmp_path / "single.npy", np.zeros(3))
@@ -151,53 +154,6 @@ def test_npz_that_is_no_npz(tmp_path, monkeypatch):
         for name in arrays():
             file.writestr(name, "no array")
     refused(Npz("zip.npz"), "'train_images' is not an array")
-
-
-# JPEGs in an npz file
-
-
-def jpegs(n, size=(8, 6), mode="RGB"):
-    """Files end to end, and where each begins."""
-    import io
-
-    files = []
-    for i in range(n):
-        buffer = io.BytesIO()
-        Image.new(mode, size, 10 * i if mode == "L" else (10 * i, 0, 255 - 10 * i)).save(buffer, "JPEG")
-        files.append(buffer.getvalue())
-    return np.frombuffer(b"".join(files), np.uint8), np.cumsum([0, *map(len, files)])
-
-
-def jpeg_arrays(n=5, **changes):
-    data, offsets = jpegs(n)
-    made = {}
-    for split in ("train", "test"):
-        made |= {f"{split}_jpeg": data, f"{split}_offsets": offsets, f"{split}_labels": np.arange(n)[:, None]}
-    return {k: v for k, v in {**made, **changes}.items() if v is not None}
-
-
-def test_jpeg_npz(tmp_path):
-    train, test = checked(JpegNpz(saved(tmp_path / "a.npz", **jpeg_arrays())).load(), "data")
-    assert train.x.shape == (5, 3, 6, 8) and train.x.dtype == np.uint8 and test.y.tolist() == [0, 1, 2, 3, 4]
-    assert abs(int(train.x[3, 0, 2, 2]) - 30) < 6
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"train_offsets": None}, "no array 'train_offsets'"),
-        ({"train_labels": np.arange(4)}, "train: 5 images but 4 labels"),
-        ({"train_labels": np.arange(5) - 1}, "label -1 is below 0"),
-        ({"train_offsets": jpegs(5)[1][::-1]}, "train_offsets do not rise from 0"),
-        ({"train_offsets": jpegs(5)[1] + 10}, "train_offsets do not rise from 0 to the"),
-        ({"train_offsets": jpegs(5)[1] * 0.5}, "train_offsets is float64"),
-        ({"train_jpeg": jpegs(5)[0].astype(int)}, "train_jpeg is int64"),
-        ({"train_jpeg": np.zeros_like(jpegs(5)[0])}, "train image 0: cannot be read as an image"),
-        ({"test_offsets": np.zeros(1, int), "test_labels": np.zeros(0, int)}, "test: no samples"),
-    ],
-)
-def test_jpeg_npz_refusals(tmp_path, changes, message):
-    refused(JpegNpz(saved(tmp_path / "a.npz", **jpeg_arrays(**changes))), message)
 
 
 # Folders of images
@@ -232,7 +188,7 @@ def test_folder_split_here_resized_and_converted(tmp_path, monkeypatch):
 
 def test_folder_refusals(tmp_path, monkeypatch):
     monkeypatch.delenv("CFL_DATA_ROOT", raising=False)
-    refused(Folder("nowhere"), "data folder: path = 'nowhere' is no folder; tried nowhere; CFL_DATA_ROOT is not set")
+    refused(Folder("nowhere"), "data folder: path = 'nowhere' is not a folder; tried nowhere; CFL_DATA_ROOT is not set")
     refused(Folder(str(tmp_path)), "holds no folder; put each class's images into a folder of its own")
     (tmp_path / "a").mkdir()
     refused(Folder(str(tmp_path)), "holds no images in its folders")
@@ -246,14 +202,14 @@ def test_folder_refusals(tmp_path, monkeypatch):
     (tmp_path / "b" / "x.png").write_text("hello")
     refused(Folder(str(tmp_path)), "b/x.png: cannot be read as an image")
     os.rename(tmp_path / "b" / "x.png", tmp_path / "b" / "x.txt")
-    refused(Folder(str(tmp_path)), "b/x.txt: is no image")
+    refused(Folder(str(tmp_path)), "b/x.txt: not an image")
     os.remove(tmp_path / "b" / "x.txt")
     checked(Folder(str(tmp_path), test_share=0.4).load(), "data")
     refused(Folder(str(tmp_path), test_share=0.1), "test: no samples")
     pictures(tmp_path / "train", {"a": 1})
-    refused(Folder(str(tmp_path)), "has a folder train alone; have both train and test, or neither")
+    refused(Folder(str(tmp_path)), "has a folder train alone; give it both train and test, or neither")
     pictures(tmp_path / "test", {"z": 1})
-    refused(Folder(str(tmp_path)), "test/z: no class of training, which has a")
+    refused(Folder(str(tmp_path)), "test/z: not a class in training, which has a")
 
 
 @pytest.mark.parametrize(
@@ -325,7 +281,7 @@ def test_table_from_npz(tmp_path):
         ("a,label\n1,0\n1,0.5\n", "column 'label' holds float64, e.g. 0.0; labels are whole numbers from 0, or names"),
         ("a,label\n1,0\n1,\n", "column 'label': row 2 has no label"),
         ("a,label\n1,x\n1,\n", "column 'label': row 2 has no label"),
-        ("a,label\nred,x\nblue,y\n", "no column of numbers beside 'label'; it has a"),
+        ("a,label\nred,x\nblue,y\n", "no column of numbers besides 'label'; it has a"),
         ("a,label\n1,x\n2,y\n", "test: no samples"),
         ('a,label\n"1,x\n', "cannot be read as a CSV file in UTF-8"),
     ],
@@ -362,11 +318,3 @@ def test_real_npz(name, shape, classes):
         pytest.skip(f"{name} is not in CFL_DATA_ROOT")
     train, test = checked(Npz(name).load(), "data")
     assert train.x.shape[1:] == shape and len(np.unique(train.y)) == len(np.unique(test.y)) == classes
-
-
-@pytest.mark.slow
-def test_real_jpeg_npz():
-    if not ROOT or not (Path(ROOT) / "cifar10_jpeg.npz").is_file():
-        pytest.skip("cifar10_jpeg.npz is not in CFL_DATA_ROOT")
-    train, test = checked(JpegNpz("cifar10_jpeg.npz").load(), "data")
-    assert train.x.shape == (50_000, 3, 32, 32) and np.bincount(test.y).tolist() == [1000] * 10

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cfl_flare.cli.simulate import RunSettings
+from cfl_flare.cli.options import Simulation
+from cfl_flare.cli.simulate import check_simulation
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.data.report import participant_names
-from cfl_flare.engine.preflight import check_job
-from cfl_flare.engine.server import ServerSettings
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.preflight import check_plans
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.methods import WeCFL
-from cfl_flare.models import MLP
 
 RULE = {"partition": "label_permutation", "groups": 3}
 MODEL = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10}}
@@ -88,15 +88,15 @@ def test_refusals(unseen: Any, message: str) -> None:
 
 
 def test_everything_that_counts_participants_counts_those_that_train() -> None:
-    data = DataConfig(8, RULE, unseen=5)
+    run = {"model": MODEL, "data": Digits(), "participants": 8, "partition": RULE, "unseen": 5, "num_rounds": 1}
     with pytest.raises(ConfigError, match="k = 4 is more than the 3 of participants = 8 that train"):
-        check_job(WeCFL(k=4), MODEL, data, ServerSettings(1))
+        check_plans([RunPlan.of(method=WeCFL(k=4), **run, min_clients=1)])
     with pytest.raises(ConfigError, match="sample = 4 is more than the 3 of participants = 8 that train"):
-        check_job(WeCFL(k=2), MODEL, data, ServerSettings(1, sample=4))
-    check_job(WeCFL(k=3), MODEL, data, ServerSettings(1, sample=3))
+        check_plans([RunPlan.of(method=WeCFL(k=2), **run, min_clients=1, sample=4)])
+    plan = RunPlan.of(method=WeCFL(k=3), **run, min_clients=1, sample=3)
+    check_plans([plan])
     with pytest.raises(ConfigError, match="sites = 4 is more than the 3 of participants = 8 that train"):
-        RunSettings(Digits(), MODEL, RULE, 8, sites=4, rounds=1, unseen=5)
-    job = {"method": "fedavg", "model": MLP((1, 8, 8), 10), "data": Digits(), "participants": 8, "partition": RULE}
+        check_simulation(plan, Simulation(sites=4))
     with pytest.raises(ConfigError, match="min_clients = 4 is more than the 3 of participants = 8 that train"):
-        ClusteredRecipe(**job, num_rounds=1, min_clients=4, unseen=5)
-    assert ClusteredRecipe(**job, num_rounds=1, min_clients=3, unseen=5).data == data
+        ClusteredRecipe(method="fedavg", **run, min_clients=4)
+    assert ClusteredRecipe(method="fedavg", **run, min_clients=3).plan.data == DataConfig(8, RULE, unseen=5)

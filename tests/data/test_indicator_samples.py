@@ -96,7 +96,7 @@ def test_a_server_reads_them_from_a_file(tmp_path, monkeypatch):
 def test_files_that_will_not_do_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"few.npz: class 0 has 3 training samples, too few .* = 4 of each class; "):
         read_indicator(write(tmp_path / "few.npz"), 4, 0)
-    with pytest.raises(DataError, match=r"indicator_file: path = 'none.npz' is no file"):
+    with pytest.raises(DataError, match=r"indicator_file: path = 'none.npz' is not a file"):
         read_indicator("none.npz", 1, 0)
     with pytest.raises(DataError, match="labels should be whole numbers"):
         read_indicator(write(tmp_path / "half.npz", train_labels=np.full(6, 0.5)), 1, 0)

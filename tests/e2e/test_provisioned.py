@@ -156,7 +156,7 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     assert ended == "FINISHED:COMPLETED"
     run = load_run(results / "cfl")
     assert run.summary["sites_left_out"].keys() == {"hospital-3"}
-    assert "CFL_DATA: path = '<path>' is no file" in run.summary["sites_left_out"]["hospital-3"]
+    assert "CFL_DATA: path = '<path>' is not a file" in run.summary["sites_left_out"]["hospital-3"]
     missed = [r["round"] for r in run.rounds if r["failed"]]
     assert 1 <= len(missed) <= 3
     assert run.rounds[missed[0]]["failed"] == {"hospital-2": "no answer in time"}

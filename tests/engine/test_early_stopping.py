@@ -11,12 +11,13 @@ import pytest
 from cfl_flare.core.config import from_dict
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.safetensors_io import load_arrays
-from cfl_flare.engine.early_stopping import Goal
+from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.settings import ServerSettings
-from cfl_flare.engine.site import Answer
+from cfl_flare.engine.site import Result
 from cfl_flare.methods import FedAvg, Participant
-from cfl_flare.results.run_dir import Recorder, load_run, read_lines
+from cfl_flare.results.recorder import Recorder
+from cfl_flare.results.run_dir import load_run, read_lines
 from tests.tiny import LAYOUT, initial, update
 
 
@@ -28,10 +29,10 @@ def run(folder: Path, accuracies: list[float], **settings) -> Server:
     server = Server(method, LAYOUT, people, described, method.start(initial), Recorder(folder, {}, {}))
     while True:
         last = server.finished
-        for name, order in server.orders().items():
+        for name, order in server.tasks().items():
             found = {"served_accuracy": accuracies[server.state.round - 1], "served_loss": 1 - accuracies[0]}
             moved = update(name, 1, "global", 1, 1) if order.train else None
-            server.accept(Answer(name, moved, found if order.evaluate else {}), "site")
+            server.accept(Result(name, moved, found if order.evaluate else {}), "site")
         server.finish_round()
         if last:
             server.close({})
@@ -106,9 +107,9 @@ def test_refusals(settings, says):
 
 
 def test_the_direction_is_that_of_the_condition():
-    assert Goal.of("loss", None, "loss <= 0.2", None).key.mode == "min"
-    assert Goal.of("accuracy", None, "loss <= 0.2", 3).key.mode == "max"
-    assert Goal.of("accuracy", None, "loss <= 0.2", 3).watched.mode == "min"
+    assert EarlyStopping.of("loss", None, "loss <= 0.2", None).key.mode == "min"
+    assert EarlyStopping.of("accuracy", None, "loss <= 0.2", 3).key.mode == "max"
+    assert EarlyStopping.of("accuracy", None, "loss <= 0.2", 3).watched.mode == "min"
 
 
 def test_the_summary_is_plain_json(tmp_path):
@@ -118,8 +119,8 @@ def test_the_summary_is_plain_json(tmp_path):
 
 
 def test_metrics_that_no_round_has_had():
-    goal = Goal.of("acuracy", None, "loss <= 0.2", None)
-    assert goal.unknown(None, None) == ["acuracy", "loss"]
-    assert goal.unknown(None, {"round": 0, "value": 1.0}) == ["acuracy"]
-    assert Goal.of("accuracy", None, None, 3).unknown(None, None) == ["accuracy"]
-    assert Goal.of("", None, None, None).unknown(None, None) == []
+    stopping = EarlyStopping.of("acuracy", None, "loss <= 0.2", None)
+    assert stopping.unknown(None, None) == ["acuracy", "loss"]
+    assert stopping.unknown(None, {"round": 0, "value": 1.0}) == ["acuracy"]
+    assert EarlyStopping.of("accuracy", None, None, 3).unknown(None, None) == ["accuracy"]
+    assert EarlyStopping.of("", None, None, None).unknown(None, None) == []

@@ -16,7 +16,8 @@ from cfl_flare.core.params import Layout
 from cfl_flare.data import Digits
 from cfl_flare.engine.initial_models import check_initial, read_checkpoint
 from cfl_flare.engine.loop import run_loop
-from cfl_flare.engine.preflight import check_job
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import build_method
 from cfl_flare.training.settings import TrainSettings
@@ -70,7 +71,7 @@ def test_what_cannot_be_started_from(tmp_path, case):
 
 
 def test_no_file_and_a_damaged_one(tmp_path):
-    with pytest.raises(ConfigError, match="is no file here"):
+    with pytest.raises(ConfigError, match="is not a file here"):
         read_checkpoint(tmp_path / "none.pt", LAYOUT)
     for name in ("broken.pt", "broken.safetensors"):
         (tmp_path / name).write_bytes(b"nothing")
@@ -120,9 +121,10 @@ def test_a_run_goes_on_from_another_one_s_model(tmp_path):
 
 def test_a_job_is_checked_before_it_starts(tmp_path):
     torch.save(WEIGHT, tmp_path / "model.pt")
-    check = (method("wecfl:k=2"), MODEL, DATA, ServerSettings(2))
+    run = {"method": "wecfl:k=2", "model": MODEL, "data": Digits(), "num_rounds": 2, "min_clients": 1}
+    run |= {"participants": DATA.participants, "partition": DATA.partition}
     with pytest.raises(ConfigError, match="is not of the job's model"):
-        check_job(*check, initial_ckpt=str(tmp_path / "model.pt"))
+        check_plans([RunPlan.of(**run, initial_ckpt=str(tmp_path / "model.pt"))])
     with pytest.raises(ConfigError, match="both say where to start"):
-        check_job(*check, resumed=True, initial_ckpt=str(tmp_path / "model.pt"))
-    check_job(*check, initial_ckpt="/only/at/the/server.pt")
+        check_plans([RunPlan.of(**run, resume_from="earlier", initial_ckpt=str(tmp_path / "model.pt"))])
+    check_plans([RunPlan.of(**run, initial_ckpt="/only/at/the/server.pt")])

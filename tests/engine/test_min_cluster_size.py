@@ -8,9 +8,9 @@ import pytest
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.errors import ConfigError, PayloadError
-from cfl_flare.engine.min_cluster_size import regrouped, small_clusters
+from cfl_flare.engine.min_cluster_size import merged, small_clusters
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer
+from cfl_flare.engine.site import Result
 from cfl_flare.methods import CAM, IFCA, METHODS, FedDS, Method, Participant, WeCFL
 from tests.tiny import LAYOUT, coin, initial, update
 
@@ -23,12 +23,12 @@ def server(method: Method, **settings) -> Server:
 
 
 def one_round(running: Server, models: dict[str, tuple[float, float]] = MODELS) -> dict:
-    for name, order in running.orders().items():
+    for name, order in running.tasks().items():
         (slot,) = order.slots
         start = running.state.bank[slot].vector
         a, b = (float(v - s) for v, s in zip(models[name], start))
         metrics = {"served_accuracy": 0.5} if order.evaluate else {}
-        running.accept(Answer(name, update(name, 1, slot, a, b), metrics), running.participants[name].site)
+        running.accept(Result(name, update(name, 1, slot, a, b), metrics), running.participants[name].site)
     running.finish_round()
     assert running.progress.record is not None
     return running.progress.record
@@ -64,13 +64,13 @@ def test_the_nearest_of_several():
     state = method.start(lambda i: coin(0, 0))
     given = {"a": 0, "b": 0, "d": 0, "e": 1, "f": 1, "c": 2}
     assert small_clusters(given, people, 2) == [2]
-    assert regrouped(method, state, updates, given, people, 2) == {**given, "c": 0}
-    assert regrouped(method, state, updates, given, people, 9) == given  # there is no other one
+    assert merged(method, state, updates, given, people, 2) == {**given, "c": 0}
+    assert merged(method, state, updates, given, people, 9) == given  # there is no other one
 
 
 def test_only_methods_that_can_are_asked_to():
-    assert not METHODS["fedac"](k=2).regroups
-    assert not METHODS["fedcuau"](k=2).regroups
+    assert not METHODS["fedac"](k=2).traits.mergeable
+    assert not METHODS["fedcuau"](k=2).traits.mergeable
     for method in (METHODS["fedavg"](), METHODS["cfl"](eps1=1, eps2=2)):
         with pytest.raises(ConfigError, match=r"merge_small_clusters: method .* has no step in which they could be"):
             server(method, min_sites_per_cluster=2, merge_small_clusters=True)
@@ -89,9 +89,9 @@ def test_only_methods_that_can_are_asked_to():
 
 def ifca_round(running: Server, picks: dict[str, int], moved: float) -> dict:
     """Each participant moves the model that it picks by so much."""
-    for name, order in running.orders().items():
+    for name, order in running.tasks().items():
         one = update(name, 1, f"cluster-{picks[name]}", moved, 0)
-        answer = Answer(name, replace(one, cluster=picks[name]), {"served_accuracy": 0.5} if order.evaluate else {})
+        answer = Result(name, replace(one, cluster=picks[name]), {"served_accuracy": 0.5} if order.evaluate else {})
         running.accept(answer, running.participants[name].site)
     running.finish_round()
     assert running.progress.record is not None
@@ -107,10 +107,10 @@ def test_a_model_that_one_site_alone_picked_is_offered_no_more():
     after = {slot: model.vector.tolist() for slot, model in running.state.bank.items()}
     assert after["cluster-0"] == [before["cluster-0"][0] + 3, before["cluster-0"][1]]
     assert (after["cluster-1"], after["cluster-2"]) == (before["cluster-1"], before["cluster-2"])
-    assert all(order.slots == ("cluster-0", "cluster-1") for order in running.orders().values())
-    assert set(running.method.whole_models(running.state, LAYOUT)) == {"cluster-0", "cluster-1"}
-    with pytest.raises(PayloadError, match=r"moved \['cluster-2'\], should be \[\]"):
-        running.accept(Answer("c", replace(update("c", 1, "cluster-2", 1, 0), cluster=2), {}), "two")
+    assert all(order.slots == ("cluster-0", "cluster-1") for order in running.tasks().values())
+    assert set(running.method.models(running.state, LAYOUT)) == {"cluster-0", "cluster-1"}
+    with pytest.raises(PayloadError, match=r"cluster = 2 should be one of \[0, 1\]"):
+        running.accept(Result("c", replace(update("c", 1, "cluster-2", 1, 0), cluster=2), {}), "two")
 
 
 def test_in_later_rounds_it_stays_closed():
@@ -118,7 +118,7 @@ def test_in_later_rounds_it_stays_closed():
     ifca_round(running, {"a": 0, "b": 0, "c": 2, "d": 0}, moved=3)
     ifca_round(running, {"a": 0, "b": 0, "c": 1, "d": 0}, moved=1)
     assert running.state.extras["closed"] == [1, 2]
-    assert {slots for order in running.orders().values() for slots in order.slots} == {"cluster-0"}
+    assert {slots for order in running.tasks().values() for slots in order.slots} == {"cluster-0"}
 
 
 def test_clusters_that_are_found_once_are_merged_when_they_are_found():

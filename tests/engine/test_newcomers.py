@@ -18,7 +18,7 @@ from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import Finished, Newcomer, onboard_unseen
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Order, Site
+from cfl_flare.engine.site import Site, Task
 from cfl_flare.methods import FLHC, FedAvg, Participant, build_method
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results.run_dir import load_run
@@ -79,7 +79,7 @@ def test_newcomers_change_nothing_for_each_other(runs: Callable[[str], Path], na
 
 
 # An archive on the server's disk goes with its run.
-LIVE = [name for name, m in METHOD_LIST.items() if m.clusters and not m.archives]
+LIVE = [name for name, m in METHOD_LIST.items() if m.clusters and not m.traits.archives]
 
 
 @pytest.mark.parametrize("name", LIVE)
@@ -95,9 +95,9 @@ def test_a_run_that_goes_on_places_a_late_participant_as_onboarding_does(
     crowd = [Participant(d.name, "local", len(d.train), d.group) for d in site.hosted.values()]
     states = [run.state]
     for _ in range(2):
-        order = Order.of(method.distribute(states[-1], newcomer.name), train=True, evaluate=False)
+        order = Task.of(method.distribute(states[-1], newcomer.name), train=True, evaluate=False)
         models = with_parts(run.state.bank, order.slots)
-        answer = site.answer(newcomer.name, order, models, states[-1].round)
+        answer = site.carry_out(newcomer.name, order, models, states[-1].round)
         assert answer.update is not None
         states.append(method.join(replace(states[-1], logits=predict), answer.update))
     for state in states[1:]:
@@ -106,11 +106,11 @@ def test_a_run_that_goes_on_places_a_late_participant_as_onboarding_does(
     assert [state.round for state in states] == [run.state.round + i for i in range(3)]
 
     settings = ServerSettings(run.state.round + 1)
-    server = Server(method, site.workshop.resident.layout, crowd, settings, run.state, logits=predict)
-    orders = server.orders()
+    server = Server(method, site.runtime.resident.layout, crowd, settings, run.state, logits=predict)
+    orders = server.tasks()
     models = with_parts(server.state.bank, [slot for o in orders.values() for slot in o.slots])
     for who, asked in orders.items():
-        server.accept(site.answer(who, asked, models, run.state.round), "local")
+        server.accept(site.carry_out(who, asked, models, run.state.round), "local")
     server.finish_round()
     assert server.state.assignment.get(newcomer.name) == states[1].assignment.get(newcomer.name)
 
@@ -152,8 +152,8 @@ def test_a_run_in_which_nobody_has_a_cluster_is_refused(tmp_path: Path) -> None:
     """FL+HC, whose round that clusters failed."""
 
     class Refusing(Site):
-        def answer(self, participant: str, order: Any, models: Any, number: int, *more: Any) -> Any:
-            found = super().answer(participant, order, models, number, *more)
+        def carry_out(self, participant: str, order: Any, models: Any, number: int, *more: Any) -> Any:
+            found = super().carry_out(participant, order, models, number, *more)
             return found if number == 0 else replace(found, update=None, error="no")
 
     with pytest.MonkeyPatch.context() as patch:

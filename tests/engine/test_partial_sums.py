@@ -16,12 +16,13 @@ from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import model_factory
 from cfl_flare.engine.partial_sums import added_up, no_sums
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer, Site
+from cfl_flare.engine.site import Result, Site
 from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.methods import METHODS, FedAvg, Method, Participant, Update, build_method
+from cfl_flare.methods import METHODS, FedAvg, Participant, Update, build_method
 from cfl_flare.models import MLP
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
+from tests.joining import method_of
 from tests.tiny import LAYOUT, coin, initial, update
 
 PEOPLE = [Participant(n, "site-1", 1) for n in "abc"] + [Participant("d", "site-2", 1)]
@@ -35,10 +36,10 @@ def server(method=None, **settings) -> Server:
 def test_the_first_participant_of_a_cluster_carries_the_weighted_mean():
     models = {"cluster-0": coin(10, 0), "cluster-1": coin(0, 10)}
     answers = [
-        Answer("a", update("a", 1, "cluster-1", 4, 0, cluster=1), {"m": 1.0}),
-        Answer("b", error="it failed"),
-        Answer("c", update("c", 3, "cluster-1", 0, 8, cluster=1)),
-        Answer("d", update("d", 5, "cluster-0", 1, 1, cluster=0)),
+        Result("a", update("a", 1, "cluster-1", 4, 0, cluster=1), {"m": 1.0}),
+        Result("b", error="it failed"),
+        Result("c", update("c", 3, "cluster-1", 0, 8, cluster=1)),
+        Result("d", update("d", 5, "cluster-0", 1, 1, cluster=0)),
     ]
     sums = {a.participant: a for a in added_up(answers, models, build_method({"method": "ifca", "k": 2}))}
     np.testing.assert_allclose(sums["a"].update.diffs["cluster-1"].vector, [1, 6])  # (1 * (4, 0) + 3 * (0, 8)) / 4
@@ -52,11 +53,11 @@ def test_the_first_participant_of_a_cluster_carries_the_weighted_mean():
 def test_the_server_gives_the_carrier_the_weight_of_all_that_it_carries():
     """(1 a + 3 c + 2 d) / 6 with a and c in one mean of weight 4; b never answers."""
     s = server()
-    s.orders()
-    single = [Answer("a", update("a", 1, "global", 6, 0)), Answer("c", update("c", 3, "global", 0, 6))]
+    s.tasks()
+    single = [Result("a", update("a", 1, "global", 6, 0)), Result("c", update("c", 3, "global", 0, 6))]
     for answer in added_up(single, dict(s.bank), s.method):
         s.accept(answer, "site-1")
-    s.accept(Answer("d", update("d", 2, "global", 3, 3)), "site-2")
+    s.accept(Result("d", update("d", 2, "global", 3, 3)), "site-2")
     s.finish_round()
     np.testing.assert_allclose(s.state.bank["global"].vector, [2, 4])  # (1*6 + 2*3) / 6, (3*6 + 2*3) / 6
     assert s.progress.record["trained"] == ["a", "c", "d"]
@@ -66,12 +67,12 @@ def test_the_server_gives_the_carrier_the_weight_of_all_that_it_carries():
 
 def test_who_is_carried_by_a_refused_update_is_left_out_with_it():
     s = server()
-    s.orders()
+    s.tasks()
     with pytest.raises(PayloadError):
-        s.accept(Answer("a", update("a", 1, "global", np.nan, 0)), "site-1")
-    s.accept(Answer("b", Update("b", 3, {}, None, "a")), "site-1")
-    s.accept(Answer("c", Update("c", 3, {}, None, "b")), "site-1")  # who is carried cannot carry
-    s.accept(Answer("d", update("d", 2, "global", 3, 3)), "site-2")
+        s.accept(Result("a", update("a", 1, "global", np.nan, 0)), "site-1")
+    s.accept(Result("b", Update("b", 3, carrier="a")), "site-1")
+    s.accept(Result("c", Update("c", 3, carrier="b")), "site-1")  # who is carried cannot carry
+    s.accept(Result("d", update("d", 2, "global", 3, 3)), "site-2")
     s.finish_round()
     np.testing.assert_allclose(s.state.bank["global"].vector, [3, 3])
     failed = s.progress.record["failed"]
@@ -83,16 +84,16 @@ def test_who_is_carried_by_a_refused_update_is_left_out_with_it():
 @pytest.mark.parametrize("carrier", ["b", "d", "z", 7, ["a"]])
 def test_a_carrier_is_another_participant_of_the_same_site(carrier):
     s = server()
-    s.orders()
+    s.tasks()
     with pytest.raises(PayloadError, match="is no other participant of its site"):
-        s.accept(Answer("b", Update("b", 3, {}, None, carrier)), "site-1")
+        s.accept(Result("b", Update("b", 3, carrier=carrier)), "site-1")
 
 
 def test_another_cluster_s_model_carries_nobody():
     s = server(build_method({"method": "ifca", "k": 2}))
-    s.orders()
-    s.accept(Answer("a", update("a", 1, "cluster-0", 1, 1, cluster=0)), "site-1")
-    s.accept(Answer("b", Update("b", 1, {}, 1, "a")), "site-1")
+    s.tasks()
+    s.accept(Result("a", update("a", 1, "cluster-0", 1, 1, cluster=0)), "site-1")
+    s.accept(Result("b", Update("b", 1, cluster=1, carrier="a")), "site-1")
     s.finish_round()
     assert s.progress.record["trained"] == ["a"]
     assert "none of its cluster" in s.progress.record["failed"]["b"]
@@ -100,9 +101,9 @@ def test_another_cluster_s_model_carries_nobody():
 
 def test_a_run_that_needs_single_models_refuses_sums():
     s = server(build_method({"method": "wecfl", "k": 2}))
-    s.orders()
+    s.tasks()
     with pytest.raises(PayloadError, match="method wecfl needs the model of each participant"):
-        s.accept(Answer("b", Update("b", 3, {}, None, "a")), "site-1")
+        s.accept(Result("b", Update("b", 3, carrier="a")), "site-1")
     job = {"model": MLP((1, 8, 8), 10), "data": Digits(), "participants": 6, "partition": "iid", "num_rounds": 2}
     job |= {"min_clients": 2, "site_sums": True}
     with pytest.raises(ConfigError, match="site_sums = True, but method wecfl needs"):
@@ -119,8 +120,11 @@ SUMMING = (
 
 
 def test_every_method_that_sums_is_tested_here():
-    can = {name for name, method in METHODS.items() if method.sums is not Method.sums}
-    assert can - {"cam", "together", "hypcluster"} == {spec.partition(":")[0] for spec in SUMMING} & METHODS.keys()
+    can = {name for name in METHODS if method_of(name).traits.averages_only}
+    assert (
+        can - {"cam", "ensemble", "together", "hypcluster"}
+        == {spec.partition(":")[0] for spec in SUMMING} & METHODS.keys()
+    )
 
 
 def played(method, sums: bool, rounds: int = 3) -> Server:
@@ -131,13 +135,13 @@ def played(method, sums: bool, rounds: int = 3) -> Server:
         sites[f"site-{i}"] = site = Site(method, make_model, TrainSettings(lr=0.05), 0)
         site.add(data.host(Digits(), "", i, 2))
         people += [Participant(d.name, f"site-{i}", len(d.train), d.group) for d in site.hosted.values()]
-    layout, start = site.workshop.resident.layout, method.start(partial(untrained, make_model, 0))
+    layout, start = site.runtime.resident.layout, method.start(partial(untrained, make_model, 0))
     server = Server(method, layout, people, ServerSettings(rounds, sample=6), start)
     for number in range(rounds):
-        orders = server.orders()
+        orders = server.tasks()
         for name, site in sites.items():
             mine = {p: order for p, order in orders.items() if p in site.hosted}
-            answers = [site.answer(p, order, server.bank, number) for p, order in mine.items()]
+            answers = [site.carry_out(p, order, server.bank, number) for p, order in mine.items()]
             for answer in added_up(answers, server.bank, method) if sums else answers:
                 server.accept(answer, name)
         server.finish_round()
@@ -178,7 +182,7 @@ def test_a_variance_s_mean_is_that_of_the_models():
         diff = np.zeros(layout.size, np.float32)
         diff[at] = change
         params = Params(layout, diff, np.full(layout.counter_size, 10, np.int64))
-        answers.append(Answer(name, Update(name, 1, {"global": params})))
+        answers.append(Result(name, Update(name, 1, {"global": params})))
     (first, _) = added_up(answers, models, FedAvg())
     np.testing.assert_allclose(first.update.diffs["global"].vector[at], [-0.375, -0.375])
     assert first.update.diffs["global"].counters.tolist() == [10]

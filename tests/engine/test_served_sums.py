@@ -20,8 +20,8 @@ from cfl_flare.methods import build_method
 from cfl_flare.models import MLP
 from cfl_flare.results.run_dir import Run, load_model, load_run
 from cfl_flare.training.ensemble import Ensemble
-from cfl_flare.training.learner import Split
 from cfl_flare.training.resident import ResidentModel
+from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
 from tests.play import DATA, MODEL, people
 
@@ -94,7 +94,7 @@ def test_it_predicts_as_the_participants_did(finished):
 def test_it_is_one_module_whose_parts_vote(finished):
     run, server = finished
     x = splits("p0")[1].x
-    whole = server.method.whole_models(server.state, server.layout)
+    whole = server.method.models(server.state, server.layout)
     assert slots(run) == sorted(whole)
     for slot, served in whole.items():
         model = load_model(run.folder, slot)
@@ -126,9 +126,7 @@ def test_it_is_exported(finished):
 def test_a_class_of_ones_own_is_given_once(tmp_path):
     model = {"class_path": "tests.engine.test_served_sums.Foreign", "args": MODEL["args"]}
     run, server = finish(SPECS["ifca-cam"], tmp_path, model)
-    with pytest.raises(
-        ConfigError, match=r"holds a tests\.engine\.test_served_sums\.Foreign; build one and pass it as model="
-    ):
+    with pytest.raises(ConfigError, match=r"holds a tests\.engine\.test_served_sums\.Foreign; build one"):
         load_model(run.folder, "cluster-1")
     loaded = load_model(run.folder, "cluster-1", model=Foreign(**MODEL["args"]))
     assert isinstance(loaded, Ensemble) and all(isinstance(part, Foreign) for part in loaded.parts)

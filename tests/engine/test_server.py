@@ -11,7 +11,7 @@ import cfl_flare.engine.spool
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.params import Params
 from cfl_flare.engine.server import Server, ServerSettings, TooFewAnswersError, count_of
-from cfl_flare.engine.site import Answer
+from cfl_flare.engine.site import Result
 from cfl_flare.methods import IFCA, FedAvg, Participant, Update, WeCFL
 from tests.tiny import LAYOUT, coin, initial, update
 
@@ -23,15 +23,15 @@ def server(method=None, **settings) -> Server:
     return Server(method, LAYOUT, PEOPLE, ServerSettings(**{"num_rounds": 3, **settings}), method.start(initial))
 
 
-def good(name: str, samples: int, a: float = 1, b: float = 1) -> Answer:
-    return Answer(name, update(name, samples, "global", a, b))
+def good(name: str, samples: int, a: float = 1, b: float = 1) -> Result:
+    return Result(name, update(name, samples, "global", a, b))
 
 
 def test_a_round_in_any_order_of_arrival_gives_equal_bits():
     results = []
     for order in ("abc", "cab"):
         s = server()
-        s.orders()
+        s.tasks()
         for name in order:
             s.accept(
                 good(name, 1 + "abc".index(name), 0.1 * "abc".index(name), 1 / 3), "site-2" if name == "c" else "site-1"
@@ -42,29 +42,29 @@ def test_a_round_in_any_order_of_arrival_gives_equal_bits():
 
 
 BAD = {
-    "unknown_participant": (Answer("z", update("z", 1, "global", 1, 1)), "site-1"),
+    "unknown_participant": (Result("z", update("z", 1, "global", 1, 1)), "site-1"),
     "participant of another site": (good("c", 1), "site-1"),
-    "failed": (Answer("a", error="ValueError: no"), "site-1"),
-    "no update": (Answer("a"), "site-1"),
+    "failed": (Result("a", error="ValueError: no"), "site-1"),
+    "no update": (Result("a"), "site-1"),
     "zero samples": (good("a", 0), "site-1"),
     "negative samples": (good("a", -5), "site-1"),
     "absurd samples": (good("a", 10**12), "site-1"),
     "samples no int": (good("a", 1.5), "site-1"),  # type: ignore[arg-type]
     "samples a bool": (good("a", True), "site-1"),
-    "another slot": (Answer("a", update("a", 1, "cluster-0", 1, 1)), "site-1"),
-    "no slot": (Answer("a", Update("a", 1)), "site-1"),
+    "another slot": (Result("a", update("a", 1, "cluster-0", 1, 1)), "site-1"),
+    "no slot": (Result("a", Update("a", 1)), "site-1"),
     "nan": (good("a", 1, np.nan), "site-1"),
     "infinity": (good("a", 1, np.inf), "site-1"),
-    "shape": (Answer("a", Update("a", 1, {"global": Params(LAYOUT, np.ones(3, np.float32))})), "site-1"),
+    "shape": (Result("a", Update("a", 1, {"global": Params(LAYOUT, np.ones(3, np.float32))})), "site-1"),
     "metric": (replace(good("a", 1), metrics={"served_accuracy": float("nan")}), "site-1"),
-    "cluster where the server assigns": (Answer("a", update("a", 1, "global", 1, 1, cluster=0)), "site-1"),
+    "cluster where the server assigns": (Result("a", update("a", 1, "global", 1, 1, cluster=0)), "site-1"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_answer_is_refused_and_the_round_goes_on_without_it(case):
     s = server()
-    s.orders()
+    s.tasks()
     with pytest.raises(PayloadError):
         s.accept(*BAD[case])
     s.accept(good("b", 3, 2, 2), "site-1")
@@ -77,14 +77,14 @@ def test_a_bad_answer_is_refused_and_the_round_goes_on_without_it(case):
 @pytest.mark.parametrize("cluster", [-1, 2, None, 1.0, True, "0"])
 def test_a_cluster_out_of_range_is_refused(cluster):
     s = server(IFCA(k=2))
-    s.orders()
+    s.tasks()
     with pytest.raises(PayloadError, match="cluster = "):
-        s.accept(Answer("a", update("a", 1, "cluster-0", 1, 1, cluster=cluster)), "site-1")
+        s.accept(Result("a", update("a", 1, "cluster-0", 1, 1, cluster=cluster)), "site-1")
 
 
 def test_a_second_answer_is_refused_and_the_first_one_counts():
     s = server()
-    s.orders()
+    s.tasks()
     s.accept(good("a", 1, 1, 1), "site-1")
     with pytest.raises(PayloadError, match="twice"):
         s.accept(good("a", 1, 9, 9), "site-1")
@@ -105,7 +105,7 @@ def test_sampling_depends_on_seed_and_round_alone():
 
 def test_only_sampled_participants_are_asked_to_train():
     s = server(sample=0.34)
-    orders = s.orders()
+    orders = s.tasks()
     assert [name for name, order in orders.items() if order.train] == sorted(s.sampled())
     assert len(orders) == 1  # nothing to measure before the first round
     other = next(name for name in "ab" if name not in orders)
@@ -115,23 +115,23 @@ def test_only_sampled_participants_are_asked_to_train():
 
 def test_served_models_are_measured_with_the_next_round_and_after_the_last_one():
     s = server(num_rounds=2, evaluate_every=2)
-    assert not any(order.evaluate for order in s.orders().values())
+    assert not any(order.evaluate for order in s.tasks().values())
     s.accept(good("a", 1), "site-1")
     s.finish_round()
-    assert not any(order.evaluate for order in s.orders().values())  # round 0 is not measured: every 2nd
+    assert not any(order.evaluate for order in s.tasks().values())  # round 0 is not measured: every 2nd
     s.finish_round()
-    last = s.orders()
+    last = s.tasks()
     assert s.finished
     assert all(order.evaluate and not order.train for order in last.values())
 
 
 def test_metrics_belong_to_the_round_before_and_are_weighted_by_samples():
     s = server()
-    s.orders()
+    s.tasks()
     for name, samples, site in (("a", 1, "site-1"), ("b", 3, "site-1"), ("c", 2, "site-2")):
         s.accept(good(name, samples), site)
     assert s.finish_round() is None
-    s.orders()
+    s.tasks()
     for name, value, site in (("a", 0.0, "site-1"), ("b", 1.0, "site-1"), ("c", 0.5, "site-2")):
         s.accept(replace(good(name, 1), metrics={"served_accuracy": value}), site)
     record = s.finish_round().record
@@ -144,11 +144,11 @@ def test_metrics_belong_to_the_round_before_and_are_weighted_by_samples():
 
 def test_bytes_count_a_model_once_a_site():
     s = server()
-    s.orders()
+    s.tasks()
     for name, site in (("a", "site-1"), ("b", "site-1"), ("c", "site-2")):
         s.accept(good(name, 1), site)
     s.finish_round()
-    s.orders()
+    s.tasks()
     record = s.finish_round().record
     assert record["bytes_down"] == 2 * LAYOUT.nbytes
     assert record["bytes_up"] == 3 * LAYOUT.nbytes
@@ -156,21 +156,21 @@ def test_bytes_count_a_model_once_a_site():
 
 def test_a_run_in_which_every_round_failed_is_no_success():
     s = server(num_rounds=2, max_failed_rounds=3)
-    s.orders()
+    s.tasks()
     s.finish_round()
-    s.orders()
+    s.tasks()
     with pytest.raises(TooFewAnswersError, match=r"2 rounds in a row had fewer than 1 good answers"):
         s.finish_round()
 
 
 def test_too_few_answers_leave_the_models_alone_and_end_the_run_in_the_end():
     s = server(min_answers=2, max_failed_rounds=2)
-    s.orders()
+    s.tasks()
     s.accept(good("a", 1, 5, 5), "site-1")
     s.finish_round()
     np.testing.assert_array_equal(s.state.bank["global"].vector, [0, 0])
     assert s.state.round == 1
-    s.orders()
+    s.tasks()
     with pytest.raises(TooFewAnswersError, match=r"2 rounds in a row had fewer than 2 good answers.*no answer in time"):
         s.finish_round()
 
@@ -181,7 +181,7 @@ def test_large_updates_wait_on_disk_and_give_equal_bits(monkeypatch, tmp_path):
         monkeypatch.setattr(cfl_flare.engine.spool, "SPOOL_BYTES", limit)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         s = server()
-        s.orders()
+        s.tasks()
         s.accept(good("a", 2, 0.1, 0.7), "site-1")
         s.accept(good("b", 5, 0.3, 0.9), "site-1")
         assert bool(list(tmp_path.glob("cfl-spool-*/*.npy"))) == (limit == 0)

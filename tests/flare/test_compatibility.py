@@ -13,7 +13,7 @@ from cfl_flare import __version__
 from cfl_flare.core.config import marked
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.flare import compatibility, wire
-from cfl_flare.flare.compatibility import check_settings, check_software, unused_copy
+from cfl_flare.flare.compatibility import check_maker, check_settings, check_software, unused_copy
 from cfl_flare.flare.executor import ClusteredExecutor
 
 JOB = {"method": {"method": "wecfl", "k": 3, "penalties": [{"penalty": "proximal", "mu": 0.1}]}, "model": {"args": {}}}
@@ -42,6 +42,24 @@ def test_the_first_two_numbers_decide(theirs, installed):
 def test_other_software_is_refused(theirs, says, installed):
     with pytest.raises(ConfigError, match=says):
         check_software(theirs, "the job was made by", "site-1")
+
+
+@pytest.mark.parametrize("maker", [{"cfl_flare": "0.1.0", "nvflare": "2.9"}, {"cfl_flare": "0.1.7"}, {}])
+def test_jobs_that_an_earlier_version_made_run(maker, installed):
+    check_maker(maker, "site-1")
+
+
+@pytest.mark.parametrize(
+    "maker", [{"cfl_flare": "0.10.0"}, {"cfl_flare": "0.3.0"}, {"cfl_flare": "0.1.0", "nvflare": "2.8"}]
+)
+def test_jobs_that_others_made_do_not(maker, installed):
+    with pytest.raises(ConfigError, match=r"^the job was made by .*, but site-1 runs .*: the first two numbers"):
+        check_maker(maker, "site-1")
+
+
+def test_a_site_and_a_server_of_two_versions_do_not_go_together(installed):
+    with pytest.raises(ConfigError, match=r"^the server runs cfl_flare 0\.1\.0, but site-1 runs 0\.2\.1"):
+        check_software({"cfl_flare": "0.1.0"}, "the server runs", "site-1")
 
 
 def test_what_a_config_file_does_to_settings_does_not_matter():
@@ -96,6 +114,8 @@ def test_a_site_says_why_it_refuses():
     assert "was made by cfl_flare 9.9.9, but site-1 runs " + __version__ in refusal(JOB, made_by={"cfl_flare": "9.9.9"})
     assert "seed = 5 at the server, 0 at site-1" in refusal({**JOB, "seed": 5})
     assert "data: class_path = None" in refusal(JOB)  # that far it agrees
+    assert "data: class_path = None" in refusal(JOB, made_by={"cfl_flare": "0.1.0"})
+    assert "torch_threads = 0 should be >= 1" in refusal(JOB, torch_threads=0)
 
 
 def test_a_setting_of_a_newer_version_does_not_break_the_process():

@@ -15,7 +15,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.engine.site import Answer
+from cfl_flare.engine.site import Result
 from cfl_flare.flare import wire
 from cfl_flare.flare.egress import EgressFilter, check_filters
 from tests.tiny import update
@@ -25,14 +25,14 @@ METRICS = {"served_accuracy": 0.8734, "served_macro_f1": 0.5, "served_loss": 1.7
 
 
 def filtered(**settings):
-    answers = [Answer("a", update("a", 137, "global", 1, 2), METRICS), Answer("b", update("b", 3, "global", 3, 4), {})]
-    sent = EgressFilter(**settings).process(wire.encode_answers(answers, {"round": 4}), FLContext())
+    answers = [Result("a", update("a", 137, "global", 1, 2), METRICS), Result("b", update("b", 3, "global", 3, 4), {})]
+    sent = EgressFilter(**settings).process(wire.encode_results(answers, {"round": 4}), FLContext())
     return from_shareable(sent)
 
 
 def test_by_default_all_passes():
     found = filtered()
-    said = wire.content_of(found.meta)["answers"]
+    said = wire.content_of(found.meta)["results"]
     assert said["a"]["metrics"] == METRICS
     assert said["a"]["samples"] == 137
 
@@ -41,8 +41,8 @@ def test_metrics_are_withheld_or_rounded_and_counts_are_coarse_wherever_they_sta
     found = filtered(withhold=["loss"], round_to=0.05, samples_step=50)
     content = wire.content_of(found.meta)
     assert content["round"] == 4
-    assert content["answers"]["a"]["metrics"] == {"served_accuracy": 0.85, "served_macro_f1": 0.5}
-    assert {name: said["samples"] for name, said in content["answers"].items()} == {"a": 150, "b": 50}
+    assert content["results"]["a"]["metrics"] == {"served_accuracy": 0.85, "served_macro_f1": 0.5}
+    assert {name: said["samples"] for name, said in content["results"].items()} == {"a": 150, "b": 50}
     steps = {key: dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND) for key, dxo in found.data.items()}
     assert steps == {"a/global": 150, "b/global": 50}
     assert found.data["a/global"].data["head.weight"].tolist() == [[1], [2]]
@@ -50,9 +50,9 @@ def test_metrics_are_withheld_or_rounded_and_counts_are_coarse_wherever_they_sta
 
 def test_what_all_models_reach_is_withheld_and_rounded_as_the_own_model_s():
     cross = {"cluster-0": {"accuracy": 0.8734, "loss": 1.7}, "cluster-1": {"accuracy": 0.11, "macro_f1": 0.2}}
-    answers = [Answer("a", None, METRICS, cross=cross)]
-    sent = EgressFilter(withhold=["loss"], round_to=0.05).process(wire.encode_answers(answers, {}), FLContext())
-    said = wire.content_of(from_shareable(sent).meta)["answers"]["a"]["cross"]
+    answers = [Result("a", None, METRICS, cross=cross)]
+    sent = EgressFilter(withhold=["loss"], round_to=0.05).process(wire.encode_results(answers, {}), FLContext())
+    said = wire.content_of(from_shareable(sent).meta)["results"]["a"]["cross"]
     assert said == {"cluster-0": {"accuracy": 0.85}, "cluster-1": {"accuracy": 0.1, "macro_f1": 0.2}}
 
 
@@ -95,7 +95,7 @@ def test_homomorphic_encryption_is_refused_with_the_reason(where):
     context.set_prop(FLContextKey.SCOPE_OBJECT, SimpleNamespace(task_result_filters={"out": []}))
     if where == "site":
         context.get_prop(FLContextKey.SCOPE_OBJECT).task_result_filters["out"] = filters
-    with pytest.raises(ConfigError, match=r"\['HEModelEncryptor'\] encrypts the models that leave: .* take it out"):
+    with pytest.raises(ConfigError, match=r"\['HEModelEncryptor'\] encrypts models before they leave: .* remove it"):
         check_filters(context)
     filters.pop()
     check_filters(context)

@@ -83,7 +83,7 @@ def test_what_is_no_kit_is_refused(tmp_path, capsys):
     kits = tmp_path / "prod_00"
     site, admin = kit(kits / "site"), kit(kits / "admin")
     (admin / "startup" / "fed_admin.json").write_text("{}")
-    assert "is no folder" in refused(tmp_path / "none")
+    assert "is not a folder" in refused(tmp_path / "none")
     assert "name one of the kits in it: admin, site" in refused(kits)
     assert "an admin's kit, which runs no jobs" in refused(admin)
     (site / "local" / "resources.json").write_text("{")
@@ -110,5 +110,5 @@ def test_whose_jobs_may_carry_code(tmp_path):
     (folder / "local" / "authorization.json").write_text(json.dumps({"permissions": {"lead": "none"}}))
     assert code_carriers(folder) == "nobody"
     (folder / "local" / "authorization.json").write_text("[]")
-    with pytest.raises(ConfigError, match="is no authorization policy of FLARE's"):
+    with pytest.raises(ConfigError, match="is not an authorization policy of FLARE's"):
         code_carriers(folder)

@@ -14,8 +14,8 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.methods import CFL, Method, Participant, ServerState, WeCFL, describe_method
-from cfl_flare.results.run_dir import Recorder
-from cfl_flare.results.store import Store, state_facts, state_of
+from cfl_flare.results.recorder import Recorder
+from cfl_flare.results.store import Store, state_metadata, state_of
 from cfl_flare.training.resident import untrained
 from tests.play import MODEL, make_model, people, play
 
@@ -38,13 +38,13 @@ def begin(method: Method, resumed: ServerState, folder: Path) -> ClusteringAggre
 def test_a_split_run_goes_on_with_its_tree(tmp_path: Path) -> None:
     state = play(SPLITS_ALWAYS, 3, sample=4)[-1].after
     store = Store(tmp_path / "state")
-    store.save(state.round, state.bank, state_facts(state))
+    store.save(state.round, state.bank, state_metadata(state))
     layout = untrained(make_model, 0, 0).layout
     _, bank, facts = store.latest(layout)
     server = begin(SPLITS_ALWAYS, state_of(bank, facts), tmp_path / "run").running
     assert server.state.assignment == state.assignment
     assert server.method.clusters_in(server.state) == len(state.extras["splits"]) + 1 > 2
-    sent = {name: order.slots for name, order in server.orders().items()}
+    sent = {name: order.slots for name, order in server.tasks().items()}
     assert sent == {name: SPLITS_ALWAYS.distribute(state, name).slots for name in sent}
 
 

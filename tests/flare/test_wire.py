@@ -4,13 +4,16 @@
 
 import numpy as np
 import pytest
-from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cfl_flare.core.errors import PayloadError
+from cfl_flare.engine.checks import check_arrays
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer, CrossModel, Order
+from cfl_flare.engine.site import CrossModel, Result, Task
 from cfl_flare.flare import ClusteringAggregator, wire
 from cfl_flare.methods import FedAvg, Participant, Update
 from tests.tiny import LAYOUT, coin, initial, update
@@ -26,15 +29,15 @@ def aggregator() -> ClusteringAggregator:
     return component
 
 
-def arriving(answers: list[Answer], number: int = 0, site: str = "site-1") -> FLModel:
+def arriving(answers: list[Result], number: int = 0, site: str = "site-1") -> FLModel:
     """What FLARE hands to the aggregator when a site sends these answers."""
-    model = FLModelUtils.from_shareable(wire.encode_answers(answers, {"round": number}))
+    model = FLModelUtils.from_shareable(wire.encode_results(answers, {"round": number}))
     model.meta["client_name"] = site
     return model
 
 
-def two() -> list[Answer]:
-    return [Answer("a", update("a", 1, "global", 1, 1)), Answer("b", update("b", 3, "global", 5, 5))]
+def two() -> list[Result]:
+    return [Result("a", update("a", 1, "global", 1, 1)), Result("b", update("b", 3, "global", 5, 5))]
 
 
 def mean_after(component: ClusteringAggregator) -> list[float]:
@@ -52,22 +55,38 @@ def test_orders_and_models_arrive_as_they_were_sent():
     data = aggregator().plan()["site-1"]
     shareable = DXO(DataKind.COLLECTION, data=data.params, meta=data.meta).to_shareable()
     orders, models, content = wire.decode_task(shareable, LAYOUT)
-    assert orders == {n: Order(("global",), True, False) for n in "ab"}
+    assert orders == {n: Task(("global",), True, False) for n in "ab"}
     np.testing.assert_array_equal(models["global"].vector, [0, 0])
     assert content["round"] == 0
 
 
 def test_models_to_measure_arrive_as_they_were_sent_and_so_do_their_metrics():
     cross = (CrossModel("cluster-0", ("cluster-0", "shared"), "probabilities"), CrossModel("global", ("global",)))
-    order = Order(("global",), False, True, cross=cross)
+    order = Task(("global",), False, True, cross=cross)
     assert order.needed == ("global", "cluster-0", "shared")
     models = wire.encode_models({slot: coin(1, 2) for slot in order.needed})
-    data = wire.message(models, {"orders": wire.encode_orders({"a": order}), "round": 2}, 2, 2)
+    data = wire.message(models, {"tasks": wire.encode_tasks({"a": order}), "round": 2}, 2, 2)
     shareable = DXO(DataKind.COLLECTION, data=data.params, meta=data.meta).to_shareable()
     orders, arrived, _ = wire.decode_task(shareable, LAYOUT)
     assert orders == {"a": order} and set(arrived) == set(order.needed)
-    answer = Answer("a", None, {"served_accuracy": 0.5}, cross={"global": {"accuracy": 0.5}})
-    assert list(wire.decode_answers(arriving([answer]), {}, 0)) == [answer]
+    answer = Result("a", None, {"served_accuracy": 0.5}, cross={"global": {"accuracy": 0.5}})
+    assert list(wire.decode_results(arriving([answer]), {}, 0)) == [answer]
+
+
+def test_arrays_that_are_no_model_travel_as_what_filters_see():
+    arrays = {"histogram": np.array([0.25, 0.75]), "losses": np.array([1, 2], np.int64)}
+    sent = wire.encode_results([Result("a", Update("a", 4, arrays=arrays))], {"round": 0})
+    dxo = from_shareable(sent)
+    assert dxo.data["a/#arrays"].data_kind == DataKind.WEIGHT_DIFF
+    (result,) = wire.decode_results(FLModelUtils.from_shareable(sent), {}, 0)
+    assert result.update.diffs == {}
+    assert {name: array.tolist() for name, array in result.update.arrays.items()} == {
+        "histogram": [0.25, 0.75], "losses": [1, 2]
+    }  # fmt: skip
+    filtered = ExcludeVars(["histogram"]).process(sent, FLContext())
+    (result,) = wire.decode_results(FLModelUtils.from_shareable(filtered), {}, 0)
+    with pytest.raises(PayloadError, match=r"sent the arrays \['losses'\], should be \['histogram', 'losses'\]"):
+        check_arrays("a", result.update.arrays, {"histogram": (2,), "losses": (None,)})
 
 
 @pytest.mark.parametrize(
@@ -75,8 +94,8 @@ def test_models_to_measure_arrive_as_they_were_sent_and_so_do_their_metrics():
 )
 def test_metrics_that_nobody_asked_for_are_refused(cross):
     component = aggregator()
-    model = arriving([Answer("a", update("a", 1, "global", 1, 1)), *two()[1:]])
-    model.meta[wire.META]["answers"]["a"]["cross"] = cross
+    model = arriving([Result("a", update("a", 1, "global", 1, 1)), *two()[1:]])
+    model.meta[wire.META]["results"]["a"]["cross"] = cross
     assert component.accept_model(model)
     assert mean_after(component) == [5, 5]  # b's alone
 
@@ -106,14 +125,14 @@ def damage(what: str, model: FLModel) -> None:
         case "no DXO":
             model.params["a/global"] = weights
         case "absurd samples":
-            content["answers"]["a"]["samples"] = 10**15
+            content["results"]["a"]["samples"] = 10**15
         case "cluster out of range":
-            content["answers"]["a"]["cluster"] = 7
+            content["results"]["a"]["cluster"] = 7
         case "unknown participant":
-            content["answers"]["z"] = content["answers"].pop("a")
+            content["results"]["z"] = content["results"].pop("a")
             model.params["z/global"] = model.params.pop("a/global")
         case "no answer":
-            content["answers"]["a"] = None
+            content["results"]["a"] = None
 
 
 PARTLY = [
@@ -183,7 +202,7 @@ def test_a_key_that_a_site_s_filter_removed_counts_as_unchanged():
 
 
 def test_steps_stand_in_each_model_s_own_meta_for_flare_s_filters():
-    shareable = wire.encode_answers([Answer("a", Update("a", 42, {"global": coin(1, 1)}))], {"round": 0})
+    shareable = wire.encode_results([Result("a", Update("a", 42, {"global": coin(1, 1)}))], {"round": 0})
     model = FLModelUtils.from_shareable(shareable)
     assert model.params["a/global"].meta["NUM_STEPS_CURRENT_ROUND"] == 42
 

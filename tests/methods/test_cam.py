@@ -11,20 +11,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.data import DataConfig
-from cfl_flare.engine.preflight import check_job
-from cfl_flare.engine.server import ServerSettings
+from cfl_flare.data import Digits
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.preflight import check_plans
 from cfl_flare.methods import (
     CAM,
     IFCA,
     Contrastive,
     Download,
+    Ensemble,
     FedAvg,
     FeSEM,
     Local,
     Proximal,
     ServerState,
-    Together,
     Update,
     WeCFL,
     build_method,
@@ -32,8 +32,9 @@ from cfl_flare.methods import (
 from cfl_flare.methods.cam import SHARED
 from cfl_flare.results.analysis import analyse
 from cfl_flare.training.ensemble import Served
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
 from cfl_flare.training.resident import ResidentModel
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 from tests.play import MODEL, moved, play, sent
 from tests.tiny import coin, initial, learner
@@ -51,9 +52,8 @@ def descend(start, frozen, labels, steps=1, lam=0.0):
 
 def ifca(*models, shared=(1, -1)):
     """What a participant of IFCA-CAM is sent."""
-    return Download(
-        (SHARED, *(f"cluster-{k}" for k in range(len(models)))), (coin(*shared), *(coin(*m) for m in models))
-    )
+    choices = {k: f"cluster-{k}" for k in range(len(models))}
+    return Download((SHARED, *choices.values()), (coin(*shared), *(coin(*m) for m in models)), choices=choices)
 
 
 def both(name, samples, slot, theta, shared, cluster=None):
@@ -292,12 +292,12 @@ def test_in_the_global_models_round_a_newcomer_is_served_and_picks_no_cluster():
     state = replace(method.start(initial), round=1)
     download = method.distribute(state, "new")
     assert download.slots == (SHARED, "cluster-0", "cluster-1")
-    assert not method.picks(state, download.slots)
+    assert not download.must_name
     work = learner(LABELS)
     work.round = 1
     found = method.local_update(work, replace(download, models=tuple(state.bank[s] for s in download.slots)))
     assert (set(found.diffs), found.cluster) == ({SHARED}, None)
-    assert method.moved_slots(state, download.slots, None) == (SHARED,)
+    assert download.expected(None) == (SHARED,)
 
 
 @pytest.mark.parametrize("base", [IFCA(k=2), WeCFL(k=2)], ids=lambda m: m.name)
@@ -307,7 +307,7 @@ def test_sampled_rounds(base):
     before = {n for n, o in played[1].orders.items() if o.train} if isinstance(base, WeCFL) else set()
     assert set(played[-1].after.assignment) == asked | before
     unseen = [o.slots for n, o in played[2].orders.items() if n not in played[2].before.assignment]
-    assert set(unseen) == {(SHARED, "cluster-0", "cluster-1") if base.assigns_on_site else (SHARED, "global")}
+    assert set(unseen) == {(SHARED, "cluster-0", "cluster-1") if base.traits.assigns_on_site else (SHARED, "global")}
     for one in played:
         for name in one.before.assignment.keys() - {n for n, o in one.orders.items() if o.train}:
             assert one.after.assignment[name] == one.before.assignment[name]
@@ -439,7 +439,7 @@ def test_the_gradient_beside_a_frozen_model_is_that_of_finite_differences(module
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(8, 4, generator=generator), torch.randint(3, (8,), generator=generator)
     settings = TrainSettings(lr=1.0, momentum=0.0, local_steps=1, batch_size=8)
-    work = Learner(Workshop(module_class, settings, seed=0), "p", Split(x, y), Split(x, y), {})
+    work = Learner(Runtime(module_class, settings, seed=0), "p", Split(x, y), Split(x, y), {})
     start, frozen = untouched(module_class, 1), untouched(module_class, 2)
     kept = frozen.vector.copy(), frozen.counters.copy()
     trained = work.beside(frozen).train(start)
@@ -479,8 +479,8 @@ def test_the_gradient_beside_a_frozen_model_is_that_of_finite_differences(module
         ({"base": None}, "base = None should be a method that clusters"),
         ({"base": 3}, "base = 3 should be a method that clusters"),
         ({"base": CAM(base=IFCA(k=2))}, "base = ifca-cam predicts with several models"),
-        ({"base": Together(parts=(FedAvg(), IFCA(k=2)))}, r"base = fedavg\+ifca predicts with several models"),
-        ({"base": IFCA(k=2, shared_backbone=True)}, "base has shared_backbone = True"),
+        ({"base": Ensemble(parts=(FedAvg(), IFCA(k=2)))}, r"base = fedavg\+ifca predicts with several models"),
+        ({"base": IFCA(k=2, shared_backbone=True)}, "base = ifca has its models in parts, as with shared_backbone"),
         ({"base": IFCA(k=2, finetune=True)}, "finetune belongs to the whole"),
         ({"warmup": -1}, "warmup = -1 should be >= 0"),
         ({"warmup": 1.5}, "warmup = 1.5 should be int"),
@@ -494,7 +494,7 @@ def test_the_gradient_beside_a_frozen_model_is_that_of_finite_differences(module
         ({"updates": None}, "updates = None should be str"),
         ({"step": "half"}, "step = 'half' should be in"),
         ({"weighting": "uniform"}, "weighting belongs to its base"),
-        ({"penalties": [Contrastive()]}, "belong to its base"),
+        ({"penalties": [Contrastive()]}, "belong to the methods inside it"),
         ({"k": 3}, "unknown setting 'k'"),
     ],
 )
@@ -511,10 +511,11 @@ def test_a_base_must_be_named():
 @pytest.mark.parametrize("participants", [4, None])
 def test_a_warm_up_that_leaves_no_rounds_is_refused_before_the_start(participants):
     method = CAM(base=IFCA(k=2), warmup=3)
-    data = DataConfig(participants, {"partition": "iid"} if participants else None)
-    check_job(method, MODEL, data, ServerSettings(4))
+    dealt = {"participants": participants, "partition": "iid" if participants else None}
+    run = {"method": method, "model": MODEL, "data": Digits(), "min_clients": 1, **dealt}
+    check_plans([RunPlan.of(**run, num_rounds=4)])
     with pytest.raises(ConfigError, match="warmup = 3 leaves none of 3 rounds; lower it"):
-        check_job(method, MODEL, data, ServerSettings(3))
+        check_plans([RunPlan.of(**run, num_rounds=3)])
     if participants:
         with pytest.raises(ConfigError, match="warmup = 3 leaves none of 3 rounds; lower it"):
             play(method, 3)

@@ -17,11 +17,11 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
-from cfl_flare.methods import CFL, FedAvg, Proximal, Together, build_method, describe_method
+from cfl_flare.methods import CFL, Ensemble, FedAvg, Proximal, build_method, describe_method
 from cfl_flare.methods.state import ServerState, Update
 from cfl_flare.report.figures import draw
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.results.store import state_facts, state_of
+from cfl_flare.results.store import state_metadata, state_of
 from cfl_flare.training.settings import TrainSettings
 from tests.play import MODEL, assert_same_models, play, sent
 from tests.results.test_checkpoints import Stopped, assert_same, loop
@@ -87,7 +87,7 @@ def test_both_halves_start_from_the_cluster_s_model_and_go_on_by_themselves() ->
     assert model(state, "cluster-0") == [3, 1.05]
     assert model(state, "cluster-1") == [-1, 0.05]
     assert state.extras["splits"] == [0]
-    assert set(method.whole_models(state, LAYOUT)) == {"cluster-0", "cluster-1"}
+    assert set(method.models(state, LAYOUT)) == {"cluster-0", "cluster-1"}
 
 
 def test_a_split_needs_two_present_members_and_a_direction_needs_no_length() -> None:
@@ -219,7 +219,7 @@ def test_sampling_and_updates_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_beside_another_method() -> None:
-    both, alone = play(Together(parts=(FedAvg(), SPLITS_ALWAYS)), 3), play(SPLITS_ALWAYS, 3, first=1)
+    both, alone = play(Ensemble(parts=(FedAvg(), SPLITS_ALWAYS)), 3), play(SPLITS_ALWAYS, 3, first=1)
     assert_same_models(both[-1].after.bank, alone[-1].after.bank, "1.")
     assert both[-1].after.assignment == alone[-1].after.assignment
     assert both[1].record["cluster_sizes"] == alone[1].record["cluster_sizes"]
@@ -227,7 +227,7 @@ def test_beside_another_method() -> None:
 
 def test_its_state_is_json_and_models() -> None:
     state = play(SPLITS_ALWAYS, 3, sample=4)[-1].after
-    again = state_of(state.bank, json.loads(json.dumps(state_facts(state))))
+    again = state_of(state.bank, json.loads(json.dumps(state_metadata(state))))
     assert again == replace(state, bank=again.bank)
 
 
@@ -257,7 +257,7 @@ def test_the_groups_of_the_digits_are_found(tmp_path: Path) -> None:
     assert run.summary["clusters"] == 3
     assert sorted({len(r["cluster_sizes"]) for r in run.rounds}) == [1, 2, 3]
     assert run.rounds[-1]["served_accuracy"] > run.rounds[1]["served_accuracy"] + 0.2
-    assert len(draw(run)) == 6
+    assert len(draw(run)) == 4
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_refusals(spec: dict[str, Any], message: str) -> None:
 
 def test_a_part_that_the_model_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="cluster_on = 'backbone' does not fit the model"):
-        CFL(eps1=1, eps2=1, cluster_on="backbone").check_model(LAYOUT)
+        CFL(eps1=1, eps2=1, cluster_on="backbone").check(LAYOUT)
 
 
 def test_the_way_through_a_job_file() -> None:

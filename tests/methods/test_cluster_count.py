@@ -13,10 +13,11 @@ import pytest
 
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer
-from cfl_flare.methods import CAM, Assignment, Contrastive, Download, FedAvg, Method, Participant, ServerState, Together
+from cfl_flare.engine.site import Result
+from cfl_flare.methods import CAM, Assignment, Contrastive, Download, Ensemble, FedAvg, Method, Participant, ServerState
 from cfl_flare.methods.base import cluster_slot
-from cfl_flare.methods.state import Update
+from cfl_flare.methods.state import Plan, Update
+from cfl_flare.methods.traits import Traits
 from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.results.analysis import gram
 from cfl_flare.results.run_dir import load_run, read_features
@@ -29,11 +30,10 @@ class Growing(Method):
 
     name: ClassVar[str] = "growing"
     paper: ClassVar[str] = "a test"
-    shares_centres: ClassVar[bool] = False
 
     @property
-    def clusters(self) -> int:
-        return 1
+    def traits(self) -> Traits:
+        return Traits(clusters=1, shares_centres=False)
 
     def clusters_in(self, state: ServerState) -> int:
         return sum(slot.startswith("cluster-") for slot in state.bank)
@@ -56,18 +56,22 @@ class Growing(Method):
 class Choosing(Growing):
     """As Growing, but the participants say in which cluster they are."""
 
-    assigns_on_site: ClassVar[bool] = True
+    @property
+    def traits(self) -> Traits:
+        return Traits(clusters=1, shares_centres=False, assigns_on_site=True)
 
-    def moved_slots(self, state: ServerState, slots: tuple[str, ...], cluster: int | None) -> tuple[str, ...]:
-        return slots[:1]
+    def distribute(self, state: ServerState, participant: str) -> Download:
+        sent = super().distribute(state, participant)
+        clusters = range(self.clusters_in(state))
+        return replace(sent, choices=dict.fromkeys(clusters, sent.slots[0])) if clusters else sent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Everyone(FedAvg):
     """Asks everyone in round 1."""
 
-    def asks_all(self, state: ServerState) -> bool:
-        return state.round == 1
+    def plan(self, state: ServerState) -> Plan:
+        return Plan(everyone=state.round == 1)
 
 
 def test_each_round_s_record_has_the_clusters_that_there_were(tmp_path: Path) -> None:
@@ -97,36 +101,37 @@ def test_the_gram_matrix_has_the_centres_after_the_round() -> None:
     method = Growing()
     before = replace(method.start(initial), round=2)
     updates = [update(n, 1, "global", 1, i) for i, n in enumerate("ab")]
-    after = method.aggregate(before, updates, method.assign(before, updates))
-    assert gram(method, before, after, updates).shape == (4, 4)
+    assignment = method.assign(before, updates)
+    after = method.aggregate(before, updates, assignment)
+    assert gram(method, before, after, updates, assignment).shape == (4, 4)
 
 
 @pytest.mark.parametrize(("cluster", "fits"), [(0, True), (1, True), (2, False)])
 def test_a_picked_cluster_is_one_that_there_is_now(cluster: int, fits: bool) -> None:
     state = ServerState({slot: initial(0) for slot in ("global", "cluster-0", "cluster-1")}, {"a": 0})
     server = Server(Choosing(), LAYOUT, [Participant("a", "s", 1)], ServerSettings(2), state)
-    server.orders()
-    answer = Answer("a", update("a", 1, "cluster-0", 1, 1, cluster))
+    server.tasks()
+    answer = Result("a", update("a", 1, "cluster-0", 1, 1, cluster))
     if fits:
         server.accept(answer, "s")
         return
-    with pytest.raises(PayloadError, match=r"cluster = 2 should be in 0\.\.1"):
+    with pytest.raises(PayloadError, match=r"cluster = 2 should be one of \[0, 1\]"):
         server.accept(answer, "s")
 
 
-@pytest.mark.parametrize("method", [Everyone(), Together(parts=(FedAvg(), Everyone()))], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [Everyone(), Ensemble(parts=(FedAvg(), Everyone()))], ids=lambda m: m.name)
 def test_a_method_may_ask_everyone_in_one_round(method: Any) -> None:
     people = [Participant(n, "s", 1) for n in "abcd"]
     server = Server(method, LAYOUT, people, ServerSettings(4, sample=2, max_failed_rounds=4), method.start(initial))
     counts = []
     for _ in range(3):
-        counts.append(sum(order.train for order in server.orders().values()))
+        counts.append(sum(order.train for order in server.tasks().values()))
         server.finish_round()
     assert counts == [2, 4, 2]
 
 
 def test_the_count_is_that_of_the_part_that_clusters() -> None:
-    both = Together(parts=(FedAvg(), Growing()))
+    both = Ensemble(parts=(FedAvg(), Growing()))
     state = both.start(initial)
     assert both.clusters_in(state) == 0
     state = replace(state, bank={**state.bank, "1.cluster-0": initial(0), "1.cluster-1": initial(0)})

@@ -15,12 +15,12 @@ from cfl_flare.methods import (
     METHODS,
     PENALTIES,
     Contrastive,
+    Ensemble,
     FedAvg,
     FedProx,
     FeSEM,
     KnowledgeSharing,
     Proximal,
-    Together,
     WeCFL,
     build_method,
     describe_method,
@@ -51,22 +51,22 @@ WEIGHTED = FeSEM(k=3, weighting="samples")
             {"method": "wecfl-cam", "k": 3, "penalties": [{"penalty": "contrastive", "mu": 2.0}]},
             CAM(base=WeCFL(k=3, penalties=(Contrastive(mu=2.0),))),
         ),
-        ({"method": "fedavg+", "k": 2}, Together(parts=(FedAvg(), FedAvg()))),
-        ({"method": "fedavg+", "k": 1, "vote": "logits"}, Together(parts=(FedAvg(),), vote="logits")),
+        ({"method": "fedavg+", "k": 2}, Ensemble(parts=(FedAvg(), FedAvg()))),
+        ({"method": "fedavg+", "k": 1, "vote": "logits"}, Ensemble(parts=(FedAvg(),), vote="logits")),
         (
             {"method": "fedprox+", "k": 2, "mu": 0.5, "weighting": "uniform", "finetune": True},
-            Together(parts=(FedProx(mu=0.5, weighting="uniform"),) * 2, finetune=True),
+            Ensemble(parts=(FedProx(mu=0.5, weighting="uniform"),) * 2, finetune=True),
         ),
-        ({"method": "fedavg+ifca", "k": 3}, Together(parts=(FedAvg(), IFCA(k=3)), vote="logits")),
+        ({"method": "fedavg+ifca", "k": 3}, Ensemble(parts=(FedAvg(), IFCA(k=3)), vote="logits")),
         (
             {"method": "fedavg+ifca", "k": 3, "vote": "probabilities", "finetune": True, "assignment_samples": 9},
-            Together(
+            Ensemble(
                 parts=(FedAvg(), IFCA(k=3, assignment_samples=9)), vote="probabilities", finetune=True
             ),
         ),
         (
             {"method": "fedavg+fesem", "k": 3, "penalties": [{"penalty": "proximal"}]},
-            Together(parts=(FedAvg(penalties=(Proximal(),)), FeSEM(k=3, penalties=(Proximal(),))), vote="logits"),
+            Ensemble(parts=(FedAvg(penalties=(Proximal(),)), FeSEM(k=3, penalties=(Proximal(),))), vote="logits"),
         ),
     ],
 )  # fmt: skip
@@ -88,9 +88,9 @@ def test_settings_reach_the_method_that_they_are_of(spec, method):
         ({"method": "ifca-cam", "k": 2, "base": IFCA(k=2)}, "^method ifca-cam: unknown setting 'base'"),
         ({"method": "ifca-cam", "k": 2, "starts": 3}, "^method ifca-cam: unknown setting 'starts'"),
         ({"method": "fedavg+ifca", "k": 2, "parts": []}, r"^method fedavg\+ifca: unknown setting 'parts'"),
-        ({"method": "ifca-cam", "k": 2, "shared_backbone": True}, "^method cam: base has shared_backbone = True"),
+        ({"method": "ifca-cam", "k": 2, "shared_backbone": True}, "^method cam: base = ifca has its models in parts"),
         ({"method": "fesem-cam", "k": 0}, "^method fesem: k = 0 should be >= 1$"),
-        ({"method": "cam+", "k": 2}, "^method 'cam\\+' is unknown; there are .*cam, together, .*ifca-cam"),
+        ({"method": "cam+", "k": 2}, "^method 'cam\\+' is unknown; there are .*cam, ensemble, .*ifca-cam"),
     ],
 )
 def test_refusals_name_the_setting_in_one_line(spec, message):
@@ -122,11 +122,11 @@ def settings_of(name: str) -> dict:
 
 EVERY = [
     *(build_method({"method": name, **settings_of(name)})
-      for name, cls in METHODS.items() if cls not in (CAM, Together, FeSEM)),
+      for name, cls in METHODS.items() if cls not in (CAM, Ensemble, FeSEM)),
     *(build_method({"method": name, "k": 3}) for name in COMBINATIONS),
     FeSEM(k=3, penalties=[Contrastive(scope="head"), KnowledgeSharing(lam=[0.1, 0.2, 0.3], scope="backbone")]),
     CAM(base=WeCFL(k=2, cluster_on=["head.weight"], penalties=(KnowledgeSharing(pairwise=True),)), lam=0),
-    Together(parts=[FedAvg(weighting="uniform"), IFCA(k=2, penalties=(Proximal(mu=1.0),))]),
+    Ensemble(parts=[FedAvg(weighting="uniform"), IFCA(k=2, penalties=(Proximal(mu=1.0),))]),
 ]  # fmt: skip
 
 
@@ -153,6 +153,6 @@ def test_labels(spec, label, clusters):
 
 
 def test_the_registries_know_their_classes_by_their_names():
-    assert all(cls.name == name for name, cls in METHODS.items() if name != "hypcluster")
+    assert all(cls.name == name for name, cls in METHODS.items() if name not in ("hypcluster", "together"))
     assert all(cls.name == name for name, cls in PENALTIES.items())
     assert not METHODS.keys() & COMBINATIONS.keys()

@@ -28,7 +28,8 @@ from cfl_flare.methods import (
 from cfl_flare.models import CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18
 from cfl_flare.results.run_dir import load_model, load_run
 from cfl_flare.training.ensemble import Served
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 from tests.play import moved, play
 
@@ -84,7 +85,7 @@ def stepped(weights, still=(), mu: float = 0.0, anchor=None) -> np.ndarray:
 def learner(samples: int = 1, memory=None, number: int = 1, **more) -> Learner:
     settings = {"lr": 1.0, "momentum": 0.0, "local_steps": 1, "batch_size": 1, **more}
     split = Split.of(np.ones((samples, 1), np.float32), np.zeros(samples, np.int64))
-    return Learner(Workshop(Deep, TrainSettings(**settings), 0), "p", split, split, memory or {}, number)
+    return Learner(Runtime(Deep, TrainSettings(**settings), 0), "p", split, split, memory or {}, number)
 
 
 def initial(index: int) -> Params:
@@ -104,8 +105,7 @@ def clustered(method: FedCUAU) -> ServerState:
 def test_stage_one_sends_nothing_and_brings_back_the_head_s_update_of_one_epoch():
     method, work = FedCUAU(), learner(samples=3, local_steps=7)
     state = method.start(initial)
-    assert method.distribute(state, "p") == Download()
-    assert method.moved_slots(state, (), None) == ("au",)
+    assert method.distribute(state, "p") == Download(returns=("au",))
     done = method.local_update(work, Download())
     start = work.initial(0).vector.astype(float)
     expected = stepped(stepped(stepped(start))) - start
@@ -165,8 +165,7 @@ def test_stage_one_s_order_does_not_matter_and_ties_go_by_name():
 def test_a_newcomer_is_placed_by_round_zero_s_points_and_moves_nothing_else():
     method = FedCUAU(k=3)
     state = clustered(method)  # distances 0.5, 0.5, 4.5, 5.5: points 0.5 and 4.5
-    assert method.distribute(state, "e") == Download(("shared", "cluster-0"))
-    assert method.moved_slots(state, ("shared", "cluster-0"), None) == ("au",)
+    assert method.distribute(state, "e") == Download(("shared", "cluster-0"), returns=("au",))
     updates = [first("e", 50, 0.5, 0.25), first("f", 50, 0.5, 4.5), first("g", 1, 9, 9)]
     updates.append(Update("c", 2, {"shared": shared(4), "cluster-2": cluster(1, 0, 0), "cluster-1": cluster(0, 1, 0)}))
     assignment = method.assign(state, updates)
@@ -186,7 +185,7 @@ def test_a_participant_is_sent_what_it_trains_and_what_it_predicts_with(finetune
         sent = method.distribute(state, name)
         assert sent.slots == ("shared", SLOTS[own if finetune else 0])
         assert sent.to_train == SLOTS[own:]
-        assert method.moved_slots(state, (*sent.slots, *sent.to_train), None) == ("shared", *SLOTS[own:])
+        assert sent.expected(None) == (*SLOTS[own:], "shared")
     personal = FedCUAU(k=3, base="fedper").distribute(state, "d")
     assert personal.slots == ("shared", "cluster-2")
 
@@ -433,12 +432,12 @@ class Headless(nn.Module):
 )
 def test_models_that_do_not_fit_are_refused(method, model, message):
     with pytest.raises(ConfigError, match=message):
-        method.check_model(Layout.of(model))
+        method.check(Layout.of(model))
 
 
 def test_runs_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match="stage 1 takes the first of 1 rounds"):
-        FedCUAU().check_rounds(1)
+        FedCUAU().check(LAYOUT, 1)
     with pytest.raises(ConfigError, match="k = 7 clusters need as many participants in the first round"):
         play(FedCUAU(k=7), 2, sample=2)
     with pytest.raises(ConfigError, match="base = fedavg-cuau has its models in parts"):

@@ -10,13 +10,14 @@ import torch
 
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, Digits, Samples
-from cfl_flare.engine.indicator import Logits, held_back, logits_for
+from cfl_flare.engine.indicator import Logits, logits_for, samples_to_set_aside
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.methods import (
     CAM,
     Download,
+    Ensemble,
     FedAvg,
     FedDS,
     FedDSMIC,
@@ -24,7 +25,6 @@ from cfl_flare.methods import (
     Participant,
     PerFedAvg,
     ServerState,
-    Together,
     build_method,
     describe_method,
 )
@@ -95,7 +95,7 @@ def test_they_are_compared_with_the_centres_that_were_sent():
 
 def test_starts_from_c_seeds_with_the_participants_spread_evenly():
     method = FedDS(k=3)
-    state = method.admit(method.start(initial), NAMES)
+    state = method.start(initial, NAMES)
     assert {s: m.vector.tolist() for s, m in state.bank.items()} == {
         "cluster-0": [0, 0], "cluster-1": [1, -1], "cluster-2": [2, -2], "newcomer": [3, -3]
     }  # fmt: skip
@@ -103,17 +103,16 @@ def test_starts_from_c_seeds_with_the_participants_spread_evenly():
     counts = [list(sent.values()).count((f"cluster-{k}",)) for k in range(3)]
     assert sorted(counts) == [2, 2, 3]
     assert state.assignment == {}
-    assert method.admit(method.start(initial), NAMES[::-1]).extras == state.extras  # whatever their order
-    assert FedDS(k=3, seed=1).admit(method.start(initial), NAMES).extras != state.extras
-    assert list(method.whole_models(state, LAYOUT)) == ["cluster-0", "cluster-1", "cluster-2"]
+    assert method.start(initial, NAMES[::-1]).extras == state.extras  # whatever their order
+    assert FedDS(k=3, seed=1).start(initial, NAMES).extras != state.extras
+    assert list(method.models(state, LAYOUT)) == ["cluster-0", "cluster-1", "cluster-2"]
 
 
 def test_a_newcomer_trains_alone_tells_its_cluster_and_then_joins_it():
     method = FedDS(k=2)
-    state = method.admit(method.start(initial), NAMES).after({"cluster-0": coin(-3, 3), "cluster-1": coin(3, -3)})
-    state = method.admit(state, [*NAMES, "new"])  # the run goes on with one more
+    state = method.start(initial, NAMES).after({"cluster-0": coin(-3, 3), "cluster-1": coin(3, -3)})
     assert method.distribute(state, "new").slots == ("newcomer",)
-    assert method.moved_slots(state, ("newcomer",), None) == ("newcomer",)
+    assert method.distribute(state, "new").expected(None) == ("newcomer",)
     updates = [update("new", 9, "newcomer", 0, 0), update("p0", 1, "cluster-0", 6, -5)]  # (2, -2) and (3, -2)
     assignment = method.assign(replace(state, logits=PREDICT), updates)
     after = method.aggregate(state, updates, assignment)
@@ -176,7 +175,7 @@ def test_it_runs_on_groups_of_classes_with_participants_sampled_and_penalties():
 
 
 def test_beside_another_method_it_is_what_it_is_alone():
-    both = loop(Together(parts=(FedDS(k=2), FedAvg())))
+    both = loop(Ensemble(parts=(FedDS(k=2), FedAvg())))
     alone = loop(FedDS(k=2))
     assert both.state.assignment == alone.state.assignment
     for k in range(2):
@@ -239,19 +238,19 @@ def test_without_indicator_samples_no_run_begins():
     recipe = {"method": "fedds:k=2", "model": MLP((1, 8, 8), 10), "data": Digits(), "num_rounds": 1, "min_clients": 2}
     with pytest.raises(ConfigError, match=r"which the server has no file of; name one .* indicator_file=samples.npz"):
         ClusteredRecipe(**recipe)
-    assert ClusteredRecipe(**{**recipe, "method": "fedds:k=2,indicator_file=a.npz"}).data.indicator_samples == 0
+    assert ClusteredRecipe(**{**recipe, "method": "fedds:k=2,indicator_file=a.npz"}).plan.data.indicator_samples == 0
     simulated = {"participants": 4, "partition": "iid"}
-    assert ClusteredRecipe(**recipe, **simulated).data.indicator_samples == 10
-    assert ClusteredRecipe(**{**recipe, "method": "fedavg"}, **simulated).data.indicator_samples == 0
+    assert ClusteredRecipe(**recipe, **simulated).plan.data.indicator_samples == 10
+    assert ClusteredRecipe(**{**recipe, "method": "fedavg"}, **simulated).plan.data.indicator_samples == 0
     with pytest.raises(ConfigError, match="method fedds: the server has no indicator samples"):
         rounds(method=FedDS(k=2))
 
 
 def test_methods_that_are_compared_share_what_is_left():
     methods = [FedAvg(), FedDS(), FedDSMIC(indicator_samples=20), FedDS(indicator_samples=50, indicator_file="a.npz")]
-    assert held_back(methods) == 20
-    assert held_back(methods[:1]) == 0
-    assert held_back([Together(parts=(FedAvg(), FedDS(indicator_samples=7)))]) == 7
+    assert samples_to_set_aside(methods) == 20
+    assert samples_to_set_aside(methods[:1]) == 0
+    assert samples_to_set_aside([Ensemble(parts=(FedAvg(), FedDS(indicator_samples=7)))]) == 7
 
 
 def test_a_server_predicts_on_the_samples_of_its_file(tmp_path):
@@ -272,6 +271,6 @@ def test_samples_that_do_not_fit_the_model_are_refused():
 def test_a_server_keeps_no_predictions_in_its_state():
     method = FedDS(k=2)
     people = [Participant(name, "site", 1) for name in NAMES]
-    server = Server(method, LAYOUT, people, ServerSettings(1), method.start(initial), logits=PREDICT)
+    server = Server(method, LAYOUT, people, ServerSettings(1), method.start(initial, NAMES), logits=PREDICT)
     assert server.state.logits is None
     assert set(server.state.extras["start"]) == {p.name for p in people}

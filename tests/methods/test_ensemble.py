@@ -9,13 +9,13 @@ from cfl_flare.methods import (
     IFCA,
     Contrastive,
     Download,
+    Ensemble,
     FedAvg,
     FedProx,
     FeSEM,
     Finetune,
     Local,
     Proximal,
-    Together,
     WeCFL,
     build_method,
 )
@@ -33,7 +33,7 @@ def metrics(played, name):
 
 
 def test_one_fedavg_is_fedavg():
-    plus, plain = play(Together(parts=(FedAvg(),)), 2, **KEPT), play(FedAvg(), 2, **KEPT)
+    plus, plain = play(Ensemble(parts=(FedAvg(),)), 2, **KEPT), play(FedAvg(), 2, **KEPT)
     assert_same_models(plus[-1].after.bank, plain[-1].after.bank, "0.")
     assert metrics(plus, "served_loss") == pytest.approx(metrics(plain, "served_loss"), rel=1e-6)
     assert metrics(plus, "served_accuracy") == metrics(plain, "served_accuracy")
@@ -41,7 +41,7 @@ def test_one_fedavg_is_fedavg():
 
 @pytest.mark.parametrize("part", [FedAvg(), FedProx(mu=0.5)], ids=lambda m: m.name)
 def test_each_part_is_the_method_run_alone_from_that_seed(part):
-    plus = play(Together(parts=(part,) * 3), 3, **KEPT)
+    plus = play(Ensemble(parts=(part,) * 3), 3, **KEPT)
     assert sent(plus[0]) == moved(plus[0]) == {("0.global", "1.global", "2.global")}
     assert all(names == {"0.momentum", "1.momentum", "2.momentum"} for names in plus[-1].memory.values())
     for seed in range(3):
@@ -53,7 +53,7 @@ def test_each_part_is_the_method_run_alone_from_that_seed(part):
 
 @pytest.mark.parametrize("clustered", [IFCA(k=2), FeSEM(k=2), WeCFL(k=2)], ids=lambda m: m.name)
 def test_a_method_that_clusters_does_not_know_of_the_one_beside_it(clustered):
-    both = play(Together(parts=(FedAvg(), clustered), vote="logits"), 3, **KEPT)
+    both = play(Ensemble(parts=(FedAvg(), clustered), vote="logits"), 3, **KEPT)
     fedavg, alone = play(FedAvg(), 3, **KEPT), play(clustered, 3, first=1, **KEPT)
     for one, plain, own in zip(both, fedavg, alone):
         assert_same_models(one.after.bank, plain.after.bank, "0.")
@@ -68,13 +68,13 @@ def test_a_method_that_clusters_does_not_know_of_the_one_beside_it(clustered):
 
 def test_penalties_of_a_part_are_its_own():
     held = WeCFL(k=2, penalties=(Contrastive(mu=2.0),))
-    both, alone = play(Together(parts=(FedAvg(), held)), 3), play(held, 3, first=1)
+    both, alone = play(Ensemble(parts=(FedAvg(), held)), 3), play(held, 3, first=1)
     assert_same_models(both[-1].after.bank, alone[-1].after.bank, "1.")
     assert_same_models(both[-1].after.bank, play(FedAvg(), 3)[-1].after.bank, "0.")
 
 
 def test_sampled_rounds_are_those_of_the_parts_alone():
-    both = play(Together(parts=(FedAvg(), WeCFL(k=2))), 3, sample=3)
+    both = play(Ensemble(parts=(FedAvg(), WeCFL(k=2))), 3, sample=3)
     assert_same_models(both[-1].after.bank, play(WeCFL(k=2), 3, first=1, sample=3)[-1].after.bank, "1.")
 
 
@@ -84,7 +84,7 @@ MODELS = (coin(2, 0), coin(0, 1))
 @pytest.mark.parametrize("vote", ["probabilities", "logits"])
 def test_votes(vote):
     """On labels 0, 1: soft voting takes the mean of the softmax outputs, the sum that of the added logits."""
-    method = Together(parts=(FedAvg(), FedAvg()), vote=vote)
+    method = Ensemble(parts=(FedAvg(), FedAvg()), vote=vote)
     work = learner([0, 1])
     served = method.predictor(work, Download(("0.global", "1.global"), MODELS, {"0": {}, "1": {}}))
     assert served == Served(MODELS, vote)
@@ -95,10 +95,10 @@ def test_votes(vote):
 
 
 def test_what_the_parts_trained_is_measured_together():
-    played = play(Together(parts=(FedAvg(), IFCA(k=2))), 2, trained=True)
+    played = play(Ensemble(parts=(FedAvg(), IFCA(k=2))), 2, trained=True)
     assert all(0 <= a.metrics["trained_accuracy"] <= 1 for a in played[0].answers.values())
     work = learner([0])
-    Together(parts=(FedAvg(), FedAvg())).local_update(
+    Ensemble(parts=(FedAvg(), FedAvg())).local_update(
         work, Download(("0.global", "1.global"), (coin(0, 0), coin(1, 1)))
     )
     assert isinstance(work.trained, Served)
@@ -108,11 +108,11 @@ def test_what_the_parts_trained_is_measured_together():
 
 def test_finetuning_tunes_each_part_by_itself_with_its_own_momentum():
     """Thesis sec. 7.4.4: FedAvg-Finetune+IFCA-Finetune."""
-    one = play(Together(parts=(FedAvg(),), finetune=True), 2, **KEPT)
+    one = play(Ensemble(parts=(FedAvg(),), finetune=True), 2, **KEPT)
     alone = play(Finetune(), 2, **KEPT)
     assert metrics(one, "served_loss") == pytest.approx(metrics(alone, "served_loss"), rel=1e-6)
     work = learner([0])
-    served = Together(parts=(FedAvg(), FedAvg()), finetune=True).predictor(
+    served = Ensemble(parts=(FedAvg(), FedAvg()), finetune=True).predictor(
         work, Download(("0.global", "1.global"), (coin(0, 0), coin(1, 1)))
     )
     np.testing.assert_allclose([m.vector for m in served.models], [[0.5, -0.5], [1.5, 0.5]])
@@ -120,7 +120,7 @@ def test_finetuning_tunes_each_part_by_itself_with_its_own_momentum():
 
 
 def test_local_models_have_seeds_and_memories_of_their_own():
-    played = play(Together(parts=(Local(), Local())), 2)
+    played = play(Ensemble(parts=(Local(), Local())), 2)
     assert all(names == {"0.model", "1.model"} for names in played[-1].memory.values())
     both, alone = metrics(played, "served_loss"), metrics(play(Local(), 2), "served_loss")
     assert all(both[name] != alone[name] for name in both)
@@ -128,19 +128,19 @@ def test_local_models_have_seeds_and_memories_of_their_own():
 
 
 def test_models_that_never_left_the_participants_leave_no_ensemble(tmp_path):
-    server = loop(Together(parts=(FedAvg(), Local())), tmp_path)
+    server = loop(Ensemble(parts=(FedAvg(), Local())), tmp_path)
     assert list((tmp_path / "clusters").iterdir()) == []
     assert set(server.state.bank) == {"0.global"}
 
 
 def test_whole_models_are_one_ensemble_or_one_a_cluster():
-    plus = Together(parts=(FedAvg(), FedAvg()))
+    plus = Ensemble(parts=(FedAvg(), FedAvg()))
     state = plus.start(initial)
-    assert {slot: [m.vector.tolist() for m in s.models] for slot, s in plus.whole_models(state, None).items()} == {
+    assert {slot: [m.vector.tolist() for m in s.models] for slot, s in plus.models(state, None).items()} == {
         "global": [[0, 0], [1, -1]]
     }
-    beside = Together(parts=(IFCA(k=2), FedAvg()), vote="logits")
-    found = beside.whole_models(beside.start(initial), None)
+    beside = Ensemble(parts=(IFCA(k=2), FedAvg()), vote="logits")
+    found = beside.models(beside.start(initial), None)
     assert {slot: [m.vector.tolist() for m in served.models] for slot, served in found.items()} == {
         "cluster-0": [[0, 0], [2, -2]],
         "cluster-1": [[1, -1], [2, -2]],
@@ -150,7 +150,7 @@ def test_whole_models_are_one_ensemble_or_one_a_cluster():
 
 @pytest.mark.parametrize(
     "method",
-    [Together(parts=(FedAvg(), FedAvg())), Together(parts=(FedAvg(), IFCA(k=2))), CAM(base=WeCFL(k=2), warmup=5)],
+    [Ensemble(parts=(FedAvg(), FedAvg())), Ensemble(parts=(FedAvg(), IFCA(k=2))), CAM(base=WeCFL(k=2), warmup=5)],
     ids=lambda m: m.label,
 )
 @pytest.mark.parametrize("stop_at", [4, 7])
@@ -164,10 +164,10 @@ def test_a_stopped_run_ends_as_an_undisturbed_one(tmp_path, method, stop_at):
 
 
 def test_needs_and_model_are_those_of_the_most_demanding_part():
-    method = Together(parts=(FedAvg(), WeCFL(k=5)))
-    assert method.needs(method.start(initial)) == 5
+    method = Ensemble(parts=(FedAvg(), WeCFL(k=5)))
+    assert method.plan(method.start(initial)).fewest == 5
     with pytest.raises(ConfigError, match="k = 7 clusters need as many participants"):
-        play(Together(parts=(FedAvg(), WeCFL(k=7))), 1)
+        play(Ensemble(parts=(FedAvg(), WeCFL(k=7))), 1)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_needs_and_model_are_those_of_the_most_demanding_part():
         ({"parts": (FedAvg(), None)}, "parts should be methods"),
         ({"parts": 3}, "'int' object is not iterable"),
         ({"parts": (FedAvg(), CAM(base=IFCA(k=2)))}, r"parts = \['ifca-cam'\] predict with several models"),
-        ({"parts": (Together(parts=(FedAvg(),)),)}, r"parts = \['fedavg\+'\] predict with several models"),
+        ({"parts": (Ensemble(parts=(FedAvg(),)),)}, r"parts = \['fedavg\+'\] predict with several models"),
         ({"vote": "majority"}, "vote = 'majority' should be in"),
-        ({"penalties": (Proximal(),)}, "belong to its parts"),
+        ({"penalties": (Proximal(),)}, "belong to the methods inside it"),
         ({"weighting": "uniform"}, "weighting belongs to its parts"),
         ({"parts": (FedAvg(), Finetune())}, "finetune belongs to the whole"),
         ({"k": 2}, "unknown setting 'k'"),
@@ -195,9 +195,9 @@ def test_refusals(settings, message):
 @pytest.mark.parametrize(
     ("method", "label"),
     [
-        (Together(parts=(FedAvg(), FedAvg())), "fedavg+"),
-        (Together(parts=(FedAvg(), IFCA(k=2)), finetune=True), "fedavg+ifca-finetune"),
-        (Together(parts=(FedAvg(), WeCFL(k=2, penalties=(Contrastive(),)))), "fedavg+wecfl-con"),
+        (Ensemble(parts=(FedAvg(), FedAvg())), "fedavg+"),
+        (Ensemble(parts=(FedAvg(), IFCA(k=2)), finetune=True), "fedavg+ifca-finetune"),
+        (Ensemble(parts=(FedAvg(), WeCFL(k=2, penalties=(Contrastive(),)))), "fedavg+wecfl-con"),
     ],
 )
 def test_labels(method, label):

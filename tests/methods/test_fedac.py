@@ -6,15 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cfl_flare.clustering.number import changes, looseness
+from cfl_flare.clustering.number import changes, dispersion
 from cfl_flare.core.archive import Archive, LatestModels
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
-from cfl_flare.methods import CGPFL, Download, FedAC, ServerState, Together, Update
+from cfl_flare.methods import CGPFL, Download, Ensemble, FedAC, ServerState, Update
 from cfl_flare.methods.tuning import Clusters, tune
+from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.report.figures import draw
 from cfl_flare.results.metrics import measure_round
 from cfl_flare.results.run_dir import load_run
@@ -57,10 +58,10 @@ def test_a_local_step_goes_on_with_the_own_model_under_both_pulls():
     assert method.serve(work, Download(("cluster-1",), (centre,))) is work.memory["personal"]
 
 
-@pytest.mark.parametrize("likeness", ["lrcos", "l2"])
-def test_a_newcomer_goes_where_it_moved_from_the_common_model(likeness: str) -> None:
+@pytest.mark.parametrize("similarity", ["lrcos", "l2"])
+def test_a_newcomer_goes_where_it_moved_from_the_common_model(similarity: str) -> None:
     """By (1, 0, 0) from (5, 5, 5): towards (9, 6, 5), though (5, 4, 5) is nearer and its own cosine is larger."""
-    method = FedAC(k=2, likeness=likeness)
+    method = FedAC(k=2, similarity=similarity)
     state = start(method)
     centres = {"global": split(5, 5, 5), "cluster-0": split(5, 4, 5), "cluster-1": split(9, 6, 5)}
     ended = replace(state, bank={**state.bank, **centres}, assignment={"old": 0}, archive=None)
@@ -92,7 +93,7 @@ def test_phi_is_a_mean_over_the_round_and_the_centres_are_means_over_all_known_m
 
 def test_the_e_step_moves_those_who_are_not_asked_too():
     """c was asked, and takes its cluster's centre with it past d: d's model is now most like the other centre."""
-    method = FedAC(k=2, tuning=False, likeness="l2")
+    method = FedAC(k=2, tuning=False, similarity="l2")
     state = step(method, start(method), [moved(n, "global", v, 0, 0) for n, v in (("a", 0), ("c", 10), ("d", 7))])
     assert state.assignment == {"a": 0, "c": 1, "d": 1}
     state = step(method, state, [moved("c", "cluster-1", 31.5, 0, 0)])  # to 40: the centre goes to 23.5
@@ -140,10 +141,10 @@ def by_sign(found: Clusters):
     return halves
 
 
-def test_looseness_by_hand():
+def test_dispersion_by_hand():
     """Centres 1, 6, 11. Distances of centres 25, 100 and 25, 25; inside 1, 0, 4."""
     found = clusters({0: {"a": 0, "b": 2}, 1: {"c": 6}, 2: {"d": 9, "e": 13}})
-    assert found.looseness() == pytest.approx({0: 1 / 62.5, 1: 0, 2: 4 / 62.5})
+    assert found.dispersion() == pytest.approx({0: 1 / 62.5, 1: 0, 2: 4 / 62.5})
 
 
 def test_a_tight_cluster_is_merged_and_a_loose_one_split():
@@ -174,7 +175,7 @@ def test_a_change_is_not_taken_back_for_a_while():
 def test_a_single_cluster_is_split_if_both_halves_are_neither_tight_nor_loose(low, high, kept):
     """Halves (0, 2) and (10, 14): centres 1 and 12, G = 1/121 and 4/121."""
     found = clusters({4: {"a": 0, "b": 2, "c": 10, "d": 14}})
-    assert looseness({4: 1.0}, np.zeros((1, 1))) == {4: float("inf")}
+    assert dispersion({4: 1.0}, np.zeros((1, 1))) == {4: float("inf")}
     assert tune(found, by_sign(found), low, high, []) == ([{"cluster": 4, "new": 5}] if kept else [])
     assert found.members == ({4: ["a", "b"], 5: ["c", "d"]} if kept else {4: ["a", "b", "c", "d"]})
     assert found.ids == (6 if kept else 5)
@@ -188,18 +189,18 @@ def test_merged_and_new_clusters_in_the_state_and_in_the_record():
     assert set(state.assignment.values()) == {1}
     assert "cluster-0" not in state.bank
     assert method.clusters_in(state) == 2
-    assert method.gone(state) == {0}
-    record = measure_round({}, {}, {}, state, 2, method.gone(state)).record
+    record = measure_round({}, {}, {}, state, 2).record
     assert (record["empty_clusters"], record["cluster_sizes"], record["clusters_in_use"]) == ([], [0, 4], 1)
-    assert method.notes(state) == {
-        "looseness": {"1": None},
+    assert state.notes == {
+        "dispersion": {"1": None},
         "changes": [{"round": 0, "cluster": 0, "into": 1}],
     }
     json.dumps(state.extras)
     assert method.distribute(state, "a").slots == ("cluster-1",)
     assert method.distribute(state, "z").slots == ("global",)
-    assert method.whole_models(state, SPLIT).keys() == {"cluster-1", "global"}
-    assert method.centre(state, 0) is state.bank["global"]
+    assert method.models(state, SPLIT).keys() == {"cluster-1", "global"}
+    common = method.features(state.bank["global"])
+    np.testing.assert_array_equal(Clustering.of(method, state).centre(state, 0), common)  # it has no members
 
 
 def test_only_those_who_train_are_sent_the_embedding():
@@ -265,7 +266,7 @@ def test_groups_are_found_and_personal_models_serve_them(tmp_path, tuned):
     [
         ({"k": 0}, "k = 0"),
         ({"k": 2, "mu": -1.0}, "mu = -1.0 should be >= 0"),
-        ({"k": 2, "likeness": "cos"}, "likeness = 'cos' should be 'lrcos' or 'l2'"),
+        ({"k": 2, "similarity": "cos"}, "similarity = 'cos' should be 'lrcos' or 'l2'"),
         ({"k": 2, "low": 0.8, "high": 0.2}, "low = 0.8 and high = 0.2 should be 0 <= low < high"),
         ({"k": 2, "map_every": 0}, "map_every = 0"),
         ({"k": 2, "cooldown": -1}, "cooldown = -1"),
@@ -278,9 +279,9 @@ def test_refusals(settings, message):
 
 def test_it_needs_a_backbone_and_runs_by_itself():
     with pytest.raises(ConfigError, match="method fedac: the backbone is the embedding, but"):
-        FedAC(k=2).check_model(LAYOUT)
+        FedAC(k=2).check(LAYOUT)
     with pytest.raises(ConfigError, match="keep models on the server's disk; run them alone"):
-        Together(parts=(FedAC(k=2),))
+        Ensemble(parts=(FedAC(k=2),))
 
 
 def test_cgpfl_s_model_is_pulled_to_its_centre():

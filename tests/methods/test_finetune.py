@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.methods import CAM, FedAvg, FedCUAU, Finetune, Local, Method, Together, WeCFL, build_method
+from cfl_flare.methods import CAM, Ensemble, FedAvg, FedCUAU, Finetune, Local, Method, WeCFL, build_method
 from cfl_flare.training.ensemble import Served
 from tests.tiny import coin, learner
 
@@ -33,7 +33,7 @@ def after(epochs: int, frozen: Any = None) -> list[float]:
 def test_so_many_passes(epochs: int) -> None:
     for method in (WeCFL(k=2, finetune=True, finetune_epochs=epochs), Finetune(finetune_epochs=epochs)):
         assert tuned(method, START) == [after(epochs)]
-    together = Together(parts=(FedAvg(), FedAvg()), finetune=True, finetune_epochs=epochs)
+    together = Ensemble(parts=(FedAvg(), FedAvg()), finetune=True, finetune_epochs=epochs)
     assert tuned(together, START, START) == [after(epochs)] * 2
     cam = CAM(base=WeCFL(k=2), finetune=True, finetune_epochs=epochs)
     assert tuned(cam, START, START) == [after(epochs, START)] * 2
@@ -44,7 +44,7 @@ def test_as_long_as_a_round_unless_given() -> None:
     assert tuned(FedAvg(finetune=True), START) == [after(1)]  # one step, which is one pass here
     assert FedCUAU().finetune_epochs == 5
     parts = (FedAvg(), FedAvg())
-    assert tuned(Together(parts=parts, finetune=True), START, START) == [after(1)] * 2
+    assert tuned(Ensemble(parts=parts, finetune=True), START, START) == [after(1)] * 2
 
 
 def test_a_combination_s_setting_is_the_whole_s() -> None:

@@ -18,7 +18,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings, TooFewAnswersError
-from cfl_flare.methods import FLHC, FedAvg, FedGroup, Method, Proximal, Together, build_method, describe_method
+from cfl_flare.methods import FLHC, Ensemble, FedAvg, FedGroup, Method, Proximal, build_method, describe_method
 from cfl_flare.methods.state import Assignment, ServerState, Update
 from cfl_flare.report.figures import draw
 from cfl_flare.results.run_dir import load_run
@@ -125,11 +125,11 @@ def test_a_later_participant_joins_the_cluster_with_the_nearest_mean_update(metr
 def test_flhc_clusters_in_the_first_round_that_succeeds_and_asks_everyone_until_then() -> None:
     method = flhc(rounds_before=2, k=3)
     state = method.start(initial)
-    assert [method.needs(replace(state, round=r)) for r in range(4)] == [1, 1, 3, 3]
-    assert [method.asks_all(replace(state, round=r)) for r in range(4)] == [False, False, True, True]
+    assert [method.plan(replace(state, round=r)).fewest for r in range(4)] == [1, 1, 3, 3]
+    assert [method.plan(replace(state, round=r)).everyone for r in range(4)] == [False, False, True, True]
     state, _ = step(method, replace(state, round=3), updates_of(OPPOSED))
-    assert not method.asks_all(state)
-    assert method.needs(state) == 1
+    assert not method.plan(state).everyone
+    assert method.plan(state).fewest == 1
     with pytest.raises(TooFewAnswersError, match="fewer than 5 good answers"):
         tiny_rounds(method=FLHC(rounds_before=1, k=5), count=5)
 
@@ -168,7 +168,7 @@ def test_fedgroup_has_no_more_dimensions_than_one_less_than_participants() -> No
     method = FedGroup(k=2, dimensions=50)
     _, assignment = step(method, method.start(initial), updates_of(OPPOSED))
     assert assignment == {"a": 0, "b": 0, "c": 1, "d": 1}
-    assert method.needs(method.start(initial)) == 2
+    assert method.plan(method.start(initial)).fewest == 2
 
 
 @pytest.mark.parametrize("method", [FLHC(rounds_before=0, k=2), FLHC(rounds_before=0, threshold=1), FedGroup(k=2)])
@@ -209,7 +209,7 @@ def test_updates_on_disk_give_equal_bits(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("part", [flhc(), FedGroup(k=2)], ids=lambda m: m.name)
 def test_beside_another_method(part: Method) -> None:
-    both, alone = play(Together(parts=(FedAvg(), part)), 3), play(part, 3, first=1)
+    both, alone = play(Ensemble(parts=(FedAvg(), part)), 3), play(part, 3, first=1)
     assert_same_models(both[-1].after.bank, alone[-1].after.bank, "1.")
     assert both[-1].after.assignment == alone[-1].after.assignment
 
@@ -252,7 +252,7 @@ def test_the_groups_of_the_digits_are_found(method: Method, tmp_path: Path) -> N
     assert run.summary["clusters"] == 3
     assert run.rounds[-1]["cluster_sizes"] == [3, 3, 3]
     assert {p.stem for p in (tmp_path / "clusters").iterdir()} == {"global", "cluster-0", "cluster-1", "cluster-2"}
-    assert len(draw(run)) == 6
+    assert len(draw(run)) == 4
     assert json.loads(json.dumps(dict(server.state.extras))) == server.state.extras
 
 
@@ -300,9 +300,9 @@ def test_fedgroup_refuses(spec: dict[str, Any], message: str) -> None:
 
 def test_what_does_not_fit_the_run_or_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="rounds_before = 3 leaves none of 3 rounds; lower it"):
-        FLHC(k=2).check_rounds(3)
+        FLHC(k=2).check(LAYOUT, 3)
     with pytest.raises(ConfigError, match="cluster_on = 'backbone' does not fit the model"):
-        FedGroup(k=2, cluster_on="backbone").check_model(LAYOUT)
+        FedGroup(k=2, cluster_on="backbone").check(LAYOUT)
     with pytest.raises(ConfigError, match=r"k = 3 clusters need as many participants .* only 2 of 6 take part"):
         play(FedGroup(k=3), 2, sample=2)
     with pytest.raises(ConfigError, match="k = 5 clusters need at least 5 participants"):

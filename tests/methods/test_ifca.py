@@ -13,6 +13,7 @@ from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import IFCA, Download, FedAvg, Update, build_method
+from cfl_flare.methods.parts import joined
 from cfl_flare.models import MLP
 from cfl_flare.training.settings import TrainSettings
 from tests.tiny import coin, initial, learner, update
@@ -24,23 +25,29 @@ def test_starts_k_models_from_k_seeds():
     np.testing.assert_array_equal(state.bank["cluster-1"].vector, [1, -1])
 
 
+def sent(*models: Params) -> Download:
+    """What arrives at a participant."""
+    choices = {k: f"cluster-{k}" for k in range(len(models))}
+    return Download(tuple(choices.values()), models, choices=choices)
+
+
 def test_participant_trains_the_model_with_the_least_loss():
     """On label 0, (1, -1) loses less than (0, 0) and (-1, 1); one step from it moves by (1 - p0, -(1 - p0))."""
-    download = Download(("cluster-0", "cluster-1", "cluster-2"), (coin(0, 0), coin(1, -1), coin(-1, 1)))
-    sent = IFCA(k=3).local_update(learner([0]), download)
+    download = sent(coin(0, 0), coin(1, -1), coin(-1, 1))
+    done = IFCA(k=3).local_update(learner([0]), download)
     p0 = 1 / (1 + np.exp(-2.0))
-    assert sent.cluster == 1
-    assert set(sent.diffs) == {"cluster-1"}
-    np.testing.assert_allclose(sent.diffs["cluster-1"].vector, [1 - p0, p0 - 1], rtol=1e-5)
+    assert done.cluster == 1
+    assert set(done.diffs) == {"cluster-1"}
+    np.testing.assert_allclose(done.diffs["cluster-1"].vector, [1 - p0, p0 - 1], rtol=1e-5)
 
 
 def test_ties_go_to_the_lowest_cluster():
-    download = Download(("cluster-0", "cluster-1"), (coin(2, 2), coin(1, 1)))
+    download = sent(coin(2, 2), coin(1, 1))
     assert IFCA(k=2).choose(learner([0, 1]), download) == 0
 
 
 def test_serves_the_model_that_fits_best():
-    download = Download(("cluster-0", "cluster-1"), (coin(1, -1), coin(-1, 1)))
+    download = sent(coin(1, -1), coin(-1, 1))
     np.testing.assert_array_equal(IFCA(k=2).serve(learner([1]), download).vector, [-1, 1])
 
 
@@ -122,26 +129,28 @@ def test_shared_backbone_averages_it_over_all_and_heads_inside_clusters():
     assert after.bank["backbone"].vector.tolist() == [2]  # 1 + (1*4 + 3*0) / 4
     assert after.bank["cluster-0"].vector.tolist() == [2, 0]
     assert after.bank["cluster-1"].vector.tolist() == [2, 0]
-    whole = method.whole_models(after, SPLIT)
+    whole = method.models(after, SPLIT)
     assert whole["cluster-1"].models[0].vector.tolist() == [2, 2, 0]
 
 
 def test_shared_backbone_sends_heads_k_times_and_one_backbone():
     method = IFCA(k=3, shared_backbone=True)
     state = method.start(lambda i: split(1, i, -i))
-    slots = method.distribute(state, "p").slots
+    download = method.distribute(state, "p")
+    slots = download.slots
     assert slots == ("backbone", "cluster-0", "cluster-1", "cluster-2")
     assert sum(state.bank[slot].layout.nbytes for slot in slots) == 4 * (1 + 3 * 2)
-    composed = method.compose(Download(slots, tuple(state.bank[slot] for slot in slots)), SPLIT)
-    assert [m.vector.tolist() for m in composed.models] == [[1, 0, 0], [1, 1, -1], [1, 2, -2]]
-    assert method.moved_slots(state, slots, 2) == ("cluster-2", "backbone")
+    whole = joined(replace(download, models=tuple(state.bank[slot] for slot in slots)), SPLIT)
+    assert whole.slots == slots[1:]
+    assert [m.vector.tolist() for m in whole.models] == [[1, 0, 0], [1, 1, -1], [1, 2, -2]]
+    assert download.expected(2) == ("cluster-2", "backbone")
 
 
 def test_what_is_closed_is_composed_no_more():
     method = IFCA(k=3, shared_backbone=True)
     state = replace(method.start(lambda i: split(1, i, -i)), extras={"closed": [1]})
     assert method.distribute(state, "p").slots == ("backbone", "cluster-0", "cluster-2")
-    left = method.whole_models(state, SPLIT)
+    left = method.models(state, SPLIT)
     assert {slot: served.models[0].vector.tolist() for slot, served in left.items()} == {
         "cluster-0": [1, 0, 0], "cluster-2": [1, 2, -2]
     }  # fmt: skip
@@ -159,5 +168,5 @@ def test_shared_backbone_of_one_cluster_is_fedavg():
         )
 
     shared, plain = run(IFCA(k=1, shared_backbone=True)), run(FedAvg())
-    whole = shared.method.whole_models(shared.state, shared.layout)["cluster-0"].models[0]
+    whole = shared.method.models(shared.state, shared.layout)["cluster-0"].models[0]
     np.testing.assert_array_equal(whole.vector, plain.state.bank["global"].vector)

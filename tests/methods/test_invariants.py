@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cfl_flare.clustering.kmeans import objective
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, Update, WeCFL, build_method, describe_method
 from cfl_flare.training.settings import TrainSettings
-from tests.tiny import coin, initial
+from tests.tiny import coin, initial, objective
 
 DATA = DataConfig(6, {"partition": "label_permutation", "groups": 2})
 MODEL = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10, "hidden": [8]}}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks that are no tables of cells: CUAU's order, likenesses of models, traffic, personalised accuracy."""
+"""The benchmarks that are no tables of cells: CUAU's order, similarityes of models, traffic, personalised accuracy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from cfl_flare.core.config import build
 from cfl_flare.data import Digits
 from cfl_flare.methods.cuau import AU
 from cfl_flare.results.run_dir import load_model, load_run
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime, Split
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -38,7 +40,7 @@ SMALL = replace(
 
 def test_stage_one_is_the_methods_own() -> None:
     data = SMALL.data("tiers", 0).host(SMALL.source, "local", 0, 1)[0]
-    work = Workshop(partial(build, SMALL.model, torch.nn.Module, "model"), SMALL.training, 0)
+    work = Runtime(partial(build, SMALL.model, torch.nn.Module, "model"), SMALL.training, 0)
     learner = Learner(work, data.name, *(Split.of(s.x, s.y) for s in (data.train, data.test)), {})
     theirs = build_named("fedcuau").client_update(learner)  # type: ignore[attr-defined]
     ours = fedcuau_order.stage_one(learner, 1)
@@ -72,7 +74,7 @@ def test_correlations_are_over_pairs() -> None:
     assert found == pytest.approx({"same": 1, "opposite": -1})
 
 
-def test_likenesses_of_models() -> None:
+def test_similarityes_of_models() -> None:
     found = fedac_similarity.distances(np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [1.0, 0.0, 0.0]]))
     assert found["cosine"][0] == pytest.approx([0, 1, 0])
     assert found["L2"][0] == pytest.approx([0, math.sqrt(5), 0])
@@ -85,6 +87,30 @@ def test_traffic_is_what_the_methods_send() -> None:
     assert feddsmic_bytes.traffic("fedavg", network) == (one, one)
     assert feddsmic_bytes.traffic("ifca:k=3", network) == (3 * one, one)
     assert feddsmic_bytes.traffic("feddsmic:k=3", network) == (one, one)
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "message"),
+    [
+        ("speed", "--rounds 1", r"--rounds 1 should be at least 2"),
+        ("flare_speed", "--rounds 1 4", r"--rounds 1 4 should be at least 3 4"),
+        ("flare_speed", "--rounds 1 4 --rows fedavg", r"--rounds 1 4 should be at least 2 3"),
+        ("flare_speed", "--rounds 3 3 --rows wecfl", r"--rounds 3 3 should be at least 2 3, and the second larger"),
+    ],
+)
+def test_too_few_rounds_to_time_one_are_refused_in_one_line(
+    script: str, given: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *given.split()])
+    with pytest.raises(SystemExit, match=message) as caught:
+        import_module(script).main()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_fewest_rounds_are_enough() -> None:
+    flare_speed = import_module("flare_speed")
+    for rows, few, more in ((["ifca-cam"], 3, 4), (["fedavg"], 2, 3), (["ordinary"], 1, 1)):
+        flare_speed.check_rounds(rows, few, more)
 
 
 @pytest.mark.parametrize(("row", "first"), [("fedavg-cuau", "cluster-0"), ("fedavg", "global"), ("fedbabu", "global")])

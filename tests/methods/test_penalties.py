@@ -21,12 +21,14 @@ from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Task
 from cfl_flare.flare import wire
 from cfl_flare.methods import (
     CAM,
     IFCA,
     Contrastive,
     Download,
+    Ensemble,
     FedAvg,
     FeSEM,
     KnowledgeSharing,
@@ -35,7 +37,6 @@ from cfl_flare.methods import (
     Penalty,
     Proximal,
     ServerState,
-    Together,
     Update,
     WeCFL,
     build_method,
@@ -45,8 +46,9 @@ from cfl_flare.methods import (
 from cfl_flare.methods.penalties import build_penalty
 from cfl_flare.methods.slots import GLOBAL, travelling, with_parts
 from cfl_flare.models import MLP, FashionCNN, Logistic
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Pull, Step
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 from tests.tiny import LAYOUT, coin, initial, learner, update
 
@@ -71,7 +73,7 @@ def received(method, state, participant="p") -> Download:
     sent = method.distribute(state, participant)
     slots = (*sent.slots, *sent.to_train)
     models = with_parts(state.bank, slots)
-    return Download(slots, tuple(models[slot] for slot in slots), sent.facts)
+    return Task.of(sent, train=True, evaluate=False).download(models)
 
 
 def moved(method, state, worker, participant="p") -> Params:
@@ -162,7 +164,7 @@ ROWS = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 def worker_of(make=MAKE, x=ROWS, **settings) -> Learner:
     data = Split.of(x, np.arange(len(x)) % 2)
     defaults = {"lr": 0.3, "momentum": 0.0, "local_steps": 1, "batch_size": len(x)}
-    return Learner(Workshop(make, TrainSettings(**{**defaults, **settings}), 0), "p", data, data, {}, 1)
+    return Learner(Runtime(make, TrainSettings(**{**defaults, **settings}), 0), "p", data, data, {}, 1)
 
 
 def bank_of(worker, clusters=3) -> dict[str, Params]:
@@ -260,7 +262,7 @@ RUNS = {
     "wecfl": lambda p: WeCFL(k=2, penalties=p),
     "ifca-cam": lambda p: CAM(base=IFCA(k=2, penalties=p), warmup=1),
     "fesem-cam": lambda p: CAM(base=FeSEM(k=2, penalties=p), warmup=1),
-    "together": lambda p: Together(parts=(FedAvg(), IFCA(k=2, penalties=p))),
+    "together": lambda p: Ensemble(parts=(FedAvg(), IFCA(k=2, penalties=p))),
 }
 
 
@@ -326,7 +328,7 @@ def test_a_stronger_penalty_shows_more(name, scope):
         method, state = WeCFL(k=3, penalties=(make(strength),)), after_a_round(bank_of(worker))
         trained = state.bank["cluster-0"] + moved(method, state, worker)
         unit = replace(method, penalties=(make(1.0),))
-        (*terms,) = unit.terms(worker, received(unit, state), "cluster-0")
+        (*terms,) = unit.terms(received(unit, state), "cluster-0")
         left.append(sum(value_of(term, trained, worker) for term in terms))
     assert left == sorted(left, reverse=True)
     assert left[0] - left[-1] > 0.01 * left[0]
@@ -335,7 +337,7 @@ def test_a_stronger_penalty_shows_more(name, scope):
 def value_of(term, params, worker) -> float:
     """The term at a model, on the whole data."""
     x = torch.from_numpy(ROWS)
-    features = [worker._workshop.predictor([m], features=True)(x)[0] for m in (params, *term.compares)]
+    features = [worker._runtime.predictor([m], features=True)(x)[0] for m in (params, *term.compares)]
     compared = torch.stack(features[1:]) if term.compares else None
     return float(term(Step(torch.from_numpy(params.vector), features[0], compared)))
 
@@ -368,11 +370,11 @@ def test_what_a_participant_is_sent(penalties):
         sent = cls(k=3, penalties=penalties).distribute(state, "p")
         assert sent.slots == ("cluster-1",)
         assert sorted(sent.to_train) == sorted({*TRAVEL[penalties]} - {"cluster-1"})
-        assert sent.facts == facts
+        assert sent.scalars == facts
     sent = IFCA(k=3, penalties=penalties).distribute(state, "p")
     assert list(sent.slots) == PARTS
     assert sorted(sent.to_train) == sorted({*TRAVEL[penalties]} - {*PARTS})
-    assert sent.facts == facts
+    assert sent.scalars == facts
     whole = {*travelling((*sent.slots, *sent.to_train))} - {*PARTS}  # parts of the K models need not travel
     assert whole == {slot for slot in TRAVEL[penalties] if slot.startswith(GLOBAL)}
 
@@ -431,7 +433,7 @@ def test_each_part_travels_once_to_a_site_and_is_counted(penalties, first, secon
         first = ["cluster-0", "cluster-1", "cluster-2:backbone", "cluster-2:fc"]
         second = ["cluster-1", *(f"cluster-{k}:{part}" for part in ("backbone", "fc") for k in (0, 2))]
     server = in_the_middle(WeCFL(k=3, penalties=penalties))
-    orders = server.orders()
+    orders = server.tasks()
     by_site = {"s1": "abc", "s2": "d"}
     for site, expected in (("s1", first), ("s2", second)):
         assert set(travelling(slot for n in by_site[site] for slot in orders[n].slots)) == set(expected)
@@ -443,10 +445,10 @@ def test_each_part_travels_once_to_a_site_and_is_counted(penalties, first, secon
 @pytest.mark.parametrize("penalties", [(), *TRAVEL], ids=repr)
 def test_parts_arrive_through_flare_as_they_are_in_the_bank(penalties):
     server = in_the_middle(WeCFL(k=3, penalties=penalties))
-    orders = server.orders()
+    orders = server.tasks()
     needed = [slot for order in orders.values() for slot in order.slots]
     sent = with_parts(server.state.bank, travelling(needed))
-    message = wire.to_shareable(wire.encode_models(sent), {"orders": wire.encode_orders(orders)})
+    message = wire.to_shareable(wire.encode_models(sent), {"tasks": wire.encode_tasks(orders)})
     arrived, models, _ = wire.decode_task(message, CNN)
     assert arrived == orders
     assert set(models) == set(needed)
@@ -460,7 +462,7 @@ def test_parts_arrive_through_flare_as_they_are_in_the_bank(penalties):
 
 def test_only_those_who_train_are_sent_what_the_penalties_need():
     server = in_the_middle(WeCFL(k=3, penalties=CON_CKS), sample=2, evaluate_every=1)
-    orders = server.orders()
+    orders = server.tasks()
     assert sorted(order.train for order in orders.values()) == [False, False, True, True]
     for name, order in orders.items():
         own = cluster_slot(server.state.assignment[name])
@@ -474,11 +476,11 @@ def test_methods_around_pass_on_what_the_penalties_need(cls):
     method, state = cls(k=3, penalties=CON_CKS), after_a_round(BANK)
     alone = method.distribute(state, "p")
     cam = CAM(base=method, warmup=0).distribute(replace(state, bank={**BANK, "shared": coin(0, 0)}), "p")
-    assert (cam.slots[1:], cam.to_train, cam.facts) == (alone.slots, alone.to_train, alone.facts)
+    assert (cam.slots[1:], cam.to_train, cam.scalars) == (alone.slots, alone.to_train, alone.scalars)
     whole = replace(state, bank={f"0.{slot}": m for slot, m in BANK.items()}, extras={"0": state.extras})
-    together = Together(parts=(method,)).distribute(whole, "p")
+    together = Ensemble(parts=(method,)).distribute(whole, "p")
     assert together.to_train == tuple(f"0.{slot}" for slot in alone.to_train)
-    assert together.facts == {"0": alone.facts}
+    assert together.scalars == {"0": alone.scalars}
 
 
 def test_a_site_needs_no_more_than_it_was_sent():
@@ -492,7 +494,7 @@ PEOPLE = [("a", 1, 0, (1, 1)), ("b", 3, 0, (5, 5)), ("c", 4, 1, (10, 12)), ("d",
 
 
 def next_state(method, people=PEOPLE):
-    if method.assigns_on_site:
+    if method.traits.assigns_on_site:
         updates = [update(n, s, cluster_slot(c), *at, cluster=c) for n, s, c, at in people]
         state = ServerState({cluster_slot(k): coin(0, 0) for k in range(method.clusters)})
     else:
@@ -656,12 +658,15 @@ def test_a_penalty_of_clusters_needs_clusters(method, penalty):
         ({"method": "local"}, "method local: penalties = ['{}'] have no common model to hold on to; leave them out"),
         (
             {"method": "cam", "base": {"method": "ifca", "k": 2}},
-            "method cam: penalties = ['{}'] belong to its base; give them there",
+            "method cam: penalties = ['{}'] belong to the methods inside it; give them there",
         ),
-        ({"method": "cam", "base": "ifca"}, "method cam: penalties = ['{}'] belong to its base; give them there"),
+        (
+            {"method": "cam", "base": "ifca"},
+            "method cam: base = 'ifca' should be a method that clusters",
+        ),
         (
             {"method": "together", "parts": [{"method": "fedavg"}]},
-            "method together: penalties = ['{}'] belong to its parts; give them there",
+            "method ensemble: penalties = ['{}'] belong to the methods inside it; give them there",
         ),
         (
             {"method": "ifca", "k": 2, "shared_backbone": True},
@@ -705,8 +710,8 @@ class NoLinear(nn.Module):
 def test_a_model_without_the_part_is_refused_before_a_round(model, penalty, setting):
     method = WeCFL(k=2, cluster_on="all", penalties=(penalty,))
     layout = Layout.of(model)
-    for whole in (method, CAM(base=method), Together(parts=(FedAvg(), method))):
-        line = refusal(partial(whole.check_model, layout))
+    for whole in (method, CAM(base=method), Ensemble(parts=(FedAvg(), method))):
+        line = refusal(partial(whole.check, layout))
         assert line.startswith(f"penalty {penalty.name}: {setting} does not fit the model: the model has no ")
 
 

@@ -25,8 +25,9 @@ from cfl_flare.methods import (
 from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.run_dir import load_model
 from cfl_flare.training.ensemble import Served
-from cfl_flare.training.learner import Learner, Workshop
-from cfl_flare.training.learner import Split as Samples
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime
+from cfl_flare.training.runtime import Split as Samples
 from cfl_flare.training.settings import TrainSettings
 from tests.methods.test_ifca import SPLIT, Split, split
 from tests.play import assert_same_models, moved, play, sent
@@ -38,7 +39,7 @@ G = 1 / (1 + np.exp(2.0))  # 1 - p0 of the logits (1, -1)
 
 def learner(memory: dict[str, Params] | None = None, steps: int = 1, seed: int = 0, **more) -> Learner:
     """A participant with one sample, x = 1 of label 0, and Split's three weights."""
-    work = Workshop(Split, TrainSettings(**{"lr": 1.0, "momentum": 0.0, "local_steps": steps, **more}), seed)
+    work = Runtime(Split, TrainSettings(**{"lr": 1.0, "momentum": 0.0, "local_steps": steps, **more}), seed)
     samples = Samples.of(np.ones((1, 1), np.float32), np.array([0]))
     return Learner(work, "p", samples, samples, {} if memory is None else memory)
 
@@ -122,7 +123,7 @@ def test_server_averages_backbones_and_leaves_the_head(method):
         after = method.aggregate(state, order, {})
         np.testing.assert_array_equal(after.bank["backbone"].vector, [3])  # 1 + (3*1 + 1*5)/4
         np.testing.assert_array_equal(after.bank["head"].vector, [2, 3])
-        whole = method.whole_models(after, SPLIT)
+        whole = method.models(after, SPLIT)
         np.testing.assert_array_equal(whole["global"].models[0].vector, [3, 2, 3])
     equal = type(method)(weighting="uniform").aggregate(state, updates, {})
     np.testing.assert_array_equal(equal.bank["backbone"].vector, [4])
@@ -220,7 +221,7 @@ def test_fedbabu_s_head_is_the_seed_s_for_ever(tmp_path):
     np.testing.assert_array_equal(one.state.bank["head"].vector, two.state.bank["head"].vector)
     other = loop(FedBABU(), rounds=1, seed=4)[0]
     assert not np.array_equal(one.state.bank["head"].vector, other.state.bank["head"].vector)
-    site_side = Workshop(lambda: MLP((1, 8, 8), 10, hidden=(8,)), TrainSettings(), 3).initial(0)
+    site_side = Runtime(lambda: MLP((1, 8, 8), 10, hidden=(8,)), TrainSettings(), 3).initial(0)
     np.testing.assert_array_equal(one.state.bank["head"].vector, site_side.take(site_side.layout.head).vector)
 
 
@@ -251,6 +252,6 @@ def test_refusals(spec, message):
 @pytest.mark.parametrize("method", [FedPer(), FedBABU()], ids=lambda m: m.name)
 def test_a_model_without_a_backbone_is_refused(method):
     with pytest.raises(ConfigError, match=f"method {method.name}: only the backbone travels, but .* take fedavg"):
-        method.check_model(Layout.of(Logistic((1, 8, 8), 10)))
-    method.check_model(SPLIT)
-    Ditto().check_model(Layout.of(Logistic((1, 8, 8), 10)))
+        method.check(Layout.of(Logistic((1, 8, 8), 10)))
+    method.check(SPLIT)
+    Ditto().check(Layout.of(Logistic((1, 8, 8), 10)))

@@ -100,7 +100,7 @@ def test_local_step_trains_the_own_centre():
 
 def test_first_e_step_needs_a_participant_for_each_cluster():
     method = WeCFL(k=5)
-    assert method.needs(method.start(initial)) == 5
+    assert method.plan(method.start(initial)).fewest == 5
     with pytest.raises(ConfigError, match="k = 5 clusters need at least 5 participants"):
         first_round(method)
 

@@ -6,20 +6,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from matplotlib.image import imread
 
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, WeCFL
 from cfl_flare.report.colours import COLOURS, palette
-from cfl_flare.report.features import embedding
 from cfl_flare.report.figures import draw, draw_comparison
-from cfl_flare.report.flows import _places, chosen_rounds
+from cfl_flare.report.flows import _heights, chosen_rounds
 from cfl_flare.results.run_dir import Run, load_run
 from tests.tiny import rounds
 
 OF_CLUSTERS = ["accuracy.png", "cluster_sizes.png", "flows.png", "analysis.png"]
-OF_FEATURES = ["participants.png", "cosines.png"]
 
 
 def is_an_image(path: Path) -> bool:
@@ -38,16 +35,16 @@ def drawn(folder: Path, *arguments, **more) -> list[str]:
 @pytest.mark.parametrize("method", [WeCFL(k=2), IFCA(k=3)], ids=lambda m: m.name)
 def test_a_clustered_run_is_drawn(tmp_path, method, truth):
     assert drawn(tmp_path, method, truth=truth) == OF_CLUSTERS
-    assert drawn(tmp_path, method, truth=truth, count=1, keep_features=True) == OF_CLUSTERS + OF_FEATURES
+    assert drawn(tmp_path, method, truth=truth, count=1) == OF_CLUSTERS
 
 
 def test_more_clusters_than_lines_that_can_be_told_apart(tmp_path):
     """An empty cluster has no clusterability, and its centre no participants."""
-    assert drawn(tmp_path, IFCA(k=14), keep_features=True) == OF_CLUSTERS + OF_FEATURES
+    assert drawn(tmp_path, IFCA(k=14)) == OF_CLUSTERS
 
 
 def test_one_cluster(tmp_path):
-    assert drawn(tmp_path, FeSEM(k=1), keep_features=True) == OF_CLUSTERS + OF_FEATURES
+    assert drawn(tmp_path, FeSEM(k=1)) == OF_CLUSTERS
 
 
 def test_a_run_without_clusters_has_its_accuracy_alone(tmp_path):
@@ -89,28 +86,10 @@ def test_the_first_rounds_and_the_last_one_are_always_drawn():
 
 def test_lines_of_a_cluster_lie_beside_each_other_and_never_in_another_s_room():
     columns = [{"a": 0, "b": 0, "c": 1}, {"a": 0, "b": 1, "c": 1, "d": 1}]
-    places, middle, height = _places(columns, "abcd", [0, 1])
+    places, middle, height = _heights(columns, "abcd", [0, 1])
     # Two lines high is cluster 0 at most, three cluster 1, and a gap of one beside each.
     assert (middle, height) == ({0: 1, 1: 4.5}, 7)
     assert places == [{"a": 0.5, "b": 1.5, "c": 4.5}, {"a": 1.0, "b": 3.5, "c": 4.5, "d": 5.5}]
-
-
-def test_few_participants_lie_as_far_apart_as_their_models():
-    points = np.array([[0, 0, 1], [3, 0, 1], [0, 4, 1], [3, 4, 1]], float)
-    places = embedding(points @ points.T)
-    distances = [np.linalg.norm(p[:, None] - p[None], axis=2) for p in (points, places)]
-    np.testing.assert_allclose(*distances, atol=1e-9)
-    assert embedding(np.ones((1, 1))).shape == (1, 2)
-    assert embedding(np.ones((7, 7))).tolist() == np.zeros((7, 2)).tolist()  # all the same
-
-
-def test_many_participants_lie_with_their_cluster_and_the_same_every_time():
-    rng = np.random.default_rng(0)
-    points = np.repeat(np.eye(2) * 5, 6, axis=0) + 0.1 * rng.normal(size=(12, 2))
-    places = embedding(points @ points.T)
-    np.testing.assert_array_equal(places, embedding(points @ points.T))
-    distances = np.linalg.norm(places[:, None] - places[None], axis=2)
-    assert distances[:6, :6].max() < distances[:6, 6:].min()
 
 
 def test_colours_are_told_apart_up_to_twenty():

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cfl_flare.engine.spool
-from cfl_flare.clustering.kmeans import lloyd, nearest, objective
+from cfl_flare.clustering.kmeans import lloyd, nearest
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer
+from cfl_flare.engine.site import Result
 from cfl_flare.engine.spool import Spool
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, Participant, ServerState, Update, WeCFL
 from cfl_flare.results.analysis import Cosines, analyse, gram
 from cfl_flare.results.run_dir import load_run, read_features
-from tests.tiny import LAYOUT, coin, initial, rounds, update
+from tests.tiny import LAYOUT, coin, initial, objective, rounds, update
 
 # Two participants of cluster 0, one of cluster 1, none of cluster 2; all started from (0, 0).
 UPDATES = [update("a", 3, "global", 4, 0), update("b", 1, "global", 0, 4), update("c", 2, "global", 0, -5)]
@@ -112,8 +112,8 @@ def test_ifca_with_a_shared_backbone_is_analysed_by_its_heads():
     head, backbone = coin(0, 0), coin(7, 7)
     before = ServerState({"backbone": backbone, "cluster-0": head, "cluster-1": head})
     updates = [
-        Update("a", 3, {"cluster-0": coin(4, 0), "backbone": coin(9, 9)}, 0),
-        Update("b", 1, {"cluster-0": coin(0, 4), "backbone": coin(-9, 9)}, 0),
+        Update("a", 3, {"cluster-0": coin(4, 0), "backbone": coin(9, 9)}, 0, main="cluster-0"),
+        Update("b", 1, {"cluster-0": coin(0, 4), "backbone": coin(-9, 9)}, 0, main="cluster-0"),
     ]
     found = analysed(IFCA(k=2, shared_backbone=True), updates, before, {"a": 0, "b": 0})
     assert found["objective"] == pytest.approx((3 * 2 + 18) / 4)
@@ -133,7 +133,7 @@ def test_the_gram_matrix_is_of_participants_then_centres():
     method = WeCFL(k=3)
     after = method.aggregate(BEFORE, UPDATES, ASSIGNMENT)
     rows = np.array([[4, 0], [0, 4], [0, -5], [3, 1], [0, -5], [9, 9]])
-    np.testing.assert_allclose(gram(method, BEFORE, after, UPDATES), rows @ rows.T)
+    np.testing.assert_allclose(gram(method, BEFORE, after, UPDATES, ASSIGNMENT), rows @ rows.T)
 
 
 @settings(max_examples=25, deadline=None)
@@ -220,11 +220,11 @@ def test_the_record_holds_the_analysis_as_plain_json(tmp_path):
 def test_empty_clusters_are_named_and_have_no_clusterability_series():
     method = WeCFL(k=2, clustering_rounds=1)
     server = Server(method, LAYOUT, [Participant("a", "s", 1)], ServerSettings(1), BEFORE)
-    server.orders()
-    server.accept(Answer("a", UPDATES[0]), "s")
+    server.tasks()
+    server.accept(Result("a", UPDATES[0]), "s")
     server.finish_round()
-    server.orders()
-    server.accept(Answer("a"), "s")
+    server.tasks()
+    server.accept(Result("a"), "s")
     record = server.finish_round()
     assert record.record["empty_clusters"] == [1]
     assert record.record["clusterability"] == [0, None]
@@ -253,7 +253,9 @@ def test_updates_on_disk_give_the_same_numbers(monkeypatch):
             spool.put(one)
         method, updates = WeCFL(k=3), spool.ordered("abc")
         after = method.aggregate(BEFORE, updates, ASSIGNMENT)
-        found.append((analyse(method, BEFORE, after, updates, ASSIGNMENT), gram(method, BEFORE, after, updates)))
+        found.append(
+            (analyse(method, BEFORE, after, updates, ASSIGNMENT), gram(method, BEFORE, after, updates, ASSIGNMENT))
+        )
         spool.close()
     assert found[0][0] == found[1][0] == analysed()
     np.testing.assert_array_equal(found[0][1], found[1][1])

@@ -16,10 +16,11 @@ from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Answer, Site
+from cfl_flare.engine.site import Result, Site
 from cfl_flare.methods import IFCA, Ditto, FedAvg, FedCUAU, FedPer, Local, Method, WeCFL
 from cfl_flare.results.checkpoints import Checkpoint
-from cfl_flare.results.run_dir import RoundMetrics, load_run
+from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import Store, StoreError
 from cfl_flare.training.settings import TrainSettings
 
@@ -94,13 +95,13 @@ def test_it_goes_on_and_does_not_start_afresh(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(Stopped):
         loop(WeCFL(k=2), tmp_path / "run", tmp_path / "checkpoints", stop_at=4)
     asked = []
-    answer = Site.answer
+    answer = Site.carry_out
 
-    def noting(self: Site, name: str, order: Any, models: Any, number: int) -> Answer:
+    def noting(self: Site, name: str, order: Any, models: Any, number: int) -> Result:
         asked.append(number)
         return answer(self, name, order, models, number)
 
-    monkeypatch.setattr(Site, "answer", noting)
+    monkeypatch.setattr(Site, "carry_out", noting)
     loop(WeCFL(k=2), tmp_path / "run", tmp_path / "checkpoints")
     assert sorted(set(asked)) == [3, 4, 5, 6, 7, 8]
 
@@ -116,13 +117,13 @@ def test_a_run_may_be_stopped_more_than_once_and_after_its_last_round(tmp_path: 
 
 
 def test_what_failed_before_the_stop_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = Site.answer
+    answer = Site.carry_out
 
-    def failing(self: Site, name: str, order: Any, models: Any, number: int) -> Answer:
+    def failing(self: Site, name: str, order: Any, models: Any, number: int) -> Result:
         good = answer(self, name, order, models, number)
-        return Answer(name, error="no") if number == 2 and name == "p1" else good
+        return Result(name, error="no") if number == 2 and name == "p1" else good
 
-    monkeypatch.setattr(Site, "answer", failing)
+    monkeypatch.setattr(Site, "carry_out", failing)
     undisturbed = loop(FedAvg(), tmp_path / "one")
     with pytest.raises(Stopped):
         loop(FedAvg(), tmp_path / "other", tmp_path / "checkpoints", stop_at=3)
@@ -161,6 +162,51 @@ def test_another_run_does_not_go_on_from_here(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds 0 of the 2 rounds"):
         loop(FedAvg(), tmp_path / "elsewhere", tmp_path / "checkpoints")
     assert json.loads((tmp_path / "checkpoints" / "round-000003.json").read_text()) == before
+
+
+def stopped_ifca(folder: Path) -> dict[str, Any]:
+    """A run of IFCA that is stopped; the settings in its last checkpoint, which `rewrite` can change."""
+    with pytest.raises(Stopped):
+        loop(IFCA(k=2), folder / "run", folder / "checkpoints", stop_at=4)
+    return json.loads((folder / "checkpoints" / "round-000003.json").read_text())["facts"]["run"]
+
+
+def rewrite(folder: Path, run: dict[str, Any]) -> None:
+    path = folder / "checkpoints" / "round-000003.json"
+    content = json.loads(path.read_text())
+    content["facts"]["run"] = run
+    path.write_text(json.dumps(content))
+
+
+def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(tmp_path: Path) -> None:
+    run = stopped_ifca(tmp_path)
+    undisturbed = loop(IFCA(k=2), tmp_path / "one")
+    del run["run"]["cross_site_evaluation"], run["training"]["precision"], run["data"]["unseen"]  # added since
+    run["method"] = {"method": "hypcluster", "k": 2}  # another name of ifca's
+    rewrite(tmp_path, run)
+    resumed = loop(IFCA(k=2), tmp_path / "run", tmp_path / "checkpoints")
+    assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"training": {"lr": 0.2}},
+        {"run": {"cross_site_evaluation": True}},
+        {"run": {"colour": "red"}},  # of a later version, say
+        {"data": {"seed": "none"}},
+        {"method": {"k": 3}},
+        {"method": {"method": "nothing_known"}},
+        {"method": {"method": "their.own.Method"}},  # which is not imported to find out
+    ],
+)
+def test_a_checkpoint_with_other_settings_is_not(change: dict[str, Any], tmp_path: Path) -> None:
+    run = stopped_ifca(tmp_path)
+    for part, own in change.items():
+        run[part] |= own
+    rewrite(tmp_path, run)
+    with pytest.raises(StoreError, match="a run with other settings"):
+        loop(IFCA(k=2), tmp_path / "run", tmp_path / "checkpoints")
 
 
 def test_memories_and_models_do_not_mix(tmp_path: Path) -> None:

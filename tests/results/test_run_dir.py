@@ -17,7 +17,8 @@ from cfl_flare.core.params import Params
 from cfl_flare.methods import FedAvg, Participant, ServerState, WeCFL
 from cfl_flare.models import MLP, FashionCNN
 from cfl_flare.results.metrics import RoundMetrics
-from cfl_flare.results.run_dir import Recorder, Run, find_runs, load_model, load_run, read_lines
+from cfl_flare.results.recorder import Recorder
+from cfl_flare.results.run_dir import Run, find_runs, load_model, load_run, read_lines
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.resident import ResidentModel
 

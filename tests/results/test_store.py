@@ -14,7 +14,7 @@ from torch import nn
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods import ServerState
-from cfl_flare.results.store import Store, StoreError, state_facts, state_of
+from cfl_flare.results.store import Store, StoreError, state_metadata, state_of
 
 LAYOUT = Layout.of(nn.Linear(2, 1))
 
@@ -169,21 +169,21 @@ def test_two_runs_cannot_have_one_store(tmp_path: Path) -> None:
 def test_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
     store = filled(tmp_path, 1, 2)
     store.lock()
-    store.set_aside()
+    store.keep_previous()
     assert store.versions() == []
     assert names(tmp_path) == ["lock", "previous"]
     assert Store(tmp_path / "previous").latest(LAYOUT)[0] == 2
     filled(tmp_path, 7)
-    store.set_aside()
+    store.keep_previous()
     assert Store(tmp_path / "previous").versions() == [7]
-    store.set_aside()  # nothing there: the generation before stays
+    store.keep_previous()  # nothing there: the generation before stays
     assert Store(tmp_path / "previous").versions() == [7]
 
 
 def test_the_servers_state_comes_back(tmp_path: Path) -> None:
     state = ServerState({"global": model(1), "cluster-0": model(2)}, {"p": 0, "q": 1}, 8, {"x": [1, 2]})
     store = Store(tmp_path)
-    store.save(state.round, state.bank, state_facts(state))
+    store.save(state.round, state.bank, state_metadata(state))
     _, models, facts = store.latest(LAYOUT)
     again = state_of(models, facts)
     assert (again.assignment, again.round, again.extras) == (state.assignment, 8, {"x": [1, 2]})

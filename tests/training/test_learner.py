@@ -18,9 +18,10 @@ from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.params import Params
 from cfl_flare.methods import Contrastive, Download
 from cfl_flare.models import FashionCNN, Logistic
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Pull
 from cfl_flare.training.resident import untrained
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 
 torch.set_num_threads(1)  # as in a run: such small work only waits for a second thread
@@ -70,7 +71,7 @@ POINTS = split([[1.0], [2.0], [-0.5]], [0, 1, 0])
 
 
 def scalar_learner(memory: dict[str, Params], round_number: int = 0, **settings: Any) -> Learner:
-    work = Workshop(Scalar, TrainSettings(**settings), seed=0)
+    work = Runtime(Scalar, TrainSettings(**settings), seed=0)
     return Learner(work, "p", POINTS, POINTS, memory, round_number)
 
 
@@ -131,7 +132,7 @@ def test_sgd_with_weight_decay(momentum: float, decay: float) -> None:
 
 def test_momentum_starts_afresh_in_each_round() -> None:
     memory: dict[str, Params] = {}
-    work = Workshop(Scalar, TrainSettings(lr=0.1, momentum=0.9, local_steps=3), seed=0)
+    work = Runtime(Scalar, TrainSettings(lr=0.1, momentum=0.9, local_steps=3), seed=0)
     for round_number in range(3):
         learner = Learner(work, "p", POINTS, POINTS, memory, round_number)
         expected, _ = sgd(1.0, 3, 0.1, 0.9)
@@ -140,7 +141,7 @@ def test_momentum_starts_afresh_in_each_round() -> None:
 
 
 def test_momentum_that_is_kept_goes_on_where_it_ended() -> None:
-    work = Workshop(Scalar, TrainSettings(lr=0.1, momentum=0.9, local_steps=3, keep_momentum=True), seed=0)
+    work = Runtime(Scalar, TrainSettings(lr=0.1, momentum=0.9, local_steps=3, keep_momentum=True), seed=0)
     memories: dict[str, dict[str, Params]] = {"p": {}, "q": {}}
     kept = {"p": 0.0, "q": 0.0}
     for round_number, start in enumerate((1.0, -2.0, 0.5)):
@@ -161,7 +162,7 @@ def test_the_learning_rate_is_that_of_the_round() -> None:
 
 def test_a_pass_reads_each_sample_once() -> None:
     # Steps so short that their sum is that of the gradients at w = 0, whatever the order.
-    work = Workshop(Scalar, TrainSettings(lr=1e-4, momentum=0, batch_size=1, local_epochs=2), seed=0)
+    work = Runtime(Scalar, TrainSettings(lr=1e-4, momentum=0, batch_size=1, local_epochs=2), seed=0)
     learner = Learner(work, "p", POINTS, POINTS, {})
     assert learner.train(scalar(learner, 0)).vector == pytest.approx([-1e-4 * 2 * 0.75], rel=1e-3)
 
@@ -175,8 +176,8 @@ def test_the_start_is_not_changed_and_the_result_is_remembered_for_the_round() -
 
 
 def test_training_does_not_depend_on_who_trained_before() -> None:
-    def work() -> Workshop:
-        return Workshop(Dropping, TrainSettings(lr=0.1, batch_size=4, local_steps=7), seed=3)
+    def work() -> Runtime:
+        return Runtime(Dropping, TrainSettings(lr=0.1, batch_size=4, local_steps=7), seed=3)
 
     shared, ours, theirs = work(), rows(19), rows(11, seed=1)
     start = untrained(Dropping, 3, 0)
@@ -200,8 +201,8 @@ def test_training_does_not_depend_on_who_trained_before() -> None:
 def test_each_purpose_has_a_random_stream_of_its_own(seed: int, name: str, number: int, purpose: str) -> None:
     data, start = rows(19), untrained(Dropping, 3, 0)
     settings = TrainSettings(lr=0.1, batch_size=4, local_steps=3)
-    one = Learner(Workshop(Dropping, settings, 3), "a", data, data, {}, 2).train(start)
-    other = Learner(Workshop(Dropping, settings, seed), name, data, data, {}, number).train(start, purpose=purpose)
+    one = Learner(Runtime(Dropping, settings, 3), "a", data, data, {}, 2).train(start)
+    other = Learner(Runtime(Dropping, settings, seed), name, data, data, {}, number).train(start, purpose=purpose)
     assert not np.array_equal(one.vector, other.vector)
 
 
@@ -223,7 +224,7 @@ def test_a_frozen_part_stays_as_it_is_whatever_pulls_at_it(part: Any) -> None:
     """Gradients, momentum, weight decay and a penalty; the rest moves, and later trainings move everything."""
     settings = TrainSettings(lr=0.1, batch_size=4, local_steps=5, weight_decay=0.1, keep_momentum=True)
     memory: dict[str, Params] = {}
-    learner = Learner(Workshop(Dropping, settings, 3), "a", rows(19), rows(5), memory)
+    learner = Learner(Runtime(Dropping, settings, 3), "a", rows(19), rows(5), memory)
     start = learner.train(learner.initial(0))
     assert memory["momentum"].part(part).all()
     trained = learner.train(start, [Pull(0.5, start.part("all") + 1, start.layout.select("all"))], frozen=part)
@@ -235,9 +236,16 @@ def test_a_frozen_part_stays_as_it_is_whatever_pulls_at_it(part: Any) -> None:
     assert not any(np.array_equal(free.vector[s], start.vector[s]) for s in start.layout.select("all"))
 
 
+def test_a_learner_s_labels_are_those_of_its_own_training_samples() -> None:
+    data = Split.of(np.zeros((4, 1), np.float32), np.array([3, 0, 3, 1], np.int32))
+    labels = Learner(Runtime(Scalar, TrainSettings(), 0), "a", data, rows(5), {}).labels
+    assert labels.dtype == np.int64
+    assert labels.tolist() == [3, 0, 3, 1]
+
+
 def test_freezing_the_backbone_leaves_the_head_s_first_step_as_it_was() -> None:
     settings = TrainSettings(lr=0.1, batch_size=19, local_steps=1, momentum=0.9)
-    learner = Learner(Workshop(Dropping, settings, 3), "a", rows(19), rows(5), {})
+    learner = Learner(Runtime(Dropping, settings, 3), "a", rows(19), rows(5), {})
     whole, head = learner.train(learner.initial(0)), learner.train(learner.initial(0), frozen="backbone")
     np.testing.assert_array_equal(head.part("head"), whole.part("head"))
 
@@ -245,7 +253,7 @@ def test_freezing_the_backbone_leaves_the_head_s_first_step_as_it_was() -> None:
 def test_epochs_take_the_place_of_the_run_s_steps() -> None:
     """Two passes over 19 samples by 4 are 10 batches."""
     tenfold, epochwise = (
-        Learner(Workshop(Dropping, TrainSettings(lr=0.1, batch_size=4, **more), 3), "a", rows(19), rows(5), {})
+        Learner(Runtime(Dropping, TrainSettings(lr=0.1, batch_size=4, **more), 3), "a", rows(19), rows(5), {})
         for more in ({"local_steps": 10}, {"local_epochs": 7})
     )
     start = tenfold.initial(0)
@@ -254,7 +262,7 @@ def test_epochs_take_the_place_of_the_run_s_steps() -> None:
 
 
 def test_a_participant_in_another_round_trains_as_it_did_then() -> None:
-    work = Workshop(Dropping, TrainSettings(lr=0.1, batch_size=4, local_steps=3, lr_decay=0.5), 3)
+    work = Runtime(Dropping, TrainSettings(lr=0.1, batch_size=4, local_steps=3, lr_decay=0.5), 3)
     then, now = (Learner(work, "a", rows(19), rows(5), {}, number) for number in (1, 6))
     start = now.initial(0)
     np.testing.assert_array_equal(now.in_round(1).train(start).vector, then.train(start).vector)
@@ -270,7 +278,7 @@ def test_an_aborted_job_stops_between_two_steps(allowed: int) -> None:
         return len(asked) > allowed
 
     memory: dict[str, Params] = {}
-    work = Workshop(Scalar, TrainSettings(lr=0.1, local_steps=9, keep_momentum=True), 0, should_stop=stop)
+    work = Runtime(Scalar, TrainSettings(lr=0.1, local_steps=9, keep_momentum=True), 0, should_stop=stop)
     learner = Learner(work, "p", POINTS, POINTS, memory)
     with pytest.raises(AbortedError, match="p was training"):
         learner.train(scalar(learner, 0))
@@ -296,7 +304,7 @@ def test_steps_in_bfloat16_move_a_float32_model_nearly_as_far() -> None:
     data, ways = images(12), []
     compare = Contrastive(on="representations", mu=1.0)
     for precision in ("float32", "bfloat16"):
-        work = Workshop(make_cnn, TrainSettings(lr=0.01, local_steps=5, precision=precision), 0)
+        work = Runtime(make_cnn, TrainSettings(lr=0.01, local_steps=5, precision=precision), 0)
         learner = Learner(work, "p", data, data, {})
         models = [learner.initial(i) for i in range(2)]
         backbones = {f"cluster-{i}:backbone": m.take(m.layout.backbone) for i, m in enumerate(models)}
@@ -314,7 +322,7 @@ def test_a_stronger_proximal_term_holds_training_closer() -> None:
     settings = TrainSettings(lr=0.05, momentum=0, local_steps=60)  # full batches on a convex loss: there it is a law
     distances = []
     for mu in (0.0, 0.3, 1.0, 3.0, 10.0):
-        learner = Learner(Workshop(partial(Logistic, (3,), 2), settings, 0), "p", data, data, {})
+        learner = Learner(Runtime(partial(Logistic, (3,), 2), settings, 0), "p", data, data, {})
         start = learner.initial(0)
         trained = learner.train(start, [pull(mu, start)])
         distances.append(float(np.linalg.norm((trained - start).vector)))
@@ -326,7 +334,7 @@ def test_a_proximal_term_of_no_strength_is_none() -> None:
     data = images(12)
     vectors = []
     for strength in (None, 0.0):
-        learner = Learner(Workshop(make_cnn, TrainSettings(lr=0.05, local_steps=5), 0), "p", data, data, {})
+        learner = Learner(Runtime(make_cnn, TrainSettings(lr=0.05, local_steps=5), 0), "p", data, data, {})
         penalties = [] if strength is None else [pull(strength, learner.initial(1))]
         vectors.append(learner.train(learner.initial(0), penalties).vector)
     np.testing.assert_array_equal(*vectors)
@@ -334,7 +342,7 @@ def test_a_proximal_term_of_no_strength_is_none() -> None:
 
 def test_losses_are_torchs_with_running_statistics() -> None:
     data = images(70)  # more than are evaluated at once
-    learner = Learner(Workshop(make_cnn, TrainSettings(), 0), "p", data, images(3, 1), {})
+    learner = Learner(Runtime(make_cnn, TrainSettings(), 0), "p", data, images(3, 1), {})
     models = [with_statistics(learner, index) for index in range(3)]
     losses = learner.losses(models)
     assert losses.dtype == np.float64
@@ -344,7 +352,7 @@ def test_losses_are_torchs_with_running_statistics() -> None:
 
 def test_evaluating_does_not_change_a_model() -> None:
     data = images(10)
-    work = Workshop(make_cnn, TrainSettings(), 0)
+    work = Runtime(make_cnn, TrainSettings(), 0)
     learner = Learner(work, "p", data, data, {})
     model = with_statistics(learner, 0)
     vector, counters = model.vector.copy(), model.counters.copy()
@@ -356,7 +364,7 @@ def test_evaluating_does_not_change_a_model() -> None:
 
 def test_losses_on_some_samples() -> None:
     data = images(5)
-    work = Workshop(make_cnn, TrainSettings(), 0)
+    work = Runtime(make_cnn, TrainSettings(), 0)
     learner = Learner(work, "p", data, data, {}, 0)
     model = with_statistics(learner, 0)
     each = as_cross_entropy(model, data, "none").numpy()
@@ -382,7 +390,7 @@ def test_losses_of_models_that_do_not_outlive_the_call() -> None:
 
 def test_evaluate_measures_the_test_split() -> None:
     test = images(70, seed=1)
-    learner = Learner(Workshop(make_cnn, TrainSettings(), 0), "p", images(5), test, {})
+    learner = Learner(Runtime(make_cnn, TrainSettings(), 0), "p", images(5), test, {})
     model = with_statistics(learner, 0)
     module = make_cnn()
     module.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in model.arrays().items()})

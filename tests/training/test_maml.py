@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cfl_flare.core.params import Params
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Pull
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 from tests.training.test_learner import gradient as slope
 from tests.training.test_learner import images, make_cnn, scalar, scalar_learner, sgd
@@ -71,7 +72,7 @@ def test_without_an_inner_step_it_is_sgd_bit_for_bit() -> None:
     data = images(70)
     models = []
     for inner in (None, 0.0):
-        work = Workshop(make_cnn, TrainSettings(lr=0.05, batch_size=16, local_steps=6), seed=4)
+        work = Runtime(make_cnn, TrainSettings(lr=0.05, batch_size=16, local_steps=6), seed=4)
         learner = Learner(work, "p", data, data, {}, 2)
         models.append(learner.train(learner.initial(0), inner_lr=inner))
     np.testing.assert_array_equal(models[0].vector, models[1].vector)  # running statistics, too
@@ -108,7 +109,7 @@ def slopes(vector: np.ndarray, learner: Learner, batch: tuple[Tensor, Tensor]) -
 def test_a_step_is_the_first_order_formula_on_two_batches_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     data = Split.of(rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 3, 40))
-    work = Workshop(Smooth, TrainSettings(lr=0.5, momentum=0, batch_size=10, local_steps=1), seed=0)
+    work = Runtime(Smooth, TrainSettings(lr=0.5, momentum=0, batch_size=10, local_steps=1), seed=0)
     learner = Learner(work, "p", data, data, {})
     drawn: list[Tensor] = []
     draw = Learner._batches
@@ -140,7 +141,7 @@ def test_adapted_is_plain_gradient_descent_and_leaves_no_trace() -> None:
 
 
 def test_adapting_moves_batchnorm_s_statistics_once_a_step() -> None:
-    work = Workshop(make_cnn, TrainSettings(batch_size=8), seed=0)
+    work = Runtime(make_cnn, TrainSettings(batch_size=8), seed=0)
     learner = Learner(work, "p", images(20), images(20), {})
     start = learner.initial(0)
     adapted = learner.adapted(start, 2, 0.1)

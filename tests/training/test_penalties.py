@@ -17,8 +17,9 @@ from cfl_flare.methods import Contrastive, KnowledgeSharing, Proximal
 from cfl_flare.methods.slots import cluster_slot, with_parts
 from cfl_flare.methods.state import Download
 from cfl_flare.models import MLP, FashionCNN
-from cfl_flare.training.learner import Learner, Split, Workshop
+from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import ParameterContrast, Pull, RepresentationContrast, Step
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 
 torch.set_num_threads(1)
@@ -31,8 +32,8 @@ def of(*values: float, grad: bool = False) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64, requires_grad=grad)
 
 
-def contrast(mu=1.0, tau=1.0, own=0, centres=((1, 0), (0, 2)), places=ALL) -> ParameterContrast:
-    return ParameterContrast(mu, tau, own, np.array(centres, np.float64), places)
+def contrast(mu=1.0, tau=1.0, own=0, centres=((1, 0), (0, 2)), slices=ALL) -> ParameterContrast:
+    return ParameterContrast(mu, tau, own, np.array(centres, np.float64), slices)
 
 
 def features(mu=1.0, tau=1.0, own=0) -> RepresentationContrast:
@@ -62,7 +63,7 @@ def test_a_contrast_of_parameters_by_hand(own, sign):
 
 
 def test_a_contrast_sees_its_places_alone_and_no_lengths():
-    term = contrast(2.0, 0.5, places=SOME)
+    term = contrast(2.0, 0.5, slices=SOME)
     expected = 2 * math.log(1 + math.exp(0.4))
     assert term(Step(of(100, 3, -100, 4))).item() == pytest.approx(expected)
     assert term(Step(of(0, 300, 0, 400))).item() == pytest.approx(expected)
@@ -189,7 +190,7 @@ X, Y = normal(7, 3).astype(np.float32), np.arange(7) % 2
 
 def learner(make, x=X, y=Y, **settings) -> Learner:
     data = Split.of(x, y)
-    return Learner(Workshop(make, TrainSettings(**settings), seed=0), "p", data, data, {}, round_number=1)
+    return Learner(Runtime(make, TrainSettings(**settings), seed=0), "p", data, data, {}, round_number=1)
 
 
 def unpacked(vector: np.ndarray, layout: Layout) -> list[np.ndarray]:
@@ -416,14 +417,14 @@ def test_features_are_watched_only_where_a_term_compares_them():
     worker = learner(Curved, lr=0.1, local_steps=2)
     worker.train(worker.initial(0), [Blind()])
     assert seen == [(None, None)] * 2
-    assert not worker._workshop.resident.module.out._forward_pre_hooks
+    assert not worker._runtime.resident.module.out._forward_pre_hooks
 
 
 def test_facts_may_be_read_only():
     bank = bank_of(worker := learner(Curved, lr=0.1, local_steps=1))
     penalty = KnowledgeSharing(pairwise=True)
     download = sent(bank, [penalty])
-    frozen = Download(download.slots, download.models, MappingProxyType(dict(download.facts)))
+    frozen = Download(download.slots, download.models, MappingProxyType(dict(download.scalars)))
     terms = penalty.terms(frozen, cluster_slot(OWN), 3)
     assert len(terms) == 2
     assert np.isfinite(worker.train(bank[cluster_slot(OWN)], terms).vector).all()

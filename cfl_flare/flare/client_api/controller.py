@@ -21,9 +21,9 @@ from nvflare.app_common.app_constant import AlgorithmConstants, AppConstants
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.params import Params
+from cfl_flare.engine.job_settings import AssignSettings
 from cfl_flare.engine.server import Server
-from cfl_flare.engine.site import Answer, Order
-from cfl_flare.flare.client_api.rules import Judge
+from cfl_flare.engine.site import Result, Task
 from cfl_flare.methods import Update, describe_method
 from cfl_flare.methods.slots import cluster_slot, travelling, with_parts
 
@@ -49,18 +49,18 @@ class Scripts:
     """Carries out a server's rounds with scripts, one a site.
 
     Args:
-        server: whose orders are carried out.
-        judge: for methods in which participants choose.
+        server: whose tasks are carried out.
+        assign: for methods in which participants choose.
         exchange: sends each site a task, and gives what comes back to a function.
         warn: given each remark, which is made once.
     """
 
-    def __init__(self, server: Server, judge: Judge, exchange: Exchange, warn: Callable[[str], None]):
-        self._server, self._judge, self._exchange, self._warn = server, judge, exchange, warn
+    def __init__(self, server: Server, assign: AssignSettings, exchange: Exchange, warn: Callable[[str], None]):
+        self._server, self._assign, self._exchange, self._warn = server, assign, exchange, warn
         self._said: set[str] = set()
         self._sent: dict[str, str] = {}
         self._silent: set[str] = set()
-        self._loops_checked = not server.method.assigns_on_site
+        self._loops_checked = not server.method.traits.assigns_on_site
         self._cross: dict[str, dict[str, dict[str, float]]] = {}
 
     def probe(self) -> bool:
@@ -69,7 +69,7 @@ class Scripts:
         Raises:
             ConfigError: one cannot, with the lines to add; or none answered.
         """
-        if not self._server.method.assigns_on_site:
+        if not self._server.method.traits.assigns_on_site:
             return True
         problems: dict[str, str] = {}
         answered: set[str] = set()
@@ -81,7 +81,7 @@ class Scripts:
                 problems[site] = "it trains when it is asked to evaluate"
             elif self._metric(answer) is None:
                 problems[site] = (
-                    f"it reports no {self._judge.metric!r} when it is asked to evaluate, but {_names(answer)}"
+                    f"it reports no {self._assign.metric!r} when it is asked to evaluate, but {_names(answer)}"
                 )
             return True
 
@@ -98,7 +98,7 @@ class Scripts:
             f"run: method {self._server.method.label} has each model evaluated by the sites' script, and at no site "
             "did it answer; the sites' logs say why",
         )
-        self._remark(f"participants choose by their script's {self._judge.metric!r}: measure it on training data")
+        self._remark(f"participants choose by their script's {self._assign.metric!r}: measure it on training data")
         return went
 
     def round(self) -> bool:
@@ -107,21 +107,21 @@ class Scripts:
         Raises:
             ConfigError: in the first round, a script's loop does not do for a method in which sites choose.
         """
-        orders = self._server.orders()
-        several = orders if self._server.method.assigns_on_site else {}
-        self._sent = {name: order.slots[0] for name, order in orders.items() if name not in several}
-        if not self._measure_all(orders):
+        tasks = self._server.tasks()
+        several = tasks if self._server.method.traits.assigns_on_site else {}
+        self._sent = {name: task.slots[0] for name, task in tasks.items() if name not in several}
+        if not self._measure_all(tasks):
             return False
         if several and not self._choose(several):
             return False
         for task, train in ((EVALUATE, False), (TRAIN, True)):
-            asked = {n: slot for n, slot in self._sent.items() if orders[n].train == train}
-            models = {n: self._model(slot, orders[n] if train else None) for n, slot in asked.items()}
-            if models and not self._exchange(task, models, lambda answer: self._accept(answer, orders)):
+            asked = {n: slot for n, slot in self._sent.items() if tasks[n].train == train}
+            models = {n: self._model(slot, tasks[n] if train else None) for n, slot in asked.items()}
+            if models and not self._exchange(task, models, lambda answer: self._accept(answer, tasks)):
                 return False
-        return self._loops_checked or self._check_loops(orders)
+        return self._loops_checked or self._check_loops(tasks)
 
-    def _check_loops(self, orders: Mapping[str, Order]) -> bool:
+    def _check_loops(self, tasks: Mapping[str, Task]) -> bool:
         """Refuses, in the first round, scripts that train on models that they were only to evaluate.
 
         Under FLARE's Lightning patch ``trainer.fit()`` takes the next task where ``trainer.validate()`` has answered
@@ -129,7 +129,7 @@ class Scripts:
         training without metrics, since nothing was validated before it. Where a second training has them, it is this.
         A script that never reports metrics when it trains is asked for that second training as well, and passes.
         """
-        self._loops_checked = any(order.train for order in orders.values())
+        self._loops_checked = any(task.train for task in tasks.values())
         again = {name: self._model(self._sent[name]) for name in self._silent}
         found: list[str] = []
 
@@ -147,29 +147,29 @@ class Scripts:
             )
         return True
 
-    def _measure_all(self, orders: Mapping[str, Order]) -> bool:
+    def _measure_all(self, tasks: Mapping[str, Task]) -> bool:
         """Has every site measure each of the run's models, where that is asked for."""
-        self._cross = {name: {} for name in orders}
-        for model in next(iter(orders.values())).cross if orders else ():
+        self._cross = {name: {} for name in tasks}
+        for model in next(iter(tasks.values())).cross if tasks else ():
 
             def note(answer: FLModel, name: str = model.name) -> bool:
                 site, found = answer.meta["client_name"], answer.metrics or {}
                 self._cross[site][name] = {key: float(value) for key, value in found.items() if _number(value)}
                 return bool(found)
 
-            if not self._exchange(EVALUATE, {name: self._model(model.slots[0]) for name in orders}, note):
+            if not self._exchange(EVALUATE, {name: self._model(model.slots[0]) for name in tasks}, note):
                 return False
         return True
 
-    def _choose(self, orders: Mapping[str, Order]) -> bool:
+    def _choose(self, tasks: Mapping[str, Task]) -> bool:
         """Has each model evaluated by those who choose, and notes what they take."""
         state = self._server.state
-        found: dict[str, dict[str, float]] = {name: {} for name in orders}
-        measured: dict[str, dict[str, dict[str, float]]] = {name: {} for name in orders}
-        due = state.round % self._judge.every == 0 or self._server.finished
-        keep = {n: cluster_slot(state.assignment[n]) for n in orders if n in state.assignment and not due}
-        self._sent |= {name: slot for name, slot in keep.items() if slot in orders[name].slots}
-        choosing = {name: self._candidates(order) for name, order in orders.items() if name not in self._sent}
+        found: dict[str, dict[str, float]] = {name: {} for name in tasks}
+        measured: dict[str, dict[str, dict[str, float]]] = {name: {} for name in tasks}
+        due = state.round % self._assign.every == 0 or self._server.finished
+        keep = {n: cluster_slot(state.assignment[n]) for n in tasks if n in state.assignment and not due}
+        self._sent |= {name: slot for name, slot in keep.items() if slot in tasks[name].slots}
+        choosing = {name: self._candidates(task) for name, task in tasks.items() if name not in self._sent}
         for slot in dict.fromkeys(slot for slots in choosing.values() for slot in slots):
 
             def note(answer: FLModel, slot: str = slot) -> bool:
@@ -185,58 +185,57 @@ class Scripts:
         for name, slots in choosing.items():
             missing = [slot for slot in slots if slot not in found[name]]
             if missing:
-                self._server.fail([name], f"no {self._judge.metric!r} of {', '.join(missing)}")
-            elif orders[name].train:
-                self._sent[name] = self._judge.best(found[name])
+                self._server.fail([name], f"no {self._assign.metric!r} of {', '.join(missing)}")
+            elif tasks[name].train:
+                self._sent[name] = self._assign.best(found[name])
             else:  # it has measured the model that it would be served already
-                metrics = measured[name][self._judge.best(found[name])]
-                self._server.accept(Answer(name, None, metrics, cross=self._cross[name]), name)
+                metrics = measured[name][self._assign.best(found[name])]
+                self._server.accept(Result(name, None, metrics, cross=self._cross[name]), name)
         return True
 
-    def _model(self, slot: str, order: Order | None = None) -> FLModel:
-        """The task with one model; with an order to train, what the method's penalties need beside it."""
+    def _model(self, slot: str, task: Task | None = None) -> FLModel:
+        """The task with one model; with a task to train, what the method's penalties need beside it."""
         server = self._server
         return FLModel(
             params_type=ParamsType.FULL,
             params=server.bank[slot].arrays(),
             current_round=server.state.round,
             total_rounds=server.settings.num_rounds,
-            meta={} if order is None else self._for_loss(slot, order),
+            meta={} if task is None else self._for_loss(slot, task),
         )
 
-    def _for_loss(self, own: str, order: Order) -> dict[str, Any]:
+    def _for_loss(self, own: str, task: Task) -> dict[str, Any]:
         """What a script adds to its loss, as FLARE's own metadata or as cfl_flare's."""
-        if self._judge.fedprox_mu is not None:
-            return {AlgorithmConstants.FEDPROX_MU: self._judge.fedprox_mu}
-        return self._for_penalties(own, order) if self._judge.penalties else {}
+        if self._assign.fedprox_mu is not None:
+            return {AlgorithmConstants.FEDPROX_MU: self._assign.fedprox_mu}
+        return self._for_penalties(own, task) if self._assign.penalties else {}
 
-    def _for_penalties(self, own: str, order: Order) -> dict[str, Any]:
+    def _for_penalties(self, own: str, task: Task) -> dict[str, Any]:
         server = self._server
-        ready = "weights" in order.facts
+        ready = "weights" in task.scalars
         needed = [p.slots(server.method.clusters) for p in server.method.penalties if ready or not p.of_clusters]
         slots = list(dict.fromkeys(slot for slots in needed for slot in slots))
         others = with_parts(server.state.bank, [slot for slot in travelling([own, *slots]) if slot != own])
-        content = {"own": own, "slots": [slot for slot in slots if slot != own], "facts": dict(order.facts)}
+        content = {"own": own, "slots": [slot for slot in slots if slot != own], "scalars": dict(task.scalars)}
         models = {slot: model.arrays() for slot, model in others.items()}
         return {PENALTY_META: {**content, "models": models, "method": describe_method(server.method)}}
 
-    def _candidates(self, order: Order) -> list[str]:
+    def _candidates(self, task: Task) -> list[str]:
         """Of what is sent, the models to choose among; the rest is the penalties'."""
-        clusters = {cluster_slot(k) for k in range(self._server.method.clusters)}
-        return [slot for slot in order.slots if slot in clusters]
+        return list(task.choices.values())
 
-    def _accept(self, answer: FLModel, orders: Mapping[str, Order]) -> bool:
+    def _accept(self, answer: FLModel, tasks: Mapping[str, Task]) -> bool:
         """Turns a script's answer into an update; what does not fit is left out, with its reason."""
         name, server = answer.meta["client_name"], self._server
-        if orders[name].train and not answer.metrics and not self._loops_checked:
+        if tasks[name].train and not answer.metrics and not self._loops_checked:
             self._silent.add(name)
         try:
             try:
-                update = self._update(name, answer) if orders[name].train else None
+                update = self._update(name, answer) if tasks[name].train else None
             except PayloadError as error:
                 server.refuse(name, error)
-            metrics = self._metrics(answer) if orders[name].evaluate else {}
-            server.accept(Answer(name, update, metrics, cross=self._cross[name]), name)
+            metrics = self._metrics(answer) if tasks[name].evaluate else {}
+            server.accept(Result(name, update, metrics, cross=self._cross[name]), name)
         except PayloadError as error:
             self._warn(f"round {server.state.round}: {name}: answer refused ({error.code}): {error}")
             return False
@@ -256,7 +255,7 @@ class Scripts:
         chosen = next((k for k in range(server.method.clusters) if slot == cluster_slot(k)), None)
         if isinstance(samples, int) and not isinstance(samples, bool):
             server.participants[name] = replace(server.participants[name], samples=samples)
-        return Update(name, samples, {slot: diff}, chosen if server.method.assigns_on_site else None)
+        return Update(name, samples, {slot: diff}, chosen if server.method.traits.assigns_on_site else None)
 
     def _diff(self, name: str, answer: FLModel, sent: Params) -> Params:
         """Its model less the one that it was sent. What it leaves out is unchanged; strange arrays are ignored.
@@ -291,7 +290,7 @@ class Scripts:
         return replace(diff, present=present)
 
     def _metric(self, answer: FLModel) -> float | None:
-        value: Any = (answer.metrics or {}).get(self._judge.metric)
+        value: Any = (answer.metrics or {}).get(self._assign.metric)
         return float(value) if _number(value) else None
 
     def _metrics(self, answer: FLModel) -> dict[str, float]:

@@ -75,9 +75,9 @@ def _begin(received: FLModel, content: dict[str, Any], model: torch.nn.Module) -
         ) from error
     slots = (content["own"], *content["slots"])
     models = with_parts(models, slots)
-    download = Download(slots, tuple(models[slot] for slot in slots), content["facts"])
+    download = Download(slots, tuple(models[slot] for slot in slots), content["scalars"])
     method = build_method(content["method"])
-    return _Round(received, layout, method.terms(None, download, content["own"]))  # type: ignore[arg-type]
+    return _Round(received, layout, method.terms(download, content["own"]))
 
 
 def _flat(parameter: torch.Tensor) -> torch.Tensor:

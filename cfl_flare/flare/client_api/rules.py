@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,35 +12,8 @@ from cfl_flare.core.config import require
 from cfl_flare.methods import IFCA, FedProx, Method, Proximal
 
 # What a method's site does, where it is no more than what any script does: train the one model that it was sent.
-ON_SITE = ("local_update", "trained_update", "serve", "finetuned", "compose", "moved_slots")
+ON_SITE = ("local_update", "serve", "finetuned")
 PENALTY_LINE = "loss = loss + cfl_flare.client.penalty(model)"
-
-
-@dataclass(frozen=True)
-class Judge:
-    """By what a script's models are compared, where participants choose among several (IFCA).
-
-    Attributes:
-        metric: the metric that it reports when it is asked to evaluate; on its training data.
-        mode: ``min`` or ``max``.
-        every: rounds between two choices; in between it trains its cluster's model.
-        penalties: the scripts add `cfl_flare.client.penalty` to their loss, and are sent what it needs.
-        fedprox_mu: the coefficient of FedProx's term, for scripts that take it from FLARE's own metadata.
-    """
-
-    metric: str = "loss"
-    mode: str = "min"
-    every: int = 1
-    penalties: bool = False
-    fedprox_mu: float | None = None
-
-    def __post_init__(self) -> None:
-        require(self.mode in ("min", "max"), f"run: assign_mode = {self.mode!r} should be 'min' or 'max'")
-        require(self.every >= 1, f"run: assign_every = {self.every} should be >= 1")
-
-    def best(self, found: Mapping[str, float]) -> str:
-        """The slot with the best metric; of equals the first."""
-        return (min if self.mode == "min" else max)(found, key=lambda slot: found[slot])
 
 
 def check_method(method: Method) -> None:

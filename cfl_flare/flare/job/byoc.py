@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a job carries in its custom folder: cfl_flare itself, and the user's own modules that it names."""
+"""Code that a job brings along (BYOC): cfl_flare itself, and the user's own modules that it names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from nvflare.apis.job_def import SERVER_SITE_NAME
 from nvflare.job_config.api import FedJob
 
-import cfl_flare
+from cfl_flare.core.version import PACKAGE
 
 OWN_PACKAGES = ("cfl_flare", "torch", "torchvision", "nvflare")
 
@@ -25,7 +25,7 @@ def packages_of(class_paths: Iterable[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in OWN_PACKAGES]
 
 
-def carry(job: FedJob, packages: Iterable[str], sites: Iterable[str]) -> tempfile.TemporaryDirectory[str]:
+def stage(job: FedJob, packages: Iterable[str], sites: Iterable[str]) -> tempfile.TemporaryDirectory[str]:
     """Puts packages into a job's custom folders.
 
     Args:
@@ -54,7 +54,7 @@ def carry(job: FedJob, packages: Iterable[str], sites: Iterable[str]) -> tempfil
 def _source_of(package: str) -> Path | None:
     """Folder or file of a top-level package; None where it is installed like any other library (cfl_flare excepted)."""
     if package == "cfl_flare":
-        return Path(cfl_flare.__file__).parent
+        return PACKAGE
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return None

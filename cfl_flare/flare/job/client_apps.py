@@ -5,49 +5,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from nvflare.apis.filter import Filter
 from nvflare.apis.job_def import ALL_SITES
+from nvflare.client.config import TransferType
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
 from nvflare.job_config.script_runner import ScriptRunner
 
 from cfl_flare.core.config import build, describe, marked, require
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.settings import settings_of
 from cfl_flare.data import DataSource
+from cfl_flare.engine.job_settings import ExecutorSettings, ScriptSettings
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.flare import wire
 from cfl_flare.flare.client_api.controller import EVALUATE, TRAIN
 from cfl_flare.flare.compat import check_site_names
 from cfl_flare.flare.executor import ClusteredExecutor
-
-OF_SCRIPT = {  # FLARE's names, and what its runner calls them
-    "train_script": "script",
-    "train_args": "script_args",
-    "launch_external_process": "launch_external_process",
-    "command": "command",
-}
-OF_DATA = ("data", "data_args", "device", "torch_threads")
 
 
 class ClientApps:
     """The sites' part of a job.
 
     Args:
-        settings: of the sites' executor, or of FLARE's runner of their script.
-        scripted: which of the two it is.
-        simulated: one source of data is dealt out to all sites.
+        plan: the job's.
+        shared: arguments of the executor that are the server's as well, as the job holds them.
         leaving: a filter on what the sites send; None for none.
 
     Attributes:
         workers: what works at each site; one for all of them, unless they have settings of their own.
     """
 
-    def __init__(self, settings: Mapping[str, Any], scripted: bool, simulated: bool, leaving: Filter | None = None):
-        self.settings, self.scripted, self.simulated, self.leaving = settings, scripted, simulated, leaving
+    def __init__(self, plan: RunPlan, shared: Mapping[str, Any], leaving: Filter | None = None):
+        self.plan, self.shared, self.leaving = plan, shared, leaving
         self.workers = {ALL_SITES: self._worker(ALL_SITES, {})}
+
+    @property
+    def scripted(self) -> bool:
+        """The sites run a training script."""
+        return self.plan.script.train_script is not None
 
     @property
     def named(self) -> list[str]:
@@ -59,17 +59,16 @@ class ClientApps:
         """What the sites read, as the job holds it."""
         return [] if self.scripted else [worker.source for worker in self.workers.values()]
 
-    def set_per_site(self, config: Mapping[str, Mapping[str, Any]], fewest: int) -> None:
+    def set_per_site(self, config: Mapping[str, Mapping[str, Any]]) -> None:
         """Takes per-site settings.
 
         Args:
             config: by site: ``data``, ``data_args``, ``device`` and ``torch_threads``, or those of a script.
-            fewest: the job's min_clients.
 
         Raises:
             ConfigError: a setting that sites of this job cannot have of their own, or a wrong value.
         """
-        self._check(config, fewest)
+        self._check(config)
         self.workers = {site: self._worker(site, own) for site, own in config.items()}
 
     def add_to(self, job: FedJob) -> None:
@@ -82,40 +81,50 @@ class ClientApps:
 
     def _worker(self, site: str, own: Mapping[str, Any]) -> Any:
         """What works at a site."""
+        plan = self.plan
         if self.scripted:
-            given = {**self.settings, **{OF_SCRIPT[key]: value for key, value in own.items()}}
-            there = Path(given["script"]).is_file()
-            require(there, f"recipe: per-site config: {site}: train_script = {given['script']!r} is no file")
-            return ScriptRunner(**given)
-        given = {**self.settings, **{key: own[key] for key in ("device", "torch_threads") if key in own}}
-        check_device(given["device"])
+            script = replace(plan.script, **own)
+            there = Path(str(script.train_script)).is_file()
+            require(there, f"recipe: per-site config: {site}: train_script = {script.train_script!r} is not a file")
+            return _runner(script, plan.executor)
+        source = self.shared["source"]
         if own.keys() & {"data", "data_args"}:
-            given["source"] = marked(_source_at(site, own, self.settings["source"]))
-        return ClusteredExecutor(**given)
+            source = marked(_source_at(site, own, source))
+        at_site = replace(plan.site, **{key: own[key] for key in _per_site(SiteSettings) if key in own})
+        arguments = {**self.shared, "source": source, "run_name": plan.job.name, "seed": plan.server.seed}
+        return ClusteredExecutor(**arguments, **asdict(at_site), **asdict(plan.executor))
 
-    def _check(self, config: Mapping[str, Mapping[str, Any]], fewest: int) -> None:
-        check_site_names(list(config), fewest)
-        known = tuple(OF_SCRIPT) if self.scripted else OF_DATA[2:] if self.simulated else OF_DATA
-        reason = " where one source is dealt out to all of them" if self.simulated else ""
+    def _check(self, config: Mapping[str, Mapping[str, Any]]) -> None:
+        check_site_names(list(config), self.plan.job.min_clients)
+        simulated = self.plan.data.participants is not None
+        reason = " where one source is dealt out to all of them" if simulated else ""
+        known = [*([] if simulated else ["data", "data_args"]), *_per_site(SiteSettings)]
+        known = _per_site(ScriptSettings) if self.scripted else known
         for site, own in config.items():
             unknown = [key for key in own if key not in known]
             require(
                 not unknown,
-                f"recipe: per-site config: {site}: {unknown[:1]} is nothing that sites can have of their own{reason}; "
-                f"they can have {', '.join(known)}",
+                f"recipe: per-site config: {site}: {unknown[:1]} cannot be set for a single site{reason}; "
+                f"it can have its own {', '.join(known)}",
             )
 
 
-def check_device(device: str) -> None:
-    """Whether it can be a device; if a site has it, only the site knows.
+def _per_site(cls: type) -> list[str]:
+    """The settings that a site may have of its own."""
+    return [known.name for known in settings_of(cls).values() if known.per_site]
 
-    Raises:
-        ConfigError: it cannot.
-    """
-    try:
-        torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"run: device = {device!r} should be one of torch's, such as 'cpu' or 'cuda:0'") from error
+
+def _runner(script: ScriptSettings, executor: ExecutorSettings) -> ScriptRunner:
+    """FLARE's runner of a script."""
+    return ScriptRunner(
+        script=str(script.train_script),
+        script_args=script.train_args,
+        launch_external_process=script.launch_external_process,
+        command=script.command,
+        params_transfer_type=TransferType(script.params_transfer_type),
+        memory_gc_rounds=executor.memory_gc_rounds,
+        cuda_empty_cache=executor.cuda_empty_cache,
+    )
 
 
 def _source_at(site: str, own: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:

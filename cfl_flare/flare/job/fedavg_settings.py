@@ -17,10 +17,7 @@ from torch import nn
 from cfl_flare.core.config import build, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout
-from cfl_flare.engine.early_stopping import Goal
 from cfl_flare.methods import Method
-
-SHARES = ("accuracy", "macro_f1")
 
 
 def exclude(pattern: str, model: Mapping[str, Any], method: Method) -> ExcludeVars:
@@ -34,19 +31,19 @@ def exclude(pattern: str, model: Mapping[str, Any], method: Method) -> ExcludeVa
         method: the job's.
 
     Raises:
-        ConfigError: it is no regular expression, or matches none or all of the model, or what the method clusters on.
+        ConfigError: it is not a regular expression, or matches none or all of the model, or all that is clustered on.
     """
     where = f"recipe: exclude_vars = {pattern!r}"
     try:
         found = re.compile(pattern)
     except (re.error, TypeError) as error:
-        raise ConfigError(f"{where} is no regular expression: {error}") from error
+        raise ConfigError(f"{where} is not a regular expression: {error}") from error
     layout = Layout.of(build(model, nn.Module, "model"))
     out = [e for e in layout.entries if found.search(e.name)]
     left = [e for e in layout.entries if e not in out and e.kind == "parameter"]
     require(bool(out), f"{where} matches none of {', '.join(e.name for e in layout.entries)}")
     require(bool(left), f"{where} matches all parameters: nothing would be left to learn together")
-    cluster_on = getattr(method, "cluster_on", None)
+    cluster_on = method.traits.cluster_on
     if cluster_on is not None:
         compared = {place.start for place in layout.select(cluster_on)}
         require(
@@ -64,35 +61,14 @@ def place_checkpoint(path: str | None, job: FedJob) -> str | None:
         How the server finds it.
 
     Raises:
-        ConfigError: a relative path that is no file here.
+        ConfigError: a relative path that is not a file here.
     """
     if path is None or os.path.isabs(path):
         return path
     require(
         Path(path).is_file(),
-        f"recipe: initial_ckpt = {path!r} is no file, seen from this folder; a relative path is a file that the job "
+        f"recipe: initial_ckpt = {path!r} is not a file, seen from this folder; a relative path is a file that the job "
         "carries, an absolute one lies at the server",
     )
     job.add_file_to_server(str(Path(path).resolve()))
     return Path(path).name
-
-
-def check_goal(goal: Goal, shares: bool) -> None:
-    """Whether the condition to end a job can come true.
-
-    Args:
-        goal: the job's.
-        shares: accuracy is cfl_flare's own, in 0..1.
-
-    Raises:
-        ConfigError: it asks for 80 where 1 is all there is.
-    """
-    stop = goal.stop
-    if stop is None or not shares:
-        return
-    last = stop.metric.name.rpartition("/")[2].replace("served_", "")
-    require(
-        last not in SHARES or stop.value <= 1,
-        f"run: stop_cond = {stop.text!r}: {last} is a share in 0..1 here; write {stop.value / 100:g} for "
-        f"{stop.value:g} per cent",
-    )

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout
+from cfl_flare.engine.job_settings import AssignSettings
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.flare.client_api.controller import EVALUATE, TRAIN, Scripts
-from cfl_flare.flare.client_api.rules import Judge
 from cfl_flare.methods import IFCA, Participant
 from tests.tiny import Coin, coin
 
@@ -170,7 +170,7 @@ def scripts(site: Site, said: list[str]) -> tuple[Server, Scripts]:
     method = IFCA(k=2)
     state = method.start(lambda index: coin(index, -index))
     server = Server(method, Layout.of(Coin()), [Participant(SITE, SITE, 1)], ServerSettings(2), state)
-    return server, Scripts(server, Judge(), site.exchange, said.append)
+    return server, Scripts(server, AssignSettings(), site.exchange, said.append)
 
 
 def test_the_documented_loop_trains_on_what_follows_an_evaluation_and_is_refused(site):

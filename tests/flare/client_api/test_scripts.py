@@ -16,10 +16,11 @@ from nvflare.app_common.utils.fedprox_utils import get_fedprox_mu
 import cfl_flare.client
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout
+from cfl_flare.engine.job_settings import AssignSettings
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.client_api.controller import EVALUATE, TRAIN, Scripts
-from cfl_flare.flare.client_api.rules import Judge, check_script, fedprox_mu
+from cfl_flare.flare.client_api.rules import check_script, fedprox_mu
 from cfl_flare.methods import (
     CAM,
     CFL,
@@ -59,12 +60,12 @@ def obedient(site: str, task: str, model: FLModel) -> FLModel:
 class Play:
     """A server and its scripts, in one process."""
 
-    def __init__(self, method: Method, script: Script = obedient, judge: Judge | None = None, **settings):
+    def __init__(self, method: Method, script: Script = obedient, assign: AssignSettings | None = None, **settings):
         people = [Participant(name, name, 1) for name in GOALS]
         run = ServerSettings(**{"num_rounds": 3, **settings})
         self.server = Server(method, LAYOUT, people, run, method.start(initial))
         self.script, self.warned, self.asked = script, [], []
-        self.scripts = Scripts(self.server, judge or Judge(), self.exchange, self.warned.append)
+        self.scripts = Scripts(self.server, assign or AssignSettings(), self.exchange, self.warned.append)
 
     def exchange(self, task: str, data: Mapping[str, FLModel], on_answer: Callable[[FLModel], bool]) -> bool:
         for site, model in data.items():
@@ -145,7 +146,7 @@ def test_frozen_layers_that_stay_away_are_unchanged():
     play = Play(method, lambda site, task, model: FLModel(ParamsType.FULL, {bias: model.params[bias] + 1}))
     state = method.start(lambda i: ones)
     play.server = Server(method, layout, [Participant("a", "a", 1)], ServerSettings(2), state)
-    play.scripts = Scripts(play.server, Judge(), play.exchange, play.warned.append)
+    play.scripts = Scripts(play.server, AssignSettings(), play.exchange, play.warned.append)
     play.round()
     after = play.server.state.bank["global"].arrays()
     assert (after[bias] == 2).all() and (after[weight] == 1).all()
@@ -201,7 +202,7 @@ def test_what_a_site_s_filter_took_away_counts_in_no_mean():
     play = Play(method, script)
     people = [Participant(name, name, 1) for name in "ab"]
     play.server = Server(method, layout, people, ServerSettings(1), method.start(lambda i: zeros))
-    play.scripts = Scripts(play.server, Judge(), play.exchange, play.warned.append)
+    play.scripts = Scripts(play.server, AssignSettings(), play.exchange, play.warned.append)
     play.round()
     after = play.server.state.bank["global"].arrays()
     assert (after[weight] == 2).all() and (after[bias] == 2).all()  # of b alone; of both
@@ -256,14 +257,14 @@ def test_participants_choose_by_the_loss_that_their_script_reports():
 
 
 def test_the_largest_may_be_best_and_equals_go_to_the_first():
-    play = Play(IFCA(k=2), nudged, Judge("loss", "max"))
+    play = Play(IFCA(k=2), nudged, AssignSettings("loss", "max"))
     play.round()
     assert play.server.state.assignment == {"a": 0, "b": 0, "c": 1}
-    assert Judge().best({"cluster-0": 1.0, "cluster-1": 1.0}) == "cluster-0"
+    assert AssignSettings().best({"cluster-0": 1.0, "cluster-1": 1.0}) == "cluster-0"
 
 
 def test_they_may_choose_every_few_rounds_only():
-    play = Play(IFCA(k=2), nudged, Judge(every=2))
+    play = Play(IFCA(k=2), nudged, AssignSettings(every=2))
     play.round()
     before = len(play.asked)
     play.round()
@@ -380,7 +381,7 @@ def received(monkeypatch, play: Play, site: str) -> FLModel:
 @pytest.mark.parametrize("method", [WeCFL(k=2, penalties=CON_CKS), IFCA(k=2, penalties=CON_CKS)])
 def test_the_penalty_of_a_script_is_the_method_s_own(method, monkeypatch):
     """At theta = (2, 1), in the second round; centres (4, 0) of a and b, (0, 8) of c (IFCA: the same by its picks)."""
-    play = Play(method, judge=Judge(penalties=True))
+    play = Play(method, assign=AssignSettings(penalties=True))
     play.round()
     model = received(monkeypatch, play, "a")
     module = Coin()
@@ -414,12 +415,12 @@ def test_fedprox_alone_goes_as_flare_s_own_metadata(tmp_path, monkeypatch):
     for method in (FedAvg(), FedProx(penalties=(Proximal(),)), WeCFL(k=2, penalties=(Proximal(scope="head"),))):
         assert fedprox_mu(flares, method) is None
     assert fedprox_mu(client(tmp_path, LINE + "# fedprox"), FedProx()) is None
-    model = received(monkeypatch, Play(FedProx(mu=0.5), judge=Judge(fedprox_mu=0.5)), "a")
+    model = received(monkeypatch, Play(FedProx(mu=0.5), assign=AssignSettings(fedprox_mu=0.5)), "a")
     assert get_fedprox_mu(model) == 0.5
 
 
 def test_only_the_part_that_a_penalty_holds_travels(monkeypatch):
-    play = Play(WeCFL(k=2, penalties=(KnowledgeSharing(lam=1),)), judge=Judge(penalties=True))
+    play = Play(WeCFL(k=2, penalties=(KnowledgeSharing(lam=1),)), assign=AssignSettings(penalties=True))
     first = received(monkeypatch, play, "a")
     assert first.meta["cfl_penalty"]["models"] == {}
     assert cfl_flare.client.penalty(Coin()).item() == 0  # there are no centres yet
@@ -428,7 +429,7 @@ def test_only_the_part_that_a_penalty_holds_travels(monkeypatch):
 
 
 def test_another_module_than_the_job_s_is_refused(monkeypatch):
-    play = Play(FedProx(), judge=Judge(penalties=True))
+    play = Play(FedProx(), assign=AssignSettings(penalties=True))
     received(monkeypatch, play, "a")
     with pytest.raises(ConfigError, match="penalty: the module Sequential is not the job's model"):
         cfl_flare.client.penalty(torch.nn.Sequential(torch.nn.Linear(1, 2, bias=False)))

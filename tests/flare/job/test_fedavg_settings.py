@@ -118,11 +118,11 @@ def test_each_site_has_its_own_script_arguments():
     [
         ({"stop_cond": "accuracy >= 80"}, r"accuracy is a share in 0\.\.1 here; write 0\.8 for 80 per cent"),
         ({"stop_cond": "much"}, "should be '<metric> <sign> <number>'"),
-        ({"exclude_vars": "("}, "is no regular expression"),
+        ({"exclude_vars": "("}, "is not a regular expression"),
         ({"exclude_vars": "nothing"}, "matches none of "),
         ({"exclude_vars": "."}, "matches all parameters"),
         ({"exclude_vars": "head", "method": "wecfl:k=2,cluster_on=head"}, "matches all that method wecfl clusters on"),
-        ({"initial_ckpt": "none.pt"}, "is no file, seen from this folder"),
+        ({"initial_ckpt": "none.pt"}, "is not a file, seen from this folder"),
         ({"initial_ckpt": "/none.pt", "method": "ifca:k=2"}, "begins with 2 different models"),
         ({"initial_ckpt": "/none.pt", "resume_from": "earlier"}, "both say where to start"),
     ],
@@ -137,11 +137,15 @@ def test_refusals(settings, says):
     [
         ({}, {"site-1": {}}, r"defines 1 site\(s\), but min_clients=2"),
         ({}, {"site-1": {}, "server": {}}, "reserved"),
-        ({}, {"site-1": {"lr": 1}, "site-2": {}}, r"site-1: \['lr'\] is nothing .*data, data_args, device"),
+        (
+            {},
+            {"site-1": {"lr": 1}, "site-2": {}},
+            r"site-1: \['lr'\] cannot be set for a single site; .*data, data_args, device",
+        ),
         ({}, {"site-1": {"device": "gpu!"}, "site-2": {}}, "device = 'gpu!'"),
         ({}, {"site-1": {"data_args": {"file": 1}}, "site-2": {}}, "unknown setting 'file'"),
-        (SCRIPT, {"site-1": {"data": 1}, "site-2": {}}, r"site-1: \['data'\] is nothing"),
-        (SCRIPT, {"site-1": {"train_script": "none.py"}, "site-2": {}}, "train_script = 'none.py' is no file"),
+        (SCRIPT, {"site-1": {"data": 1}, "site-2": {}}, r"site-1: \['data'\] cannot be set for a single site"),
+        (SCRIPT, {"site-1": {"train_script": "none.py"}, "site-2": {}}, "train_script = 'none.py' is not a file"),
         (
             {"participants": 4, "partition": "iid", "data": Digits()},
             {"site-1": {"data_args": {}}, "site-2": {}},

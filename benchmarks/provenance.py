@@ -1,0 +1,36 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a measured figure needs beside it: the code, the command and the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@cache
+def commit() -> str:
+    """The commit that is checked out where this file lies, when it is first asked for."""
+    return git("describe", "--always", "--dirty", "--abbrev=10", "--exclude=*")
+
+
+def provenance() -> dict[str, Any]:
+    """Command, commit and machine."""
+    from torch import __version__
+
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": git("rev-parse", "HEAD"),
+        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": str(__version__)},
+    }
+
+
+def git(*arguments: str) -> str:
+    """What git says of the folder of this file."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,0 +1,61 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the command line that are made from settings, and the settings from them."""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from cfl_flare.core.settings import Setting, settings_of
+
+RENAMED = {"num_rounds": "--rounds"}
+
+
+def add_settings(
+    group: Any, *classes: type, without: Sequence[str] = (), only: Sequence[str] = (), **defaults: Any
+) -> None:
+    """Adds an option for each setting of dataclasses.
+
+    Args:
+        group: the parser's group that gets them.
+        classes: the dataclasses.
+        without: settings that get none.
+        only: if any, the settings that get one.
+        **defaults: of some, where the command line's differ.
+    """
+    for name, known in settings_of(*classes).items():
+        if name not in without and (name in only or not only):
+            default = defaults.get(name, known.default)
+            text = known.help + ("" if default is False or default in (None, "", ()) else " (%(default)s)")
+            option = RENAMED.get(name, "--" + name.replace("_", "-"))
+            group.add_argument(option, dest=name, default=default, help=text, **_read(known))
+
+
+def _read(known: Setting) -> dict[str, Any]:
+    """How argparse reads a setting."""
+    kinds = set(typing.get_args(known.type) or (known.type,)) - {type(None)}
+    if known.choices:
+        return {"choices": known.choices}
+    if kinds == {bool}:
+        return {"action": "store_true"}
+    if kinds == {int, float}:
+        return {"type": share_or_count, "metavar": "S"}
+    if int in kinds:
+        return {"type": int, "metavar": "N", **({"nargs": "+"} if typing.get_origin(known.type) is tuple else {})}
+    return {"type": float, "metavar": "X"} if kinds == {float} else {"metavar": "TEXT"}
+
+
+def share_or_count(text: str) -> float | int:
+    """``"0.25"`` is a share, ``"25"`` a count."""
+    try:
+        return int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a share like 0.25 or a count like 25") from error
+
+
+def given(arguments: argparse.Namespace, *classes: type) -> dict[str, Any]:
+    """The settings of dataclasses that a command has options for."""
+    return {name: getattr(arguments, name) for name in settings_of(*classes) if hasattr(arguments, name)}

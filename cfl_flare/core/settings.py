@@ -1,0 +1,202 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""A setting is stated once: a field of a dataclass, with its type, default, bounds and one line of help.
+
+Checks, keyword arguments, FLARE components' arguments, command-line options and tables are made from these fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import math
+import operator
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, TypeVar
+
+from cfl_flare.core.config import SETTING, check_types, current_names, from_dict, require
+
+T = TypeVar("T")
+LIMITS = {"ge": (">=", operator.ge), "gt": (">", operator.gt), "le": ("<=", operator.le), "lt": ("<", operator.lt)}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Which values, beside None, a setting may have; ``text`` completes "should be ..."."""
+
+    text: str
+    hold: Callable[[Any], bool]
+
+
+SHARE_OR_COUNT = Bounds(
+    "a share in (0.0, 1.0] or a count >= 1", lambda value: 0 < value <= 1 if isinstance(value, float) else value >= 1
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is stated of a setting; ``field`` is its name in the dataclass, and see `setting`."""
+
+    name: str
+    field: str
+    type: Any
+    default: Any
+    help: str
+    bounds: Bounds | None
+    choices: tuple[Any, ...]
+    per_site: bool
+
+
+def setting(
+    default: Any = MISSING,
+    *,
+    help: str,
+    choices: tuple[Any, ...] = (),
+    bounds: Bounds | None = None,
+    name: str | None = None,
+    per_site: bool = False,
+    **limits: float,
+) -> Any:
+    """A dataclass field that is a setting.
+
+    Args:
+        default: its default; without one it has to be given.
+        help: one line.
+        choices: all values that it may have, where they are few.
+        bounds: other bounds than ``choices`` or ``limits``.
+        name: what users call it, where that is not the field's name.
+        per_site: a site may have its own.
+        **limits: of a finite number: ``ge``, ``gt``, ``le``, ``lt``.
+    """
+    if choices:
+        bounds = Bounds(" or ".join(map(repr, choices)), lambda value: value in choices)
+    elif limits:
+        bounds = _interval(limits)
+    stated = {"help": help, "bounds": bounds, "choices": choices, "name": name, "per_site": per_site}
+    return dataclasses.field(default=default, metadata={SETTING: stated})
+
+
+def _interval(limits: Mapping[str, float]) -> Bounds:
+    """``>= 1``, or ``in [0, 1)`` where both ends are given, the lower one first."""
+    tests = [(*LIMITS[kind], limit) for kind, limit in limits.items()]
+    text = " and ".join(f"{sign} {limit}" for sign, _, limit in tests)
+    if len(tests) == 2:
+        text = f"in {'[' if 'ge' in limits else '('}{tests[0][2]}, {tests[1][2]}{']' if 'le' in limits else ')'}"
+    return Bounds(text, lambda value: math.isfinite(value) and all(test(value, limit) for _, test, limit in tests))
+
+
+def settings_of(*classes: type) -> dict[str, Setting]:
+    """The settings of dataclasses by the name that users write; where several have one, the first describes it."""
+    found: dict[str, Setting] = {}
+    for cls in classes:
+        hints = typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            if SETTING in field.metadata:
+                stated = {"field": field.name, "type": hints[field.name], "default": field.default}
+                stated |= field.metadata[SETTING]
+                name = stated.pop("name") or field.name
+                found.setdefault(name, Setting(name, **stated))
+    return found
+
+
+def check_settings(instance: Any, where: str) -> None:
+    """Checks the types and bounds of a dataclass's fields.
+
+    Raises:
+        ConfigError: naming the setting, its value and what it should be.
+    """
+    check_types(instance, where)
+    for name, known in settings_of(type(instance)).items():
+        value = getattr(instance, known.field)
+        if known.bounds is not None and value is not None:
+            require(known.bounds.hold(value), f"{where}: {name} = {value!r} should be {known.bounds.text}")
+
+
+def changed(instance: Any) -> list[str]:
+    """The settings of a dataclass that differ from their defaults."""
+    return [name for name, s in settings_of(type(instance)).items() if getattr(instance, s.field) != s.default]
+
+
+def check_known(given: Iterable[str], classes: Iterable[type], where: str) -> None:
+    """Raises a ConfigError for a name that none of the dataclasses has, with those that are close to it."""
+    known = {name for cls in classes for name in (*settings_of(cls), *getattr(cls, "renamed", {}))}
+    for name in given:
+        close = difflib.get_close_matches(name, known)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(sorted(known))}"
+        require(name in known, f"{where}: unknown setting {name!r}; {hint}")
+
+
+def pick(cls: type[T], given: Mapping[str, Any], where: str) -> T:
+    """A dataclass from those of the given settings that are its, by the names that users write.
+
+    Raises:
+        ConfigError: one is missing, or wrong.
+    """
+    fields = {old: old for old in getattr(cls, "renamed", {})}
+    fields |= {name: known.field for name, known in settings_of(cls).items()}
+    return from_dict(cls, {fields[name]: value for name, value in given.items() if name in fields}, where)
+
+
+def keep(component: Any, given: Mapping[str, Any], *classes: type) -> list[str]:
+    """Keeps the settings of dataclasses as attributes of a FLARE component, by the fields' names, for its export.
+
+    Nothing is checked before `kept`: a component that raises when it is built ends the whole job without a reason.
+
+    Returns:
+        The names that no dataclass has.
+    """
+    rest = dict(given)
+    for cls in classes:
+        rest = current_names(cls, rest, "job")
+        for known in settings_of(cls).values():
+            if known.field in rest or known.default is not MISSING:
+                setattr(component, known.field, rest.pop(known.field, known.default))
+    return sorted(rest)
+
+
+def kept(cls: type[T], component: Any, where: str) -> T:
+    """A dataclass from the attributes that `keep` made.
+
+    Raises:
+        ConfigError: one is missing, or wrong.
+    """
+    fields = [known.field for known in settings_of(cls).values()]
+    return from_dict(cls, {name: getattr(component, name) for name in fields if hasattr(component, name)}, where)
+
+
+def shows(*classes: type, as_fields: bool = False) -> Callable[[T], T]:
+    """Gives a function that takes ``**settings`` the signature that lists them: for help(), editors, and FLARE.
+
+    FLARE exports those of a component's attributes that its constructor's signature names.
+
+    Args:
+        classes: the dataclasses whose settings it takes.
+        as_fields: by the fields' names, as a component's, and not as users write them.
+    """
+
+    def decorate(function: T) -> T:
+        own = inspect.signature(function)  # type: ignore[arg-type]
+        shown = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
+        for known in settings_of(*classes).values():
+            name = known.field if as_fields else known.name
+            default = inspect.Parameter.empty if known.default is MISSING else known.default
+            more = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=known.type)
+            shown.setdefault(name, more)
+        function.__signature__ = own.replace(parameters=list(shown.values()))  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def settings_table(*classes: type) -> list[tuple[str, str, str, str]]:
+    """The settings of dataclasses as rows of name, type with bounds, default, and help, for the documentation."""
+    rows = []
+    for name, known in settings_of(*classes).items():
+        kind = known.type.__name__ if isinstance(known.type, type) else str(known.type)
+        kind = kind.replace("collections.abc.", "").replace("typing.", "")
+        bounds = "" if known.bounds is None else f", {known.bounds.text}"
+        rows.append((name, kind + bounds, "needed" if known.default is MISSING else str(known.default), known.help))
+    return rows

@@ -1,0 +1,89 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the server checks of a result before it uses any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from cfl_flare.core.errors import PayloadError
+from cfl_flare.engine.site import Result, Task
+from cfl_flare.methods import ServerState, Update
+from cfl_flare.methods.state import Download
+
+MAX_SAMPLES = 10**9
+# Values of an array whose length the server does not know.
+MAX_LENGTH = 10**6
+
+
+def check_result(result: Result, task: Task) -> None:
+    """Checks all but the update.
+
+    Raises:
+        PayloadError: the participant failed, or did not do what it was asked.
+    """
+    name = result.participant
+    if result.error is not None:
+        raise PayloadError("participant_failed", f"{name} failed: {result.error}")
+    for found in (result.metrics, *result.cross.values()):
+        for key, value in found.items():
+            if not isinstance(value, (int, float)) or not np.isfinite(value):
+                raise PayloadError("metric", f"{name}: {key} = {value!r} is not a finite number")
+    strange = sorted(result.cross.keys() - {model.name for model in task.cross})
+    if strange:
+        raise PayloadError("metric", f"{name} was not asked to measure {strange[0]!r}")
+    if task.train != (result.update is not None):
+        raise PayloadError("no_update", f"{name} was {'' if task.train else 'not '}asked to train")
+
+
+def check_update(update: Update, sent: Download, state: ServerState, method: str) -> None:
+    """Checks an update against what was asked with the download.
+
+    Args:
+        update: of one participant.
+        sent: what it was sent.
+        state: with the models from which its differences are taken.
+        method: what the method is called, for the message.
+
+    Raises:
+        PayloadError: the samples, the cluster, the slots, a shape or a value are not what they should be.
+    """
+    name, samples, cluster = update.participant, update.samples, update.cluster
+    if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= MAX_SAMPLES:
+        raise PayloadError("samples", f"{name}: samples = {samples!r} should be a whole number in 1..{MAX_SAMPLES}")
+    if sent.must_name:
+        if not isinstance(cluster, int) or isinstance(cluster, bool) or cluster not in sent.choices:
+            raise PayloadError("cluster", f"{name}: cluster = {cluster!r} should be one of {[*sent.choices]}")
+    elif cluster is not None:
+        raise PayloadError("cluster", f"{name}: sent cluster = {cluster!r}, but {method} assigns on the server")
+    expected = () if update.carrier is not None else sent.expected(cluster)
+    if set(update.diffs) != set(expected):
+        raise PayloadError("slots", f"{name}: moved {sorted(update.diffs)}, should be {sorted(expected)}")
+    for slot, diff in update.diffs.items():
+        layout = state.bank[slot].layout
+        if diff.vector.shape != (layout.size,) or diff.counters.shape != (layout.counter_size,):
+            raise PayloadError("shape", f"{name}: {slot} has {diff.vector.shape}, not ({layout.size},)")
+        if not np.isfinite(diff.vector).all():
+            raise PayloadError("non_finite", f"{name}: {slot} holds NaN or infinity")
+    check_arrays(name, update.arrays, sent.arrays)
+
+
+def check_arrays(name: str, arrays: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int | None, ...]]) -> None:
+    """Checks arrays that are not models.
+
+    Raises:
+        PayloadError: one is missing, was not asked for, is not of real numbers, not finite, or of another shape.
+    """
+    if arrays.keys() != expected.keys():
+        raise PayloadError("arrays", f"{name}: sent the arrays {sorted(arrays)}, should be {sorted(expected)}")
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+            raise PayloadError("dtype", f"{name}: the array {key!r} is not one of real numbers")
+        shape = expected[key]
+        fits = len(array.shape) == len(shape) and all(want in (None, size) for want, size in zip(shape, array.shape))
+        if not fits or (None in shape and array.size > MAX_LENGTH):
+            raise PayloadError("shape", f"{name}: the array {key!r} has shape {array.shape}, not {shape}")
+        if not np.isfinite(array).all():
+            raise PayloadError("non_finite", f"{name}: the array {key!r} holds NaN or infinity")

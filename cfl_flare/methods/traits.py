@@ -1,0 +1,65 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine must know of a method before a run, in one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from cfl_flare.methods.state import Indicator
+
+Part = str | tuple[str, ...]
+
+
+def _of_parts(default: Any, rule: Callable[[Iterable[Any]], Any]) -> Any:
+    """A trait that a combination of methods has by this rule from its parts', and not from the one that clusters."""
+    return field(default=default, metadata={"of_parts": rule})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What the engine must know of a method before a run.
+
+    Attributes:
+        clusters: number of clusters K; 0 for a method that does not cluster; where K changes, its first value.
+        joins_by: the rule by which a newcomer to a finished run is placed, in a few words.
+        cluster_on: the part of a model by which participants are compared: a role, or names of parameters; None is the
+            fully connected layers, or all parameters where there are none.
+        compares_models: participants are compared by their trained models; else by arrays that they send.
+        assigns_on_site: each participant chooses its cluster itself.
+        averages_only: the M-step takes nothing but weighted means of the models, so that sites can add up their own.
+        mergeable: the M-step takes any assignment of the round's participants, so that small clusters can be merged.
+        shares_centres: K is fixed, a participant may be sent all centres, and the common model is their mean: what
+            penalties of clusters and CAM build on.
+        whole_models: the bank holds whole models, not parts.
+        serves_several: a participant predicts with several models, which cannot be taken apart.
+        starts_on_site: participants begin with models that their sites build from the seed.
+        archives: it keeps arrays on the server's disk.
+        no_penalties: why it takes no penalties itself, and the way out; empty if it does.
+        indicator: the samples on which the server compares what models predict; None where it needs none.
+    """
+
+    clusters: int = 0
+    joins_by: str = ""
+    cluster_on: Part | None = None
+    compares_models: bool = True
+    assigns_on_site: bool = False
+    averages_only: bool = _of_parts(False, all)
+    mergeable: bool = False
+    shares_centres: bool = True
+    whole_models: bool = True
+    serves_several: bool = False
+    starts_on_site: bool = _of_parts(False, any)
+    archives: bool = _of_parts(False, any)
+    no_penalties: str = ""
+    indicator: Indicator | None = None
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Traits], lead: int, **own: Any) -> Traits:
+        """The traits of several methods in one: those of the leading part, unless a rule or ``own`` says otherwise."""
+        found = {f.name: getattr(parts[lead], f.name) for f in fields(cls)}
+        ruled = {f.name: f.metadata["of_parts"] for f in fields(cls) if "of_parts" in f.metadata}
+        found |= {name: rule(getattr(part, name) for part in parts) for name, rule in ruled.items()}
+        return cls(**{**found, **own})

@@ -1,0 +1,165 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a run's folder, round by round; `cfl_flare.results.run_dir` says what is in it and reads it back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import platform
+import shutil
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cfl_flare.core.config import require, unmarked
+from cfl_flare.core.files import atomic_write
+from cfl_flare.core.safetensors_io import save_arrays
+from cfl_flare.methods import Method, Participant, ServerState, describe_method
+from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.run_dir import (
+    ASSIGNMENTS,
+    BEST,
+    CROSS_SITE,
+    FEATURES,
+    MODELS,
+    NEWCOMERS,
+    ROUNDS,
+    STATE,
+    SUMMARY,
+    cut_lines,
+    save_served,
+)
+from cfl_flare.results.store import Store, state_metadata
+from cfl_flare.training.ensemble import Served
+
+
+class Recorder:
+    """Writes a run's results.
+
+    Args:
+        folder: where to; created if it does not exist.
+        run: the run's settings, for the summary: data, partition, training.
+        model: the model's ``{"class_path", "args"}``, stored beside the weights.
+        recorded: rounds that an interrupted run recorded here and that are kept.
+        last: the last of them that was measured.
+
+    Attributes:
+        last: the last round that was measured.
+
+    Raises:
+        ConfigError: the rounds to keep are not here.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        run: Mapping[str, Any],
+        model: Mapping[str, Any],
+        recorded: int = 0,
+        last: RoundMetrics | None = None,
+    ):
+        self.folder, self._run, self._model, self.last = folder, unmarked(run), unmarked(model), last
+        (folder / MODELS).mkdir(parents=True, exist_ok=True)
+        old = [folder / SUMMARY, folder / NEWCOMERS, folder / CROSS_SITE]
+        old += [*(folder / MODELS).glob("*.safetensors"), *(folder / STATE).glob("round-*")]
+        if not recorded:  # later rounds overwrite theirs
+            old += (folder / FEATURES).glob("*.safetensors")
+            shutil.rmtree(folder / BEST, ignore_errors=True)
+        for path in old:
+            path.unlink(missing_ok=True)
+        kept = cut_lines(folder / ROUNDS, recorded)
+        cut_lines(folder / ASSIGNMENTS, recorded)
+        require(len(kept) == recorded, f"{folder} holds {len(kept)} of the {recorded} rounds to resume from")
+        self._totals = {key: sum(line[key] for line in kept) for key in ("bytes_down", "bytes_up", "seconds")}
+
+    def round(self, measured: RoundMetrics, state: ServerState, participants: Mapping[str, Participant]) -> None:
+        """Appends a round."""
+        number, trained = measured.record["round"], set(measured.record["trained"])
+        lines = [
+            {"round": number, "participant": n, "cluster": state.assignment.get(n), "trained": n in trained}
+            for n in participants
+        ]
+        for name, new in ((ROUNDS, [measured.record]), (ASSIGNMENTS, lines)):
+            with (self.folder / name).open("a") as f:
+                f.writelines(json.dumps(line) + "\n" for line in new)
+        for key in self._totals:
+            self._totals[key] += measured.record[key]
+        if measured.participants:
+            self.last = measured
+
+    def features(self, number: int, products: np.ndarray, clusters: Mapping[str, int]) -> None:
+        """Writes the inner products of a round's features: the participants' in this order, then the centres'."""
+        (self.folder / FEATURES).mkdir(exist_ok=True)
+        meta = {"round": number, "participants": list(clusters), "clusters": list(clusters.values())}
+        save_arrays(self.folder / FEATURES / f"round-{number:04d}.safetensors", {"gram": products}, meta)
+
+    def best(self, models: Mapping[str, Served], rounds: int) -> None:
+        """Replaces the models of the best round so far by those of this one, after so many rounds."""
+        new = self.folder / (BEST + ".tmp")
+        shutil.rmtree(new, ignore_errors=True)
+        for slot, served in models.items():
+            save_served(new / MODELS, slot, served, self._model, rounds)
+        shutil.rmtree(self.folder / BEST, ignore_errors=True)
+        if models:
+            new.rename(self.folder / BEST)
+
+    def cross_site(
+        self,
+        found: Mapping[str, Mapping[str, Mapping[str, float]]],
+        participants: Mapping[str, Participant],
+        state: ServerState,
+    ) -> None:
+        """Writes each model's metrics on each participant's test split, one line per participant and model."""
+        metrics = sorted({key for own in found.values() for one in own.values() for key in one})
+        with (self.folder / CROSS_SITE).open("w", newline="") as f:
+            writer = csv.writer(f)
+            writer.writerow(["participant", "site", "group", "cluster", "model", *metrics])
+            for name, own in found.items():
+                who = participants[name]
+                for model, measured in own.items():
+                    row = [name, who.site, who.group, state.assignment.get(name), model]
+                    writer.writerow([*row, *(measured.get(key) for key in metrics)])
+
+    def close(
+        self,
+        state: ServerState,
+        models: Mapping[str, Served],
+        participants: Mapping[str, Participant],
+        method: Method,
+        extra: Mapping[str, Any],
+    ) -> None:
+        """Writes the models and the server's state, then the summary."""
+        for slot, served in models.items():
+            save_served(self.folder / MODELS, slot, served, self._model, state.round)
+        Store(self.folder / STATE).save(state.round, state.bank, state_metadata(state), state.arrays)
+        last = self.last
+        summary = {
+            "method": describe_method(method),
+            "label": method.label,
+            "clusters": method.clusters_in(state),
+            **self._run,
+            "model": self._model,
+            "rounds": state.round,
+            "final": {} if last is None else last.scalars(),
+            "final_round": None if last is None else last.record["round"],
+            **self._totals,
+            **extra,
+            "participants": [
+                {
+                    "name": p.name,
+                    "site": p.site,
+                    "samples": p.samples,
+                    "group": p.group,
+                    "cluster": state.assignment.get(p.name),
+                    **({} if last is None else last.participants.get(p.name, {})),
+                }
+                for p in participants.values()
+            ],
+            "versions": {n: version(n) for n in ("cfl-flare", "nvflare", "torch", "numpy", "scikit-learn")}
+            | {"python": platform.python_version()},
+        }
+        atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=1))

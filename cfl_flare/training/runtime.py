@@ -1,0 +1,112 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the participants of a process share, and their samples as tensors."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim.sgd import sgd
+
+from cfl_flare.core.config import one_line
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Params
+from cfl_flare.training.batched_predict import Predictor
+from cfl_flare.training.resident import ResidentModel, untrained
+from cfl_flare.training.settings import TrainSettings
+
+# Stacked models kept for the next participant: the candidates, the frozen part of a sum, and what is being measured.
+PREDICTORS = 3
+# Untrained models kept for the next participant.
+UNTRAINED = 4
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples and labels as tensors: ``x (n, *input_shape)`` float32, ``y (n,)`` int64."""
+
+    x: Tensor
+    y: Tensor
+
+    @classmethod
+    def of(cls, x: np.ndarray, y: np.ndarray, device: str = "cpu") -> Split:
+        """Converts arrays; images are stored channels-last, the order in which a CPU convolves fastest."""
+        tensor = torch.from_numpy(np.ascontiguousarray(x, np.float32)).to(device)
+        if tensor.dim() == 4:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return cls(tensor, torch.from_numpy(np.ascontiguousarray(y, np.int64)).to(device))
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+class Runtime:
+    """What all participants of a process share: the resident model, its momentum, the settings.
+
+    Args:
+        make_model: builds the untrained module.
+        settings: how a participant trains.
+        seed: the run's seed.
+        device: where to compute.
+        should_stop: asked before each step whether the job was aborted.
+
+    Attributes:
+        initial: the run's untrained model of a given number.
+        momentum: SGD's buffer, ``(layout.parameter_size,)``; None without momentum.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], torch.nn.Module],
+        settings: TrainSettings,
+        seed: int,
+        device: str = "cpu",
+        should_stop: Callable[[], bool] = lambda: False,
+    ):
+        try:
+            torch.zeros(1, device=device)
+        except Exception as error:  # torch raises many kinds of errors for a missing device
+            raise ConfigError(
+                f"device = {device!r} cannot be used here ({one_line(error)}); name another, such as 'cpu'"
+            ) from error
+        self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
+        self.initial = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
+        self.resident = ResidentModel(make_model(), device)
+        self.momentum = torch.zeros_like(self.resident.gradient) if settings.momentum else None
+        self._predictors: OrderedDict[tuple[int | bool, ...], tuple[list[Params], Predictor]] = OrderedDict()
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """One step of SGD along the resident model's gradient.
+
+        By torch's function and not its class: a ``torch.optim.SGD`` imports torch's compiler, which doubles the
+        processor time in which a site's process starts.
+        """
+        sgd(
+            [self.resident.parameters],
+            [self.resident.gradient],
+            [self.momentum],
+            fused=True,
+            lr=lr,
+            momentum=self.settings.momentum,
+            weight_decay=self.settings.weight_decay,
+            dampening=0,
+            nesterov=False,
+            maximize=False,
+        )
+
+    def predictor(self, models: Sequence[Params], features: bool = False) -> Predictor:
+        """A predictor of these models; the last few are cached, as a site's participants compare the same models."""
+        key = (features, *map(id, models))
+        if key not in self._predictors:
+            self._predictors[key] = (list(models), Predictor(self.resident, models, features))
+        self._predictors.move_to_end(key)
+        while len(self._predictors) > PREDICTORS:
+            self._predictors.popitem(last=False)
+        return self._predictors[key][1]

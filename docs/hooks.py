@@ -1,0 +1,280 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the site takes from the code and from the reports, so that nobody types it twice.
+
+A page asks for it by a comment on a line of its own:
+
+- ``<!-- settings: wecfl -->``: a table of a method's, a combination's or a penalty's own settings, by name, or of any
+  other class's, by its dotted path. ``<!-- settings: all wecfl -->`` includes those that every method has.
+- ``<!-- registry: package.NAMES -->``: what a registry holds, with the settings of each.
+- ``<!-- measured: wecfl -->``: a method's or a penalty's rows in the reports of `benchmarks/results`.
+- ``<!-- help: run -->``: what the command prints as its help.
+
+Pages may link to files of the repository outside ``docs``: those that are part of the site (`OUTSIDE`) are linked
+there, others are named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import os
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from griffe import Docstring, DocstringSectionKind
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from cfl_flare.cli.options import parser
+from cfl_flare.core.config import parse_spec
+from cfl_flare.core.settings import settings_of as stated
+from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Method, Penalty
+from cfl_flare.methods.combinations import Combination
+
+log = logging.getLogger("mkdocs.hooks.cfl_flare")
+ROOT = Path(__file__).resolve().parents[1]
+# What the site shows of the repository beside its docs.
+OUTSIDE = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "examples/*/README.md",
+    "benchmarks/results/*/*.md",
+    "benchmarks/results/**/*.png",
+)
+REPORTS = ("family", "family-cifar10", "blood", "fedac", "fedcuau", "feddsmic", "feddsmic-blood")
+COLUMNS = (
+    "rounds",
+    "participants",
+    "seeds",
+    "accuracy",
+    "sound labels",
+    "initial",
+    "personalised",
+    "macro-F1",
+    "worst",
+    "bottom",
+    "unseen",
+    "ARI",
+)
+MARK = re.compile(r"^<!-- (settings|registry|measured|help): (.+?) -->$", re.MULTILINE)
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages and figures that lie outside ``docs``."""
+    for path in (path for pattern in OUTSIDE for path in sorted(ROOT.glob(pattern))):
+        name = path.relative_to(ROOT).as_posix()
+        files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fills in what a page asks for, and turns the repository's links into the site's."""
+    makers: dict[str, Callable[[str], str]] = {
+        "settings": settings,
+        "registry": registry,
+        "measured": measured,
+        "help": command_help,
+    }
+    markdown = MARK.sub(lambda found: makers[found[1]](found[2]), markdown)
+    return LINK.sub(lambda found: _link(found, page.file, files), markdown)
+
+
+def _link(found: re.Match[str], file: File, files: Files) -> str:
+    """A link to a file of the repository, as one of the site's; just its text where the site does not have it."""
+    image, text, target, anchor = found[1], found[2], found[3], found[4] or ""
+    inside = Path(file.src_dir or "") != ROOT
+    there = posixpath.normpath(posixpath.join("docs" * inside, posixpath.dirname(file.src_uri), target))
+    page = there.removeprefix("docs/")
+    if there.startswith("docs/") or files.get_file_from_path(page):
+        return f"{image}[{text}]({posixpath.relpath(page, posixpath.dirname(file.src_uri))}{anchor})"
+    if not (ROOT / there).exists():
+        return found[0]  # MkDocs reports it
+    return text if text.strip("`") == there else f"{text} (`{there}`)"
+
+
+def settings(name: str) -> str:
+    """The table of what a name stands for."""
+    everything = name.startswith("all ")
+    name = name.removeprefix("all ")
+    return _table(name, _shown_settings(_named(name), everything)) or "It has no settings of its own."
+
+
+def registry(path: str) -> str:
+    """A section for each entry."""
+    entries: Mapping[str, Any] = _named(path)
+    first = {id(entry): name for name, entry in reversed(list(entries.items()))}
+    parts = []
+    for name, entry in entries.items():
+        other = first[id(entry)]
+        text = _summary(entry) if other == name else f"Another name of `{other}`."
+        parts.append(f"### `{name}`\n\n{text}\n\n{_table(name, settings_of(entry)) if other == name else ''}")
+    return "\n\n".join(parts)
+
+
+def _table(name: str, rows: Sequence[Setting]) -> str:
+    """Settings as Markdown; one that nothing is said of is a warning, which fails a strict build."""
+    for row in rows:
+        if not row.text:
+            log.warning("%s: the docstrings say nothing of the setting %s", name, row.name)
+    lines = [f"| `{row.name}` | {_shown(row.default)} | {_cell(row.text)} |" for row in rows]
+    return "\n".join(["| setting | default | what it does |", "|---|---|---|", *lines]) if lines else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A line of a table.
+
+    Attributes:
+        name: of the setting.
+        default: `dataclasses.MISSING` if it must be given; a tuple with the defaults of several parts.
+        text: what its docstring says.
+    """
+
+    name: str
+    default: Any
+    text: str
+
+
+def settings_of(entry: Any) -> list[Setting]:
+    """All settings of a class or a combination, in the order of its constructor."""
+    if isinstance(entry, Combination):
+        texts = {**_texts(entry.outer), **{k: v for cls in entry.inner for k, v in _texts(cls).items()}}
+        texts = {entry.copies: "number of models", **texts} if entry.copies else texts
+        return [Setting(name, default, texts.get(name, "")) for name, default in entry.settings().items()]
+    texts, found = _texts(entry), []
+    for name, parameter in inspect.signature(entry).parameters.items():
+        if name not in ("input_shape", "num_classes"):
+            default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
+            found.append(Setting(name, default, texts.get(name, "")))
+    return found
+
+
+def _shown_settings(entry: Any, everything: bool) -> list[Setting]:
+    """The settings that a table shows: without those of every method or penalty, where the default is the same."""
+    base = next((cls for cls in (Method, Penalty) if inspect.isclass(entry) and issubclass(entry, cls)), None)
+    base = Method if isinstance(entry, Combination) else base
+    common = {} if everything or base in (None, entry) else {f.name: f.default for f in dataclasses.fields(base)}
+    return [row for row in settings_of(entry) if row.name not in common or row.default != common[row.name]]
+
+
+def _texts(cls: type) -> dict[str, str]:
+    """What the fields and docstrings of a class and of those that it inherits from say of each setting."""
+    texts: dict[str, str] = {}
+    for parent in reversed(cls.__mro__):
+        for part in Docstring(inspect.cleandoc(parent.__dict__.get("__doc__") or "")).parse("google", warnings=False):
+            if part.kind in (DocstringSectionKind.attributes, DocstringSectionKind.parameters):
+                texts |= {item.name: item.description for item in part.value}
+    if dataclasses.is_dataclass(cls):
+        texts |= {known.field: known.help for known in stated(cls).values()}
+    return texts
+
+
+def _named(name: str) -> Any:
+    """What a method's or penalty's name, or a dotted path, stands for."""
+    known = {**METHODS, **COMBINATIONS, **PENALTIES}
+    if name in known:
+        return known[name]
+    module, _, member = name.rpartition(".")
+    return getattr(import_module(module), member)
+
+
+def _summary(entry: Any) -> str:
+    return entry.summary if isinstance(entry, Combination) else (inspect.getdoc(entry) or "").split("\n\n")[0]
+
+
+def _shown(default: Any) -> str:
+    """A default as one writes it."""
+    if default is dataclasses.MISSING:
+        return "required"
+    if isinstance(default, tuple):
+        return ", ".join(f"`{value}`" for value in default) or "none"
+    return f"`{default}`" if not isinstance(default, str) or default else "empty"
+
+
+def _cell(text: str) -> str:
+    """A docstring's text in a table's cell: pipes outside of code would end it."""
+    parts = re.split(r"(``[^`]+``|`[^`]+`)", " ".join(text.split()))
+    return "".join(part if part.startswith("`") else part.replace("|", "&#124;") for part in parts)
+
+
+def measured(name: str) -> str:
+    """The rows of a method, without penalties, or of a penalty, one table a report."""
+    tables = []
+    for report in REPORTS:
+        path = ROOT / "benchmarks" / "results" / report / f"{report}.md"
+        title, rows = read_report(path)
+        mine = [row for row in rows if name in row.names and (name in PENALTIES or not row.penalties)]
+        if not mine:
+            continue
+        columns = [c for c in COLUMNS if any(row.cells.get(c, "-") != "-" for row in mine)]
+        lines = [
+            f"| {row.label} | {row.partition} | " + " | ".join(row.cells[c] for c in columns) + " |" for row in mine
+        ]
+        head = ["| row | partition | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
+        tables.append("\n".join([f"[{title}](../../benchmarks/results/{report}/{report}.md):\n", *head, *lines]))
+    return "\n\n".join(tables) or "Not measured in a report of its own."
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a report.
+
+    Attributes:
+        label: what the report calls it.
+        names: its method's name, and its penalties'.
+        penalties: it has some.
+        partition: how the data was dealt out.
+        cells: by column.
+    """
+
+    label: str
+    names: tuple[str, ...]
+    penalties: bool
+    partition: str
+    cells: dict[str, str]
+
+
+def read_report(path: Path) -> tuple[str, list[Row]]:
+    """A report's title and rows.
+
+    Args:
+        path: a Markdown file that ``benchmarks/tables.py report`` wrote.
+    """
+    title, partition, header, rows, specs = "", "", [], [], {}
+    for line in path.read_text().splitlines():
+        if found := re.match(r"# .*: (.*)", line):
+            title = found[1]
+        elif found := re.match(r"- ([^ ]+): `([^`{]+)`$", line):
+            specs[found[1]] = [parse_spec(spec)[0] for spec in found[2].split(" + ")]
+        elif line.startswith("## "):
+            partition = line[3:]
+        elif line.startswith("| row |"):
+            header = _cells(line)
+        elif line.startswith("| ") and partition:
+            cells = dict(zip(header, _cells(line)))
+            label = cells["row"]
+            names = tuple(specs[label.split()[0]])
+            rows.append(Row(label, names, len(names) > 1, partition, cells))
+    return title, rows
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def command_help(command: str) -> str:
+    """What ``cfl-flare command --help`` prints."""
+    os.environ["COLUMNS"] = "100"
+    found: Any = parser()
+    for word in command.split():
+        (commands,) = [action for action in found._actions if isinstance(getattr(action, "choices", None), dict)]
+        found = commands.choices[word]
+    return f"```text\n{found.format_help().rstrip()}\n```"

@@ -1,0 +1,50 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is checked of runs before the first of them starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.data import Digits
+from cfl_flare.engine import preflight
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.preflight import check_plans
+from cfl_flare.methods import IFCA, FedAvg, WeCFL
+from cfl_flare.models import Logistic
+
+RUN: dict[str, Any] = {"data": Digits(), "participants": 6, "partition": "iid", "num_rounds": 2, "min_clients": 1}
+MODEL = Logistic((1, 8, 8), 10)
+
+
+def test_all_methods_are_held_against_the_model_before_any_of_them_builds_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    start = IFCA.start
+    monkeypatch.setattr(IFCA, "start", lambda self, *args: started.append(self) or start(self, *args))
+    plans = [RunPlan.of(method=m, model=MODEL, **RUN) for m in (IFCA(k=2), WeCFL(k=2, cluster_on="backbone"))]
+    with pytest.raises(ConfigError, match="method wecfl: cluster_on = 'backbone'"):
+        check_plans(plans)
+    assert not started
+    check_plans(plans[:1])
+    assert len(started) == 1
+
+
+def test_each_run_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cfl_flare.flare import ClusteredRecipe
+
+    calls = []
+    layout = preflight._layout
+    monkeypatch.setattr(preflight, "_layout", lambda module: calls.append(module) or layout(module))
+    ClusteredRecipe(method=FedAvg(), model=MODEL, **RUN)
+    assert len(calls) == 1
+    ClusteredRecipe.of(RunPlan.of(method=FedAvg(), model=MODEL, **RUN))  # it has been
+    assert len(calls) == 1
+
+
+def test_a_share_above_one_can_never_be_reached() -> None:
+    with pytest.raises(ConfigError, match=r"accuracy is a share in 0\.\.1 here; write 0\.8 for 80 per cent"):
+        check_plans([RunPlan.of(method=FedAvg(), model=MODEL, **RUN, stop_cond="accuracy >= 80")])
+    check_plans([RunPlan.of(method=FedAvg(), model=MODEL, **RUN, stop_cond="loss <= 80")])

@@ -1,0 +1,82 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmarks' own data source: what it reads, and what it refuses in one clear line."""
+
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cfl_flare.core.config import build, describe
+from cfl_flare.core.errors import DataError
+from cfl_flare.data import DataSource
+from cfl_flare.data.sources import checked
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from jpeg_npz import JpegNpz
+
+
+def jpegs(n):
+    """Files end to end, and where each begins."""
+    files = []
+    for i in range(n):
+        buffer = io.BytesIO()
+        Image.new("RGB", (8, 6), (10 * i, 0, 255 - 10 * i)).save(buffer, "JPEG")
+        files.append(buffer.getvalue())
+    return np.frombuffer(b"".join(files), np.uint8), np.cumsum([0, *map(len, files)])
+
+
+def saved(folder, **changes):
+    """A file of five images in both splits."""
+    data, offsets = jpegs(5)
+    arrays = {}
+    for split in ("train", "test"):
+        arrays |= {f"{split}_jpeg": data, f"{split}_offsets": offsets, f"{split}_labels": np.arange(5)[:, None]}
+    path = folder / "a.npz"
+    np.savez(path, **{k: v for k, v in {**arrays, **changes}.items() if v is not None})
+    return str(path)
+
+
+def test_jpeg_npz(tmp_path):
+    train, test = checked(JpegNpz(saved(tmp_path)).load(), "data")
+    assert train.x.shape == (5, 3, 6, 8) and train.x.dtype == np.uint8 and test.y.tolist() == [0, 1, 2, 3, 4]
+    assert abs(int(train.x[3, 0, 2, 2]) - 30) < 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_offsets": None}, "no array 'train_offsets'"),
+        ({"train_labels": np.arange(4)}, "train: 5 images but 4 labels"),
+        ({"train_labels": np.arange(5) - 1}, "label -1 is below 0"),
+        ({"train_offsets": jpegs(5)[1][::-1]}, "train_offsets do not rise from 0"),
+        ({"train_offsets": jpegs(5)[1] + 10}, "train_offsets do not rise from 0 to the"),
+        ({"train_offsets": jpegs(5)[1] * 0.5}, "train_offsets is float64"),
+        ({"train_jpeg": jpegs(5)[0].astype(int)}, "train_jpeg is int64"),
+        ({"train_jpeg": np.zeros_like(jpegs(5)[0])}, "train image 0: cannot be read as an image"),
+        ({"test_offsets": np.zeros(1, int), "test_labels": np.zeros(0, int)}, "test: no samples"),
+    ],
+)
+def test_jpeg_npz_refusals(tmp_path, changes, message):
+    with pytest.raises(DataError, match=message) as caught:
+        checked(JpegNpz(saved(tmp_path, **changes)).load(), "data")
+    assert "\n" not in str(caught.value)
+
+
+def test_it_is_given_to_a_job_as_any_class_of_a_user_s_own(tmp_path):
+    source = JpegNpz(saved(tmp_path))
+    said = describe(source, "data")
+    assert said == {"class_path": "jpeg_npz.JpegNpz", "args": {"path": source.path}}
+    assert build(said, DataSource, "data") == source
+
+
+@pytest.mark.slow
+def test_real_jpeg_npz(data_root):
+    if not (data_root / "cifar10_jpeg.npz").is_file():
+        pytest.skip("cifar10_jpeg.npz is not in CFL_DATA_ROOT")
+    train, test = checked(JpegNpz("cifar10_jpeg.npz").load(), "data")
+    assert train.x.shape == (50_000, 3, 32, 32) and np.bincount(test.y).tolist() == [1000] * 10
