@@ -34,6 +34,7 @@ from mkdocs.structure.pages import Page
 
 from cfl_flare.cli.options import parser
 from cfl_flare.core.config import parse_spec
+from cfl_flare.core.settings import settings_of as stated
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Method, Penalty
 from cfl_flare.methods.combinations import Combination
 
@@ -165,12 +166,14 @@ def _shown_settings(entry: Any, everything: bool) -> list[Setting]:
 
 
 def _texts(cls: type) -> dict[str, str]:
-    """What the docstrings of a class and of those that it inherits from say of each setting."""
+    """What the fields and docstrings of a class and of those that it inherits from say of each setting."""
     texts: dict[str, str] = {}
     for parent in reversed(cls.__mro__):
         for part in Docstring(inspect.cleandoc(parent.__dict__.get("__doc__") or "")).parse("google", warnings=False):
             if part.kind in (DocstringSectionKind.attributes, DocstringSectionKind.parameters):
                 texts |= {item.name: item.description for item in part.value}
+    if dataclasses.is_dataclass(cls):
+        texts |= {known.field: known.help for known in stated(cls).values()}
     return texts
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from cfl_flare.methods import IFCA, FeSEM, WeCFL
 from cfl_flare.results.run_dir import load_run
-from tests.test_figures import is_an_image
+from tests.report.test_figures import is_an_image
 from tests.tiny import rounds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))

@@ -383,7 +383,7 @@ def test_names_of_cells() -> None:
     assert FAMILY.method("wecfl:k=3 + proximal:mu=0.1") == ("wecfl:k=3", "proximal:mu=0.1")
     assert FAMILY.method("ifca-cam-w20") == ("ifca-cam:k=10,assignment_samples=320,warmup=12",)  # of 60 rounds
     assert FAMILY.altered({"rounds": 30}).method("fesem-cam") == ("fesem-cam:k=10,warmup=9",)
-    assert PLANS["fedac"].expanded(["fedavg", "similarity", "fedac:k=3"]) == ["fedavg", "fedac-l2", "fedac:k=3"]
+    assert PLANS["fedac"].expanded(["fedavg", "likeness", "fedac:k=3"]) == ["fedavg", "fedac-l2", "fedac:k=3"]
 
 
 def test_a_row_without_a_name_and_with_settings_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ PLAN = Plan(
             **{f"fedac-k{k}-fixed": (f"fedac:k={k},tuning=False",) for k in (3, 10, 20)},
         },
         "pull": {f"fedac-mu{mu}-lam{lam}": (f"fedac:k=10,mu={mu},lam={lam}",) for mu, lam in PULLS},
-        "likeness": {"fedac-l2": ("fedac:k=10,likeness=l2",)},
+        "likeness": {"fedac-l2": ("fedac:k=10,similarity=l2",)},
     },
     compared=("accuracy",),
 )

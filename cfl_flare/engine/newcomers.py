@@ -24,6 +24,7 @@ from torch import nn
 
 from cfl_flare.core.config import build, from_dict, require, require_whole
 from cfl_flare.core.errors import ConfigError, DataError, RunFailedError
+from cfl_flare.core.files import atomic_write
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
 from cfl_flare.data.indicator_samples import read_indicator
 from cfl_flare.engine.checks import check_arrays
@@ -252,7 +253,5 @@ def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict
             if one.name in joined
         ],
     }
-    temporary = finished.folder / (NEWCOMERS + ".tmp")
-    temporary.write_text(json.dumps(content, indent=1))
-    temporary.replace(finished.folder / NEWCOMERS)
+    atomic_write(finished.folder / NEWCOMERS, json.dumps(content, indent=1))
     return content

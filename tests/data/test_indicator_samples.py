@@ -41,8 +41,8 @@ def test_no_participant_has_them_and_nothing_else_is_lost(rule):
 def test_the_draw_depends_on_the_seed_alone_and_larger_ones_hold_smaller_ones():
     data = DataConfig(4, RULE, seed=3, indicator_samples=10)
     first = numbers(data.indicator(Numbered(), 10))
-    assert first == numbers(DataConfig(7, {"partition": "iid"}, seed=3).traits.indicator(Numbered(), 10))
-    assert first != numbers(DataConfig(4, RULE, seed=4).traits.indicator(Numbered(), 10))
+    assert first == numbers(DataConfig(7, {"partition": "iid"}, seed=3).indicator(Numbered(), 10))
+    assert first != numbers(DataConfig(4, RULE, seed=4).indicator(Numbered(), 10))
     assert numbers(data.indicator(Numbered(), 4)) < first
 
 

@@ -4,28 +4,33 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cfl_flare.cli import main
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.results.run_dir import Run, load_run, read_model
 
 pytestmark = pytest.mark.slow
 
 
-def cfl(*words: str) -> str:
-    command = [sys.executable, "-m", "cfl_flare.cli", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env={**os.environ, "COLUMNS": "120"})
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def cfl(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Runs a command and returns what it printed."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*words: str) -> str:
+        status, printed = main(words), capfd.readouterr()
+        assert status == 0, printed
+        return printed.out
+
+    return run
 
 
-def test_held_back_from_the_simulator_and_onboarded_to_what_it_left(tmp_path: Path) -> None:
+def test_held_back_from_the_simulator_and_onboarded_to_what_it_left(cfl: Callable[..., str], tmp_path: Path) -> None:
     words = [
         "--method",
         "wecfl:k=3",

@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.recipe.sim_env import SimEnv
 
+from cfl_flare.cli import main
 from cfl_flare.core.config import describe, parse_spec
 from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import DataConfig, Digits
@@ -26,7 +29,7 @@ from cfl_flare.engine.server import ServerSettings
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.kit import allow
-from cfl_flare.methods import build_method
+from cfl_flare.methods import Method, build_method
 from cfl_flare.models import MLP
 from cfl_flare.results.run_dir import load_model, load_run
 from cfl_flare.training.settings import TrainSettings
@@ -53,8 +56,35 @@ def in_simulator(folder: Path, sites: int, **settings) -> Path:
     return Path(run.get_result()) / "server" / "simulate_job"
 
 
+def in_loop(folder: Path, method: Method, rounds: int = 3, keep_momentum: bool = False, **settings) -> Path:
+    """Runs the same method without FLARE and returns its folder."""
+    run_loop(
+        method=method,
+        model=describe(MLP((1, 8, 8), 10), "model"),
+        source=Digits(),
+        data=DataConfig(8, PARTITION, indicator_samples=samples_to_set_aside([method])),
+        settings=ServerSettings(rounds, **settings),
+        training=TrainSettings(lr=0.05, keep_momentum=keep_momentum),
+        folder=folder / "cfl",
+    )
+    return folder
+
+
+def built(text: str, penalties: Sequence[Mapping[str, Any]] = ()) -> Method:
+    name, values = parse_spec(text)
+    return build_method({"method": name, **values, **({"penalties": penalties} if penalties else {})})
+
+
 def bank(run_dir: Path) -> dict[str, dict[str, np.ndarray]]:
     return {p.stem: load_arrays(p)[0] for p in sorted((run_dir / "cfl" / "clusters").glob("*.safetensors"))}
+
+
+def assert_same_models(run_dir: Path, other: Path) -> None:
+    through_flare, in_process = bank(run_dir), bank(other)
+    assert through_flare.keys() == in_process.keys() != set()
+    for slot, arrays in in_process.items():
+        for key, array in arrays.items():
+            np.testing.assert_allclose(through_flare[slot][key], array, atol=1e-6, err_msg=f"{slot} {key}")
 
 
 WECFL, IFCA, SHARED = "wecfl:k=3", "ifca:k=3", "ifca:k=3,shared_backbone=True"
@@ -67,7 +97,7 @@ IFCA_CAM, FESEM_CAM = "ifca-cam:k=3,warmup=1", "fesem-cam:k=3,warmup=2,updates=a
 @pytest.mark.parametrize(
     ("method", "penalties", "sites"),
     [
-        *((WECFL, (), sites) for sites in (1, 4)),
+        (WECFL, (), 1),
         (IFCA, (), 4),
         (SHARED, (), 2),
         (WECFL, (CON, CKS), 2),
@@ -85,57 +115,26 @@ IFCA_CAM, FESEM_CAM = "ifca-cam:k=3,warmup=1", "fesem-cam:k=3,warmup=2,updates=a
     ],
 )
 def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, penalties, sites):
-    name, values = parse_spec(method)
-    built = build_method({"method": name, **values, **({"penalties": penalties} if penalties else {})})
-    rounds = 5 if penalties or "cam" in name else 3
-    run_dir = in_simulator(tmp_path / "flare", sites, method=built, sample=6, num_rounds=rounds)
-    run_loop(
-        method=built,
-        model=describe(MLP((1, 8, 8), 10), "model"),
-        source=Digits(),
-        data=DataConfig(8, PARTITION, indicator_samples=samples_to_set_aside([built])),
-        settings=ServerSettings(rounds, sample=6),
-        training=TrainSettings(lr=0.05),
-        folder=tmp_path / "loop" / "cfl",
-    )
-    through_flare, in_process = bank(run_dir), bank(tmp_path / "loop")
-    left = {"cluster-0", "cluster-1", "cluster-2"} if built.clusters else {"global"}
-    assert through_flare.keys() == in_process.keys() >= left
-    for slot, arrays in in_process.items():
-        for key, array in arrays.items():
-            np.testing.assert_allclose(through_flare[slot][key], array, atol=1e-6, err_msg=f"{slot} {key}")
-    runs = load_run(run_dir / "cfl"), load_run(tmp_path / "loop" / "cfl")
-    assert runs[0].assignments == runs[1].assignments
+    made = built(method, penalties)
+    rounds = 5 if penalties or "cam" in method else 3
+    run_dir = in_simulator(tmp_path / "flare", sites, method=made, sample=6, num_rounds=rounds)
+    loop = in_loop(tmp_path / "loop", made, rounds, sample=6)
+    assert_same_models(run_dir, loop)
+    assert bank(run_dir).keys() >= ({"cluster-0", "cluster-1", "cluster-2"} if made.clusters else {"global"})
+    assert load_run(run_dir / "cfl").assignments == load_run(loop / "cfl").assignments
 
 
-def test_sites_send_sums(tmp_path):
-    """Two sites with four participants each: fewer models than participants come up, and the models are the loop's."""
-    run_dir = in_simulator(tmp_path / "flare", 2, method="ifca:k=3", num_rounds=2, site_sums=True)
-    run_loop(
-        method=build_method({"method": "ifca", "k": 3}),
-        model=describe(MLP((1, 8, 8), 10), "model"),
-        source=Digits(),
-        data=DataConfig(8, PARTITION),
-        settings=ServerSettings(2),
-        training=TrainSettings(lr=0.05),
-        folder=tmp_path / "loop" / "cfl",
-    )
-    for slot, arrays in bank(tmp_path / "loop").items():
-        for key, array in arrays.items():
-            np.testing.assert_allclose(bank(run_dir)[slot][key], array, atol=1e-6, err_msg=f"{slot} {key}")
-    with_sums, single = load_run(run_dir / "cfl"), load_run(tmp_path / "loop" / "cfl")
-    assert with_sums.assignments == single.assignments
-    assert with_sums.summary["bytes_up"] < single.summary["bytes_up"]
-
-
-def test_a_run_leaves_its_results_and_flare_s_artifacts(tmp_path):
-    run_dir = in_simulator(tmp_path, 2, method="wecfl:k=3", evaluate_trained=True, keep_features=True)
+def test_four_sites_give_the_loop_s_models_their_results_and_flare_s_artifacts(tmp_path):
+    run_dir = in_simulator(tmp_path / "flare", 4, method=WECFL, sample=6, evaluate_trained=True, keep_features=True)
+    loop = in_loop(tmp_path / "loop", built(WECFL), sample=6)
+    assert_same_models(run_dir, loop)
     run = load_run(run_dir / "cfl")
+    assert run.assignments == load_run(loop / "cfl").assignments
     assert [r["round"] for r in run.rounds] == [0, 1, 2]
     assert len(run.assignments) == 3 * 8
     assert run.summary["final"]["ari"] == 1.0
     assert run.rounds[0]["trained_accuracy"] >= 0  # asked for
-    assert {p["site"] for p in run.summary["participants"]} == {"site-1", "site-2"}
+    assert {p["site"] for p in run.summary["participants"]} == {f"site-{i}" for i in (1, 2, 3, 4)}
     assert len(run.feature_files) == 3
     for name in ("accuracy", "cluster_sizes", "analysis", "flows"):
         assert (run_dir / "cfl" / f"{name}.png").stat().st_size > 1000
@@ -144,6 +143,16 @@ def test_a_run_leaves_its_results_and_flare_s_artifacts(tmp_path):
     assert {"served_accuracy", "ari", "cluster-0/served_accuracy", "cluster-2/size", "objective"} <= names
     model = load_model(run_dir / "cfl", "cluster-1")
     assert model.head.weight.shape == (10, 64)
+
+
+def test_sites_send_sums(tmp_path):
+    """Two sites with four participants each: fewer models than participants come up, and the models are the loop's."""
+    run_dir = in_simulator(tmp_path / "flare", 2, method=IFCA, num_rounds=2, site_sums=True)
+    loop = in_loop(tmp_path / "loop", built(IFCA), rounds=2)
+    assert_same_models(run_dir, loop)
+    with_sums, single = load_run(run_dir / "cfl"), load_run(loop / "cfl")
+    assert with_sums.assignments == single.assignments
+    assert with_sums.summary["bytes_up"] < single.summary["bytes_up"]
 
 
 def test_failing_and_diverging_participants_do_not_end_a_run(tmp_path, monkeypatch):
@@ -180,19 +189,18 @@ def test_the_server_of_real_sites_compares_models_on_a_file_of_its_own(tmp_path,
 
 
 def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path, monkeypatch):
-    """FedAC keeps models on the sites and in the server's archive."""
+    """FedAC keeps models on the sites and in the server's archive; undisturbed, it is the loop's (see above)."""
     monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
-    job = {"method": "fedac:k=3,tuning=False", "training": {"lr": 0.05, "keep_momentum": True}}
-    whole = in_simulator(tmp_path / "whole", 2, name="whole", num_rounds=4, **job)
+    fedac = built("fedac:k=3,tuning=False")
+    job = {"method": fedac, "training": {"lr": 0.05, "keep_momentum": True}}
     in_simulator(tmp_path / "half", 2, name="half", num_rounds=2, **job)
     rest = in_simulator(tmp_path / "rest", 2, name="rest", num_rounds=4, resume_from="half", **job)
+    whole = in_loop(tmp_path / "whole", fedac, rounds=4, keep_momentum=True)
     one, two = load_run(whole / "cfl"), load_run(rest / "cfl")
     assert two.summary["resumed_at"] == 2
     assert one.rounds[-1]["served_accuracy"] == pytest.approx(two.rounds[-1]["served_accuracy"], abs=1e-6)
     assert one.rounds[-1]["served_loss"] == pytest.approx(two.rounds[-1]["served_loss"], abs=1e-6)
-    for slot, arrays in bank(whole).items():
-        for key, array in arrays.items():
-            np.testing.assert_allclose(bank(rest)[slot][key], array, atol=1e-6)
+    assert_same_models(rest, whole)
 
 
 def test_privacy_filters_act_on_every_model_that_leaves(tmp_path, monkeypatch):
@@ -254,7 +262,7 @@ def figures(text: str) -> list[list[float]]:
     return [[float(n) for n in numbers] for numbers in lines if len(numbers) == 3]
 
 
-def test_the_main_job_by_command(tmp_path):
+def test_the_main_job_by_command(tmp_path, capsys):
     command = [sys.executable, "-m", "cfl_flare.cli", "run", "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "100"})
     assert done.returncode == 0, done.stdout + done.stderr
@@ -266,9 +274,8 @@ def test_the_main_job_by_command(tmp_path):
     assert "INFO" not in done.stdout  # FLARE's log went to its file
     assert "accuracy" in done.stdout and str(tmp_path / "out") in done.stdout
     assert (tmp_path / "out" / "accuracy.png").is_file()
-    shown = subprocess.run([*command[:3], "show", str(tmp_path / "out")], capture_output=True, text=True, timeout=60)
-    assert shown.returncode == 0
-    assert "wecfl (K=3)" in shown.stdout
+    assert main(["show", str(tmp_path / "out")]) == 0
+    assert "wecfl (K=3)" in capsys.readouterr().out
 
 
 def test_ctrl_c_is_no_failed_simulation(tmp_path):

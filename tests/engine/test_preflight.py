@@ -23,7 +23,7 @@ MODEL = Logistic((1, 8, 8), 10)
 def test_all_methods_are_held_against_the_model_before_any_of_them_builds_one(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     start = IFCA.start
-    monkeypatch.setattr(IFCA, "start", lambda self, initial: started.append(self) or start(self, initial))
+    monkeypatch.setattr(IFCA, "start", lambda self, *args: started.append(self) or start(self, *args))
     plans = [RunPlan.of(method=m, model=MODEL, **RUN) for m in (IFCA(k=2), WeCFL(k=2, cluster_on="backbone"))]
     with pytest.raises(ConfigError, match="method wecfl: cluster_on = 'backbone'"):
         check_plans(plans)

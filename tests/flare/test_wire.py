@@ -4,11 +4,14 @@
 
 import numpy as np
 import pytest
-from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cfl_flare.core.errors import PayloadError
+from cfl_flare.engine.checks import check_arrays
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import CrossModel, Result, Task
 from cfl_flare.flare import ClusteringAggregator, wire
@@ -68,6 +71,22 @@ def test_models_to_measure_arrive_as_they_were_sent_and_so_do_their_metrics():
     assert orders == {"a": order} and set(arrived) == set(order.needed)
     answer = Result("a", None, {"served_accuracy": 0.5}, cross={"global": {"accuracy": 0.5}})
     assert list(wire.decode_results(arriving([answer]), {}, 0)) == [answer]
+
+
+def test_arrays_that_are_no_model_travel_as_what_filters_see():
+    arrays = {"histogram": np.array([0.25, 0.75]), "losses": np.array([1, 2], np.int64)}
+    sent = wire.encode_results([Result("a", Update("a", 4, arrays=arrays))], {"round": 0})
+    dxo = from_shareable(sent)
+    assert dxo.data["a/#arrays"].data_kind == DataKind.WEIGHT_DIFF
+    (result,) = wire.decode_results(FLModelUtils.from_shareable(sent), {}, 0)
+    assert result.update.diffs == {}
+    assert {name: array.tolist() for name, array in result.update.arrays.items()} == {
+        "histogram": [0.25, 0.75], "losses": [1, 2]
+    }  # fmt: skip
+    filtered = ExcludeVars(["histogram"]).process(sent, FLContext())
+    (result,) = wire.decode_results(FLModelUtils.from_shareable(filtered), {}, 0)
+    with pytest.raises(PayloadError, match=r"sent the arrays \['losses'\], should be \['histogram', 'losses'\]"):
+        check_arrays("a", result.update.arrays, {"histogram": (2,), "losses": (None,)})
 
 
 @pytest.mark.parametrize(

@@ -238,10 +238,10 @@ def test_without_indicator_samples_no_run_begins():
     recipe = {"method": "fedds:k=2", "model": MLP((1, 8, 8), 10), "data": Digits(), "num_rounds": 1, "min_clients": 2}
     with pytest.raises(ConfigError, match=r"which the server has no file of; name one .* indicator_file=samples.npz"):
         ClusteredRecipe(**recipe)
-    assert ClusteredRecipe(**{**recipe, "method": "fedds:k=2,indicator_file=a.npz"}).data.indicator_samples == 0
+    assert ClusteredRecipe(**{**recipe, "method": "fedds:k=2,indicator_file=a.npz"}).plan.data.indicator_samples == 0
     simulated = {"participants": 4, "partition": "iid"}
-    assert ClusteredRecipe(**recipe, **simulated).data.indicator_samples == 10
-    assert ClusteredRecipe(**{**recipe, "method": "fedavg"}, **simulated).data.indicator_samples == 0
+    assert ClusteredRecipe(**recipe, **simulated).plan.data.indicator_samples == 10
+    assert ClusteredRecipe(**{**recipe, "method": "fedavg"}, **simulated).plan.data.indicator_samples == 0
     with pytest.raises(ConfigError, match="method fedds: the server has no indicator samples"):
         rounds(method=FedDS(k=2))
 
