@@ -169,7 +169,7 @@ def test_a_bad_answer_is_left_out_and_the_others_count(answer, code):
     record = play.round()
     assert record["failed"]["c"].startswith(f"{code}: ")
     assert play.bank("global") == [4, 0]
-    assert any("c: answer refused" in text for text in play.warned)
+    assert any("c: result refused" in text for text in play.warned)
 
 
 def test_a_model_that_comes_back_as_it_was_is_remarked_on():
@@ -352,7 +352,7 @@ def test_a_recipe_has_data_or_a_script(tmp_path):
     common = {"name": "x", "method": "fedavg", "model": MLP((1, 2, 2), 2), "num_rounds": 1, "min_clients": 1}
     with pytest.raises(ConfigError, match="neither data nor train_script is given"):
         ClusteredRecipe(**common)
-    with pytest.raises(ConfigError, match=r"train_script = 'none\.py' is no file"):
+    with pytest.raises(ConfigError, match=r"train_script = 'none\.py' is not a file"):
         ClusteredRecipe(**common, train_script="none.py")
     with pytest.raises(ConfigError, match="training: belongs to the script"):
         ClusteredRecipe(**common, train_script=client(tmp_path), training={"lr": 0.1})
