@@ -11,7 +11,7 @@ from typing import Any
 from cfl_flare.core.config import require
 from cfl_flare.methods import IFCA, FedProx, Method, Proximal
 
-# Steps of a method on the site. A script only trains the one model that it is sent: none of them may be overridden.
+# Steps on the site that a method must not override, as a script only trains the one model that it is sent.
 ON_SITE = ("local_update", "serve", "finetuned")
 PENALTY_LINE = "loss = loss + cfl_flare.client.penalty(model)"
 

@@ -133,7 +133,7 @@ def test_what_a_script_leaves_out_is_said_once_and_has_a_meaning():
         "a reports no number of steps: it counts as 1; add meta={'NUM_STEPS_CURRENT_ROUND': steps}",
         "a sends 'aux', which the job's model does not have: left out (1 in all)",
         "a sends float16: kept as float32, whole counts as int64",
-        "a reports accuracy = 'high', which is no finite number: left out",
+        "a reports accuracy = 'high', which is not a finite number: left out",
     ]
     assert len(play.warned) == 3 * len(said)
 
