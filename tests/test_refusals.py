@@ -178,8 +178,8 @@ RUNS = {
     "--evaluate-every 0": r"run: evaluate_every = 0 should be >= 1",
     "--task-timeout 0": r"run: task_timeout = 0 should be >= 1",
     "--task-timeout -1 --loop": r"run: task_timeout = -1 should be >= 1",
-    "--loop --method fedavg --site-sums": r"nothing is sent with --loop, so that site_sums have no use; leave one of",
-    "--loop --client-memory-gc-rounds 2 --exclude-vars bias": r"that client_memory_gc_rounds, exclude_vars have no use",
+    "--loop --method fedavg --site-sums": r"nothing is sent with --loop, so site_sums would have no effect; leave",
+    "--loop --client-memory-gc-rounds 2 --exclude-vars bias": r"client_memory_gc_rounds, exclude_vars would have no",
     "--stop-cond much": r"stop_cond = 'much' should be '<metric> <sign> <number>'",
     "--loop --stop-cond accuracy>=80": r"stop_cond = 'accuracy>=80' should be '<metric> <sign> <number>'",
     "--key-metric-mode best": r"argument --key-metric-mode: invalid choice: 'best'",
@@ -253,7 +253,7 @@ OTHERS = {
     "partition --participants 0": r"data: participants = 0 should be >= 1",
     "partition --seed -1": r"data: seed = -1 should be >= 0",
     "partition --partition lda:alpha=0": r"partition lda: alpha = 0 should be > 0",
-    "partition --figure nowhere/a.png": r"--figure = 'nowhere/a\.png' should be a \.png, .* in a folder that is there",
+    "partition --figure nowhere/a.png": r"--figure = 'nowhere/a\.png' should be a \.png, .* in an existing folder",
     "partition --figure a.xyz": r"--figure = 'a\.xyz' should be a \.png, \.pdf or \.svg file",
 }
 

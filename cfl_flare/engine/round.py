@@ -78,7 +78,7 @@ class Round:
         if name not in self.tasks:
             raise PayloadError("not_asked", f"{name} was not asked in this round")
         if name in self.results:
-            raise PayloadError("twice", f"{name} answered twice")
+            raise PayloadError("twice", f"{name} sent a second result")
         check_result(result, self.tasks[name])
         if update is not None:
             if update.carrier is not None:

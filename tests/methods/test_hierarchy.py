@@ -130,7 +130,7 @@ def test_flhc_clusters_in_the_first_round_that_succeeds_and_asks_everyone_until_
     state, _ = step(method, replace(state, round=3), updates_of(OPPOSED))
     assert not method.plan(state).everyone
     assert method.plan(state).fewest == 1
-    with pytest.raises(TooFewAnswersError, match="fewer than 5 good answers"):
+    with pytest.raises(TooFewAnswersError, match="fewer than 5 valid results"):
         tiny_rounds(method=FLHC(rounds_before=1, k=5), count=5)
 
 

@@ -804,8 +804,8 @@ def test_a_penalty_is_added_to_the_method_before_it():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("--penalty contrastive", "--penalty contrastive: there is no --method before it that it could be added to"),
-        ("--penalty contrastive --method wecfl:k=2", "there is no --method before it that it could be added to"),
+        ("--penalty contrastive", "--penalty contrastive: there is no --method before it to add it to"),
+        ("--penalty contrastive --method wecfl:k=2", "there is no --method before it to add it to"),
         ("--method fedavg --penalty contrastive", "penalty contrastive: needs a method with clusters: ifca, "),
         ("--method local --penalty proximal", "method local: penalties = ['proximal'] have no common model"),
         ("--method wecfl:k=2 --penalty nope", "penalty 'nope' is unknown; there are proximal, "),
