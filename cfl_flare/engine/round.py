@@ -102,7 +102,7 @@ class Round:
         """Whoever has sent nothing by now has failed."""
         for name in self.tasks:
             if name not in self.results:
-                self.failures.setdefault(name, "no answer in time")
+                self.failures.setdefault(name, "no result in time")
 
     def updates(self) -> tuple[Sequence[Update], list[str], bool]:
         """The updates in the participants' order, whose they are, and whether some hold those of several."""

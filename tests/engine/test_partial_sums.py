@@ -77,7 +77,7 @@ def test_who_is_carried_by_a_refused_update_is_left_out_with_it():
     np.testing.assert_allclose(s.state.bank["global"].vector, [3, 3])
     failed = s.progress.record["failed"]
     assert failed["b"] == "carrier: b's model should be included in a's, which has none of its cluster"
-    assert failed["c"].startswith("carrier: b")
+    assert failed["c"].startswith("carrier: c's model should be included in b's")
     assert s.progress.record["trained"] == ["d"]
 
 
