@@ -42,13 +42,8 @@ CONCERNS: dict[str, type] = {
 class RunPlan:
     """A run as it was asked for; each setting is in its bounds. Whether they fit together, the preflight checks.
 
-    Attributes:
-        method: the method.
-        model: ``{"class_path", "args"}`` of the module that is trained.
-        source: the same of what is read; empty where a training script reads its data.
-        reader: what reads it here.
-        training: how participants train; None where a training script decides.
-        others: the settings of each concern.
+    ``model`` and ``source`` are ``{"class_path", "args"}``, and ``reader`` reads the source here. Where a training
+    script reads its data and trains, ``source`` is empty, ``reader`` and ``training`` are None.
     """
 
     method: Method
