@@ -78,7 +78,7 @@ class Round:
         if name not in self.tasks:
             raise PayloadError("not_asked", f"{name} was not asked in this round")
         if name in self.results:
-            raise PayloadError("twice", f"{name} answered twice")
+            raise PayloadError("twice", f"{name} sent a second result")
         check_result(result, self.tasks[name])
         if update is not None:
             if update.carrier is not None:
@@ -102,7 +102,7 @@ class Round:
         """Whoever has sent nothing by now has failed."""
         for name in self.tasks:
             if name not in self.results:
-                self.failures.setdefault(name, "no answer in time")
+                self.failures.setdefault(name, "no result in time")
 
     def updates(self) -> tuple[Sequence[Update], list[str], bool]:
         """The updates in the participants' order, whose they are, and whether some hold those of several."""
