@@ -202,14 +202,3 @@ def shows(*classes: type, as_fields: bool = False) -> Callable[[T], T]:
         return function
 
     return decorate
-
-
-def settings_table(*classes: type) -> list[tuple[str, str, str, str]]:
-    """The settings of dataclasses as rows of name, type with bounds, default, and help, for the documentation."""
-    rows = []
-    for name, known in settings_of(*classes).items():
-        kind = known.type.__name__ if isinstance(known.type, type) else str(known.type)
-        kind = kind.replace("collections.abc.", "").replace("typing.", "")
-        bounds = "" if known.bounds is None else f", {known.bounds.text}"
-        rows.append((name, kind + bounds, "needed" if known.default is MISSING else str(known.default), known.help))
-    return rows

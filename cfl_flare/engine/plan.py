@@ -41,6 +41,7 @@ CONCERNS: dict[str, type] = {
 @dataclass(frozen=True)
 class RunPlan:
     """A run as requested. Each setting is valid by itself; the preflight checks that they fit together.
+    The attributes that are not listed are the settings of each concern.
 
     Attributes:
         method: the method.
@@ -48,7 +49,6 @@ class RunPlan:
         source: the same of the data source; empty if a training script reads its data.
         reader: the source itself.
         training: how participants train; None if a training script decides.
-        others: the settings of each concern.
     """
 
     method: Method

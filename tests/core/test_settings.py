@@ -23,7 +23,6 @@ from cfl_flare.core.settings import (
     pick,
     setting,
     settings_of,
-    settings_table,
     shows,
 )
 
@@ -136,13 +135,3 @@ def test_a_signature_lists_the_settings() -> None:
         assert list(parameters) == ["dish", "mode", "degrees", "share", "rate", *names]
         assert parameters["degrees"].default is inspect.Parameter.empty
         assert (parameters["rate"].default, parameters["mode"].default) == (0.5, "air")
-
-
-def test_a_table_for_the_documents() -> None:
-    assert settings_table(Oven) == [
-        ("degrees", "int, >= 1", "needed", "how hot"),
-        ("share", "float | int, a share in (0.0, 1.0] or a count >= 1", "1.0", "how much of it"),
-        ("rate", "float, in [0, 1)", "0.5", "how fast"),
-        ("mode", "str | None, 'air' or 'grill'", "None", "how"),
-        ("oven_clean", "int, >= 0", "0", "how often"),
-    ]
