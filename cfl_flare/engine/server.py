@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from cfl_flare.core.archive import Archive
@@ -16,15 +14,14 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import CFLError, PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import stream
-from cfl_flare.engine.checks import check_result, check_update
 from cfl_flare.engine.min_cluster_size import closing, merged, small_clusters, without_chosen
-from cfl_flare.engine.partial_sums import Carried, no_sums, weighed
+from cfl_flare.engine.partial_sums import no_sums
+from cfl_flare.engine.round import Round
 from cfl_flare.engine.settings import ServerSettings, count_of
 from cfl_flare.engine.site import CrossModel, Result, Task
-from cfl_flare.engine.spool import Spool
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
-from cfl_flare.methods.slots import cluster_slot, travelling
-from cfl_flare.methods.state import Download, Mapped, Predict
+from cfl_flare.methods.slots import cluster_slot
+from cfl_flare.methods.state import Download, Predict
 from cfl_flare.results.analysis import analyse, gram
 from cfl_flare.results.checkpoints import Progress
 from cfl_flare.results.metrics import RoundMetrics, measure_round
@@ -92,16 +89,8 @@ class Server:
         self.progress = progress or Progress()
         self.rejected = self.progress.rejected
         self._recorder = recorder
-        self._spool = Spool(0)
         self._whole: dict[str, Params] = {}
-        self._bytes_up = 0
-        self._bank_bytes: dict[str, int] = {}
-        self._tasks: dict[str, Task] = {}
-        self._downloads: dict[str, Download] = {}
-        self._results: dict[str, Result] = {}
-        self._failures: dict[str, str] = {}
-        self._carried = Carried(no_sums(method, settings))
-        self._started = time.monotonic()
+        self._round = self._new_round({}, {})
 
     @property
     def finished(self) -> bool:
@@ -133,25 +122,19 @@ class Server:
         training = set() if self.finished else self.sampled()
         done = self.state.round
         evaluate = done > 0 and (self.finished or done % self.settings.evaluate_every == 0)
-        self._started = time.monotonic()
-        self._downloads, self._results, self._failures, self._bytes_up = {}, {}, {}, 0
-        self._carried = Carried(no_sums(self.method, self.settings))
-        self._tasks = {
-            name: self._task(name, name in training, evaluate)
-            for name in self.participants
-            if evaluate or name in training
-        }
+        asked = [name for name in self.participants if evaluate or name in training]
+        downloads = {name: self.method.distribute(self.state, name) for name in asked}
+        tasks = {name: Task.of(sent, name in training, evaluate) for name, sent in downloads.items()}
         if self.finished and self.settings.cross_site_evaluation:
             cross = self._cross()
-            self._tasks = {name: replace(task, cross=cross) for name, task in self._tasks.items()}
-        slots = {slot for task in self._tasks.values() for slot in task.needed}
-        self._bank_bytes = {
-            slot: self._whole[slot].layout.nbytes if slot in self._whole else self.state.layout(slot).nbytes
-            for slot in slots
-        }
-        self._spool.close()
-        self._spool = Spool(self.layout.nbytes * sum(task.train for task in self._tasks.values()))
-        return self._tasks
+            tasks = {name: replace(task, cross=cross) for name, task in tasks.items()}
+        self._round.close()
+        self._round = self._new_round(tasks, downloads)
+        return tasks
+
+    def _new_round(self, tasks: Mapping[str, Task], downloads: Mapping[str, Download]) -> Round:
+        refused = no_sums(self.method, self.settings)
+        return Round(self.participants, tasks, downloads, self.bank, self.layout.nbytes, refused)
 
     def _cross(self) -> tuple[CrossModel, ...]:
         """The clusters' models, or the run's other ones if it has no clusters; one made of parts travels whole."""
@@ -167,10 +150,6 @@ class Server:
             found.append(CrossModel(name, tuple(slots), served.vote))
         return tuple(found)
 
-    def _task(self, participant: str, train: bool, evaluate: bool) -> Task:
-        self._downloads[participant] = sent = self.method.distribute(self.state, participant)
-        return Task.of(sent, train, evaluate)
-
     def _left(self) -> dict[str, Served]:
         """The models that the run would leave if it ended now."""
         closed = {cluster_slot(k) for k in self.state.closed}
@@ -182,48 +161,26 @@ class Server:
         Raises:
             PayloadError: it does not fit what was asked; nothing of it is kept.
         """
-        name, update = result.participant, result.update
         try:
-            self._check(result, site)
+            self._round.accept(result, site, self.method, self.state)
         except PayloadError as error:
-            self.refuse(name, error)
-        self._results[name] = replace(result, update=None)
-        if update is not None:
-            self._bytes_up += sum(self.state.bank[slot].layout.nbytes for slot in update.diffs)
-            self._bytes_up += sum(array.nbytes for array in update.arrays.values())
-            self._carried.add(update, self.method.weight(update))
-            main = next(iter(self._downloads[name].expected(update.cluster)), None) if update.diffs else None
-            self._spool.put(replace(update, main=main))
+            self.refuse(result.participant, error)
 
     def refuse(self, participant: str, error: PayloadError) -> None:
         """Counts and notes a refused result, and raises its reason."""
         self.rejected[error.code] += 1
-        if participant in self._tasks and participant not in self._results:
-            self._failures[participant] = f"{error.code}: {error}"
+        if participant not in self._round.results:
+            self._round.fail([participant], f"{error.code}: {error}")
         raise error
 
     def fail(self, participants: Sequence[str], reason: str) -> None:
-        """Notes that participants sent nothing usable, and why."""
-        self._failures.update({name: reason for name in participants if name in self._tasks})
+        """Notes that participants sent nothing that could be used."""
+        self._round.fail(participants, reason)
 
     def fail_sites(self, reasons: Mapping[str, str]) -> None:
         """The same for all participants of some sites, each site with its reason."""
         for site, reason in reasons.items():
             self.fail([name for name, p in self.participants.items() if p.site == site], reason)
-
-    def _check(self, result: Result, site: str) -> None:
-        name, update = result.participant, result.update
-        if name not in self.participants or self.participants[name].site != site:
-            raise PayloadError("unknown_participant", f"{site} hosts no participant {name!r}")
-        if name not in self._tasks:
-            raise PayloadError("not_asked", f"{name} was not asked in this round")
-        if name in self._results:
-            raise PayloadError("twice", f"{name} sent a second result")
-        check_result(result, self._tasks[name])
-        if update is not None:
-            if update.carrier is not None:
-                self._carried.check(update, self.participants)
-            check_update(update, self._downloads[name], self.state, self.method.label)
 
     def finish_round(self) -> RoundMetrics | None:
         """Assigns, averages, and records.
@@ -234,9 +191,7 @@ class Server:
         Raises:
             TooFewAnswersError: too many rounds in a row had too few valid results.
         """
-        for name in self._tasks:
-            if name not in self._results:
-                self._failures.setdefault(name, "no result in time")
+        self._round.end()
         done = self.finished
         measured = self._measure()
         enough = None if measured is None else self._check_stopping(measured)
@@ -244,7 +199,7 @@ class Server:
             self._advance()
             if not self.finished:
                 self.progress.stopped = enough
-        self._spool.close()
+        self._round.close()
         return measured
 
     def _check_stopping(self, measured: RoundMetrics) -> str | None:
@@ -267,12 +222,12 @@ class Server:
         """Completes the last round's record with the results' metrics of its models."""
         if self.progress.record is None:
             return None
-        metrics = {n: self._results[n].metrics for n in self.participants if n in self._results}
-        served = {n: m for n, m in metrics.items() if m}
+        results = self._round.results
+        served = {n: results[n].metrics for n in self.participants if n in results and results[n].metrics}
         clusters = self.method.clusters_in(self.state)
         measured = measure_round(self.progress.record, served, self.participants, self.state, clusters)
         if self.finished:
-            self._count_bytes(measured.record)
+            self._round.count(measured.record)
         self.progress.record = None
         if self._recorder is not None:
             self._recorder.round(measured, self.state, self.participants)
@@ -281,17 +236,13 @@ class Server:
     def _advance(self) -> None:
         """One round of the method on the accepted updates, in the participants' order."""
         before = self.state
-        weights, lost = self._carried.resolved()
-        self._failures.update(lost)
-        kept = self._spool.ordered([name for name in self.participants if name not in lost])
-        updates: Sequence[Update] = Mapped(kept, partial(weighed, weights)) if weights else kept
-        asked = sum(task.train for task in self._tasks.values())
-        enough = max(count_of(self.settings.min_answers, asked), self.method.plan(before).fewest)
+        updates, trained, sums = self._round.updates()
+        enough = max(count_of(self.settings.min_answers, self._round.training), self.method.plan(before).fewest)
         analysis: dict[str, Any] = {}
         if len(updates) >= enough:
             assignment = self._step(before, updates)
-            if assignment and not weights:  # the analysis needs single models
-                assignment = {name: self.state.assignment[name] for name in kept.names}
+            if assignment and not sums:  # it is of single models
+                assignment = {name: self.state.assignment[name] for name in trained}
                 analysis = self._analyse(before, updates, assignment)
             analysis |= self.state.notes
             if self.settings.min_sites_per_cluster > 1:
@@ -303,8 +254,8 @@ class Server:
         most = min(self.settings.max_failed_rounds, self.settings.num_rounds)  # a run fails if all its rounds do
         if self.progress.failed_rounds >= most:
             raise TooFewAnswersError(
-                f"{self.progress.failed_rounds} rounds in a row had fewer than {enough} valid results; "
-                f"the last reasons: {dict(Counter(self._failures.values()))}"
+                f"{self.progress.failed_rounds} rounds in a row had fewer than {enough} good answers; "
+                f"the last reasons: {dict(Counter(self._round.failures.values()))}"
             )
         old, new = before.assignment, self.state.assignment
         moved = sum(name in old and old[name] != cluster for name, cluster in new.items())
@@ -312,8 +263,8 @@ class Server:
             analysis["moved_share"] = moved / len(old) if old else None
         self.progress.record = {
             "round": before.round,
-            "trained": list(kept.names),
-            "failed": dict(self._failures),
+            "trained": trained,
+            "failed": dict(self._round.failures),
             "aggregated": len(updates) >= enough,
             "moved": moved,
             **analysis,
@@ -321,7 +272,7 @@ class Server:
             "bytes_up": 0,
             "seconds": 0.0,
         }
-        self._count_bytes(self.progress.record)
+        self._round.count(self.progress.record)
 
     def _step(self, before: ServerState, updates: Sequence[Update]) -> Assignment:
         """E-step and M-step, with small clusters merged in between if requested; returns the assignment."""
@@ -330,7 +281,7 @@ class Server:
         if self.settings.merge_small_clusters:
             fewest = self.settings.min_sites_per_cluster
             assignment = merged(self.method, before, updates, assignment, self.participants, fewest)
-            updates, closed = without_chosen(updates, assignment, self._downloads)
+            updates, closed = without_chosen(updates, assignment, self._round.downloads)
         self.state = closing(self.method.aggregate(equipped, updates, assignment), closed)
         return assignment
 
@@ -340,15 +291,6 @@ class Server:
         if self._recorder is not None and self.settings.keep_features:
             self._recorder.features(before.round, gram(*round_), assignment)
         return analyse(*round_)
-
-    def _count_bytes(self, record: dict[str, Any]) -> None:
-        """Adds this round's traffic: a model travels once to a site, however many of its participants need it."""
-        wanted: dict[str, list[str]] = {}
-        for name, task in self._tasks.items():
-            wanted.setdefault(self.participants[name].site, []).extend(task.needed)
-        record["bytes_down"] += sum(self._bank_bytes[slot] for slots in wanted.values() for slot in travelling(slots))
-        record["bytes_up"] += self._bytes_up
-        record["seconds"] = round(record["seconds"] + time.monotonic() - self._started, 3)
 
     def forget(self, number: int) -> None:
         """Deletes archived arrays that only rounds before this one need."""
@@ -369,6 +311,7 @@ class Server:
             facts["best"] = None if key is None or best is None else {"metric": key.name, "mode": key.mode, **best}
             facts["stopped"] = self.progress.stopped
             if self.settings.cross_site_evaluation:
-                cross = {name: self._results[name].cross for name in self.participants if name in self._results}
+                results = self._round.results
+                cross = {name: results[name].cross for name in self.participants if name in results}
                 self._recorder.cross_site(cross, self.participants, self.state)
             self._recorder.close(self.state, self._left(), self.participants, self.method, facts)

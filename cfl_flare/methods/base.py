@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.core.config import check_types, require
+from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
+from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.methods.parts import check_part, known_part
 from cfl_flare.methods.penalties import Penalty
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
@@ -35,39 +36,34 @@ STEPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """One federated algorithm. Its fields are its settings; a subclass overrides the steps that it changes.
+    """One federated algorithm. Its fields are its settings; a subclass overrides the steps that it changes."""
 
-    Attributes:
-        weighting: how participants count in averages: ``"samples"``, psi_i = n_i / n (thesis Eq. 2.3), or
-            ``"uniform"``, psi_i = 1/m (Eq. 2.2).
-        penalties: terms that are added to the loss in each local step; see `cfl_flare.methods.penalties`.
-        finetune: each participant trains what it predicts with for one more local round before it does (thesis
-            sec. 7.4.4).
-        finetune_epochs: passes over its training data in that round; None for as long as any other.
-        name: what the method is called in a job.
-        paper: where it comes from.
-    """
-
+    # What the method is called in a job, and where it comes from.
     name: ClassVar[str]
     paper: ClassVar[str]
 
-    weighting: str = "samples"
-    penalties: tuple[Penalty, ...] = ()
-    finetune: bool = False
-    finetune_epochs: int | None = None
+    weighting: str = setting(
+        "samples",
+        help="weights in averages: samples, psi_i = n_i / n (thesis Eq. 2.3), or uniform, psi_i = 1/m (Eq. 2.2)",
+        choices=("samples", "uniform"),
+    )
+    penalties: tuple[Penalty, ...] = setting((), help="terms that are added to the loss in each local step")
+    finetune: bool = setting(
+        False, help="train for one more local round before predicting, each participant by itself (thesis sec. 7.4.4)"
+    )
+    finetune_epochs: int | None = setting(
+        None, help="passes over the training data in that round; None for as long as any other round", ge=1
+    )
 
     def __post_init__(self) -> None:
         where, epochs = self.where, self.finetune_epochs
-        check_types(self, where)
+        check_settings(self, where)
         cluster_on = getattr(self, "cluster_on", None)
         if cluster_on is not None:
             object.__setattr__(self, "cluster_on", known_part(cluster_on, where))
         self._check_penalties()
-        require(epochs is None or epochs >= 1, f"{where}: finetune_epochs = {epochs} should be >= 1 or None")
         used = self.finetune or epochs == type(self).finetune_epochs
         require(used, f"{where}: finetune_epochs = {epochs} does nothing without finetune = True; set that too")
-        known = self.weighting in ("samples", "uniform")
-        require(known, f"{where}: weighting = {self.weighting!r} should be 'samples' or 'uniform'")
 
     def _check_penalties(self) -> None:
         given, refusal = self.penalties, self.traits.no_penalties

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
@@ -29,25 +30,30 @@ class CAM(Wrapper):
     It wraps a method that clusters: that method assigns, trains and averages the Theta_k as ever, but sees everywhere
     the sum with a frozen Theta_g. Beside it, Theta_g is trained on the sum with a frozen Theta_c(i).
 
-    Attributes:
-        base: the method that clusters, with its own weighting and penalties.
-        warmup: rounds in which only one of the two parts is trained: Theta_g by FedAvg where participants choose their
-            cluster (IFCA-CAM), each participant's theta_i by itself where the server clusters (FeSEM-CAM).
-        updates: ``simultaneous``, both parts in each round, neither sees what the other becomes (FedSim); or
-            ``alternating``, the clusters' in one round and the global one in the next (sec. 3.1).
-        step: ``normalised``, a centre becomes its members' mean (thesis Eq. 7.6); or ``damped``, it goes only its
-            members' share of all samples towards it (NeurIPS Eq. 6).
-        lam: lambda/2 ||theta_i - Theta_c(i)||^2 is added to the loss of theta_i (Eq. 12), where the server clusters.
+    The warm-up trains one part alone: Theta_g by FedAvg where participants choose their cluster (IFCA-CAM), each
+    participant's theta_i by itself where the server clusters (FeSEM-CAM).
     """
 
     name: ClassVar[str] = "cam"
     paper: ClassVar[str] = "Ma et al. 2023 (NeurIPS), thesis ch. 7"
 
-    base: Method
-    warmup: int = 10
-    updates: str = "simultaneous"
-    step: str = "normalised"
-    lam: float = 0.01
+    base: Method = setting(help="the method that clusters, with its own weighting and penalties")
+    warmup: int = setting(10, help="rounds in which only one of the two parts is trained", ge=0)
+    updates: str = setting(
+        "simultaneous",
+        help="simultaneous, both parts in each round, neither sees what the other becomes (FedSim), or alternating, "
+        "the clusters' part in one round and the global one in the next (sec. 3.1)",
+        choices=("simultaneous", "alternating"),
+    )
+    step: str = setting(
+        "normalised",
+        help="normalised, a centre becomes its members' mean (thesis Eq. 7.6), or damped, it moves only its members' "
+        "share of all samples towards it (NeurIPS Eq. 6)",
+        choices=("normalised", "damped"),
+    )
+    lam: float = setting(
+        0.01, help="lambda/2 ||theta_i - Theta_c(i)||^2 is added to the loss, where the server clusters (Eq. 12)", ge=0
+    )
 
     def __post_init__(self) -> None:
         clusters = isinstance(self.base, Method) and self.base.clusters > 0 and self.base.traits.shares_centres
@@ -63,10 +69,6 @@ class CAM(Wrapper):
         require(not compared, f"method cam: base = {base!r} compares whole models, not sums; take another")
         require(self.weighting == "samples", "method cam: weighting belongs to its base; give it there")
         require(not self.base.finetune, "method cam: finetune belongs to the whole; give it to cam, not to its base")
-        require(self.warmup >= 0, f"method cam: warmup = {self.warmup} should be >= 0")
-        require(0 <= self.lam < float("inf"), f"method cam: lam = {self.lam} should be >= 0")
-        for name, known in (("updates", ("simultaneous", "alternating")), ("step", ("normalised", "damped"))):
-            require(getattr(self, name) in known, f"method cam: {name} = {getattr(self, name)!r} should be in {known}")
 
     @property
     def inner(self) -> tuple[Method, ...]:

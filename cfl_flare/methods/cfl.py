@@ -12,16 +12,16 @@ import numpy as np
 
 from cfl_flare.clustering.agglomerative import agglomerate, distances_between
 from cfl_flare.clustering.kmeans import stacked
-from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, WeightedMean
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
+from cfl_flare.methods.parts import COMPARED
 from cfl_flare.methods.slots import is_cluster
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.methods.traits import Traits
 from cfl_flare.training.ensemble import Served
 
 SPLITS, SETTLED = "splits", "settled"
-LINKAGES = ("complete", "single")
 
 
 def parent_slot(cluster: int) -> str:
@@ -43,39 +43,27 @@ class CFL(Method):
     model that was split, and go to the half whose mean update in that round is closer to their own by cosine
     similarity. That update counts in no mean. Until then their cluster is the half that kept the id, and they predict
     with the model that was split.
-
-    Attributes:
-        eps1: a cluster may be split when the norm of its members' mean update is below it;
-        eps2: and the largest norm of a member's update is above it.
-        min_rounds: rounds before the first split.
-        gamma_max: if given, a cluster is split only if the largest cosine similarity between the halves is below
-            sqrt((1 - gamma_max) / 2).
-        linkage: how the halves are found on cosine distance: ``complete``, as in the authors' code, or ``single``,
-            which makes the largest similarity between the halves as small as it can be (the paper's optimal
-            bipartition).
-        cluster_on: the parameters whose updates are compared, by norm and direction: ``all``, ``fc``, ``head``,
-            ``backbone``, or a list of parameter names.
     """
 
     name: ClassVar[str] = "cfl"
     paper: ClassVar[str] = "Sattler et al. 2020"
 
-    eps1: float
-    eps2: float
-    min_rounds: int = 0
-    gamma_max: float | None = None
-    linkage: str = "complete"
-    cluster_on: str | tuple[str, ...] = "all"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        where, gamma = f"method {self.name}", self.gamma_max
-        for name in ("eps1", "eps2"):
-            value = getattr(self, name)
-            require(0 <= value < float("inf"), f"{where}: {name} = {value} should be a number >= 0")
-        require(self.min_rounds >= 0, f"{where}: min_rounds = {self.min_rounds} should be >= 0")
-        require(gamma is None or 0 <= gamma < 1, f"{where}: gamma_max = {gamma} should be in [0, 1) or None")
-        require(self.linkage in LINKAGES, f"{where}: linkage = {self.linkage!r} should be one of {LINKAGES}")
+    eps1: float = setting(help="a cluster may be split when the norm of its members' mean update is below this", ge=0)
+    eps2: float = setting(help="and the largest norm of a member's update is above this", ge=0)
+    min_rounds: int = setting(0, help="rounds before the first split", ge=0)
+    gamma_max: float | None = setting(
+        None,
+        help="split only if the largest cosine similarity between the halves is below sqrt((1 - gamma_max) / 2)",
+        ge=0,
+        lt=1,
+    )
+    linkage: str = setting(
+        "complete",
+        help="halves by cosine distance: complete, as in the authors' code, or single, which makes the largest "
+        "similarity between the halves as small as possible (the paper's optimal bipartition)",
+        choices=("complete", "single"),
+    )
+    cluster_on: str | tuple[str, ...] = setting("all", help=COMPARED.format("updates"))
 
     @property
     def traits(self) -> Traits:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cfl_flare.clustering.divergence import divergences
-from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import derive
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.maml import Adapting
 from cfl_flare.methods.state import Assignment, Download, Indicator, ServerState, Update
@@ -30,30 +30,20 @@ class FedDS(Method):
     It is FedDSMIC's clustering alone: plain SGD, and each participant predicts with its cluster's centre.
 
     The predictions that are compared are those on indicator samples at the server, a few of each class. A simulation
-    takes them out of the data before it deals it out; at real sites the server's operator provides a file.
-
-    Attributes:
-        k: number of clusters C; each centre starts from its own seed.
-        indicator_samples: how many of each class, N_c.
-        indicator_file: a file on the server, in MedMNIST's layout, from which they are drawn; a relative path is also
-            looked for in the server's ``$CFL_DATA_ROOT``. None for a simulation.
-        seed: of the participants' spread over the centres in their first round.
+    sets them aside before it distributes the data; at real sites the server's operator provides a file.
     """
 
     name: ClassVar[str] = "fedds"
     paper: ClassVar[str] = "Li et al. 2022 (FedDSMIC): Alg. 1, Eq. 6, 7, 17"
 
-    k: int = 3
-    indicator_samples: int = 10
-    indicator_file: str | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        where = f"method {self.name}"
-        require(self.k >= 1, f"{where}: k = {self.k} should be >= 1")
-        held = self.indicator_samples
-        require(held >= 1, f"{where}: indicator_samples = {held} should be >= 1")
+    k: int = setting(3, help="number of clusters C; each centre starts from its own seed", ge=1)
+    indicator_samples: int = setting(10, help="indicator samples of each class, N_c", ge=1)
+    indicator_file: str | None = setting(
+        None,
+        help="file on the server, in MedMNIST's layout, from which they are drawn; a relative path is also looked up "
+        "in the server's $CFL_DATA_ROOT. None for a simulation",
+    )
+    seed: int = setting(0, help="seed by which participants are spread over the centres in their first round")
 
     @property
     def traits(self) -> Traits:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.methods.traits import Traits
@@ -25,17 +26,19 @@ class Ensemble(Wrapper):
     """Several methods side by side, none of which knows of the others; their models predict together.
 
     What belongs to part i travels and is stored under names with a prefix: ``0.global``, ``1.cluster-2``.
-
-    Attributes:
-        parts: the methods; each starts from seeds of its own, and at most one of them clusters.
-        vote: ``probabilities``, soft voting (FedAvg+, thesis sec. 3.6.1), or ``logits``, added (thesis Eq. 7.36).
     """
 
     name: ClassVar[str] = "ensemble"
     paper: ClassVar[str] = "thesis sec. 3.6.1, 7.4.4"
 
-    parts: tuple[Method, ...]
-    vote: str = "probabilities"
+    parts: tuple[Method, ...] = setting(
+        help="the methods; each starts from seeds of its own, and at most one of them clusters"
+    )
+    vote: str = setting(
+        "probabilities",
+        help="probabilities, soft voting (FedAvg+, thesis sec. 3.6.1), or logits, added (thesis Eq. 7.36)",
+        choices=VOTES,
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parts", tuple(self.parts))
@@ -44,7 +47,6 @@ class Ensemble(Wrapper):
         super().__post_init__()
         several = [part.label for part in self.parts if part.traits.serves_several]
         require(not several, f"method ensemble: parts = {several} predict with several models; name ones that have one")
-        require(self.vote in VOTES, f"method ensemble: vote = {self.vote!r} should be in {VOTES}")
         archived = [part.label for part in self.parts if part.traits.archives]
         require(not archived, f"method ensemble: parts = {archived} keep models on the server's disk; run them alone")
         clustering = [part.label for part in self.parts if part.clusters]

@@ -15,9 +15,10 @@ from cfl_flare.clustering.agglomerative import distances_between
 from cfl_flare.clustering.kmeans import first_kmeans, nearest, numbered
 from cfl_flare.clustering.lowrank import directions, mapped, similarity
 from cfl_flare.core.archive import LatestModels
-from cfl_flare.core.config import require, require_whole
+from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params, weighted_mean
+from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.personal import OwnModel
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
@@ -35,21 +36,6 @@ class FedAC(OwnModel):
 
     The server knows each participant's latest model, on disk, and clusters all of them in each round, also those of
     participants that are not asked in it. One that was never asked is in no cluster, and starts from their mean.
-
-    Attributes:
-        k: number of clusters to begin with.
-        mu: mu/2 ||omega_i - Omega_c(i)||^2 holds a model near its cluster's centre.
-        lam: lambda/2 ||phi_i - Phi||^2 holds its backbone near the global embedding.
-        similarity: ``lrcos``, the cosine of models that are mapped to few dimensions (Alg. 2), or ``l2``, their
-            distance there (the ablation).
-        dimensions: D of the map, at most one less than the participants of the round in which it is fitted.
-        map_every: rounds after which it is fitted anew.
-        tuning: let the number of clusters change (Alg. 3).
-        low: a; a cluster whose G_k is below it is merged into the nearest one.
-        high: b; a cluster whose G_k is above it is split in two.
-        cooldown: rounds in which a change is not taken back.
-        starts: k-means++ starts of the first E-step and of a split; the best is kept.
-        seed: of those starts.
     """
 
     name: ClassVar[str] = "fedac"
@@ -57,33 +43,33 @@ class FedAC(OwnModel):
     paper: ClassVar[str] = "Zhang et al. 2024, Alg. 1-3"
 
     weighting: str = "uniform"
-    k: int
-    mu: float = 0.1
-    lam: float = 0.1
-    similarity: str = "lrcos"
-    dimensions: int = 50
-    map_every: int = 100
-    tuning: bool = True
-    low: float = 0.2
-    high: float = 0.8
-    cooldown: int = 10
-    starts: int = 10
-    seed: int = 0
+    k: int = setting(help="number of clusters to begin with", ge=1)
+    mu: float = setting(
+        0.1, help="mu/2 ||omega_i - Omega_c(i)||^2 holds a model near its cluster's centre (Eq. 3)", ge=0
+    )
+    lam: float = setting(
+        0.1, help="lambda/2 ||phi_i - Phi||^2 holds its backbone near the global embedding (Eq. 3)", ge=0
+    )
+    similarity: str = setting(
+        "lrcos",
+        help="lrcos, the cosine of models mapped to few dimensions (Alg. 2), or l2, their distance there (ablation)",
+        choices=("lrcos", "l2"),
+    )
+    dimensions: int = setting(
+        50, help="dimensions D of the map; at most one less than the participants of the round that fits it", ge=1
+    )
+    map_every: int = setting(100, help="rounds after which the map is fitted again", ge=1)
+    tuning: bool = setting(True, help="let the number of clusters change (Alg. 3)")
+    low: float = setting(0.2, help="a; a cluster whose dispersion G_k is below it is merged into the nearest one")
+    high: float = setting(0.8, help="b; a cluster whose dispersion G_k is above it is split in two; above low")
+    cooldown: int = setting(10, help="rounds in which a merge or a split is not undone", ge=0)
+    starts: int = setting(10, help="k-means++ starts of the first E-step; the best is kept", ge=1)
+    seed: int = setting(0, help="seed of those starts, and of splits", bounds=SEED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where = f"method {self.name}"
-        whole = {key: getattr(self, key) for key in ("k", "dimensions", "map_every", "starts")}
-        require_whole(where, **whole)
-        require(self.cooldown >= 0, f"{where}: cooldown = {self.cooldown} should be >= 0")
-        require(0 <= self.seed < 2**32, f"{where}: seed = {self.seed} should be in 0..2**32 - 1")
-        for key in ("mu", "lam"):
-            value = getattr(self, key)
-            require(0 <= value < float("inf"), f"{where}: {key} = {value} should be >= 0")
-        known = self.similarity in ("lrcos", "l2")
-        require(known, f"{where}: similarity = {self.similarity!r} should be 'lrcos' or 'l2'")
         ordered = 0 <= self.low < self.high < float("inf")
-        require(ordered, f"{where}: low = {self.low} and high = {self.high} should be 0 <= low < high")
+        require(ordered, f"{self.where}: low = {self.low} and high = {self.high} should be 0 <= low < high")
 
     @property
     def traits(self) -> Traits:

@@ -21,7 +21,9 @@ from cfl_flare.clustering.agglomerative import (
 from cfl_flare.clustering.kmeans import first_kmeans, stacked
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout
+from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
+from cfl_flare.methods.parts import COMPARED
 from cfl_flare.methods.slots import is_cluster
 from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
 from cfl_flare.methods.traits import Traits
@@ -40,13 +42,9 @@ class OneShot(Method):
     The common model stays what it was in that round. A participant that was not in it is sent the common model at its
     first later appearance, and joins the cluster whose mean update in that round is the nearest to its own update;
     from its next appearance on it trains in its cluster.
-
-    Attributes:
-        cluster_on: the parameters whose updates are clustered: ``all``, ``fc`` (all fully connected layers), ``head``,
-            ``backbone``, or a list of parameter names.
     """
 
-    cluster_on: str | tuple[str, ...] = "all"
+    cluster_on: str | tuple[str, ...] = setting("all", help=COMPARED.format("updates"))
 
     @property
     @abstractmethod
@@ -137,41 +135,31 @@ class OneShot(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class FLHC(OneShot):
-    """FL+HC: some rounds of FedAvg, one round in which all train, hierarchical clustering of their updates.
-
-    Attributes:
-        rounds_before: rounds of FedAvg before the one that clusters.
-        metric: the distance of two updates: ``euclidean``, ``cosine`` or ``manhattan``.
-        linkage: the distance of two clusters: ``ward`` (euclidean alone), ``complete``, ``average`` or ``single``.
-        threshold: the largest distance at which two clusters are still joined: the number of clusters comes out of the
-            data; or
-        k: the number of clusters. Exactly one of the two.
-    """
+    """FL+HC: some rounds of FedAvg, one round in which all train, hierarchical clustering of their updates."""
 
     name: ClassVar[str] = "fl-hc"
     paper: ClassVar[str] = "Briggs et al. 2020"
 
-    rounds_before: int = 3
-    metric: str = "euclidean"
-    linkage: str = "ward"
-    threshold: float | None = None
-    k: int | None = None
+    rounds_before: int = setting(3, help="rounds of FedAvg before the one that clusters", ge=0)
+    metric: str = setting("euclidean", help="the distance between two updates", choices=METRICS)
+    linkage: str = setting(
+        "ward", help="the distance between two clusters; ward takes the euclidean metric alone", choices=LINKAGES
+    )
+    threshold: float | None = setting(
+        None,
+        help="largest distance at which two clusters are joined; the data then gives the number of clusters. Give "
+        "either this or k",
+        gt=0,
+    )
+    k: int | None = setting(None, help="number of clusters; give either this or threshold", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where, k, threshold = f"method {self.name}", self.k, self.threshold
-        require(self.rounds_before >= 0, f"{where}: rounds_before = {self.rounds_before} should be >= 0")
-        require(self.metric in METRICS, f"{where}: metric = {self.metric!r} should be one of {METRICS}")
-        require(self.linkage in LINKAGES, f"{where}: linkage = {self.linkage!r} should be one of {LINKAGES}")
         fits = self.linkage != "ward" or self.metric == "euclidean"
-        require(
-            fits, f"{where}: linkage = 'ward' needs metric = 'euclidean', not {self.metric!r}; take another linkage"
-        )
-        one = (k is None) != (threshold is None)
-        require(one, f"{where}: threshold = {threshold} and k = {k}: give exactly one of them")
-        require(k is None or k >= 1, f"{where}: k = {k} should be >= 1")
-        number = threshold is None or 0 < threshold < float("inf")
-        require(number, f"{where}: threshold = {threshold} should be a number > 0")
+        needs = f"linkage = 'ward' needs metric = 'euclidean', not {self.metric!r}; take another linkage"
+        require(fits, f"{self.where}: {needs}")
+        one = (self.k is None) != (self.threshold is None)
+        require(one, f"{self.where}: threshold = {self.threshold} and k = {self.k}: give exactly one of them")
 
     @property
     def found_clusters(self) -> int:
@@ -187,9 +175,7 @@ class FLHC(OneShot):
         """There is a round that clusters."""
         super().check(layout, rounds)
         fits = rounds is None or rounds > self.rounds_before
-        require(
-            fits, f"method {self.name}: rounds_before = {self.rounds_before} leaves none of {rounds} rounds; lower it"
-        )
+        require(fits, f"{self.where}: rounds_before = {self.rounds_before} leaves none of {rounds} rounds; lower it")
 
     def clusters_now(self, state: ServerState) -> bool:
         """The first round after those of FedAvg; the next one, if it fails."""
@@ -209,30 +195,20 @@ class FedGroup(OneShot):
     """FedGroup: groups by the directions of the updates in a first round of training from the common model.
 
     The groups are static, and their first models are the means of the models that this pre-training gave.
-
-    Attributes:
-        k: number of groups.
-        dimensions: singular directions of the updates by which they are compared; None takes as many as groups. At
-            most one less than there are participants in the first round.
-        starts: k-means++ starts; the best is kept.
-        seed: of those starts.
     """
 
     name: ClassVar[str] = "fedgroup"
     paper: ClassVar[str] = "Duan et al. 2021"
 
-    k: int
-    dimensions: int | None = None
-    starts: int = 10
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        where, size = f"method {self.name}", self.dimensions
-        require(self.k >= 1, f"{where}: k = {self.k} should be >= 1")
-        require(size is None or size >= 1, f"{where}: dimensions = {size} should be >= 1 or None")
-        require(self.starts >= 1, f"{where}: starts = {self.starts} should be >= 1")
-        require(0 <= self.seed < 2**32, f"{where}: seed = {self.seed} should be in 0..2**32 - 1")
+    k: int = setting(help="number of groups", ge=1)
+    dimensions: int | None = setting(
+        None,
+        help="singular directions of the updates by which they are compared, at most one less than the participants "
+        "of the first round; None for as many as groups",
+        ge=1,
+    )
+    starts: int = setting(10, help="k-means++ starts; the best is kept", ge=1)
+    seed: int = setting(0, help="seed of those starts", bounds=SEED)
 
     @property
     def found_clusters(self) -> int:

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.parts import on_backbone, shared_backbone, whole_models
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
@@ -23,26 +24,21 @@ class IFCA(Method):
     """Iterative federated clustering: each participant picks the one of K models that fits its training data best.
 
     HypCluster is the same algorithm.
-
-    Attributes:
-        k: number of clusters K; each model starts from its own seed.
-        assignment_samples: how many of its training samples a participant reads to choose; None reads them all.
-        shared_backbone: the K models share all layers but the head, which everyone trains (IFCA's weight sharing); then
-            only the heads travel K times.
     """
 
     name: ClassVar[str] = "ifca"
     paper: ClassVar[str] = "Ghosh et al. 2020; Mansour et al. 2020; thesis Eq. 3.1"
 
-    k: int
-    assignment_samples: int | None = None
-    shared_backbone: bool = False
+    k: int = setting(help="number of clusters K; each model starts from its own seed", ge=1)
+    assignment_samples: int | None = setting(
+        None, help="training samples that a participant reads to choose a model; None for all of them", ge=1
+    )
+    shared_backbone: bool = setting(
+        False, help="weight sharing: the K models share all layers but the head, so that only heads travel K times"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.k >= 1, f"method ifca: k = {self.k} should be >= 1")
-        samples = self.assignment_samples
-        require(samples is None or samples >= 1, f"method ifca: assignment_samples = {samples} should be >= 1 or None")
         require(
             not (self.shared_backbone and self.penalties),
             f"method ifca: penalties = {[p.name for p in self.penalties]} do not go with shared_backbone = True, where "

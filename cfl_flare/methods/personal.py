@@ -12,6 +12,7 @@ from typing import ClassVar
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.fedavg import FedAvg
 from cfl_flare.methods.parts import BACKBONE
@@ -32,11 +33,9 @@ class BackboneOnly(FedAvg):
     """FedAvg of the backbones alone: what FedPer and FedBABU have in common.
 
     Penalties act on the whole model from which a participant starts its round.
-
-    Attributes:
-        frozen: the part of the model that does not train.
     """
 
+    # The part of the model that does not train.
     frozen: ClassVar[str] = ""
 
     @property
@@ -124,21 +123,21 @@ class FedBABU(BackboneOnly):
 
     Every site builds the head from the run's seed, so only the backbone travels. What a run leaves, ``global``, is the
     trained backbone with that head.
-
-    Attributes:
-        finetune: each participant trains the whole model for one more local round before it predicts (Alg. 1,
-            evaluation); without it, what is measured is the paper's initial accuracy.
     """
 
     name: ClassVar[str] = "fedbabu"
     paper: ClassVar[str] = "Oh et al. 2022"
     frozen: ClassVar[str] = "head"
 
-    finetune: bool = True
+    finetune: bool = setting(
+        True,
+        help="train the whole model for one more local round before predicting (Alg. 1, evaluation); without it, the "
+        "paper's initial accuracy is measured",
+    )
 
     @property
     def label(self) -> str:
-        """Fine-tuning belongs to it."""
+        """Its name where it fine-tunes, as in the paper; ``fedbabu-initial`` where it does not."""
         return "-".join([self.name, *(p.short for p in self.penalties), *(["initial"] * (not self.finetune))])
 
     def head(self, learner: Learner) -> Params:
@@ -149,26 +148,22 @@ class FedBABU(BackboneOnly):
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(FedAvg):
-    """FedAvg, and beside it a personal model v_i for each participant, held near the global one (Li et al. 2021).
-
-    Attributes:
-        lam: lambda, the strength of lambda/2 ||v_i - w||^2; the paper tunes it among 0.1, 1 and 2 and takes 1 where it
-            cannot. 0 trains alone.
-    """
+    """FedAvg, and beside it a personal model v_i for each participant, held near the global one (Li et al. 2021)."""
 
     name: ClassVar[str] = "ditto"
     paper: ClassVar[str] = "Li et al. 2021"
 
-    lam: float = 1.0
+    lam: float = setting(
+        1.0,
+        help="lambda of lambda/2 ||v_i - w||^2; the paper tunes it among 0.1, 1 and 2, and takes 1 where it cannot. 0 "
+        "trains v_i alone",
+        ge=0,
+    )
 
     @property
     def traits(self) -> Traits:
         """v_i starts at a model that is built on the site."""
         return replace(super().traits, starts_on_site=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.lam < float("inf"), f"method ditto: lam = {self.lam} should be >= 0")
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """FedAvg's step, with any penalty; then v_i's from where it was, by the w that was sent (Alg. 1).
@@ -212,26 +207,18 @@ class OwnModel(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class CGPFL(OwnModel, FeSEM):
-    """Contextualised generalisation: personal models, each held near the k-means centre of its group of them.
-
-    Attributes:
-        lam: lambda, the strength of lambda/2 ||theta_i - Omega_c(i)||^2.
-    """
+    """Contextualised generalisation: personal models, each held near the k-means centre of its cluster."""
 
     name: ClassVar[str] = "cgpfl"
     paper: ClassVar[str] = "Tang et al. 2022"
 
     cluster_on: str | tuple[str, ...] = "all"
-    lam: float = 1.0
+    lam: float = setting(1.0, help="lambda of lambda/2 ||theta_i - Omega_c(i)||^2", ge=0)
 
     @property
     def traits(self) -> Traits:
-        """What is sent to a participant is its own cluster's centre alone."""
+        """A participant is sent its own cluster's centre alone."""
         return replace(super().traits, shares_centres=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.lam < float("inf"), f"method cgpfl: lam = {self.lam} should be >= 0")
 
     def terms(self, download: Download, own: str) -> list[Term]:
         """The pull to its centre; in its first round it has none."""

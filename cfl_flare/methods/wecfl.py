@@ -12,43 +12,27 @@ import numpy as np
 
 from cfl_flare.clustering.agglomerative import distances_between
 from cfl_flare.clustering.kmeans import first_kmeans, lloyd, stacked
-from cfl_flare.core.config import require
+from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
+from cfl_flare.methods.parts import COMPARED
 from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
 from cfl_flare.methods.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeCFL(Method):
-    """Weighted clustered FL: k-means over the trained models, participants weighted by psi in both steps.
-
-    Attributes:
-        k: number of clusters K.
-        cluster_on: the parameters that are clustered: ``fc`` (all fully connected layers), ``head``, ``all``,
-            ``backbone``, or a list of parameter names.
-        clustering_rounds: rounds with an E-step before the assignment freezes (few-shot clustering); None never
-            freezes it.
-        starts: k-means++ starts of the first E-step; the best is kept.
-        seed: of those starts.
-    """
+    """Weighted clustered FL: k-means over the trained models, participants weighted by psi in both steps."""
 
     name: ClassVar[str] = "wecfl"
     paper: ClassVar[str] = "Ma et al. 2022; thesis Alg. 1, Eq. 3.3"
 
-    k: int
-    cluster_on: str | tuple[str, ...] = "fc"
-    clustering_rounds: int | None = None
-    starts: int = 10
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        where = f"method {self.name}"
-        require(self.k >= 1, f"{where}: k = {self.k} should be >= 1")
-        require(self.starts >= 1, f"{where}: starts = {self.starts} should be >= 1")
-        require(0 <= self.seed < 2**32, f"{where}: seed = {self.seed} should be in 0..2**32 - 1")
-        rounds = self.clustering_rounds
-        require(rounds is None or rounds >= 1, f"{where}: clustering_rounds = {rounds} should be >= 1 or None")
+    k: int = setting(help="number of clusters K", ge=1)
+    cluster_on: str | tuple[str, ...] = setting("fc", help=COMPARED.format("trained models"))
+    clustering_rounds: int | None = setting(
+        None, help="rounds after which the assignment is frozen (few-shot clustering); None never freezes it", ge=1
+    )
+    starts: int = setting(10, help="k-means++ starts of the first E-step; the best is kept", ge=1)
+    seed: int = setting(0, help="seed of those starts", bounds=SEED)
 
     @property
     def traits(self) -> Traits:

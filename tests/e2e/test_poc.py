@@ -11,6 +11,7 @@ import psutil
 import pytest
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.recipe.poc_env import PocEnv
+from nvflare.recipe.prod_env import ProdEnv
 
 from cfl_flare.data import Digits
 from cfl_flare.flare import ClusteredRecipe
@@ -48,8 +49,11 @@ def recipe(**settings) -> ClusteredRecipe:
     return ClusteredRecipe(**{**values, **settings})
 
 
-def test_the_recipe_of_the_simulator_runs_in_a_poc(poc):
+def test_the_recipe_of_the_simulator_runs_in_a_poc_and_a_later_job_is_aborted(poc, tmp_path):
     run = recipe().execute(poc)
+    assert poc.get_job_result(run.job_id, timeout=300)
+    (kit,) = (tmp_path / "poc").glob(f"*/prod_00/{poc.username}")
+    aborted_within_five_seconds(kit, poc.username, tmp_path / "poc")
     result = Path(run.get_result(timeout=300, clean_up=False))
     found = load_run(next(result.rglob("summary.json")).parent)
     assert found.summary["rounds"] == 3
@@ -58,19 +62,18 @@ def test_the_recipe_of_the_simulator_runs_in_a_poc(poc):
     assert next(result.rglob("metrics_summary.json")).is_file()
 
 
-def test_an_abort_stops_a_site_within_five_seconds(poc, tmp_path):
+def aborted_within_five_seconds(kit: Path, username: str, workspace: Path) -> None:
     """A round of this model takes 3 participants x 100 steps x 0.2 s = a minute a site."""
-    run = recipe(model=SlowMLP((1, 8, 8), 10), training={"local_steps": 100}, num_rounds=2).execute(poc)
+    job = recipe(name="slow", model=SlowMLP((1, 8, 8), 10), training={"local_steps": 100}, num_rounds=2, byoc=True)
+    run = job.execute(ProdEnv(str(kit), login_timeout=120, username=username))
     logs = {}
     deadline = time.monotonic() + 240
     while len(logs) < 2 and time.monotonic() < deadline:
-        logs = {
-            p.parents[1].name: p for p in (tmp_path / "poc").rglob("site-*/*/log.txt") if "name=train" in p.read_text()
-        }
+        found = [p for p in workspace.glob(f"**/site-*/{run.job_id}/log.txt") if "name=train" in p.read_text()]
+        logs = {p.parents[1].name: p for p in found}
         time.sleep(0.5)
     time.sleep(3)  # into the round
-    (kit,) = (tmp_path / "poc").glob(f"*/prod_00/{poc.username}")
-    session = new_secure_session(poc.username, str(kit), timeout=120)
+    session = new_secure_session(username, str(kit), timeout=120)
     aborted = datetime.now()
     session.abort_job(run.job_id)
     session.close()

@@ -1,0 +1,127 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""One round at the server: the tasks that were handed out, and what came back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.params import Params
+from cfl_flare.engine.checks import check_result, check_update
+from cfl_flare.engine.partial_sums import Carried, weighed
+from cfl_flare.engine.site import Result, Task
+from cfl_flare.engine.spool import Spool
+from cfl_flare.methods import Method, Participant, ServerState, Update
+from cfl_flare.methods.slots import travelling
+from cfl_flare.methods.state import Download, Mapped
+
+
+class Round:
+    """Tasks by participant, and the results that passed every check.
+
+    Args:
+        participants: all of the run's.
+        tasks: what is asked of some of them.
+        downloads: what the method distributed to those.
+        bank: the models that the tasks name.
+        model_bytes: size of one model, which decides where updates wait.
+        no_sums: why sites cannot send sums; empty if they can.
+
+    Attributes:
+        results: by participant, without their updates.
+        failures: by participant, why nothing of theirs could be used.
+    """
+
+    def __init__(
+        self,
+        participants: Mapping[str, Participant],
+        tasks: Mapping[str, Task],
+        downloads: Mapping[str, Download],
+        bank: Mapping[str, Params],
+        model_bytes: int,
+        no_sums: str,
+    ):
+        self._participants, self.tasks, self.downloads = participants, tasks, downloads
+        self.results: dict[str, Result] = {}
+        self.failures: dict[str, str] = {}
+        self._carried = Carried(no_sums)
+        self._spool = Spool(model_bytes * self.training)
+        self._bytes_down, self._bytes_up = self._sent(bank), 0
+        self._started = time.monotonic()
+
+    @property
+    def training(self) -> int:
+        """How many were asked to train."""
+        return sum(task.train for task in self.tasks.values())
+
+    def _sent(self, bank: Mapping[str, Params]) -> int:
+        """Bytes of the models: each travels once to a site, however many of its participants need it."""
+        wanted: dict[str, list[str]] = {}
+        for name, task in self.tasks.items():
+            wanted.setdefault(self._participants[name].site, []).extend(task.needed)
+        return sum(_layout_bytes(bank, slot) for slots in wanted.values() for slot in travelling(slots))
+
+    def accept(self, result: Result, site: str, method: Method, state: ServerState) -> None:
+        """Checks a result wholly, then keeps it.
+
+        Raises:
+            PayloadError: it does not fit what was asked; nothing of it is kept.
+        """
+        name, update = result.participant, result.update
+        if name not in self._participants or self._participants[name].site != site:
+            raise PayloadError("unknown_participant", f"{site} hosts no participant {name!r}")
+        if name not in self.tasks:
+            raise PayloadError("not_asked", f"{name} was not asked in this round")
+        if name in self.results:
+            raise PayloadError("twice", f"{name} sent a second result")
+        check_result(result, self.tasks[name])
+        if update is not None:
+            if update.carrier is not None:
+                self._carried.check(update, self._participants)
+            check_update(update, self.downloads[name], state, method.label)
+            self._keep(update, method.weight(update), state)
+        self.results[name] = replace(result, update=None)
+
+    def _keep(self, update: Update, weight: float, state: ServerState) -> None:
+        self._bytes_up += sum(state.bank[slot].layout.nbytes for slot in update.diffs)
+        self._bytes_up += sum(array.nbytes for array in update.arrays.values())
+        self._carried.add(update, weight)
+        expected = self.downloads[update.participant].expected(update.cluster)
+        self._spool.put(replace(update, main=expected[0] if update.diffs else None))
+
+    def fail(self, participants: Sequence[str], reason: str) -> None:
+        """Notes that participants sent nothing that could be used."""
+        self.failures.update({name: reason for name in participants if name in self.tasks})
+
+    def end(self) -> None:
+        """Whoever has sent nothing by now has failed."""
+        for name in self.tasks:
+            if name not in self.results:
+                self.failures.setdefault(name, "no answer in time")
+
+    def updates(self) -> tuple[Sequence[Update], list[str], bool]:
+        """The updates in the participants' order, whose they are, and whether some hold those of several."""
+        weights, lost = self._carried.resolved()
+        self.failures.update(lost)
+        kept = self._spool.ordered([name for name in self._participants if name not in lost])
+        return Mapped(kept, partial(weighed, weights)) if weights else kept, list(kept.names), bool(weights)
+
+    def count(self, record: dict[str, Any]) -> None:
+        """Adds the round's traffic and time to a record."""
+        record["bytes_down"] += self._bytes_down
+        record["bytes_up"] += self._bytes_up
+        record["seconds"] = round(record["seconds"] + time.monotonic() - self._started, 3)
+
+    def close(self) -> None:
+        """Forgets the updates."""
+        self._spool.close()
+
+
+def _layout_bytes(bank: Mapping[str, Params], slot: str) -> int:
+    whole, _, role = slot.partition(":")
+    return bank[slot].layout.nbytes if slot in bank else bank[whole].layout.of_part(role).nbytes
