@@ -254,7 +254,7 @@ class Server:
         most = min(self.settings.max_failed_rounds, self.settings.num_rounds)  # a run fails if all its rounds do
         if self.progress.failed_rounds >= most:
             raise TooFewAnswersError(
-                f"{self.progress.failed_rounds} rounds in a row had fewer than {enough} good answers; "
+                f"{self.progress.failed_rounds} rounds in a row had fewer than {enough} valid results; "
                 f"the last reasons: {dict(Counter(self._round.failures.values()))}"
             )
         old, new = before.assignment, self.state.assignment
