@@ -73,7 +73,7 @@ class ScriptSettings:
         None, help="the script, sent with the job; it reads the data, each site is one participant", per_site=True
     )
     train_args: str = setting("", help="the script's command line", per_site=True)
-    launch_external_process: bool = setting(False, help="run the script in a process of its own", per_site=True)
+    launch_external_process: bool = setting(False, help="run the script in a separate process", per_site=True)
     command: str = setting("python3 -u", help="what starts that process", per_site=True)
     params_transfer_type: str = setting(
         "FULL", help="the script sends its model, or the difference from what it received", choices=("FULL", "DIFF")

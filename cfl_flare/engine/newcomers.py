@@ -49,7 +49,7 @@ class Newcomer:
 
     Attributes:
         name: its name.
-        cluster: its cluster; None where there are none.
+        cluster: its cluster; None if the method has none.
         rounds: the number of rounds that it took part in.
         served: what it predicts with.
         metrics: ``served_accuracy``, ``served_macro_f1``, ``served_loss`` on its own test split.

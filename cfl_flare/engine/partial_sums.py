@@ -36,7 +36,7 @@ def added_up(results: Sequence[Result], models: Mapping[str, Params], method: Me
     for (_, slots), members in alike.items():
         first, *others = members
         means = {
-            # Of the models and not of their differences: a variance is no less than zero, its difference may be.
+            # Means of the models, not of their differences: a variance is never negative, but its difference may be.
             slot: weighted_mean(((models[slot] + u.diffs[slot], method.weight(u)) for u in members), models[slot])
             for slot in slots
         }

@@ -139,7 +139,7 @@ def decode_results(
     """A site's results, one at a time: a result, or the participant's name and why its arrays do not fit.
 
     Raises:
-        PayloadError: the message as a whole is of another round or schema, or is no such message.
+        PayloadError: the message as a whole is of another round or schema, or is malformed.
     """
     content = content_of(message.meta)
     if "error" in content:

@@ -45,7 +45,7 @@ class Cosines:
             self.count += 1
 
     def mean(self) -> float | None:
-        """The mean of the pairs; None where there are none."""
+        """The mean of the pairs; None if there are none."""
         n = self.count
         return float(np.clip((np.square(self._sum).sum() - n) / (n * (n - 1)), -1, 1)) if n > 1 else None
 

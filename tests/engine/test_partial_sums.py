@@ -71,7 +71,7 @@ def test_who_is_carried_by_a_refused_update_is_left_out_with_it():
     with pytest.raises(PayloadError):
         s.accept(Result("a", update("a", 1, "global", np.nan, 0)), "site-1")
     s.accept(Result("b", Update("b", 3, carrier="a")), "site-1")
-    s.accept(Result("c", Update("c", 3, carrier="b")), "site-1")  # who is carried cannot carry
+    s.accept(Result("c", Update("c", 3, carrier="b")), "site-1")  # b is not a carrier itself
     s.accept(Result("d", update("d", 2, "global", 3, 3)), "site-2")
     s.finish_round()
     np.testing.assert_allclose(s.state.bank["global"].vector, [3, 3])

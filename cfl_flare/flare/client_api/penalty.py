@@ -81,5 +81,5 @@ def _begin(received: FLModel, content: dict[str, Any], model: torch.nn.Module) -
 
 
 def _flat(parameter: torch.Tensor) -> torch.Tensor:
-    """A parameter as it lies in the vector; see `cfl_flare.core.params.Entry.view`."""
+    """A parameter in the vector's layout; see `cfl_flare.core.params.Entry.view`."""
     return (parameter.permute(0, 2, 3, 1) if parameter.dim() == 4 else parameter).reshape(-1)

@@ -110,7 +110,7 @@ class ClientApps:
 
 
 def _per_site(cls: type) -> list[str]:
-    """The settings that a site may have of its own."""
+    """The settings that may differ per site."""
     return [known.name for known in settings_of(cls).values() if known.per_site]
 
 

@@ -127,7 +127,7 @@ class ClusteredRecipe(Recipe):
         self._sites.set_per_site(config)
 
     def _prepare_client_apps(self) -> None:
-        """Adds what the sites run, once it is known whether each of them has settings of its own."""
+        """Adds what the sites run, once it is known whether they have settings per site."""
         self._sites.add_to(self._job)
         if self.plan.job.byoc:
             self._add_packages()
