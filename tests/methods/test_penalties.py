@@ -655,7 +655,10 @@ def test_a_penalty_of_clusters_needs_clusters(method, penalty):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"method": "local"}, "method local: penalties = ['{}'] have no common model to hold on to; leave them out"),
+        (
+            {"method": "local"},
+            "method local: penalties = ['{}'] need a common model, and there is none; leave them out",
+        ),
         (
             {"method": "cam", "base": {"method": "ifca", "k": 2}},
             "method cam: penalties = ['{}'] belong to the methods inside it; give them there",
