@@ -63,7 +63,7 @@ class CFL(Method):
         "similarity between the halves as small as possible (the paper's optimal bipartition)",
         choices=("complete", "single"),
     )
-    cluster_on: str | tuple[str, ...] = setting("all", help=COMPARED.format("updates"))
+    cluster_on: str | tuple[str, ...] = setting("all", help=COMPARED.format("whose updates are"))
 
     @property
     def traits(self) -> Traits:

@@ -44,7 +44,7 @@ class OneShot(Method):
     cluster.
     """
 
-    cluster_on: str | tuple[str, ...] = setting("all", help=COMPARED.format("updates"))
+    cluster_on: str | tuple[str, ...] = setting("all", help=COMPARED.format("whose updates are"))
 
     @property
     @abstractmethod

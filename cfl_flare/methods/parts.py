@@ -17,9 +17,7 @@ from cfl_flare.training.ensemble import Served
 
 BACKBONE = "backbone"
 # The help of ``cluster_on``.
-COMPARED = (
-    "the parameters whose {} are clustered: all, fc (all fully connected layers), head, backbone, or a list of names"
-)
+COMPARED = "the parameters {} clustered: all, fc (all fully connected layers), head, backbone, or a list of names"
 
 
 def known_part(cluster_on: Any, where: str) -> Part:

@@ -27,7 +27,7 @@ class WeCFL(Method):
     paper: ClassVar[str] = "Ma et al. 2022; thesis Alg. 1, Eq. 3.3"
 
     k: int = setting(help="number of clusters K", ge=1)
-    cluster_on: str | tuple[str, ...] = setting("fc", help=COMPARED.format("trained models"))
+    cluster_on: str | tuple[str, ...] = setting("fc", help=COMPARED.format("that are"))
     clustering_rounds: int | None = setting(
         None, help="rounds after which the assignment is frozen (few-shot clustering); None never freezes it", ge=1
     )
