@@ -181,7 +181,7 @@ def _texts(cls: type) -> dict[str, str]:
 def _help(known: Stated) -> str:
     """What a field says of itself, with its bounds, where the help does not name all choices."""
     told = known.bounds is None or (known.choices and all(str(choice) in known.help for choice in known.choices))
-    return known.help if told or known.bounds is None else f"{known.help}; {known.bounds.text}"
+    return known.help if told or known.bounds is None else f"{known.help} ({known.bounds.text})"
 
 
 def _named(name: str) -> Any:

@@ -76,8 +76,8 @@ def decoded(
     return images
 
 
-TO_SIZE = "resize images of a folder to this height and width; None if all have the same size"
-TO_CHANNELS = "convert images of a folder to 1 (grey) or 3 (colour) channels; None if all have the same number"
+RESIZE = "resize images of a folder to this height and width; None if all have the same size"
+CONVERT = "convert images of a folder to 1 (grey) or 3 (colour) channels; None if all have the same number"
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Folder(DataSource):
     name: ClassVar[str] = "folder"
 
     path: str = setting(help="the folder, found as by the source npz")
-    size: int | None = setting(None, help=TO_SIZE, ge=1)
-    channels: int | None = setting(None, help=TO_CHANNELS, choices=(1, 3))
+    size: int | None = setting(None, help=RESIZE, ge=1)
+    channels: int | None = setting(None, help=CONVERT, choices=(1, 3))
     test_share: float = setting(
         0.2, help="share of each class that is used for testing if there are no folders train and test", gt=0, lt=1
     )

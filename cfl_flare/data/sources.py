@@ -17,7 +17,7 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.files import find, read_npz
-from cfl_flare.data.images import TO_CHANNELS, TO_SIZE, Folder
+from cfl_flare.data.images import CONVERT, RESIZE, Folder
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
 from cfl_flare.data.samples import DataSource, Samples, checked, split_by_class
 from cfl_flare.data.table import Table
@@ -104,8 +104,8 @@ class SiteData(DataSource):
     study: str | None = setting(
         None, help="the study whose mounted dataset is used; a job leaves it out, and gets that of its own study"
     )
-    size: int | None = setting(None, help=TO_SIZE)
-    channels: int | None = setting(None, help=TO_CHANNELS)
+    size: int | None = setting(None, help=RESIZE)
+    channels: int | None = setting(None, help=CONVERT)
 
     def __post_init__(self) -> None:
         check_settings(self, "data site")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedCUAU: clusters by how heterogeneous a participant's data is; knowledge flows from the least to the most."""
+"""FedCUAU: clusters by how heterogeneous a participant's data is; knowledge flows towards the more heterogeneous."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ BASES: dict[str, FedAvg] = {m.name: m for m in (FedAvg(), FedProx(), FedBABU(fin
 class FedCUAU(Method):
     """Clusters by the divergence of a participant's first update (CU) from the mean update (AU); FedCUAU, Alg. 1.
 
-    Round 0 is stage 1, round t the t-th of stage 2: a run of T + 1 rounds has T of the base's. In round t the
-    participants, their batches and their learning rate are those of the base's round t - 1, and the shared layers with
-    those of the last cluster, (w^s, w^CC), are at its end exactly the base's model.
+    Round 0 is stage 1, and round t the t-th of stage 2: a run of T + 1 rounds has T rounds of the base. In round t the
+    participants, their batches and their learning rate are those of the base's round t - 1. After it, the shared layers
+    with those of the last cluster, (w^s, w^CC), are exactly the base's model.
 
     In stage 1 nothing is sent: each participant builds the run's initial model from the seed. One that fails in round
-    0, or joins later, does stage 1 in the first round that it takes part in, as it would have done it then, and is
-    placed between round 0's percentile points by its distance to round 0's AU. Until then it is served C1's model.
+    0, or joins later, does the same stage 1 in its first round, and is placed between round 0's percentile points by
+    its distance to round 0's AU. Until then it is served C1's model.
 
     With ``finetune`` a participant is served its own cluster's model, fine-tuned (the personalised accuracy); without
     it C1's model (the initial accuracy), or for FedPer, whose heads are the participants', its own cluster's.
@@ -97,7 +97,7 @@ class FedCUAU(Method):
 
     @property
     def traits(self) -> Traits:
-        """Newcomers are placed as those who were not in round 0."""
+        """Newcomers are placed like participants that were not in round 0."""
         return Traits(
             clusters=self.k,
             joins_by="distance of its first update to the mean update",
@@ -107,7 +107,7 @@ class FedCUAU(Method):
         )
 
     def join(self, state: ServerState, update: Update) -> ServerState:
-        """It is placed by `aggregate`, as its first update is no model that could be compared."""
+        """`aggregate` places the newcomer, as its first update is not a model that could be compared."""
         return replace(self.aggregate(state, [update], self.assign(state, [update])), bank=state.bank)
 
     @property
@@ -117,7 +117,7 @@ class FedCUAU(Method):
 
     @property
     def headless(self) -> bool:
-        """The base's head does not travel."""
+        """True if the base's head does not travel."""
         return isinstance(self.inner, BackboneOnly)
 
     def weight(self, update: Update) -> float:
@@ -125,15 +125,15 @@ class FedCUAU(Method):
         return self.inner.weight(update)
 
     def plan(self, state: ServerState) -> Plan:
-        """Stage 1 is one shot for all (lines 2-5), and needs a participant for each cluster.
+        """All participants do stage 1 in one round (lines 2-5), which needs a participant for each cluster.
 
-        Later rounds draw as the base's, which has no stage 1 before them.
+        Later rounds sample as the base's rounds, which have no stage 1 before them.
         """
         first = "thresholds" not in state.extras
         return Plan(everyone=first, draw=max(0, state.round - 1), fewest=self.k if first else 1)
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """The model has cluster layers and others, and a head to send in stage 1; there are rounds after stage 1."""
+        """The model needs cluster layers, shared layers and a head for stage 1; the run needs rounds after stage 1."""
         super().check(layout, rounds)
         self.inner.check(layout)
         there = layout.head.size > 0
@@ -143,17 +143,17 @@ class FedCUAU(Method):
         require(enough, f"method fedcuau: stage 1 takes the first of {rounds} rounds; add some")
 
     def parts(self, layout: Layout) -> tuple[Layout, Layout]:
-        """What travels of a model: its shared layers, and its cluster layers (sec. 6.1).
+        """The parts of a model that travel: its shared layers, and its cluster layers (sec. 6.1).
 
         Raises:
-            ConfigError: there is nothing in one of them.
+            ConfigError: a name is unknown, or one of the two is empty.
         """
         whole = layout.backbone if self.headless else layout
         given = self.cluster_layers or last_block(layout, self.headless)
         return split_layers(whole, given, f"{self.where}: cluster_layers = {list(given)}")
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
-        """All copies begin at the run's initial model (line 10). AU has the layout of what stage 1 sends."""
+        """All copies start from the run's initial model (line 10). AU has the layout of the head."""
         model = initial(0)
         shared, cluster = self.parts(model.layout)
         head = model.take(model.layout.head)
@@ -161,10 +161,10 @@ class FedCUAU(Method):
         return ServerState({**bank, HEAD: head} if self.headless else bank)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """Shared layers, those it predicts with, and to train those of its own cluster and all above it.
+        """The shared layers, the cluster layers to predict with, and to train those of its own cluster and all above.
 
-        The slots that it trains are always named after the two others, even if one of them is named there already: so
-        both sides know them. Where there are none, it is to do stage 1, and sends what its head moved by alone.
+        The slots to train always follow these two, even if one of them is repeated, so that both sides know them. A
+        participant with none of them does stage 1, and sends only the difference of its head.
         """
         if "thresholds" not in state.extras:
             return Download(returns=(AU,))
@@ -175,7 +175,7 @@ class FedCUAU(Method):
         return replace(sent, to_train=trains, returns=(*trains, SHARED)) if trains else sent
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Stage 1 or stage 2, by what was sent."""
+        """Stage 1 or stage 2, depending on the download."""
         if not download.slots[2:]:
             return self.client_update(learner)
         return self.cluster_client_update(learner, download)
@@ -213,9 +213,9 @@ class FedCUAU(Method):
         return Download((BACKBONE if self.headless else GLOBAL,), (model,))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """The clusters of stage 2, where nobody moves.
+        """In stage 2 all stay in their clusters.
 
-        Empty while a participant does stage 1, whose update is no trained model that could be compared with others'.
+        Empty while a participant does stage 1, whose update is not a model that could be compared with others.
         """
         if any(AU in update.diffs for update in updates):
             return {}

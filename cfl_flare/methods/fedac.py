@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedAC: personal models held near their cluster's centre, a global embedding, clusters whose number adapts."""
+"""FedAC: personal models near their cluster's centre, a global embedding, an adaptive number of clusters."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ PHI, MAP = "phi", "map"
 class FedAC(OwnModel):
     """Adaptive clustered FL: a participant keeps its own model omega_i = (phi_i, h_i) and predicts with it.
 
-    The server knows each participant's latest model, on disk, and clusters all of them in each round, also those of
-    participants that are not asked in it. One that was never asked is in no cluster, and starts from their mean.
+    The server keeps each participant's latest model on disk and clusters all of them in each round, including those of
+    participants that are not sampled in it. One that was never sampled has no cluster, and starts from the common mean.
     """
 
     name: ClassVar[str] = "fedac"
@@ -73,7 +73,7 @@ class FedAC(OwnModel):
 
     @property
     def traits(self) -> Traits:
-        """K to begin with. Newcomers are placed as in `WeCFL.assign`: the run's map and known models are gone."""
+        """K at first. Newcomers are placed as in `WeCFL.assign`, as the run's map and known models are gone."""
         rule = "centre closest in direction, from the common model"
         return Traits(clusters=self.k, joins_by=rule, shares_centres=False, archives=True)
 
@@ -100,19 +100,19 @@ class FedAC(OwnModel):
         return ServerState(bank, extras={"ids": self.k, "known": {}, "map": None, "changes": []})
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """Its cluster's centre, or without a cluster the common model; the global embedding to train (line 5)."""
+        """The centre of its cluster, or the common model; and the global embedding for training (line 5)."""
         cluster = state.assignment.get(participant)
         return Download((GLOBAL if cluster is None else cluster_slot(cluster),), to_train=(PHI,))
 
     def terms(self, download: Download, own: str) -> list[Term]:
-        """Both regularisers (Eq. 3); without a cluster there is no centre to be held near."""
+        """Both regularisers (Eq. 3); without a cluster there is no centre, and only the embedding's."""
         centre, phi = download.model(own), download.model(PHI)
         near = [Pull(self.mu, centre.part("all"), centre.layout.select("all"))] if own != GLOBAL else []
         alike = Pull(self.lam, phi.part("all"), centre.layout.select("backbone"))
         return [*near, alike, *super().terms(download, own)]
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """E-step: everyone whose model is known goes to the centre that is most like it (lines 10 and 11, Eq. 4).
+        """E-step: each participant with a known model goes to the most similar centre (lines 10 and 11, Eq. 4).
 
         The first one is k-means++ on the mapped models.
         """
@@ -153,11 +153,11 @@ class FedAC(OwnModel):
         return np.asarray(normalize(rows) if self.similarity == "lrcos" else rows)
 
     def _slots(self, state: ServerState) -> dict[int, str]:
-        """The clusters that there are, by id, and their slots."""
+        """The existing clusters: slots by id."""
         return {k: cluster_slot(k) for k in range(self.clusters_in(state)) if cluster_slot(k) in state.bank}
 
     def _known(self, state: ServerState, updates: Sequence[Update]) -> LatestModels:
-        """The latest known models once these updates have come."""
+        """The latest known models, including these updates."""
         assert state.archive is not None
         new = {u.participant: (state.round, u.samples) for u in updates}
         return LatestModels(state.archive, state.bank[GLOBAL].layout, {**state.extras["known"], **new})
@@ -209,7 +209,7 @@ class FedAC(OwnModel):
         return known.mean(names, self.weighting, otherwise)
 
     def _halves(self, state: ServerState, known: LatestModels, names: Sequence[str]) -> tuple[list[str], list[str]]:
-        """A cluster's members dealt out to two new centres, which k-means++ picks from their mapped models (sec. 4.5).
+        """Splits a cluster's members between two new centres, which k-means++ picks from their models (sec. 4.5).
 
         One pass of re-clustering, as in the paper; the next rounds' E-steps go on from there.
         """
@@ -225,5 +225,5 @@ class FedAC(OwnModel):
         return one, two
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """The centres and the common model; what participants predict with stays with them."""
+        """The centres and the common model; the participants' own models stay with them."""
         return {slot: Served((model,)) for slot, model in state.bank.items() if slot != PHI}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""IFCA and HypCluster: participants choose among K models the one that fits them best."""
+"""IFCA and HypCluster: participants choose the one of K models that fits them best."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class IFCA(Method):
         )
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """A shared backbone needs a head apart from it."""
+        """A shared backbone needs a separate head."""
         super().check(layout, rounds)
         if self.shared_backbone:
             layout.select("backbone")
@@ -69,7 +69,7 @@ class IFCA(Method):
         return ServerState(bank=shared_backbone(models) if self.shared_backbone else models)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """Everyone compares all K models, and names the one that it trains."""
+        """All K models; the participant reports which one it trained."""
         choices = self.choices(state)
         sent = Download(tuple(choices.values()), choices=choices)
         return on_backbone(sent) if self.shared_backbone else self.with_penalties(state, sent)
@@ -94,9 +94,9 @@ class IFCA(Method):
         return {u.participant: u.cluster for u in updates if u.cluster is not None}
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """Averages each model over those who chose it, with psi (thesis Eq. 3.1a); an empty cluster keeps its model.
+        """Averages each model over the participants that chose it (thesis Eq. 3.1a); an empty cluster keeps its model.
 
-        For penalties that need it, the mean of the K models is kept as well (thesis Eq. 5.6).
+        With penalties, the mean of the K models is kept as well (thesis Eq. 5.6).
         """
         means = self.means(state, updates)
         if not self.penalties:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""First-order MAML: models that are trained to be good after one gradient step on a participant's own data."""
+"""First-order MAML: models trained to predict well after one gradient step on a participant's own data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Adapting(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvg(Adapting, FedAvg):
-    """FedAvg of models trained by first-order MAML; each participant tunes the mean by a gradient step of its own.
+    """FedAvg of models trained by first-order MAML; each participant adapts the mean by a gradient step.
 
     It is Per-FedAvg (FO): the second-order term of the gradient is left out.
     """

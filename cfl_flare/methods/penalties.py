@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Penalties: plain values that are added to any method, ``WeCFL(k=10, penalties=(Contrastive(mu=0.5),))``.
+"""Penalties: terms that can be added to the loss of any method, ``WeCFL(k=10, penalties=(Contrastive(mu=0.5),))``.
 
 CFL-CON is `Contrastive`, CFL-CKS is `KnowledgeSharing`, CFL-CON&CKS is
 ``(Contrastive(scope="head"), KnowledgeSharing(scope="backbone"))`` (thesis Eq. 6.1).
@@ -67,17 +67,17 @@ class Penalty(ABC):
             raise ConfigError(f"penalty {self.name}: {setting} does not fit the model: {error}") from error
 
     def slots(self, clusters: int) -> tuple[str, ...]:
-        """The models, or parts of models, that it needs beside the one that is trained."""
+        """The models, or parts of models, that the penalty needs beside the one that is trained."""
         return ()
 
     @abstractmethod
     def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
-        """What is added to one participant's loss in one round.
+        """The terms added to one participant's loss in one round.
 
         Args:
-            download: what it was sent: this penalty's slots among it and, if it is of clusters, their weights as the
-                scalar ``weights``.
-            own: the slot of the model from which it starts.
+            download: what the participant was sent, with this penalty's slots; for a penalty of clusters also the
+                clusters' weights, as the scalar ``weights``.
+            own: the slot of the model from which the participant starts.
             clusters: K.
         """
 
@@ -92,7 +92,7 @@ class Proximal(Penalty):
     mu: float = setting(0.001, help="coefficient of the term", ge=0)
 
     def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
-        """Holds the model near its start."""
+        """A pull towards the model that was sent."""
         start = download.model(own)
         return [Pull(self.mu, start.part(self.scope), start.layout.select(self.scope))]
 
@@ -102,7 +102,7 @@ class Contrastive(Penalty):
     """CFL-CON: near the own cluster's centre, far from the others' (thesis Eq. 4.3, 4.4).
 
     ``mu * -log( exp(cos(theta, Theta_c)/tau) / sum_k exp(cos(theta, Theta_k)/tau) )``; the thesis prints the fraction
-    without ``-log``, and minimising that would push the wrong way.
+    without ``-log``, and minimising that would have the opposite effect.
     """
 
     name: ClassVar[str] = "contrastive"

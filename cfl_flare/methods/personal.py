@@ -30,7 +30,7 @@ PERSONAL = "personal"
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneOnly(FedAvg):
-    """FedAvg of the backbones alone: what FedPer and FedBABU have in common.
+    """FedAvg of the backbones alone: the common part of FedPer and FedBABU.
 
     Penalties act on the whole model from which a participant starts its round.
     """
@@ -48,7 +48,7 @@ class BackboneOnly(FedAvg):
         alone = [p.name for p in self.penalties if p.scope == "head"]
         require(
             not alone,
-            f"method {self.name}: penalties = {alone} with scope = 'head' hold on to a head that no one sends; "
+            f"method {self.name}: penalties = {alone} with scope = 'head' act on a head that does not travel; "
             "take scope = 'backbone'",
         )
 
@@ -79,7 +79,7 @@ class BackboneOnly(FedAvg):
         return learner.initial(0).layout.join(download.model(BACKBONE), self.head(learner))
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Trains the whole model, sends what the backbone became."""
+        """Trains the whole model, and sends the difference of its backbone."""
         start = self.serve(learner, download)
         terms = self.terms(Download((GLOBAL,), (start,)), GLOBAL)
         trained = learner.train(start, terms, frozen=self.frozen)
@@ -96,15 +96,15 @@ class FedPer(BackboneOnly):
     """FedAvg with personalization layers: the head never leaves its site (Arivazhagan et al. 2019, Alg. 1 and 2).
 
     A participant starts with the head of the run's initial model, which it builds itself, and keeps its own from then
-    on. What a run leaves, ``global``, is the trained backbone with that untrained head: what a participant that comes
-    later starts from. It has to be trained before it predicts anything.
+    on. A run leaves ``global``, the trained backbone with that untrained head, from which later participants start. It
+    has to be trained before it can predict.
     """
 
     name: ClassVar[str] = "fedper"
     paper: ClassVar[str] = "Arivazhagan et al. 2019"
 
     def head(self, learner: Learner) -> Params:
-        """Its own."""
+        """The participant's own head."""
         initial = learner.initial(0)
         return learner.memory.get(HEAD) or initial.take(initial.layout.head)
 
@@ -121,8 +121,8 @@ class FedPer(BackboneOnly):
 class FedBABU(BackboneOnly):
     """The body aggregated, the head frozen at its random start, the whole fine-tuned before use (Oh et al. 2022).
 
-    Every site builds the head from the run's seed, so only the backbone travels. What a run leaves, ``global``, is the
-    trained backbone with that head.
+    Every site builds the head from the run's seed, so only the backbone travels. A run leaves ``global``, the trained
+    backbone with that head.
     """
 
     name: ClassVar[str] = "fedbabu"
@@ -141,7 +141,7 @@ class FedBABU(BackboneOnly):
         return "-".join([self.name, *(p.short for p in self.penalties), *(["initial"] * (not self.finetune))])
 
     def head(self, learner: Learner) -> Params:
-        """That of the seed, for everyone and for ever."""
+        """The head that the run's seed gives, the same for all and never trained."""
         initial = learner.initial(0)
         return initial.take(initial.layout.head)
 
@@ -166,7 +166,7 @@ class Ditto(FedAvg):
         return replace(super().traits, starts_on_site=True)
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """FedAvg's step, with any penalty; then v_i's from where it was, by the w that was sent (Alg. 1).
+        """FedAvg's step, with any penalty; then a step of v_i, pulled towards the w that was sent (Alg. 1).
 
         v_i starts at the run's initial model, and has a momentum of its own.
         """
@@ -188,20 +188,20 @@ class Ditto(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnModel(Method):
-    """A participant goes on with a model of its own, sends it, and predicts with it: CGPFL and FedAC.
+    """A participant keeps a model of its own, sends it, and predicts with it: CGPFL and FedAC.
 
-    What it is sent first is its cluster's centre. It starts there in its first round, and where its memory was lost.
+    It is sent its cluster's centre, from which it starts in its first round, or if its memory was lost.
     """
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Trains its own model; sends it as a difference to the centre."""
+        """Trains its own model, and sends it as a difference from the centre."""
         own, centre = download.slots[0], download.models[0]
         trained = learner.train(self.serve(learner, download), self.terms(download, own))
         learner.memory[PERSONAL] = trained
         return Update(learner.participant, learner.samples, {own: trained - centre})
 
     def serve(self, learner: Learner, download: Download) -> Params:
-        """Its own model."""
+        """The participant's own model."""
         return learner.memory.get(PERSONAL) or download.models[0]
 
 
@@ -221,7 +221,7 @@ class CGPFL(OwnModel, FeSEM):
         return replace(super().traits, shares_centres=False)
 
     def terms(self, download: Download, own: str) -> list[Term]:
-        """The pull to its centre; in its first round it has none."""
+        """The pull towards its centre; there is none in its first round."""
         centre = download.model(own)
         near = [Pull(self.lam, centre.part("all"), centre.layout.select("all"))] if own != GLOBAL else []
         return [*near, *super().terms(download, own)]

@@ -27,7 +27,7 @@ class WeCFL(Method):
     paper: ClassVar[str] = "Ma et al. 2022; thesis Alg. 1, Eq. 3.3"
 
     k: int = setting(help="number of clusters K", ge=1)
-    cluster_on: str | tuple[str, ...] = setting("fc", help=COMPARED.format("trained models"))
+    cluster_on: str | tuple[str, ...] = setting("fc", help=COMPARED.format("that are"))
     clustering_rounds: int | None = setting(
         None, help="rounds after which the assignment is frozen (few-shot clustering); None never freezes it", ge=1
     )
@@ -36,7 +36,7 @@ class WeCFL(Method):
 
     @property
     def traits(self) -> Traits:
-        """The centres are means of whatever it is given."""
+        """The centres are means under any assignment, so that small clusters can be merged."""
         rule = "centre closest in direction, from the common model"
         return Traits(clusters=self.k, joins_by=rule, cluster_on=self.cluster_on, mergeable=True)
 
@@ -45,18 +45,18 @@ class WeCFL(Method):
         return Plan(fewest=1 if cluster_slot(0) in state.bank else self.k)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """Its cluster's centre; before it was ever assigned, the common model."""
+        """The centre of its cluster, or the common model before its first assignment."""
         known = state.assignment.get(participant)
         return self.with_penalties(state, Download((GLOBAL if known is None else cluster_slot(known),)))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """E-step (thesis Eq. 3.3b): k-means++ at first, then k-means warm-started at the centres.
 
-        The warm start keeps the clusters' labels. Clusters without a participant in this round keep their place.
+        The warm start keeps the clusters' labels. Clusters without a participant in this round keep their centre.
 
-        In the papers everyone is there in every round. One that comes later goes to the cluster in whose direction it
-        moved from the common model: in one round it does not move far, and by distance the centre closest to the common
-        model would win every time.
+        In the papers all participants train in every round. One that joins later goes to the cluster in whose direction
+        it moved from the common model. In one round a model does not move far, so that by distance the centre closest
+        to the common model would always win.
         """
         names = [u.participant for u in updates]
         rows = ((self.vector(state, u), self.weight(u)) for u in updates)
@@ -81,8 +81,8 @@ class WeCFL(Method):
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """M-step (thesis Eq. 3.3a): the psi-weighted mean inside each cluster.
 
-        The common model, for participants that were never seen, becomes the mean of the centres weighted by what
-        their clusters weigh in this round (thesis Eq. 5.6).
+        The common model, for participants that have no cluster yet, becomes the mean of the centres, weighted by their
+        clusters' weights in this round (thesis Eq. 5.6).
         """
         centres = self.centres(state, updates, assignment)
         weights = self.cluster_weights(updates, assignment)
@@ -91,7 +91,7 @@ class WeCFL(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class FeSEM(WeCFL):
-    """Federated stochastic EM: as WeCFL, but every participant counts the same in k-means and in the centres."""
+    """Federated stochastic EM: as WeCFL, but every participant has the same weight in k-means and in the centres."""
 
     name: ClassVar[str] = "fesem"
     paper: ClassVar[str] = "Xie et al. 2021; thesis Eq. 3.2"

@@ -69,6 +69,31 @@ def test_refusals_name_the_setting_its_value_and_what_it_should_be(values: dict[
     assert str(refused.value).startswith(says)
 
 
+def test_a_setting_that_may_be_none_is_refused_with_none() -> None:
+    with pytest.raises(ConfigError, match=r"oven: mode = 'steam' should be 'air' or 'grill' or None$"):
+        Oven(200, mode="steam")
+
+
+def test_a_subclass_may_change_a_default_alone() -> None:
+    @dataclass(frozen=True)
+    class Hot(Oven):
+        rate: float = 0.9
+
+    found = settings_of(Hot)["rate"]
+    assert (found.default, found.help) == (0.9, "how fast")
+    with pytest.raises(ConfigError, match=r"rate = 2 should be in \[0, 1\)"):
+        Hot(200, rate=2)
+
+
+def test_more_than_two_choices_are_listed() -> None:
+    @dataclass(frozen=True)
+    class Open:
+        mode: str = setting("a", help="", choices=("a", "b", "c"))
+
+    with pytest.raises(ConfigError, match="mode = 'd' should be one of 'a', 'b', 'c'"):
+        check_settings(Open("d"), "open")
+
+
 def test_an_infinite_number_is_beyond_any_bound() -> None:
     @dataclass(frozen=True)
     class Open:

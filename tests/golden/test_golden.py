@@ -34,7 +34,9 @@ FAST = {
 
 # Every method once in the loop; through FLARE what several sites alone show, where the rest is what the loop gives.
 SLOW = {name for name in CASES if name.startswith("loop/") and name.endswith(("/full", "/schedule"))} - FAST
-SLOW |= {f"flare/{name}/option" for name in ("site-sums-fedavg+ifca", "merged-wecfl", "merged-ifca-cam", "merged-fedds")}
+SLOW |= {
+    f"flare/{name}/option" for name in ("site-sums-fedavg+ifca", "merged-wecfl", "merged-ifca-cam", "merged-fedds")
+}
 SLOW |= {"flare/together/resumed", "flare/fedcuau/resumed", "flare/ifca-cam/unseen"}
 
 
@@ -74,7 +76,10 @@ def test_every_method_is_recorded() -> None:
     from cfl_flare.methods import METHODS as KNOWN
 
     given = [pair for words in METHODS.values() for pair in zip(words[::2], words[1::2])]
-    for option, known in (("--method", {*KNOWN, *COMBINATIONS} - {"hypcluster", "ensemble"}), ("--penalty", set(PENALTIES))):
+    for option, known in (
+        ("--method", {*KNOWN, *COMBINATIONS} - {"hypcluster", "ensemble"}),
+        ("--penalty", set(PENALTIES)),
+    ):
         assert {text.partition(":")[0] for name, text in given if name == option} == known
 
 

@@ -655,7 +655,10 @@ def test_a_penalty_of_clusters_needs_clusters(method, penalty):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"method": "local"}, "method local: penalties = ['{}'] have no common model to hold on to; leave them out"),
+        (
+            {"method": "local"},
+            "method local: penalties = ['{}'] need a common model, and there is none; leave them out",
+        ),
         (
             {"method": "cam", "base": {"method": "ifca", "k": 2}},
             "method cam: penalties = ['{}'] belong to the methods inside it; give them there",
@@ -807,7 +810,7 @@ def test_a_penalty_is_added_to_the_method_before_it():
         ("--penalty contrastive", "--penalty contrastive: there is no --method before it to add it to"),
         ("--penalty contrastive --method wecfl:k=2", "there is no --method before it to add it to"),
         ("--method fedavg --penalty contrastive", "penalty contrastive: needs a method with clusters: ifca, "),
-        ("--method local --penalty proximal", "method local: penalties = ['proximal'] have no common model"),
+        ("--method local --penalty proximal", "method local: penalties = ['proximal'] need a common model"),
         ("--method wecfl:k=2 --penalty nope", "penalty 'nope' is unknown; there are proximal, "),
         ("--method wecfl:k=2 --penalty contrastive:mu", "'contrastive:mu': 'mu' is not key=value; write name:key="),
         ("--method wecfl:k=2 --penalty contrastive:mu=nan", "penalty contrastive: mu = 'nan' should be float, not str"),
