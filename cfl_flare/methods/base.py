@@ -38,8 +38,7 @@ STEPS = (
 class Method(ABC):
     """One federated algorithm. Its fields are its settings; a subclass overrides the steps that it changes."""
 
-    # What the method is called in a job, and where it comes from.
-    name: ClassVar[str]
+    name: ClassVar[str]  # in a job
     paper: ClassVar[str]
 
     weighting: str = setting(

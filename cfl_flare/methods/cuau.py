@@ -48,9 +48,7 @@ class FedCUAU(Method):
     paper: ClassVar[str] = "FedCUAU (anonymous, under review)"
 
     base: Method | str = setting(
-        "fedavg",
-        help="the method that is improved: fedavg, fedprox, fedbabu or fedper, or one of them with its own weighting "
-        "and penalties; its finetune has to be False",
+        "fedavg", help="what is improved: fedavg, fedprox, fedbabu, fedper, or one of them with settings of its own"
     )
     k: int = setting(2, help="number of clusters C; cluster 0 is C1, of the least heterogeneous data", ge=2)
     cluster_layers: tuple[str, ...] | None = setting(
@@ -98,13 +96,8 @@ class FedCUAU(Method):
     @property
     def traits(self) -> Traits:
         """Newcomers are placed like participants that were not in round 0."""
-        return Traits(
-            clusters=self.k,
-            joins_by="distance of its first update to the mean update",
-            whole_models=False,
-            starts_on_site=True,
-            no_penalties="belong to its base; give them there",
-        )
+        rule, refusal = "distance of its first update to the mean update", "belong to its base; give them there"
+        return Traits(clusters=self.k, joins_by=rule, whole_models=False, starts_on_site=True, no_penalties=refusal)
 
     def join(self, state: ServerState, update: Update) -> ServerState:
         """`aggregate` places the newcomer, as its first update is not a model that could be compared."""
@@ -229,7 +222,8 @@ class FedCUAU(Method):
         means = self.means(state, updates)
         first = "thresholds" not in state.extras
         au = means[AU] if first else state.bank[AU]
-        divergence = {u.participant: _length(u.diffs[AU] - au) for u in updates if AU in u.diffs}
+        apart = {u.participant: (u.diffs[AU] - au).vector for u in updates if AU in u.diffs}
+        divergence = {name: float(np.linalg.norm(vector.astype(np.float64))) for name, vector in apart.items()}
         if first:  # P_{i-1/C} < CUAU_k <= P_{i/C} (line 9), by rank: as printed, the smallest would be in none
             bins = by_rank(divergence, self.k)
             return state.after(means, bins, thresholds=thresholds(divergence, bins, self.k))
@@ -255,7 +249,3 @@ class FedCUAU(Method):
 def _stage_two(learner: Learner) -> Learner:
     """The participant in the base's round: stage 1 took one."""
     return learner.in_round(max(0, learner.round - 1))
-
-
-def _length(update: Params) -> float:
-    return float(np.linalg.norm(update.vector.astype(np.float64)))
