@@ -21,7 +21,6 @@ from tests.golden.record import differences, platform_id, read_record, run_one, 
 from tests.golden.runner import fingerprint
 
 RECORD = read_record()
-PARTS = sorted({CASES[name].part for name in RECORD["cases"]}, reverse=True)
 FAST = {
     *(f"loop/{name}/full" for name in ("fedavg", "local", "fedbabu", "per-fedavg", "ifca", "fesem", "cgpfl", "cfl")),
     *(f"loop/{name}/sample" for name in ("ifca-shared", "wecfl-con-cks", "fedac", "fedds", "fl-hc", "ifca-cam")),
@@ -39,13 +38,13 @@ def test_a_run_gives_what_it_gave(name: str) -> None:
     assert differences(kept, found, kept["platform"] == platform_id(this_platform())) == []
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ["loop", "flare"])
 def test_a_kept_run_that_was_resumed_ends_as_the_one_that_was_not(part: str) -> None:
     resumed = [name for name, case in CASES.items() if case.part == part and name.endswith("/resumed")]
     assert resumed
     for name in resumed:
         whole, other = (RECORD["cases"][n] for n in (name.replace("/resumed", "/full"), name))
-        assert whole["models"] == other["models"], name
+        assert (whole["models"], whole.get("memory")) == (other["models"], other.get("memory")), name
         assert len(other["loss"]) == (5 if part == "loop" else 3)  # a resumed job has its own rounds in its folder
         for key in ("assignments", "loss", "accuracy"):
             assert whole[key][-len(other[key]) :] == other[key], f"{name}: {key}"
@@ -55,6 +54,7 @@ def test_kept_runs_through_flare_are_those_of_the_loop() -> None:
     """All but those that need several sites, to the last bit."""
     both = [name for name in RECORD["cases"] if name.startswith("flare/") and name.replace("flare", "loop", 1) in CASES]
     both = [name for name in both if not name.endswith("/resumed")]
+    assert len(both) > 40
     for name in both:
         flare, loop = RECORD["cases"][name], RECORD["cases"][name.replace("flare", "loop", 1)]
         for key in ("models", "assignments", "trained", "accuracy", "loss"):
@@ -71,7 +71,7 @@ def test_every_method_is_recorded() -> None:
 
 
 def test_the_record_is_of_these_cases() -> None:
-    commands = {name: case.command for name, case in CASES.items() if case.part in PARTS}
+    commands = {name: case.command for name, case in CASES.items()}
     assert [(name, one["command"]) for name, one in RECORD["cases"].items()] == list(commands.items())
 
 
