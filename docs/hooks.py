@@ -34,6 +34,7 @@ from mkdocs.structure.pages import Page
 
 from cfl_flare.cli.options import parser
 from cfl_flare.core.config import parse_spec
+from cfl_flare.core.settings import Setting as Stated
 from cfl_flare.core.settings import settings_of as stated
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Method, Penalty
 from cfl_flare.methods.combinations import Combination
@@ -173,8 +174,14 @@ def _texts(cls: type) -> dict[str, str]:
             if part.kind in (DocstringSectionKind.attributes, DocstringSectionKind.parameters):
                 texts |= {item.name: item.description for item in part.value}
     if dataclasses.is_dataclass(cls):
-        texts |= {known.field: known.help for known in stated(cls).values()}
+        texts |= {known.field: _help(known) for known in stated(cls).values()}
     return texts
+
+
+def _help(known: Stated) -> str:
+    """What a field says of itself, with its bounds, where the help does not name all choices."""
+    told = known.bounds is None or (known.choices and all(str(choice) in known.help for choice in known.choices))
+    return known.help if told or known.bounds is None else f"{known.help} ({known.bounds.text})"
 
 
 def _named(name: str) -> Any:

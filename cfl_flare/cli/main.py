@@ -109,7 +109,7 @@ def export(arguments: argparse.Namespace) -> None:
     source = read_source(arguments.data, here=simulated)
     settings = {"model": model_of_job(arguments.model, source, arguments.data), **given(arguments, *CONCERNS.values())}
     settings |= {"data": source, "training": given(arguments, TrainSettings)}
-    if arguments.train_script is not None:  # which reads its data and trains: what is said of both is refused
+    if arguments.train_script is not None:  # it reads its data and trains: settings of both are refused
         default = parser().parse_args(["export"])
         settings["data"] = None if arguments.data == default.data else source
         settings["training"] = None if given(default, TrainSettings) == settings["training"] else settings["training"]
@@ -127,7 +127,7 @@ def partition(arguments: argparse.Namespace) -> None:
     figure = Path(arguments.figure) if arguments.figure else None
     require(
         figure is None or (figure.parent.is_dir() and figure.suffix in (".png", ".pdf", ".svg")),
-        f"--figure = {arguments.figure!r} should be a .png, .pdf or .svg file in a folder that is there",
+        f"--figure = {arguments.figure!r} should be a .png, .pdf or .svg file in an existing folder",
     )
     config = DataConfig(**given(arguments, DataConfig))
     report = config.report(read_source(arguments.data))
@@ -173,7 +173,7 @@ def check_allowed(allowed: Sequence[str], path: str) -> None:
 
 
 def newcomer_table(newcomer: Newcomer, joins_by: str) -> Table:
-    """One line."""
+    """A table with the newcomer's line."""
     table = Table(title="the newcomer, on its own test split", title_justify="left", box=None, padding=(0, 1, 0, 0))
     cluster = "no clusters" if newcomer.cluster is None else str(newcomer.cluster)
     measures = [f"{newcomer.metrics[f'served_{what}']:.3f}" for what in ("accuracy", "macro_f1")]
@@ -234,7 +234,7 @@ def show(arguments: argparse.Namespace) -> None:
     folders = [str(one.folder.relative_to(arguments.run)) for one in runs] if len(runs) > 1 else []
     print_whole(console, results_table(runs, folders))
     files = [path for one in runs for path in draw(one)]
-    if len(runs) > 1 and Path(arguments.run) not in [one.folder for one in runs]:  # whose own figures have these names
+    if len(runs) > 1 and Path(arguments.run) not in [one.folder for one in runs]:  # its own figures have these names
         files += draw_comparison(runs, Path(arguments.run))
     for path in files:
         console.print(str(path), soft_wrap=True)

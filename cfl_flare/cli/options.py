@@ -25,11 +25,11 @@ from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.models import MODELS
 from cfl_flare.training.settings import TrainSettings
 
-# What a real site reads, where a job does not say otherwise.
+# What a real site reads, unless the job says otherwise.
 SITE_DATA = "site"
-# What ``run`` and ``partition`` simulate, if nothing is said.
+# What ``run`` and ``partition`` simulate by default.
 SIMULATED: dict[str, Any] = {"participants": 24, "partition": "label_permutation:groups=3"}
-# The settings of a job, beside those of its data and its training, and those that a comparison in the simulator lacks.
+# A job's settings except those of its data and its training, and those that ``run`` does not have.
 OF_RUN = (ServerSettings, SiteSettings, JobSettings, ControllerSettings, ExecutorSettings)
 NOT_IN_RUN = ("min_clients", "name", "resume_from", "byoc")
 
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; '{self.prog} --help' shows what there is")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, but it names the command whose help is meant."""
+        """As argparse's, but the message names the subcommand's help."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             which = f"{self.prog} {found.subcommand}"
@@ -91,7 +91,7 @@ class AddPenalty(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
         """Adds a penalty."""
         if not namespace.method:
-            raise ConfigError(f"--penalty {values}: there is no --method before it that it could be added to")
+            raise ConfigError(f"--penalty {values}: there is no --method before it to add it to")
         namespace.method[-1][1].append(values)
 
 
@@ -124,7 +124,7 @@ def _add_onboard(commands: Any) -> None:
     join.add_argument("--name", default="newcomer", metavar="N", help="what the newcomer is called (%(default)s)")
     file = "the server's samples, for a method that compares models on some; default: the file that the run names"
     join.add_argument("--indicator-file", metavar="F", help=file)
-    stay = "rounds in its cluster; more of them train more of what is its own (%(default)s)"
+    stay = "rounds in its cluster; more train its own parts (a head, a personal model) further (%(default)s)"
     join.add_argument("--rounds", type=int, default=1, metavar="N", help=stay)
     trust = "a class of the run's that is not cfl_flare's own and may be imported; may be given several times"
     join.add_argument("--allow", action="append", default=[], metavar="CLASS", help=trust)

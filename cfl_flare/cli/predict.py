@@ -40,7 +40,7 @@ def predict_file(run: Path, slot: str | None, data: Path, array: str | None, mod
         The number of samples.
 
     Raises:
-        ConfigError: no such model, or more than one.
+        ConfigError: there is no such model, or more than one.
         DataError: the images cannot be read, or do not fit the model.
     """
     path = find_model(run, slot)

@@ -22,9 +22,9 @@ def add_settings(
     Args:
         group: the parser's group that gets them.
         classes: the dataclasses.
-        without: settings that get none.
-        only: if any, the settings that get one.
-        **defaults: of some, where the command line's differ.
+        without: settings that get no option.
+        only: if any, the only settings that get an option.
+        **defaults: defaults that differ on the command line.
     """
     for name, known in settings_of(*classes).items():
         if name not in without and (name in only or not only):
@@ -57,5 +57,5 @@ def share_or_count(text: str) -> float | int:
 
 
 def given(arguments: argparse.Namespace, *classes: type) -> dict[str, Any]:
-    """The settings of dataclasses that a command has options for."""
+    """The values of those dataclasses' settings that the command has options for."""
     return {name: getattr(arguments, name) for name in settings_of(*classes) if hasattr(arguments, name)}

@@ -33,7 +33,7 @@ from cfl_flare.results.run_dir import ROUNDS, Run, load_run, read_lines
 
 
 def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) -> list[Run]:
-    """Carries out each plan and leaves its results in ``out/<name>``. The plans share data, model and settings.
+    """Runs each plan and writes its results to ``out/<name>``. The plans share data, model and settings.
 
     Everything is checked for all methods before the first one starts, and before anything is written. Participants that
     were held back join each run when it is done.
@@ -41,7 +41,7 @@ def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) ->
     Raises:
         ConfigError: a setting is wrong.
         DataError: the samples cannot be read or dealt out, or do not fit the model.
-        RunFailedError: FLARE ended a run before its time; the message names the reason and the log.
+        RunFailedError: FLARE ended a run early; the message names the reason and the log.
     """
     plan = next(iter(plans.values()))
     check_simulation(plan, simulation)
@@ -77,7 +77,7 @@ def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) ->
 
 
 def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
-    """Checks how plans are to be run.
+    """Checks a plan against how it is to be run.
 
     Raises:
         ConfigError: more sites than participants, or settings that have no use without FLARE.
@@ -91,12 +91,12 @@ def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
     unused = [name for name in flares if name not in ("min_clients", "name", "initial_ckpt")]
     require(
         not (simulation.loop and unused),
-        f"run: nothing is sent with --loop, so that {', '.join(unused)} have no use; leave one of the two out",
+        f"run: nothing is sent with --loop, so {', '.join(unused)} would have no effect; leave one of the two out",
     )
 
 
 def in_process(plan: RunPlan, folder: Path, display: Display) -> None:
-    """Carries out a plan without FLARE."""
+    """Runs a plan without FLARE."""
     from cfl_flare.report.figures import draw
 
     assert plan.reader is not None and plan.training is not None
@@ -151,7 +151,7 @@ def reason_in(log: Path) -> str:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[threading.Event]:
-    """Whether the user has pressed Ctrl-C: FLARE catches it, stops its processes, and calls it a failed simulation."""
+    """An event for Ctrl-C, which FLARE catches: it stops its processes and reports a failed simulation."""
     seen, usual = threading.Event(), signal.getsignal(signal.SIGINT)
     noting = threading.current_thread() is threading.main_thread() and usual is signal.default_int_handler
 

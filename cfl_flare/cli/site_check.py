@@ -65,7 +65,7 @@ def versions() -> Iterator[Finding]:
 
 
 def kit(folder: Path) -> Iterator[Finding]:
-    """Whether a kit's jobs may use cfl_flare, stream logs and carry code.
+    """What a kit's policies allow: cfl_flare in jobs, streaming of logs, and jobs with their own code.
 
     Raises:
         ConfigError: the folder is not a kit.
@@ -83,7 +83,7 @@ def kit(folder: Path) -> Iterator[Finding]:
 
 
 def is_server(kit: Path) -> bool:
-    """Whether it is a server's kit, which has no data and keeps its own logs."""
+    """Whether this is a server's kit, which has no data and keeps its own logs."""
     return (kit / "startup" / "fed_server.json").is_file()
 
 
@@ -167,7 +167,7 @@ def disk(root: Path, needed: int) -> Finding:
 
 
 def _failed(what: str, error: CFLError) -> Finding:
-    """A fatal finding; our messages end with the way out."""
+    """A fatal finding; the message of an error ends with the way out."""
     found, _, way_out = str(error).rpartition("; ")
     return Finding(what, found, way_out, True) if found else Finding(what, way_out, "", True)
 

@@ -49,14 +49,10 @@ def _accepts(value: Any, annotation: Any) -> bool:
         return value in typing.get_args(annotation)
     if annotation in (None, type(None)):
         return value is None
-    if annotation is bool:
-        return isinstance(value, bool)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if annotation is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if annotation is str:
-        return isinstance(value, str)
+    if annotation in (bool, str):
+        return isinstance(value, annotation)
+    if annotation in (int, float):
+        return isinstance(value, (int, annotation)) and not isinstance(value, bool)
     return True
 
 
@@ -101,9 +97,9 @@ def current_names(cls: type, values: Mapping[str, Any], where: str) -> dict[str,
         ConfigError: both names of a setting are given.
     """
     renamed: Mapping[str, str] = getattr(cls, "renamed", {})
-    twice = [old for old in renamed if old in values and renamed[old] in values]
-    if twice:
-        raise ConfigError(f"{where}: {twice[0]!r} is now called {renamed[twice[0]]!r}; give one of the two")
+    for old in renamed.keys() & values.keys():
+        twice = renamed[old] in values
+        require(not twice, f"{where}: {old!r} is now called {renamed[old]!r}; give one of the two")
     return {renamed.get(name, name): value for name, value in values.items()}
 
 

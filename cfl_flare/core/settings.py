@@ -31,6 +31,7 @@ class Bounds:
     hold: Callable[[Any], bool]
 
 
+SEED = Bounds("in 0..2**32 - 1", lambda value: 0 <= value < 2**32)
 SHARE_OR_COUNT = Bounds(
     "a share in (0.0, 1.0] or a count >= 1", lambda value: 0 < value <= 1 if isinstance(value, float) else value >= 1
 )
@@ -72,7 +73,9 @@ def setting(
         **limits: of a finite number: ``ge``, ``gt``, ``le``, ``lt``.
     """
     if choices:
-        bounds = Bounds(" or ".join(map(repr, choices)), lambda value: value in choices)
+        shown = [repr(choice) for choice in choices]
+        text = " or ".join(shown) if len(shown) == 2 else f"one of {', '.join(shown)}"
+        bounds = Bounds(text, lambda value: value in choices)
     elif limits:
         bounds = _interval(limits)
     stated = {"help": help, "bounds": bounds, "choices": choices, "name": name, "per_site": per_site}
@@ -89,17 +92,26 @@ def _interval(limits: Mapping[str, float]) -> Bounds:
 
 
 def settings_of(*classes: type) -> dict[str, Setting]:
-    """The settings of dataclasses by the name that users write; where several have one, the first describes it."""
+    """The settings of dataclasses by the name that users write; where several have one, the first describes it.
+
+    A subclass that gives a setting another default, and nothing else, takes the rest from its parent.
+    """
     found: dict[str, Setting] = {}
     for cls in classes:
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
-            if SETTING in field.metadata:
-                stated = {"field": field.name, "type": hints[field.name], "default": field.default}
-                stated |= field.metadata[SETTING]
-                name = stated.pop("name") or field.name
-                found.setdefault(name, Setting(name, **stated))
+            stated = _stated(cls, field.name)
+            if stated is not None:
+                name = stated["name"] or field.name
+                known = {**stated, "name": name, "field": field.name, "type": hints[field.name]}
+                found.setdefault(name, Setting(**known, default=field.default))
     return found
+
+
+def _stated(cls: type, name: str) -> Mapping[str, Any] | None:
+    """What the nearest class that states a field as a setting says of it; None where none does."""
+    fields = (parent.__dict__.get("__dataclass_fields__", {}).get(name) for parent in cls.__mro__)
+    return next((field.metadata[SETTING] for field in fields if field and SETTING in field.metadata), None)
 
 
 def check_settings(instance: Any, where: str) -> None:
@@ -112,7 +124,8 @@ def check_settings(instance: Any, where: str) -> None:
     for name, known in settings_of(type(instance)).items():
         value = getattr(instance, known.field)
         if known.bounds is not None and value is not None:
-            require(known.bounds.hold(value), f"{where}: {name} = {value!r} should be {known.bounds.text}")
+            wanted = known.bounds.text + " or None" * (type(None) in typing.get_args(known.type))
+            require(known.bounds.hold(value), f"{where}: {name} = {value!r} should be {wanted}")
 
 
 def changed(instance: Any) -> list[str]:
@@ -189,14 +202,3 @@ def shows(*classes: type, as_fields: bool = False) -> Callable[[T], T]:
         return function
 
     return decorate
-
-
-def settings_table(*classes: type) -> list[tuple[str, str, str, str]]:
-    """The settings of dataclasses as rows of name, type with bounds, default, and help, for the documentation."""
-    rows = []
-    for name, known in settings_of(*classes).items():
-        kind = known.type.__name__ if isinstance(known.type, type) else str(known.type)
-        kind = kind.replace("collections.abc.", "").replace("typing.", "")
-        bounds = "" if known.bounds is None else f", {known.bounds.text}"
-        rows.append((name, kind + bounds, "needed" if known.default is MISSING else str(known.default), known.help))
-    return rows

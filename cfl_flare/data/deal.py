@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.core.config import check_types, from_dict, require
+from cfl_flare.core.config import from_dict, require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.seeds import stream
+from cfl_flare.core.settings import check_settings
 from cfl_flare.data.samples import Samples
 
 REDRAWS = 1000
@@ -67,14 +68,10 @@ class Partition(ABC):
     equal_tests: ClassVar[bool] = False
     # Whether the shares are random; if not, drawing again is useless.
     random: ClassVar[bool] = True
-    # Settings that are concentrations of Dirichlet distributions.
-    concentrations: ClassVar[tuple[str, ...]] = ()
     advice: ClassVar[str] = "take fewer participants, a milder rule or a lower min_samples"
 
     def __post_init__(self) -> None:
-        check_types(self, f"partition {self.name}")
-        for key in self.concentrations:
-            positive(getattr(self, key), f"partition {self.name}: {key}")
+        check_settings(self, f"partition {self.name}")
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Partition:
@@ -117,12 +114,6 @@ class Partition(ABC):
     def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
         """A participant's samples as the rule changes them; for rules that shift features or labels."""
         return samples
-
-
-def positive(value: float, where: str) -> None:
-    """Raises a ConfigError if a value is not a positive, finite number."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    require(number and 0 < value < float("inf"), f"{where} = {value!r} should be a finite number > 0")
 
 
 def rounded(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:

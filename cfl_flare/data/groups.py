@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from cfl_flare.core.config import require
+from cfl_flare.core.settings import setting
 from cfl_flare.data.deal import Partition, Pool
 from cfl_flare.data.label_skew import balanced_choices, blocks, split_evenly, used_classes
 
@@ -20,17 +21,9 @@ SMALLEST_GROUP = 0.3
 
 @dataclass(frozen=True)
 class Grouped(Partition):
-    """A rule with true groups: consecutive blocks of participants, of equal size.
+    """A rule with true groups: consecutive blocks of participants, of equal size."""
 
-    Attributes:
-        groups: how many.
-    """
-
-    groups: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.groups >= 1, f"partition {self.name}: groups = {self.groups} should be >= 1")
+    groups: int = setting(3, help="number of groups, of equal size", ge=1)
 
     def check(self, participants: int) -> None:
         """Raises a ConfigError if a group would have no participant."""
@@ -47,14 +40,11 @@ class Grouped(Partition):
 
 @dataclass(frozen=True)
 class Skewed(Grouped):
-    """A rule with true groups that may have given sizes (thesis Fig. 7.6: 10, 10, 10, 10, 20, 30, 30, 70).
+    """A rule with true groups that may have given sizes (thesis Fig. 7.6: 10, 10, 10, 10, 20, 30, 30, 70)."""
 
-    Attributes:
-        groups: how many, of equal size.
-        group_sizes: participants of each group, in place of equal groups; ``groups`` is then ignored.
-    """
-
-    group_sizes: Sequence[int] | None = None
+    group_sizes: Sequence[int] | None = setting(
+        None, help="participants of each group, in place of equal groups; groups is then ignored"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,18 +82,13 @@ class ClusterDirichlet(Skewed):
     Thesis A.2, cluster-wise non-IID, (0.1, 10); redrawn until every group has at least 30 % of the mean size. The group
     is the true group. With ``group_sizes``, a group's concentration, and so its mean size, is proportional to its
     participants.
-
-    Attributes:
-        a_between: concentration over the groups; small is uneven.
-        a_within: concentration inside a group.
     """
 
     name: ClassVar[str] = "cluster_dirichlet"
-    concentrations: ClassVar[tuple[str, ...]] = ("a_between", "a_within")
 
     groups: int = 10
-    a_between: float = 0.1
-    a_within: float = 10.0
+    a_between: float = setting(0.1, help="concentration over the groups; small is uneven", gt=0)
+    a_within: float = setting(10.0, help="concentration inside a group", gt=0)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
         """None while a group is too small."""
@@ -129,17 +114,13 @@ class ClusterNClass(Skewed):
     Classes are used equally, over the groups and over the participants of a group. A class is split evenly among the
     participants that have it. Where groups times n_group is less than the classes, some classes stay unused. The group
     is the true group.
-
-    Attributes:
-        n_group: classes of each group.
-        n_client: classes of each participant, among its group's.
     """
 
     name: ClassVar[str] = "cluster_n_class"
 
     groups: int = 10
-    n_group: int = 3
-    n_client: int = 2
+    n_group: int = setting(3, help="classes of each group")
+    n_client: int = setting(2, help="classes of each participant, among its group's")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -166,17 +147,12 @@ class ClassGroups(Grouped):
     block of participants. Classes are divided in their order. A participant that would get almost nothing, as most do
     with a small alpha and many participants, gets the few samples that it needs from its largest group. The paper
     splits a participant's data 80/20; here the source's own split is dealt, training and test by the same shares.
-
-    Attributes:
-        alpha: concentration; small is uneven.
-        disjoint: a group's classes go to its own participants alone.
     """
 
     name: ClassVar[str] = "class_groups"
-    concentrations: ClassVar[tuple[str, ...]] = ("alpha",)
 
-    alpha: float = 0.1
-    disjoint: bool = False
+    alpha: float = setting(0.1, help="concentration; small is uneven", gt=0)
+    disjoint: bool = setting(False, help="give a group's classes to its own participants alone")
 
     def check(self, participants: int) -> None:
         """Only disjoint groups need at least one participant each."""

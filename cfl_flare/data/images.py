@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.core.config import check_types, require
 from cfl_flare.core.errors import DataError
+from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.files import find
 from cfl_flare.data.samples import DataSource, Samples, split_by_class
 
@@ -76,34 +76,29 @@ def decoded(
     return images
 
 
+RESIZE = "resize images of a folder to this height and width; None if all have the same size"
+CONVERT = "convert images of a folder to 1 (grey) or 3 (colour) channels; None if all have the same number"
+
+
 @dataclass(frozen=True)
 class Folder(DataSource):
     """Image files by class: ``train/<class>/*.png`` and ``test/<class>/*.png``, or ``<class>/*.png`` split here.
 
     Classes are numbered in the sorted order of their folders' names. Hidden files are ignored.
-
-    Attributes:
-        path: the folder, found as by the source npz.
-        size: resize all images to this height and width; None if all have the same size.
-        channels: convert all images to 1 (grey) or 3 (colour) channels; None if all have the same number.
-        test_share: share of each class that is used for testing if there are no folders train and test.
-        seed: of that split.
     """
 
     name: ClassVar[str] = "folder"
 
-    path: str
-    size: int | None = None
-    channels: int | None = None
-    test_share: float = 0.2
-    seed: int = 0
+    path: str = setting(help="the folder, found as by the source npz")
+    size: int | None = setting(None, help=RESIZE, ge=1)
+    channels: int | None = setting(None, help=CONVERT, choices=(1, 3))
+    test_share: float = setting(
+        0.2, help="share of each class that is used for testing if there are no folders train and test", gt=0, lt=1
+    )
+    seed: int = setting(0, help="seed of that split")
 
     def __post_init__(self) -> None:
-        where = "data folder"
-        check_types(self, where)
-        require(self.size is None or self.size >= 1, f"{where}: size = {self.size} should be >= 1")
-        require(self.channels in (None, 1, 3), f"{where}: channels = {self.channels} should be 1 or 3")
-        require(0 < self.test_share < 1, f"{where}: test_share = {self.test_share} should be between 0 and 1")
+        check_settings(self, "data folder")
 
     def load(self) -> tuple[Samples, Samples]:
         """Both splits, uint8."""

@@ -12,7 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from cfl_flare.core.config import require
-from cfl_flare.data.deal import Partition, Pool, filled, positive
+from cfl_flare.core.settings import setting
+from cfl_flare.data.deal import Partition, Pool, filled
 
 # A class of probability 0 could not be drawn when all others are used up; this keeps it possible, as the last one.
 LAST_RESORT = 1e-12
@@ -32,16 +33,11 @@ class IID(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Each class is spread over the participants by Dirichlet(alpha) (thesis A.2, client-wise non-IID).
-
-    Attributes:
-        alpha: concentration; 0.1 in the thesis. Small is uneven.
-    """
+    """Each class is spread over the participants by Dirichlet(alpha) (thesis A.2, client-wise non-IID)."""
 
     name: ClassVar[str] = "dirichlet"
-    concentrations: ClassVar[tuple[str, ...]] = ("alpha",)
 
-    alpha: float = 0.1
+    alpha: float = setting(0.1, help="concentration, 0.1 in the thesis; small is uneven", gt=0)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
         """One draw per class."""
@@ -53,18 +49,11 @@ class NClass(Partition):
     """Every participant has n classes, all classes are used equally, and each is split evenly among its participants.
 
     Thesis A.2, client-wise n-class, n = 2 there; FedAC 5.1, n = 3.
-
-    Attributes:
-        n: classes of each participant.
     """
 
     name: ClassVar[str] = "n_class"
 
-    n: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.n >= 1, f"partition n_class: n = {self.n} should be >= 1")
+    n: int = setting(2, help="classes of each participant", ge=1)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
         """An equal part of each of a participant's classes."""
@@ -78,16 +67,12 @@ class LDA(Partition):
 
     Latent Dirichlet allocation. A class that is used up is excluded from the later draws, so that with a small alpha
     some participants deviate from their distribution. What does not divide evenly stays unused.
-
-    Attributes:
-        alpha: concentration of the label distributions; small is uneven.
     """
 
     name: ClassVar[str] = "lda"
     equal_tests: ClassVar[bool] = True
-    concentrations: ClassVar[tuple[str, ...]] = ("alpha",)
 
-    alpha: float = 0.1
+    alpha: float = setting(0.1, help="concentration of the label distributions; small is uneven", gt=0)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
         """The drawn counts divided by the classes' totals."""
@@ -99,15 +84,14 @@ class HeterogeneityTiers(Partition):
     """Consecutive blocks of participants, of equal sizes, from nearly IID to very uneven (FedCUAU Table 2).
 
     In each tier, samples are dealt as by `LDA`, with the tier's alpha. The tier is the true group.
-
-    Attributes:
-        alphas: concentration of each tier's label distributions.
     """
 
     name: ClassVar[str] = "heterogeneity_tiers"
     equal_tests: ClassVar[bool] = True
 
-    alphas: Sequence[float] = (1000, 1, 0.5, 0.1)
+    alphas: Sequence[float] = setting(
+        (1000, 1, 0.5, 0.1), help="concentration of each tier's label distributions, all > 0"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,7 +99,8 @@ class HeterogeneityTiers(Partition):
         listed = isinstance(self.alphas, Sequence) and not isinstance(self.alphas, str) and len(self.alphas) > 0
         require(listed, f"{where} = {self.alphas!r} should be a list of numbers such as [1000, 1, 0.5, 0.1]")
         for i, alpha in enumerate(self.alphas):
-            positive(alpha, f"{where}[{i}]")
+            number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
+            require(number and 0 < alpha < math.inf, f"{where}[{i}] = {alpha!r} should be a finite number > 0")
 
     def check(self, participants: int) -> None:
         """Raises a ConfigError if a tier would have no participant."""

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from cfl_flare.core.config import check_types, require
+from cfl_flare.core.config import require
 from cfl_flare.core.errors import DataError
+from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.files import find_root
 from cfl_flare.data.samples import DataSource, Samples, checked
 
@@ -36,23 +37,19 @@ def _npz_hint(root: Path, name: str) -> str:
 
 @dataclass(frozen=True)
 class Torchvision(DataSource):
-    """A set that torchvision reads, in torchvision's own layout.
-
-    Attributes:
-        root: folder that holds the set's folder; ``$NAME`` and ``~`` are expanded on the site. Default
-            ``$CFL_DATA_ROOT``.
-        download: download it if it is not there.
-    """
+    """A set that torchvision reads, in torchvision's own layout."""
 
     name: ClassVar[str]
     # Where torchvision keeps the files below the root.
     folder: ClassVar[str]
 
-    root: str | None = None
-    download: bool = False
+    root: str | None = setting(
+        None, help="folder that holds the set's folder, $NAME and ~ expanded on the site; default $CFL_DATA_ROOT"
+    )
+    download: bool = setting(False, help="download the set if it is not there")
 
     def __post_init__(self) -> None:
-        check_types(self, f"data {self.name}")
+        check_settings(self, f"data {self.name}")
 
     def load(self) -> tuple[Samples, Samples]:
         """Both official splits, uint8."""
@@ -110,16 +107,14 @@ class CIFAR100(Torchvision):
 
 @dataclass(frozen=True)
 class EMNIST(Torchvision):
-    """EMNIST: handwritten letters and digits, 28x28 grey, up to 62 classes (torchvision).
-
-    Attributes:
-        split: which of EMNIST's arrangements; ``letters`` has 26 classes, ``balanced`` 47, ``byclass`` 62.
-    """
+    """EMNIST: handwritten letters and digits, 28x28 grey, up to 62 classes (torchvision)."""
 
     name = "emnist"
     folder = "EMNIST/raw"
 
-    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "balanced"
+    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = setting(
+        "balanced", help="which of EMNIST's arrangements; letters has 26 classes, balanced 47, byclass 62"
+    )
 
     def _options(self) -> dict[str, Any]:
         return {"split": self.split}
@@ -135,26 +130,19 @@ class MedMNIST(DataSource):
     """A set of MedMNIST by its flag, e.g. pathmnist, tissuemnist, bloodmnist; needs the package medmnist.
 
     Sets of 2-D images with one label each; the validation split is not used.
-
-    Attributes:
-        flag: which set.
-        root: folder that holds ``<flag>.npz``; default ``$CFL_DATA_ROOT``.
-        size: 28, or one of the larger sizes that the set comes in.
-        download: download it if it is not there.
     """
 
     name: ClassVar[str] = "medmnist"
 
-    flag: str
-    root: str | None = None
-    size: int = 28
-    download: bool = False
+    flag: str = setting(help="which set, such as pathmnist")
+    root: str | None = setting(None, help="folder that holds `<flag>.npz`; default $CFL_DATA_ROOT")
+    size: int = setting(28, help="height and width: 28, or one of the larger sizes that the set comes in", ge=1)
+    download: bool = setting(False, help="download the set if it is not there")
 
     def __post_init__(self) -> None:
-        check_types(self, "data medmnist")
+        check_settings(self, "data medmnist")
         is_name = self.flag.isidentifier()
         require(is_name, f"data medmnist: flag = {self.flag!r} should be a set's name such as pathmnist")
-        require(self.size >= 1, f"data medmnist: size = {self.size} should be >= 1")
 
     def load(self) -> tuple[Samples, Samples]:
         """The training and the test split, uint8."""

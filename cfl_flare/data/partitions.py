@@ -12,6 +12,7 @@ import numpy as np
 
 from cfl_flare.core.config import as_spec, require
 from cfl_flare.core.errors import ConfigError, DataError
+from cfl_flare.core.settings import setting
 from cfl_flare.data.deal import Partition, Pool, filled
 from cfl_flare.data.groups import ClassGroups, ClusterDirichlet, ClusterNClass, Skewed
 from cfl_flare.data.label_skew import IID, LDA, Dirichlet, HeterogeneityTiers, NClass, shares_of
@@ -56,12 +57,11 @@ class Outer(Partition):
     """A rule that modifies another one, the label rule, whose settings are given beside its own.
 
     The label rule determines each participant's mix of labels, the true groups, and changes of the samples.
-
-    Attributes:
-        rule: the label rule, by name or as ``{"partition": name, ...settings}``.
     """
 
-    rule: str | Mapping[str, Any] = "iid"
+    rule: str | Mapping[str, Any] = setting(
+        "iid", help='the label rule, by name or as {"partition": name, ...settings}'
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,11 +116,6 @@ class Quantity(Outer):
     """Participants' sizes are drawn from lo to hi, their labels from the samples of the label rule (FedAC 5.1).
 
     For example ``quantity:lo=50,hi=350,rule=n_class,n=3``. Samples beyond the drawn sizes stay unused.
-
-    Attributes:
-        rule: the label rule, by name or as ``{"partition": name, ...settings}``.
-        lo: fewest training samples of a participant.
-        hi: most.
     """
 
     name: ClassVar[str] = "quantity"
@@ -129,8 +124,8 @@ class Quantity(Outer):
         "rule or a lower min_samples"
     )
 
-    lo: int = 50
-    hi: int = 350
+    lo: int = setting(50, help="fewest training samples of a participant")
+    hi: int = setting(350, help="most training samples of a participant")
 
     def __post_init__(self) -> None:
         require(1 <= self.lo <= self.hi, f"partition quantity: lo = {self.lo}, hi = {self.hi} should be 1 <= lo <= hi")
@@ -156,20 +151,17 @@ class Crossed(Outer):
 
     Each group of the label rule is split, in the order of the participants, among devices that alter images as the
     groups of `Scanner` do: ``crossed:scanners=2,rule=cluster_dirichlet,groups=2`` has four true groups.
-
-    Attributes:
-        rule: a rule with true groups, by name or as ``{"partition": name, ...settings}``.
-        scanners: number of devices.
     """
 
     name: ClassVar[str] = "crossed"
 
-    rule: str | Mapping[str, Any] = "cluster_dirichlet"
-    scanners: int = 2
+    rule: str | Mapping[str, Any] = setting(
+        "cluster_dirichlet", help='a rule with true groups, by name or as {"partition": name, ...settings}'
+    )
+    scanners: int = setting(2, help="number of devices", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.scanners >= 1, f"partition crossed: scanners = {self.scanners} should be >= 1")
         require(
             isinstance(self.inner, (Skewed, LabelPermutation)),
             f"partition crossed: rule = {self.inner.name!r} has no groups by labels that are known in advance; take "

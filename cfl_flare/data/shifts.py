@@ -13,6 +13,7 @@ import numpy as np
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.seeds import stream
+from cfl_flare.core.settings import setting
 from cfl_flare.data.deal import Pool
 from cfl_flare.data.groups import Grouped
 from cfl_flare.data.label_skew import IID
@@ -68,20 +69,16 @@ class Scanner(Shift):
 
     Labels are IID. Each group rotates, regrades, inverts and blurs its images by its own amounts; the first group's
     images stay as they are. The group is the true group.
-
-    Attributes:
-        rotation: rotate by a quarter turn more for each group, and by 4 to 10 degrees.
-        contrast: regrade by a gamma of 0.5 to 0.7 or 1.4 to 2, and a contrast of 0.6 to 0.9.
-        inversion: exchange black and white in every second group; alone it makes at most two groups.
-        blur: smooth by a Gaussian of 0.5 to 1 pixel.
     """
 
     name: ClassVar[str] = "scanner"
 
-    rotation: bool = True
-    contrast: bool = True
-    inversion: bool = True
-    blur: bool = True
+    rotation: bool = setting(True, help="rotate by a quarter turn more for each group, and by 4 to 10 degrees")
+    contrast: bool = setting(True, help="apply a gamma of 0.5 to 0.7 or 1.4 to 2, and a contrast of 0.6 to 0.9")
+    inversion: bool = setting(
+        True, help="exchange black and white in every second group; alone it makes at most two groups"
+    )
+    blur: bool = setting(True, help="smooth by a Gaussian of 0.5 to 1 pixel")
 
     def __post_init__(self) -> None:
         super().__post_init__()

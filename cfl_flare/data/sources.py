@@ -13,10 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.core.config import check_types, require
+from cfl_flare.core.config import require
 from cfl_flare.core.errors import DataError
+from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.files import find, read_npz
-from cfl_flare.data.images import Folder
+from cfl_flare.data.images import CONVERT, RESIZE, Folder
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
 from cfl_flare.data.samples import DataSource, Samples, checked, split_by_class
 from cfl_flare.data.table import Table
@@ -32,21 +33,15 @@ MOUNTS = Path("/data")
 
 @dataclass(frozen=True)
 class Digits(DataSource):
-    """Scikit-learn's bundled handwritten digits: 1,797 images of 8x8, 10 classes; nothing is downloaded.
-
-    Attributes:
-        test_share: share of each class that is used for testing.
-        seed: of that split.
-    """
+    """Scikit-learn's bundled handwritten digits: 1,797 images of 8x8, 10 classes; nothing is downloaded."""
 
     name: ClassVar[str] = "digits"
 
-    test_share: float = 0.25
-    seed: int = 0
+    test_share: float = setting(0.25, help="share of each class that is used for testing", gt=0, lt=1)
+    seed: int = setting(0, help="seed of that split")
 
     def __post_init__(self) -> None:
-        check_types(self, "data digits")
-        require(0 < self.test_share < 1, f"data digits: test_share = {self.test_share} should be between 0 and 1")
+        check_settings(self, "data digits")
 
     def load(self) -> tuple[Samples, Samples]:
         """Images in [0, 1].
@@ -64,20 +59,20 @@ class Npz(DataSource):
     """A file in MedMNIST's layout: ``train_images, train_labels, test_images, test_labels``, uint8 or float.
 
     Images are ``(n, h, w)`` or ``(n, h, w, 3)``, labels ``(n,)`` or ``(n, 1)``. A validation split is not used.
-
-    Attributes:
-        path: the file; ``$NAME`` and ``~`` are expanded on the site. A relative path that does not exist is looked up
-            in ``$CFL_DATA_ROOT``.
-        key: names the arrays ``train_<key>, test_<key>`` with the owner of each sample, for the partition ``natural``.
     """
 
     name: ClassVar[str] = "npz"
 
-    path: str
-    key: str | None = None
+    path: str = setting(
+        help="the file; $NAME and ~ are expanded on the site, and a relative path that does not exist is looked up in "
+        "$CFL_DATA_ROOT"
+    )
+    key: str | None = setting(
+        None, help="the owner of each sample is in the arrays `train_<key>, test_<key>`, for the partition natural"
+    )
 
     def __post_init__(self) -> None:
-        check_types(self, "data npz")
+        check_settings(self, "data npz")
 
     def load(self) -> tuple[Samples, Samples]:
         """Both splits, images as they are stored."""
@@ -99,23 +94,21 @@ class SiteData(DataSource):
 
     The first of these that is set is used, and must exist: ``path``; the site's environment variable ``CFL_DATA``; the
     only dataset that FLARE's container launchers (Docker, Kubernetes, Slurm) mount for the job's study.
-
-    Attributes:
-        path: for a site on its own; a job leaves it out, as its author does not know the sites' paths.
-        study: the study whose mounted dataset is used; a job leaves it out, and gets that of its own study.
-        size: resize a folder's images to this height and width; None if all have the same size.
-        channels: convert a folder's images to 1 (grey) or 3 (colour) channels; None if all have the same number.
     """
 
     name: ClassVar[str] = "site"
 
-    path: str | None = None
-    study: str | None = None
-    size: int | None = None
-    channels: int | None = None
+    path: str | None = setting(
+        None, help="for a site on its own; a job leaves it out, as its author does not know the sites' paths"
+    )
+    study: str | None = setting(
+        None, help="the study whose mounted dataset is used; a job leaves it out, and gets that of its own study"
+    )
+    size: int | None = setting(None, help=RESIZE)
+    channels: int | None = setting(None, help=CONVERT)
 
     def __post_init__(self) -> None:
-        check_types(self, "data site")
+        check_settings(self, "data site")
         require(self.path is None or bool(self.path), "data site: path = '' should name a file or a folder")
         Folder("", self.size, self.channels)  # its checks of both
 

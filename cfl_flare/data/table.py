@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.core.config import check_types, require
+from cfl_flare.core.config import require
 from cfl_flare.core.errors import DataError
+from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.files import find, read_npz
 from cfl_flare.data.samples import DataSource, Samples, split_by_class
 
@@ -25,31 +26,27 @@ class Table(DataSource):
     Features are all other columns of numbers, in the file's order; columns of text are left out. In an npz file an
     array may have two dimensions. Labels are class numbers from 0, or names, which are numbered in sorted order.
 
-    Attributes:
-        path: the file, found as by the source npz; read as npz if its name ends in ``.npz``, else as CSV.
-        label: the label's column.
-        key: the column with each row's owner, for the partition ``natural``; it is not a feature.
-        test_share: share of each class that is used for testing.
-        seed: of that split.
-        standardise: scale each feature by the training rows' mean and deviation. `normalised` maps x to 2x - 1, so
-            (z + 1) / 2 is stored for the standardised z, and the network sees z. Without it, the numbers are kept as
-            they are, and should be in about [0, 1].
+    `normalised` maps x to 2x - 1. So (z + 1) / 2 is stored for a standardised feature z, and the network sees z.
     """
 
     name: ClassVar[str] = "table"
 
-    path: str
-    label: str = "label"
-    key: str | None = None
-    test_share: float = 0.25
-    seed: int = 0
-    standardise: bool = True
+    path: str = setting(help="the file, found as by the source npz; read as npz if its name ends in .npz, else as CSV")
+    label: str = setting("label", help="the label's column")
+    key: str | None = setting(
+        None, help="the column with each row's owner, for the partition natural; it is not a feature"
+    )
+    test_share: float = setting(0.25, help="share of each class that is used for testing", gt=0, lt=1)
+    seed: int = setting(0, help="seed of that split")
+    standardise: bool = setting(
+        True,
+        help="scale each feature by the training rows' mean and deviation; without it the numbers are kept as they "
+        "are, and should be in about [0, 1]",
+    )
 
     def __post_init__(self) -> None:
-        where = "data table"
-        check_types(self, where)
-        require(0 < self.test_share < 1, f"{where}: test_share = {self.test_share} should be between 0 and 1")
-        require(self.label != self.key, f"{where}: label and key are both {self.key!r}; they are different columns")
+        check_settings(self, "data table")
+        require(self.label != self.key, f"data table: label and key are both {self.key!r}; they are different columns")
 
     def load(self) -> tuple[Samples, Samples]:
         """Both splits, float32 ``(n, features)``."""

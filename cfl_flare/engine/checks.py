@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the server checks of a result before it uses any of it."""
+"""The server's checks of a result before it uses any part of it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_LENGTH = 10**6
 
 
 def check_result(result: Result, task: Task) -> None:
-    """Checks all but the update.
+    """Checks everything but the update.
 
     Raises:
-        PayloadError: the participant failed, or did not do what it was asked.
+        PayloadError: the participant failed, or did not do what it was asked to do.
     """
     name = result.participant
     if result.error is not None:
@@ -35,20 +35,21 @@ def check_result(result: Result, task: Task) -> None:
     if strange:
         raise PayloadError("metric", f"{name} was not asked to measure {strange[0]!r}")
     if task.train != (result.update is not None):
-        raise PayloadError("no_update", f"{name} was {'' if task.train else 'not '}asked to train")
+        said = "asked to train, but sent no update" if task.train else "not asked to train"
+        raise PayloadError("no_update", f"{name} was {said}")
 
 
 def check_update(update: Update, sent: Download, state: ServerState, method: str) -> None:
     """Checks an update against what was asked with the download.
 
     Args:
-        update: of one participant.
-        sent: what it was sent.
-        state: with the models from which its differences are taken.
-        method: what the method is called, for the message.
+        one participant's update.
+        sent: the download that it was sent.
+        state: the server's, with the models that the differences refer to.
+        method: the method's name, for the message.
 
     Raises:
-        PayloadError: the samples, the cluster, the slots, a shape or a value are not what they should be.
+        PayloadError: the samples, the cluster, the slots, a shape or a value is not what it should be.
     """
     name, samples, cluster = update.participant, update.samples, update.cluster
     if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= MAX_SAMPLES:
@@ -60,7 +61,7 @@ def check_update(update: Update, sent: Download, state: ServerState, method: str
         raise PayloadError("cluster", f"{name}: sent cluster = {cluster!r}, but {method} assigns on the server")
     expected = () if update.carrier is not None else sent.expected(cluster)
     if set(update.diffs) != set(expected):
-        raise PayloadError("slots", f"{name}: moved {sorted(update.diffs)}, should be {sorted(expected)}")
+        raise PayloadError("slots", f"{name}: sent the models {sorted(update.diffs)}, should be {sorted(expected)}")
     for slot, diff in update.diffs.items():
         layout = state.bank[slot].layout
         if diff.vector.shape != (layout.size,) or diff.counters.shape != (layout.counter_size,):
@@ -74,13 +75,13 @@ def check_arrays(name: str, arrays: Mapping[str, np.ndarray], expected: Mapping[
     """Checks arrays that are not models.
 
     Raises:
-        PayloadError: one is missing, was not asked for, is not of real numbers, not finite, or of another shape.
+        PayloadError: one is missing, unexpected, not of real numbers, not finite, or of another shape.
     """
     if arrays.keys() != expected.keys():
         raise PayloadError("arrays", f"{name}: sent the arrays {sorted(arrays)}, should be {sorted(expected)}")
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
-            raise PayloadError("dtype", f"{name}: the array {key!r} is not one of real numbers")
+            raise PayloadError("dtype", f"{name}: the array {key!r} does not hold real numbers")
         shape = expected[key]
         fits = len(array.shape) == len(shape) and all(want in (None, size) for want, size in zip(shape, array.shape))
         if not fits or (None in shape and array.size > MAX_LENGTH):

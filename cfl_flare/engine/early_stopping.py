@@ -29,7 +29,7 @@ class Metric:
     mode: str = "max"
 
     def name_in(self, scalars: Mapping[str, float]) -> str | None:
-        """What it is called in a round's numbers; None where they do not have it.
+        """Its name among a round's numbers; None if it is not among them.
 
         >>> Metric("cluster-0/accuracy").name_in({"cluster-0/served_accuracy": 0.5})
         'cluster-0/served_accuracy'
@@ -38,14 +38,14 @@ class Metric:
         return next((name for name in (self.name, f"{cluster}{slash}served_{last}") if name in scalars), None)
 
     def of(self, scalars: Mapping[str, float]) -> float | None:
-        """Its value in a round; None where the round does not have it."""
+        """Its value in a round; None if the round lacks it."""
         name = self.name_in(scalars)
         return None if name is None else scalars[name]
 
     def best(
         self, before: Mapping[str, Any] | None, number: int, scalars: Mapping[str, float]
     ) -> dict[str, Any] | None:
-        """The best round so far, ``{"round", "value"}``: the one before, or this one; of equals the first."""
+        """The best round so far, ``{"round", "value"}``: the earlier one or this one. The first of equals wins."""
         value = self.of(scalars)
         better = operator.gt if self.mode == "max" else operator.lt
         if value is not None and (before is None or better(value, before["value"])):
@@ -60,8 +60,8 @@ class Condition:
     Attributes:
         text: as it was written.
         metric: the number.
-        sign: how it is compared.
-        value: with what.
+        sign: the comparison.
+        value: the number to compare with.
     """
 
     text: str
@@ -71,7 +71,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Reads it.
+        """Parses a condition.
 
         Raises:
             ConfigError: it is not ``<metric> <sign> <number>``.
@@ -87,7 +87,7 @@ class Condition:
             ) from error
 
     def holds(self, scalars: Mapping[str, float]) -> bool:
-        """Whether a round fulfils it; one that lacks the metric does not."""
+        """Whether a round meets the condition; one that lacks the metric does not."""
         found = self.metric.of(scalars)
         return found is not None and bool(OPERATORS[self.sign](found, self.value))
 
@@ -97,8 +97,8 @@ class EarlyStopping:
     """Which round of a run is the best, and when the run ends before its last round.
 
     Attributes:
-        key: by what the best round is chosen; None for no best round.
-        stop: the run ends once it holds.
+        key: the metric that chooses the best round; None for no best round.
+        stop: the run ends once a round meets it.
         patience: the run also ends after so many rounds without improvement of the metric in ``stop``, else of ``key``.
     """
 
@@ -108,16 +108,16 @@ class EarlyStopping:
 
     @classmethod
     def of(cls, key_metric: str, mode: str | None, stop_cond: str | None, patience: int | None) -> EarlyStopping:
-        """From a run's settings, each of which is in its bounds.
+        """Builds it from a run's settings, each of which is valid by itself.
 
         Raises:
-            ConfigError: the condition cannot be read, or they contradict each other.
+            ConfigError: the condition cannot be parsed, or the settings contradict each other.
         """
         stop = None if stop_cond is None else Condition.parse(stop_cond)
         implied = MODES.get(stop.sign) if stop is not None and _same(stop.metric.name, key_metric) else None
         require(
             mode is None or implied in (None, mode),
-            f"run: key_metric_mode = {mode!r} contradicts stop_cond = {stop_cond!r}, which is after the other end of "
+            f"run: key_metric_mode = {mode!r} contradicts stop_cond = {stop_cond!r}, which wants the other end of "
             f"{key_metric!r}",
         )
         require(
@@ -128,11 +128,11 @@ class EarlyStopping:
 
     @property
     def watched(self) -> Metric | None:
-        """Whose improvement `patience` waits for."""
+        """The metric that `patience` waits for."""
         return self.key if self.stop is None else self.stop.metric
 
     def unknown(self, best: Mapping[str, Any] | None, watched: Mapping[str, Any] | None) -> list[str]:
-        """The metrics of it that no round has had, given the best rounds so far by each."""
+        """The metrics used here that no round has reported, given the best round so far by each."""
         pairs = ((self.key, best), (self.watched, watched))
         return list(dict.fromkeys(metric.name for metric, found in pairs if metric is not None and found is None))
 
@@ -140,7 +140,7 @@ class EarlyStopping:
         """Why a run should end after a round, in words; None if it should not.
 
         Args:
-            watched: the round in which the watched metric was best.
+            watched: the best round so far by the watched metric.
             number: the round, counted from 0.
             scalars: its numbers.
         """

@@ -39,7 +39,7 @@ def check_indicator(method: Method, data: DataConfig) -> None:
     where = f"method {method.label}: compares models on {wanted.per_class} indicator samples of each class"
     require(
         data.participants is not None,
-        f"{where}, which the server has no file of; name one in MedMNIST's layout: indicator_file=samples.npz",
+        f"{where}, and the server has no file with them; name one in MedMNIST's layout: indicator_file=samples.npz",
     )
     require(
         data.indicator_samples >= wanted.per_class,
@@ -62,10 +62,10 @@ def logits_for(
         make_model: builds the untrained module.
         data: how a simulation deals the samples out.
         source: builds the source; called only if a simulation sets the indicator samples aside.
-        seed: of the draw from a file.
+        seed: for the draw from a file.
 
     Raises:
-        ConfigError: there are none, or too few.
+        ConfigError: there are no indicator samples, or too few.
         DataError: they cannot be read, or do not fit the model.
     """
     wanted = method.traits.indicator

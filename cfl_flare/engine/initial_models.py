@@ -19,7 +19,7 @@ from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.methods import Method
 from cfl_flare.training.resident import untrained
 
-# Keys under which others store the weights: FLARE's persistor, Lightning, many training scripts.
+# Keys under which other programs store the weights: FLARE's persistor, Lightning, many training scripts.
 INSIDE = ("model", "state_dict", "model_state_dict")
 
 
@@ -28,7 +28,7 @@ def read_checkpoint(path: Path, layout: Layout) -> Params:
 
     Args:
         path: a safetensors file, or what ``torch.save`` wrote: a ``state_dict``, or a dictionary that has it under
-            ``model`` (as FLARE's own checkpoints), ``state_dict`` or ``model_state_dict``. Nothing is unpickled.
+            ``model`` (as in FLARE's own checkpoints), ``state_dict`` or ``model_state_dict``. Nothing is unpickled.
         layout: of the job's model.
 
     Raises:
@@ -92,7 +92,7 @@ def check_initial(method: Method, layout: Layout) -> None:
     require(
         len(asked) <= 1,
         f"run: initial_ckpt: method {method.label} begins with {len(asked)} different models, which one checkpoint "
-        "would make equal; take a method that begins with one (fedavg, fesem, wecfl, cfl, fl-hc, ...), or leave "
+        "would make equal; choose a method that begins with one (fedavg, fesem, wecfl, cfl, fl-hc, ...), or leave "
         "initial_ckpt out",
     )
     require(

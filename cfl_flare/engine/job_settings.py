@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a FLARE job has beside the run that it carries out: its name, its processes, its training scripts."""
+"""Settings of a FLARE job other than those of the run itself: its name, its processes, its training scripts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cfl_flare.core.config import check_run_name
 from cfl_flare.core.settings import check_settings, setting
 
-MEMORY = "rounds between two clean-ups of {} memory; 0 for none"
+MEMORY = "rounds between clean-ups of {} memory; 0 for none"
 
 
 @dataclass(frozen=True)
@@ -18,18 +18,20 @@ class JobSettings:
     """The job as a whole."""
 
     min_clients: int = setting(
-        help="fewest sites with which FLARE starts the job; one that comes later misses it", ge=1
+        help="fewest sites with which FLARE starts the job; one that connects later misses it", ge=1
     )
-    name: str = setting("clustered", help="of the job, and of the run's folder under each site's state root")
+    name: str = setting("clustered", help="name of the job, and of the run's folder under each site's state root")
     initial_ckpt: str | None = setting(
-        None, help="a model to start from: a file here, which the job carries, or an absolute path at the server"
+        None, help="a trained model to start from: a local file, sent with the job, or an absolute path on the server"
     )
-    exclude_vars: str | None = setting(None, help="a regular expression of names of arrays that do not leave a site")
-    resume_from: str | None = setting(None, help="name of the run to go on from, after its last checkpoint")
+    exclude_vars: str | None = setting(
+        None, help="a regular expression for the names of arrays that do not leave a site"
+    )
+    resume_from: str | None = setting(None, help="name of the run to resume, from its last checkpoint")
     task_request_interval: float = setting(
-        0.2, help="seconds between a site's requests for a task; more where many sites ask one server", gt=0
+        0.2, help="seconds between a site's requests for a task; raise it if one server has many sites", gt=0
     )
-    byoc: bool = setting(False, help="let the job carry cfl_flare's code, for sites where it is not installed")
+    byoc: bool = setting(False, help="send cfl_flare's code with the job, for sites where it is not installed")
 
     def __post_init__(self) -> None:
         check_settings(self, "run")
@@ -42,7 +44,7 @@ class JobSettings:
 class ControllerSettings:
     """The server's process."""
 
-    task_timeout: int = setting(3600, help="seconds that a round may take; later answers are dropped", ge=1)
+    task_timeout: int = setting(3600, help="seconds that a round may take; later results are dropped", ge=1)
     memory_gc_rounds: int = setting(0, help=MEMORY.format("the server's"), ge=0, name="server_memory_gc_rounds")
 
     def __post_init__(self) -> None:
@@ -51,13 +53,13 @@ class ControllerSettings:
 
 @dataclass(frozen=True)
 class ExecutorSettings:
-    """A site's process, where FLARE started it."""
+    """A site's process, as FLARE runs it."""
 
     site_sums: bool = setting(
-        False, help="a site sends one mean a cluster for all its participants, where the method only averages"
+        False, help="a site sends one mean per cluster for all its participants, if the method only averages"
     )
     memory_gc_rounds: int = setting(0, help=MEMORY.format("a site's"), ge=0, name="client_memory_gc_rounds")
-    cuda_empty_cache: bool = setting(False, help="a site's clean-up also gives torch's cached GPU memory back")
+    cuda_empty_cache: bool = setting(False, help="a site's clean-up also releases torch's cached GPU memory")
 
     def __post_init__(self) -> None:
         check_settings(self, "run")
@@ -68,13 +70,13 @@ class ScriptSettings:
     """A training script of FLARE's Client API, in place of cfl_flare's own training."""
 
     train_script: str | None = setting(
-        None, help="its file; the job carries it, it reads its data, each site is one participant", per_site=True
+        None, help="the script, sent with the job; it reads the data, each site is one participant", per_site=True
     )
     train_args: str = setting("", help="the script's command line", per_site=True)
-    launch_external_process: bool = setting(False, help="run the script in a process of its own", per_site=True)
+    launch_external_process: bool = setting(False, help="run the script in a separate process", per_site=True)
     command: str = setting("python3 -u", help="what starts that process", per_site=True)
     params_transfer_type: str = setting(
-        "FULL", help="the script's models as they are, or less what it received", choices=("FULL", "DIFF")
+        "FULL", help="the script sends its model, or the difference from what it received", choices=("FULL", "DIFF")
     )
 
     def __post_init__(self) -> None:
@@ -83,7 +85,7 @@ class ScriptSettings:
 
 @dataclass(frozen=True)
 class AssignSettings:
-    """By what a script's models are compared, where participants choose among several (IFCA).
+    """How participants with a training script choose among several models (IFCA).
 
     Attributes:
         penalties: the scripts add `cfl_flare.client.penalty` to their loss, and are sent what it needs.
@@ -91,10 +93,10 @@ class AssignSettings:
     """
 
     metric: str = setting(
-        "loss", help="ifca: by which of the script's metrics, on its training data, it chooses", name="assign_metric"
+        "loss", help="ifca: the script's metric, on its training data, that chooses the model", name="assign_metric"
     )
     mode: str = setting("min", help="which end of that metric is best", choices=("min", "max"), name="assign_mode")
-    every: int = setting(1, help="rounds between two choices of a cluster", ge=1, name="assign_every")
+    every: int = setting(1, help="rounds between choices of a cluster", ge=1, name="assign_every")
     penalties: bool = False
     fedprox_mu: float | None = None
 
@@ -102,5 +104,5 @@ class AssignSettings:
         check_settings(self, "run")
 
     def best(self, found: Mapping[str, float]) -> str:
-        """The slot with the best metric; of equals the first."""
+        """The slot with the best metric; the first of equals."""
         return (min if self.mode == "min" else max)(found, key=lambda slot: found[slot])

@@ -56,21 +56,20 @@ def run_loop(
 ) -> Server:
     """Runs a method in this process, all participants on one site.
 
-    A run that was stopped goes on from its last checkpoint, and ends as it would have without the stop.
+    An interrupted run resumes from its last checkpoint, and ends as it would have without the interruption.
 
     Args:
         method: the method.
         model: the model, as an instance or ``{"class_path", "args"}``.
         source: where the samples come from.
         data: how they are dealt out.
-        settings: what is scheduled.
+        settings: the schedule.
         training: how participants train.
-        at_site: how the one site works.
+        at_site: settings of the one site.
         folder: where results are written; None for none.
         on_round: called with what was measured of each round.
-        checkpoints: what an earlier attempt left to go on from, and where this one's checkpoints are kept; None for
-            none.
-        checkpoint_every: rounds between them.
+        checkpoints: where checkpoints are kept, and where an earlier attempt's are resumed from; None for none.
+        checkpoint_every: rounds between checkpoints.
         initial_ckpt: the file of a model from which to start; see `cfl_flare.engine.initial_models.read_checkpoint`.
 
     Returns:
@@ -140,12 +139,12 @@ def describe_run(data: DataConfig, settings: ServerSettings, training: TrainSett
 
 
 def as_written_now(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's settings as this version writes them: what they lack has its default, what was renamed its new name.
+    """A run's settings as this version writes them: missing ones have their defaults, renamed ones their new names.
 
-    Classes of a user's own are not imported for it: a method of such a class stays as it is.
+    A user's own classes are not imported: a method of such a class stays as it is.
 
     Raises:
-        ConfigError: this version does not know one of them.
+        ConfigError: this version does not know a setting.
     """
     method = run["method"]
     with contextlib.suppress(PermissionError):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters of too few sites: a model that one hospital alone has trained tells of that hospital's data."""
+"""Clusters of too few sites: a model that a single hospital has trained reveals something of its data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cfl_flare.methods.wrapper import Clustering
 
 
 def small_clusters(assignment: Assignment, participants: Mapping[str, Participant], fewest: int) -> list[int]:
-    """The clusters in use whose members are at fewer sites than that.
+    """The clusters in use whose members are at fewer than ``fewest`` sites.
 
     >>> people = {n: Participant(n, site, 1) for n, site in (("a", "one"), ("b", "two"), ("c", "one"))}
     >>> small_clusters({"a": 0, "b": 0, "c": 4}, people, 2)
@@ -37,18 +37,18 @@ def merged(
     participants: Mapping[str, Participant],
     fewest: int,
 ) -> Assignment:
-    """The assignment without small clusters: each of their members goes to the nearest of the other clusters.
+    """The assignment without small clusters: each of their members moves to the nearest of the other clusters.
 
-    Participants are compared by their vectors (`Method.vector`), and a cluster is where the mean of its members of this
-    round is. Where there is no other cluster, the assignment stays as it is.
+    Distances are between a participant's vector (`Method.vector`) and the mean vector of a cluster's members in this
+    round. If there is no other cluster, the assignment stays as it is.
 
     Args:
-        method: one whose M-step takes any assignment.
+        method: one whose M-step accepts any assignment.
         before: the state before the round.
         updates: the round's; read twice.
         assignment: their clusters.
         participants: all of the run's.
-        fewest: sites of a cluster.
+        fewest: the number of sites that a cluster needs.
     """
     small = set(small_clusters({**before.assignment, **assignment}, participants, fewest))
     if not assignment or not small:
@@ -76,10 +76,10 @@ def merged(
 def without_chosen(
     updates: Sequence[Update], assignment: Assignment, downloads: Mapping[str, Download]
 ) -> tuple[Sequence[Update], set[int]]:
-    """Takes the models out that participants chose themselves and that merging has closed.
+    """Removes what participants trained of clusters that they chose themselves and that merging has closed.
 
-    Where participants choose on the site, a merged participant has trained a model of a cluster that it is no longer
-    in: what it moved there is dropped, and nobody may choose that cluster again.
+    If participants choose on the site, a merged participant has trained the model of a cluster that it is no longer
+    in: that difference is dropped, and nobody may choose the cluster again.
 
     Returns:
         The updates, and the clusters to close.
@@ -98,7 +98,7 @@ def without_chosen(
 
 
 def closing(state: ServerState, clusters: set[int]) -> ServerState:
-    """The state in which nobody may choose these clusters any more."""
+    """The state in which nobody may choose these clusters again."""
     if not clusters:
         return state
     return replace(state, extras={**state.extras, "closed": sorted(state.closed | clusters)})

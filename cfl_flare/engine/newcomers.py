@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Newcomers: participants that were not in training join a finished run, whose models stay as they are.
 
-One rule serves all methods, as each of them knows what to do with a participant that turns up late: a newcomer takes
-part in rounds of its own, in which no model of the server moves. It does so until it is placed in a cluster, and then
-once more as a member of it, so that what is its own (a head, a personal model) is trained there. Each newcomer joins by
-itself: none of them changes anything for another.
+One procedure serves all methods, since each of them can handle a late participant: a newcomer takes part in rounds of
+its own, in which none of the server's models changes. It does so until it is placed in a cluster, and then once more as
+a member, so that what is its own (a head, a personal model) is trained there. Each newcomer joins separately, and
+changes nothing for the others.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Newcomer:
 
     Attributes:
         name: its name.
-        cluster: its cluster; None where there are none.
-        rounds: how many it took part in.
+        cluster: its cluster; None if the method has none.
+        rounds: the number of rounds that it took part in.
         served: what it predicts with.
         metrics: ``served_accuracy``, ``served_macro_f1``, ``served_loss`` on its own test split.
     """
@@ -89,23 +89,23 @@ def join(
         assert update is not None
         state = method.join(replace(state, logits=logits), update)
         stayed += placed
-    # In its last round, not the next: samples by which it chooses a cluster are then those that it has chosen by.
+    # In its last round, not the next, so that it chooses its cluster by the same samples as before.
     seen: dict[str, Served] = {}
     result = _result(method, replace(state, round=state.round - 1), site, name, train=False, on_served=seen.__setitem__)
     if not all(map(math.isfinite, result.metrics.values())):
-        raise RunFailedError(f"{name}: its measures are not finite: {result.metrics}; look for outliers in its samples")
+        raise RunFailedError(f"{name}: its metrics are not finite: {result.metrics}; look for outliers in its samples")
     return Newcomer(name, state.assignment.get(name), state.round - first, seen[name], dict(result.metrics))
 
 
 def is_placed(method: Method, state: ServerState, name: str) -> bool:
-    """True once a participant is sent the model of the cluster in which it will stay; always, where there are none."""
+    """Whether a participant is sent the model of the cluster in which it will stay; always true without clusters."""
     if not method.clusters_in(state):
         return True
     return name in state.assignment and any(map(is_cluster, method.distribute(state, name).slots))
 
 
 def _result(method: Method, state: ServerState, site: Site, name: str, train: bool, **more: Any) -> Result:
-    """What the newcomer makes of a task to train, or to be measured."""
+    """The newcomer's result of a task, to train or to be measured."""
     sent = method.distribute(state, name)
     task = Task.of(sent, train=train, evaluate=not train)
     result = site.carry_out(name, task, with_parts(state.bank, task.slots), state.round, **more)
@@ -122,7 +122,7 @@ def _result(method: Method, state: ServerState, site: Site, name: str, train: bo
 
 
 def joining_rule(method: Method) -> str:
-    """The rule by which newcomers are placed, in a few words; empty where there are no clusters."""
+    """The rule by which newcomers are placed, in a few words; empty if there are no clusters."""
     return method.traits.joins_by or ("the method's own assignment" if method.clusters else "")
 
 
@@ -131,7 +131,7 @@ class Finished:
 
     Args:
         run: its folder, or one with a single run below it.
-        authorize: asked for each class path that the run names before it is imported; raises to refuse it. None where
+        authorize: asked for each class path that the run names before it is imported; raises to refuse it. None if
             there is no policy.
 
     Attributes:
@@ -151,7 +151,7 @@ class Finished:
         store = Store(self.folder / STATE)
         kept = bool(store.versions()) and {"training", "seed"} <= self.summary.keys()
         require(
-            kept, f"{self.folder} kept no state that a newcomer could join, as runs of earlier versions; run it again"
+            kept, f"{self.folder} kept no state that a newcomer could join, like runs of earlier versions; run it again"
         )
         self.method = build_method(self.summary["method"], authorize)
         self.make_model = partial(build, self.summary["model"], nn.Module, "model", authorize)
@@ -159,7 +159,7 @@ class Finished:
         self._site = Site(self.method, self.make_model, training, self.summary["seed"])
         self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))
         found = not self.method.clusters or bool(self.state.assignment)
-        require(found, f"{self.folder}: nobody in this run has a cluster, so that a newcomer could have none either")
+        require(found, f"{self.folder}: nobody in this run has a cluster, so a newcomer cannot get one either")
 
     def logits(self, file: str | None = None) -> Predict | None:
         """What models predict on the indicator samples; None for a method that needs none.
@@ -178,7 +178,9 @@ class Finished:
         each = f"{wanted.per_class} indicator samples of each class"
         path = file or wanted.file
         if path is None:
-            raise ConfigError(f"{where}: compares models on {each}; name a file of such: --indicator-file samples.npz")
+            raise ConfigError(
+                f"{where}: compares models on {each}; name a file with them: --indicator-file samples.npz"
+            )
         try:
             return Logits(self.make_model, read_indicator(path, wanted.per_class, self.summary["seed"]))
         except DataError as error:
@@ -204,17 +206,17 @@ class Finished:
 
 
 def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict[str, Any]:
-    """Lets all participants that a simulation held back join its finished run, each by itself.
+    """Lets all participants that a simulation held back join its finished run, each separately.
 
     Means are weighted by n_i, as in the run's own summary.
 
     Args:
         run: the run's folder.
-        source: what the simulation dealt out.
+        source: the data that the simulation dealt out.
         rounds: how many each of them takes part in once it is placed.
 
     Returns:
-        What ``newcomers.json`` in the run's folder then holds: means, a line for each that joined, and why others
+        The content of ``newcomers.json`` in the run's folder: means, an entry for each that joined, and why others
         failed.
 
     Raises:
@@ -231,7 +233,7 @@ def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict
     for one in people:
         try:
             joined[one.name] = finished.join(one, logits, rounds)
-        except RunFailedError as error:  # one that fails must not take the others along
+        except RunFailedError as error:  # one failure must not stop the others
             failed[one.name] = str(error)
     metrics = {name: newcomer.metrics for name, newcomer in joined.items()}
     content = {

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Sums on the site: where the M-step averages, a site with many participants sends one mean a cluster for all of them.
+"""Sums on the site: if the M-step averages, a site with many participants sends one mean per cluster for all of them.
 
-A mean of means, each with the weight of those that it stands for, is the mean of all. So the first of a site's
-participants in each cluster carries the mean of their models, and the others say only that it does. The server gives
-the carrier all of their weight, and them none. It learns no participant's own model.
+A mean of means, each with the total weight of its members, is the mean of all. So the update of a site's first
+participant in each cluster (the carrier) holds the mean of their models, and the others' updates only name the carrier.
+The server gives the carrier the weight of all of them, and the others none. It never sees a participant's own model.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from cfl_flare.methods import Method, Participant, Update
 
 
 def added_up(results: Sequence[Result], models: Mapping[str, Params], method: Method) -> list[Result]:
-    """On the site: the same results, with the updates of each cluster in those of its first participant.
+    """On the site: the same results, with the mean update of each cluster in that of its first participant.
 
     Args:
         results: of one site, in one round.
-        models: those that came with the round, from which the updates differ.
+        models: those that came with the round, which the updates are differences from.
         method: one that ``averages_only``.
     """
     alike: dict[tuple[int | None, tuple[str, ...]], list[Update]] = {}
@@ -36,7 +36,7 @@ def added_up(results: Sequence[Result], models: Mapping[str, Params], method: Me
     for (_, slots), members in alike.items():
         first, *others = members
         means = {
-            # Of the models and not of their differences: a variance is no less than zero, its difference may be.
+            # Means of the models, not of their differences: a variance is never negative, but its difference may be.
             slot: weighted_mean(((models[slot] + u.diffs[slot], method.weight(u)) for u in members), models[slot])
             for slot in slots
         }
@@ -46,7 +46,7 @@ def added_up(results: Sequence[Result], models: Mapping[str, Params], method: Me
 
 
 def no_sums(method: Method, settings: ServerSettings) -> str:
-    """Why a run's sites cannot send sums, and the way out; empty where they can."""
+    """Why a run's sites cannot send sums, and the way out; empty if they can."""
     if not method.traits.averages_only:
         return f"method {method.label} needs the model of each participant; leave site_sums out"
     if settings.merge_small_clusters or settings.keep_features:
@@ -56,19 +56,19 @@ def no_sums(method: Method, settings: ServerSettings) -> str:
 
 
 def check_sums(wanted: bool, method: Method, settings: ServerSettings, scripted: bool = False) -> None:
-    """Whether a job can have its sites send sums, if that is wanted.
+    """Checks that a job's sites can send sums, if that is wanted.
 
     Raises:
-        ConfigError: its method or another setting needs single models, or its sites run a training script.
+        ConfigError: the method or another setting needs single models, or the sites run a training script.
     """
     refused = no_sums(method, settings)
     require(not (wanted and refused), f"run: site_sums = True, but {refused}")
-    script = "a site with a train_script is one participant, and has nothing to add up; leave it out"
+    script = "a site with a train_script is one participant, with nothing to add up; leave it out"
     require(not (wanted and scripted), f"run: site_sums = True, but {script}")
 
 
 class Carried:
-    """On the server: whose model of a round lies in whose, and with what weight.
+    """On the server: which participants' models of a round are included in whose update, and with what weight.
 
     Args:
         refused: why sites cannot send sums; empty if they can.
@@ -79,28 +79,29 @@ class Carried:
         self._updates: dict[str, tuple[float, int | None, str | None]] = {}
 
     def check(self, update: Update, participants: Mapping[str, Participant]) -> None:
-        """Whether another participant can carry this one's model.
+        """Checks the carrier that an update names.
 
         Raises:
-            PayloadError: this run takes no sums, or the carrier is no other participant of the same site.
+            PayloadError: this run takes no sums, or the carrier is not another participant of the same site.
         """
         name, carrier = update.participant, update.carrier
         if self._refused:
             raise PayloadError("carrier", f"{name}: its site sent a mean in place of its model, but {self._refused}")
         other = participants.get(str(carrier))
         if other is None or other.site != participants[name].site or carrier == name:
-            raise PayloadError("carrier", f"{name}: {carrier!r} is no other participant of its site")
+            raise PayloadError("carrier", f"{name}: {carrier!r} is not another participant of its site")
 
     def add(self, update: Update, weight: float) -> None:
-        """Takes note of an accepted update."""
+        """Records an accepted update."""
         self._updates[update.participant] = (weight, update.cluster, update.carrier)
 
     def resolved(self) -> tuple[dict[str, float], dict[str, str]]:
         """Once all results are there.
 
         Returns:
-            The weight of each update, with what it carries; nothing where none carries any. And those whose model
-            nobody carries, with the reason: the update that should have held it was refused, or never came.
+            The weight of each update, those included in it counted; empty if no update includes others. And the
+            participants whose model is included nowhere, with the reason: the carrier's update was refused, or never
+            came.
         """
         weights = {name: weight if carrier is None else 0.0 for name, (weight, _, carrier) in self._updates.items()}
         lost = {}
@@ -110,10 +111,10 @@ class Carried:
             if self._updates.get(carrier, (0.0, None, carrier))[1:] == (cluster, None):
                 weights[carrier] += weight
             else:
-                lost[name] = f"carrier: {carrier} should carry {name}'s model, but has none of its cluster"
+                lost[name] = f"carrier: {name}'s model should be included in {carrier}'s, which has none of its cluster"
         return weights if any(carrier for _, _, carrier in self._updates.values()) else {}, lost
 
 
 def weighed(weights: Mapping[str, float], update: Update) -> Update:
-    """An update with its weight as `Carried` found it."""
+    """An update with the weight that `Carried` gives it."""
     return replace(update, weight=weights[update.participant])

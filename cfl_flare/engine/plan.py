@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""All that makes a run, sorted by concern: what the recipe and the command line turn their arguments into."""
+"""A whole run, by concern: the recipe and the command line turn their arguments into it."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ CONCERNS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A run as it was asked for; each setting is in its bounds. Whether they fit together, the preflight checks.
+    """A run as requested. Each setting is valid by itself; the preflight checks that they fit together.
+    The attributes that are not listed are the settings of each concern.
 
     Attributes:
         method: the method.
         model: ``{"class_path", "args"}`` of the module that is trained.
-        source: the same of what is read; empty where a training script reads its data.
-        reader: what reads it here.
-        training: how participants train; None where a training script decides.
-        others: the settings of each concern.
+        source: the same of the data source; empty if a training script reads its data.
+        reader: the source itself.
+        training: how participants train; None if a training script decides.
     """
 
     method: Method
@@ -75,10 +75,10 @@ class RunPlan:
         training: TrainSettings | Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> RunPlan:
-        """From the arguments of `cfl_flare.flare.ClusteredRecipe`.
+        """Builds a plan from the arguments of `cfl_flare.flare.ClusteredRecipe`.
 
         Raises:
-            ConfigError: naming the setting, its value and what it should be.
+            ConfigError: a setting is wrong; the message names it, its value and what it should be.
         """
         check_known(settings, CONCERNS.values(), "recipe")
         method = method if isinstance(method, Method) else build_method(as_spec(method, "method"))

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What can be checked of a run before it starts: settings that are right by themselves must also fit together."""
+"""Checks before a run starts: settings that are valid by themselves must also fit together."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SHARES = ("accuracy", "macro_f1")
 
 
 def check_plans(plans: Iterable[RunPlan]) -> None:
-    """Checks all that the author of runs can get wrong, once for each; no data is read.
+    """Checks runs before any of them starts; no data is read.
 
-    Whether each method fits its model comes first for all of them, before the first one builds its initial models.
+    Every method is checked against its model before the first one builds its initial models.
 
     Raises:
-        ConfigError: naming the setting, its value and the way out.
+        ConfigError: a setting is wrong; the message names it, its value and the way out.
     """
     layouts = [(plan, _check_fit(plan)) for plan in plans]
     for plan, layout in layouts:
@@ -51,7 +51,7 @@ def check_data(
     seed: int = 0,
     device: str = "cpu",
 ) -> Site:
-    """Checks what a site checks in a job's first task, where the site's data is at hand.
+    """Makes the checks of a job's first task, for data that is at hand.
 
     Returns:
         The site, ready to train.
@@ -86,7 +86,7 @@ def _check_fit(plan: RunPlan) -> Layout:
 
 
 def _check_counts(plan: RunPlan) -> None:
-    """Checks all that counts a simulation's participants."""
+    """Checks the settings that count a simulation's participants."""
     most, sample, answers = len(plan.data.names), plan.server.sample, plan.server.min_answers
     more = f"is more than {plan.data.who_trains}"
     fewest = plan.job.min_clients
@@ -100,7 +100,7 @@ def _check_counts(plan: RunPlan) -> None:
 
 
 def _check_start(plan: RunPlan, layout: Layout) -> None:
-    """Lets the server itself say whether it could start, where the participants are known."""
+    """Builds the server, which makes its own checks, if the participants are known."""
     if plan.data.participants is None or plan.job.resume_from is not None:
         return
     participants = [Participant(name, "site", 1) for name in plan.data.names]
@@ -109,7 +109,7 @@ def _check_start(plan: RunPlan, layout: Layout) -> None:
 
 
 def check_stop_cond(stopping: EarlyStopping) -> None:
-    """Raises a ConfigError if a run is to end at a measure of 80, where 1 is the most."""
+    """Raises a ConfigError if the stop condition compares a share in 0..1 with a larger number."""
     stop = stopping.stop
     if stop is None:
         return
@@ -126,8 +126,8 @@ def _layout(module: nn.Module) -> Layout:
         return ResidentModel(module).layout
     except CFLError:
         raise
-    except Exception as error:  # torch has many ways to say that a module has no plain float parameters
+    except Exception as error:  # torch raises many kinds of errors for parameters that are not plain floats
         raise ConfigError(
             f"model {type(module).__name__}: its parameters cannot be held as one float32 vector ({one_line(error)}); "
-            "they should be there, dense and real, when the model is built"
+            "they should exist, dense and real, once the model is built"
         ) from error

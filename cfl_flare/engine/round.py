@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""One round at the server: the tasks that were handed out, and what came back."""
+"""One round on the server: its tasks and its results."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from cfl_flare.methods.state import Download, Mapped
 
 
 class Round:
-    """Tasks by participant, and the results that passed every check.
+    """A round's tasks by participant, and the results that passed every check.
 
     Args:
         participants: all of the run's.
         tasks: what is asked of some of them.
         downloads: what the method distributed to those.
         bank: the models that the tasks name.
-        model_bytes: size of one model, which decides where updates wait.
+        model_bytes: size of one model, which decides whether updates are kept in memory or on disk.
         no_sums: why sites cannot send sums; empty if they can.
 
     Attributes:
         results: by participant, without their updates.
-        failures: by participant, why nothing of theirs could be used.
+        failures: by participant, why there is no usable result.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Round:
 
     @property
     def training(self) -> int:
-        """How many were asked to train."""
+        """The number of participants that were asked to train."""
         return sum(task.train for task in self.tasks.values())
 
     def _sent(self, bank: Mapping[str, Params]) -> int:
@@ -67,7 +67,7 @@ class Round:
         return sum(_layout_bytes(bank, slot) for slots in wanted.values() for slot in travelling(slots))
 
     def accept(self, result: Result, site: str, method: Method, state: ServerState) -> None:
-        """Checks a result wholly, then keeps it.
+        """Checks all of a result, then keeps it.
 
         Raises:
             PayloadError: it does not fit what was asked; nothing of it is kept.
@@ -78,7 +78,7 @@ class Round:
         if name not in self.tasks:
             raise PayloadError("not_asked", f"{name} was not asked in this round")
         if name in self.results:
-            raise PayloadError("twice", f"{name} answered twice")
+            raise PayloadError("twice", f"{name} sent a second result")
         check_result(result, self.tasks[name])
         if update is not None:
             if update.carrier is not None:
@@ -95,17 +95,17 @@ class Round:
         self._spool.put(replace(update, main=expected[0] if update.diffs else None))
 
     def fail(self, participants: Sequence[str], reason: str) -> None:
-        """Notes that participants sent nothing that could be used."""
+        """Notes that participants sent nothing usable, and why."""
         self.failures.update({name: reason for name in participants if name in self.tasks})
 
     def end(self) -> None:
-        """Whoever has sent nothing by now has failed."""
+        """Ends the round: participants without a result have failed."""
         for name in self.tasks:
             if name not in self.results:
-                self.failures.setdefault(name, "no answer in time")
+                self.failures.setdefault(name, "no result in time")
 
     def updates(self) -> tuple[Sequence[Update], list[str], bool]:
-        """The updates in the participants' order, whose they are, and whether some hold those of several."""
+        """The updates in the participants' order, whose they are, and whether some are means of several."""
         weights, lost = self._carried.resolved()
         self.failures.update(lost)
         kept = self._spool.ordered([name for name in self._participants if name not in lost])
@@ -118,7 +118,7 @@ class Round:
         record["seconds"] = round(record["seconds"] + time.monotonic() - self._started, 3)
 
     def close(self) -> None:
-        """Forgets the updates."""
+        """Deletes the updates."""
         self._spool.close()
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The server at work, without FLARE: it owns the method and its state, hands out tasks and checks results."""
+"""The server, independent of FLARE: it owns the method and its state, hands out tasks and checks results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cfl_flare.training.ensemble import Served
 
 
 class TooFewAnswersError(CFLError):
-    """Rounds went by without enough good answers."""
+    """Too many rounds in a row had too few valid results."""
 
 
 class Server:
@@ -42,7 +42,7 @@ class Server:
         method: the method.
         layout: the model's layout.
         participants: all of them, in the order in which they are averaged.
-        settings: what is scheduled.
+        settings: the schedule.
         state: the state to start from.
         recorder: where results are written; None for none.
         progress: where an interrupted run was; None at a run's start.
@@ -51,8 +51,8 @@ class Server:
 
     Attributes:
         state: the server's state.
-        progress: what it knows beside the state.
-        rejected: how often results were refused, by reason code.
+        progress: what it knows besides the state.
+        rejected: the number of refused results, by reason code.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Server:
         method.check(layout, settings.num_rounds)
         require(
             method.traits.mergeable or not settings.merge_small_clusters,
-            f"run: merge_small_clusters: method {method.label} has no step in which they could be; leave it out, and "
-            "min_sites_per_cluster still reports them",
+            f"run: merge_small_clusters: method {method.label} cannot merge clusters; leave it out, and "
+            "min_sites_per_cluster still reports small ones",
         )
         self.archive = (archive or Archive()) if method.traits.archives else None
         if self.archive is not None:
@@ -94,7 +94,7 @@ class Server:
 
     @property
     def finished(self) -> bool:
-        """All rounds are done, or enough of them."""
+        """Whether all rounds are done, or the run has ended early."""
         return self.state.round >= self.settings.num_rounds or self.progress.stopped is not None
 
     @property
@@ -103,12 +103,12 @@ class Server:
         return {**self.state.bank, **self._whole}
 
     def _asked(self) -> int:
-        """How many train in the coming round."""
+        """How many participants train in the coming round."""
         everyone = len(self.participants)
         return everyone if self.method.plan(self.state).everyone else count_of(self.settings.sample, everyone)
 
     def sampled(self) -> set[str]:
-        """Who trains in the coming round; beside the method's wish, it depends on the seed and the round alone."""
+        """Who trains in the coming round; apart from the method's plan, it depends on the seed and the round alone."""
         names, count, drawn = list(self.participants), self._asked(), self.method.plan(self.state).draw
         rng = stream(self.settings.seed, "sample", self.state.round if drawn is None else drawn)
         return set(names) if count == len(names) else {names[i] for i in rng.permutation(len(names))[:count]}
@@ -117,7 +117,7 @@ class Server:
         """The coming round's tasks: who trains, and whose served model is measured.
 
         The models that are sent in round r are those of the end of round r - 1: measuring them on arrival costs no
-        traffic of its own. After the last round the tasks are to measure only.
+        extra traffic. After the last round the tasks are to measure only.
         """
         training = set() if self.finished else self.sampled()
         done = self.state.round
@@ -137,7 +137,7 @@ class Server:
         return Round(self.participants, tasks, downloads, self.bank, self.layout.nbytes, refused)
 
     def _cross(self) -> tuple[CrossModel, ...]:
-        """The clusters' models, or what the run leaves where there are none; one that is put together travels whole."""
+        """The clusters' models, or the run's other ones if it has no clusters; one made of parts travels whole."""
         found = []
         left = self._left()
         clusters = [cluster_slot(k) for k in range(self.method.clusters_in(self.state))]
@@ -156,7 +156,7 @@ class Server:
         return {k: served for k, served in self.method.models(self.state, self.layout).items() if k not in closed}
 
     def accept(self, result: Result, site: str) -> None:
-        """Checks a result wholly, then keeps it.
+        """Checks all of a result, then keeps it.
 
         Raises:
             PayloadError: it does not fit what was asked; nothing of it is kept.
@@ -178,7 +178,7 @@ class Server:
         self._round.fail(participants, reason)
 
     def fail_sites(self, reasons: Mapping[str, str]) -> None:
-        """The same for all participants of some sites, each with its reason."""
+        """The same for all participants of some sites, each site with its reason."""
         for site, reason in reasons.items():
             self.fail([name for name, p in self.participants.items() if p.site == site], reason)
 
@@ -189,12 +189,12 @@ class Server:
             What was measured of the round before, if this one measured it.
 
         Raises:
-            TooFewAnswersError: the last rounds in a row had too few good answers.
+            TooFewAnswersError: too many rounds in a row had too few valid results.
         """
         self._round.end()
         done = self.finished
         measured = self._measure()
-        enough = None if measured is None else self._judge(measured)
+        enough = None if measured is None else self._check_stopping(measured)
         if not done:
             self._advance()
             if not self.finished:
@@ -202,8 +202,8 @@ class Server:
         self._round.close()
         return measured
 
-    def _judge(self, measured: RoundMetrics) -> str | None:
-        """Keeps the models of the best round so far. Returns why the run should end after this one; None if not.
+    def _check_stopping(self, measured: RoundMetrics) -> str | None:
+        """Keeps the models of the best round so far. Returns why the run should end early; None if not.
 
         The measured round's models are those of the state as it is now, before the coming round moves it.
         """
@@ -219,7 +219,7 @@ class Server:
         return stopping.reached(progress.watched, number, scalars)
 
     def _measure(self) -> RoundMetrics | None:
-        """Completes the last round's record with what the results say of its models."""
+        """Completes the last round's record with the results' metrics of its models."""
         if self.progress.record is None:
             return None
         results = self._round.results
@@ -251,10 +251,10 @@ class Server:
         else:
             self.state = replace(before, round=before.round + 1)
             self.progress.failed_rounds += 1
-        most = min(self.settings.max_failed_rounds, self.settings.num_rounds)  # a run in which all failed is none
+        most = min(self.settings.max_failed_rounds, self.settings.num_rounds)  # a run fails if all its rounds do
         if self.progress.failed_rounds >= most:
             raise TooFewAnswersError(
-                f"{self.progress.failed_rounds} rounds in a row had fewer than {enough} good answers; "
+                f"{self.progress.failed_rounds} rounds in a row had fewer than {enough} valid results; "
                 f"the last reasons: {dict(Counter(self._round.failures.values()))}"
             )
         old, new = before.assignment, self.state.assignment
@@ -275,7 +275,7 @@ class Server:
         self._round.count(self.progress.record)
 
     def _step(self, before: ServerState, updates: Sequence[Update]) -> Assignment:
-        """E-step and M-step, with small clusters merged in between where that is asked for; returns who is where."""
+        """E-step and M-step, with small clusters merged in between if requested; returns the assignment."""
         equipped, closed = replace(before, logits=self._logits, archive=self.archive), set[int]()
         assignment = self.method.assign(equipped, updates)
         if self.settings.merge_small_clusters:
@@ -286,14 +286,14 @@ class Server:
         return assignment
 
     def _analyse(self, before: ServerState, updates: Sequence[Update], assignment: Assignment) -> dict[str, Any]:
-        """What the round's record says of its clustering; its Gram matrix is written where it is asked for."""
+        """The analysis of the round's clustering, for its record; its Gram matrix is written if requested."""
         round_ = (self.method, before, self.state, updates, assignment)
         if self._recorder is not None and self.settings.keep_features:
             self._recorder.features(before.round, gram(*round_), assignment)
         return analyse(*round_)
 
     def forget(self, number: int) -> None:
-        """No one will go back to a round before this one."""
+        """Deletes archived arrays that only rounds before this one need."""
         if self.archive is not None:
             self.archive.prune(number)
 

@@ -17,33 +17,33 @@ class ServerSettings:
     """What the server schedules."""
 
     num_rounds: int = setting(help="communication rounds", ge=1)
-    seed: int = setting(0, help="of everything random: initial models, partition, sampling, batches", ge=0)
+    seed: int = setting(0, help="seed of everything random: initial models, partition, sampling, batches", ge=0)
     sample: float | int = setting(
         1.0, help="participants a round: a share like 0.25, or a count", bounds=SHARE_OR_COUNT
     )
-    min_answers: float | int = setting(1, help="fewest good answers a round: share or count", bounds=SHARE_OR_COUNT)
+    min_answers: float | int = setting(1, help="fewest valid results a round: share or count", bounds=SHARE_OR_COUNT)
     evaluate_every: int = setting(1, help="rounds between measurements; the last round is always measured", ge=1)
-    max_failed_rounds: int = setting(3, help="the run ends after so many rounds in a row with too few answers", ge=1)
+    max_failed_rounds: int = setting(3, help="the run fails after so many rounds in a row with too few results", ge=1)
     keep_features: bool = setting(False, help="keep the Gram matrix of the participants' features in each round")
     min_sites_per_cluster: int = setting(
-        1, help="a cluster of fewer sites is reported, as its model tells of their data", ge=1
+        1, help="clusters of fewer sites are reported, as their models reveal something of the data", ge=1
     )
-    merge_small_clusters: bool = setting(False, help="put the participants of such a cluster into the nearest other")
-    key_metric: str = setting("accuracy", help="by it the best round is chosen, whose models are kept; empty for none")
+    merge_small_clusters: bool = setting(False, help="move the participants of such a cluster to the nearest other one")
+    key_metric: str = setting("accuracy", help="it chooses the best round, whose models are kept; empty for none")
     key_metric_mode: str | None = setting(
-        None, help="which end of it is best; default: what stop_cond is after, else max", choices=("min", "max")
+        None, help="which end of it is best; default: as stop_cond implies, else max", choices=("min", "max")
     )
     stop_cond: str | None = setting(None, help="the run ends once it holds: 'accuracy >= 0.8', 'cluster-0/loss < 0.3'")
     patience: int | None = setting(
         None, help="the run ends after so many rounds without improvement of stop_cond's metric, else key_metric", ge=1
     )
-    cross_site_evaluation: bool = setting(False, help="measure every cluster's model on every test split in the end")
+    cross_site_evaluation: bool = setting(False, help="measure every cluster's model on every test split at the end")
 
     def __post_init__(self) -> None:
         check_settings(self, "run")
         require(
             not self.merge_small_clusters or self.min_sites_per_cluster > 1,
-            "run: merge_small_clusters merges clusters of fewer than min_sites_per_cluster = 1 sites, which there are "
+            "run: merge_small_clusters merges clusters of fewer than min_sites_per_cluster = 1 sites, and there are "
             "none; raise that",
         )
         _ = self.early_stopping
@@ -61,7 +61,7 @@ class SiteSettings:
     evaluate_trained: bool = setting(False, help="measure the locally trained models as well")
     device: str = setting("cpu", help="where a site computes: cpu, cuda, cuda:0, ...", per_site=True)
     torch_threads: int = setting(
-        1, help="torch's threads a site; more slow down sites on one machine", ge=1, per_site=True
+        1, help="torch threads per site; more slow down sites that share a machine", ge=1, per_site=True
     )
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class SiteSettings:
 
 
 def check_device(device: str) -> None:
-    """Raises a ConfigError if torch knows no such device; whether a site has it, only the site knows."""
+    """Raises a ConfigError if torch knows no such device; only a site knows whether it has it."""
     import torch
 
     try:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A site at work, without FLARE: it hosts participants, and carries out the server's tasks for them one by one."""
+"""A site, independent of FLARE: it hosts participants, and carries out the server's tasks for them one by one."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from cfl_flare.training.settings import TrainSettings
 
 @dataclass(frozen=True)
 class CrossModel:
-    """One of the models that a run leaves, as it is measured everywhere.
+    """One of a run's final models, which every participant measures.
 
     Attributes:
-        name: what it is called: ``cluster-0``.
-        slots: under which names it travels; several predict together.
-        vote: how they do; see `cfl_flare.training.ensemble.combined`.
+        name: its name: ``cluster-0``.
+        slots: names of the models that it consists of; several predict together.
+        vote: how they predict; see `cfl_flare.training.ensemble.combined`.
     """
 
     name: str
@@ -44,11 +44,11 @@ class Task:
     Attributes:
         slots: names of the models that it is sent.
         train: train and send an update.
-        evaluate: measure the served model on the own test split first.
-        scalars: what the method adds.
-        choices: the slot of each cluster among which it chooses.
-        joined: where models travel in parts, the slot of the part that each shares.
-        cross: models to measure on the own test split as well, whoever they are for.
+        evaluate: first measure the served model on its own test split.
+        scalars: values that the method adds.
+        choices: the slot of each cluster that it may choose.
+        joined: for models that travel in parts, the slot of the shared part of each.
+        cross: models to measure on its own test split as well, whoever they are for.
     """
 
     slots: tuple[str, ...]
@@ -61,7 +61,7 @@ class Task:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Names of all models that travel for it, each once."""
+        """Names of all models that it needs, each once."""
         return tuple(dict.fromkeys((*self.slots, *(slot for model in self.cross for slot in model.slots))))
 
     @classmethod
@@ -85,7 +85,7 @@ class Result:
         update: None if it was not asked to train, or failed.
         metrics: ``served_accuracy``, ... and on request ``trained_accuracy``, ...
         error: why it failed; None if it did not.
-        cross: metrics of each model that it was to measure beside.
+        cross: metrics of each model of the task's ``cross``.
     """
 
     participant: str
@@ -131,7 +131,7 @@ class Site:
         self._evaluate_trained = evaluate_trained
 
     def add(self, participants: Iterable[ParticipantData]) -> None:
-        """Takes participants in.
+        """Adds participants.
 
         Raises:
             DataError: their samples or labels do not fit the model.
@@ -182,14 +182,14 @@ class Site:
         round_number: int,
         on_served: Callable[[str, Served], None] = lambda participant, served: None,
     ) -> Result:
-        """Carries out a task for one participant. What goes wrong for it stays with it.
+        """Carries out a task for one participant; a failure becomes its result's error.
 
         Args:
             participant: whom the task is for.
             task: what is asked.
             models: the models that came with the round, by slot.
             round_number: counted from 0.
-            on_served: given the participant and what it predicts with, where that is measured.
+            on_served: called with the participant and what it predicts with, if that is measured.
 
         Raises:
             AbortedError: the job was aborted meanwhile.
@@ -215,7 +215,7 @@ class Site:
                     metrics.update({f"trained_{name}": value for name, value in trained.items()})
         except AbortedError:
             raise
-        except Exception as error:  # one failing participant must not take its site's others along
+        except Exception as error:  # one failing participant must not stop the site's others
             return Result(participant, error=f"{type(error).__name__}: {error}")
         self.memory[participant] = memory
         return Result(participant, update, metrics, cross=cross)

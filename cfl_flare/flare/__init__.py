@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The FLARE side; the only part of cfl_flare that imports nvflare.
+"""The integration with FLARE; the only part of cfl_flare that imports nvflare.
 
 The names below are imported on first use: a site's process needs the executor, not what makes jobs.
 """

@@ -34,18 +34,18 @@ from cfl_flare.training.resident import ResidentModel
 
 
 class ClusteringAggregator(ModelAggregator):
-    """Checks the sites' answers, clusters and averages them.
+    """Checks the sites' results, clusters them and averages them.
 
     Args:
         method: ``{"method": "wecfl", "k": 3, ...}``.
         model: ``{"class_path", "args"}`` of the module that is trained.
         held: for a method that compares models on indicator samples: the ``source`` of a simulation and the ``data``
-            settings by which it is dealt out; with an indicator file the source is not read. None for other methods.
+            settings that deal it out; with an indicator file the source is not read. None for other methods.
         initial_ckpt: the file of the model from which the run starts: an absolute path of the server's, or the name of
             a file that the job carries in its custom folder; None starts from untrained models.
 
     Attributes:
-        server: the server at work; None before ``begin``.
+        server: the running server; None before ``begin``.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ClusteringAggregator(ModelAggregator):
 
     @property
     def running(self) -> Server:
-        """The server at work."""
+        """The running server."""
         assert self.server is not None, "begin() comes first"
         return self.server
 
@@ -88,11 +88,11 @@ class ClusteringAggregator(ModelAggregator):
         return logits_for(method, partial(self._make_model, fl_ctx), data, source, seed)
 
     def _initial(self, method: Method, seed: int, fl_ctx: FLContext) -> Callable[[int], Params]:
-        """What the method takes for the run's initial models."""
+        """Makes the run's initial models, for the method."""
         path = None
         if self.initial_ckpt is not None:
             carried = fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id())
-            path = Path(carried) / self.initial_ckpt  # an absolute one as it is
+            path = Path(carried) / self.initial_ckpt  # an absolute path stays as it is
         return initial_models(method, partial(self._make_model, fl_ctx), self.layout(fl_ctx), seed, path)
 
     def begin(
@@ -108,10 +108,10 @@ class ClusteringAggregator(ModelAggregator):
 
         Args:
             participants: all of them.
-            settings: what is scheduled.
+            settings: the schedule.
             recorder: where results are written.
             fl_ctx: FLARE's context.
-            resumed: the state to go on from.
+            resumed: the state to resume from.
             archive: where a method that needs it keeps arrays on disk.
 
         Raises:
@@ -135,13 +135,13 @@ class ClusteringAggregator(ModelAggregator):
         )
 
     def plan(self) -> dict[str, FLModel]:
-        """The coming round's task for each site that has one: that of each participant, and each model once."""
+        """The coming round's message to each site: the tasks of its participants, and each model once."""
         server = self.running
         by_site: dict[str, dict[str, Task]] = {}
         for name, task in server.tasks().items():
             by_site.setdefault(server.participants[name].site, {})[name] = task
         number = server.state.round
-        total = number if server.finished else server.settings.num_rounds  # sites keep what they serve in the last one
+        total = number if server.finished else server.settings.num_rounds  # after it, sites keep their served models
         messages = {}
         for site, tasks in by_site.items():
             slots = travelling(slot for task in tasks.values() for slot in task.needed)
@@ -150,7 +150,7 @@ class ClusteringAggregator(ModelAggregator):
         return messages
 
     def accept_model(self, model: FLModel) -> bool:
-        """Checks a site's answer participant by participant; what does not fit is left out, with its reason.
+        """Checks a site's results one by one; what does not fit is left out, with its reason.
 
         Returns:
             Whether anything of it was accepted.
@@ -166,11 +166,11 @@ class ClusteringAggregator(ModelAggregator):
                         server.accept(result, site)
                         accepted += 1
                 except PayloadError as error:
-                    self.warning(f"round {server.state.round}: {site}: answer refused ({error.code}): {error}")
+                    self.warning(f"round {server.state.round}: {site}: result refused ({error.code}): {error}")
         except PayloadError as error:
             server.rejected[error.code] += 1
             server.fail([n for n, p in server.participants.items() if p.site == site], f"{error.code}: {error}")
-            self.warning(f"round {server.state.round}: {site}: whole answer refused ({error.code}): {error}")
+            self.warning(f"round {server.state.round}: {site}: all results refused ({error.code}): {error}")
         return accepted > 0
 
     def aggregate_model(self) -> FLModel:
@@ -180,7 +180,7 @@ class ClusteringAggregator(ModelAggregator):
             The metrics of the round before, measured on the models that this round started from; without parameters.
 
         Raises:
-            TooFewAnswersError: the last rounds in a row had too few good answers.
+            TooFewAnswersError: too many rounds in a row had too few valid results.
         """
         measured = self.running.finish_round()
         if measured is None:
@@ -190,7 +190,7 @@ class ClusteringAggregator(ModelAggregator):
         key, progress = self.running.settings.early_stopping.key, self.running.progress
         for unknown in self.running.settings.early_stopping.unknown(progress.best, progress.watched):
             self.warning(
-                f"no round has had the number {unknown!r} so far, by which the best models are kept or the job ends; "
+                f"no round has reported {unknown!r} so far, which decides on the best models or the end of the job; "
                 f"round {measured.record['round']} has {', '.join(sorted(scalars))}"
             )
         name = key and key.name_in(scalars)
@@ -205,4 +205,4 @@ class ClusteringAggregator(ModelAggregator):
         )
 
     def reset_stats(self) -> None:
-        """Nothing to reset: a round's answers are forgotten when the next one is planned."""
+        """Nothing to reset: planning a round drops the results of the one before."""

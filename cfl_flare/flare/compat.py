@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The private FLARE 2.9 hooks that cfl_flare leans on, all in one place."""
+"""The private FLARE 2.9 hooks that cfl_flare relies on, all in one place."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class PerSiteController(ModelController):
     site has asked for it. So each site gets a task of its own, and the round waits for all of them together.
 
     Attributes:
-        site_errors: return code of each site whose last answer was an error.
-        plain: tasks are FLARE's plain FLModel of one model, as its Client API wants them.
+        site_errors: return code of each site whose last result was an error.
+        plain: tasks are plain FLModels with one model each, as FLARE's Client API expects.
     """
 
     def __init__(self, *args: Any, plain: bool = False, **kwargs: Any):
@@ -41,7 +41,7 @@ class PerSiteController(ModelController):
         self.plain = plain
 
     def _build_shareable(self, data: FLModel | None = None) -> Shareable:
-        """A COLLECTION of one DXO a model: the shape under which FLARE's filters act on each model by itself."""
+        """A COLLECTION with one DXO per model, so that FLARE's filters act on each model separately."""
         assert data is not None
         if self.plain:
             return super()._build_shareable(data)
@@ -62,19 +62,19 @@ class PerSiteController(ModelController):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """An answer that came after its round had ended is dropped."""
-        self.warning(f"{client.name}: late answer to task {task_name!r} dropped; raise task_timeout if this goes on")
+        """Drops a result that arrives after its round has ended."""
+        self.warning(f"{client.name}: late result of task {task_name!r} dropped; raise task_timeout if this goes on")
 
     def exchange(
-        self, task_name: str, data: Mapping[str, FLModel], timeout: int, on_answer: Callable[[FLModel], bool]
+        self, task_name: str, data: Mapping[str, FLModel], timeout: int, on_result: Callable[[FLModel], bool]
     ) -> bool:
-        """Sends each site its data and waits until all have answered, or the time is over.
+        """Sends each site its data and waits until all results are in, or time is up.
 
         Args:
             task_name: the task.
             data: what each site gets.
             timeout: seconds.
-            on_answer: called with each good answer; False refuses it.
+            on_result: called with each result that is not an error; False refuses it.
 
         Returns:
             False if the job was aborted meanwhile.
@@ -82,7 +82,7 @@ class PerSiteController(ModelController):
         self.site_errors.clear()
         for site, model in data.items():
             self.set_fl_context(model)
-            task = self._prepare_task(data=model, task_name=task_name, timeout=timeout, callback=on_answer)
+            task = self._prepare_task(data=model, task_name=task_name, timeout=timeout, callback=on_result)
             self.send(task, fl_ctx=self.fl_ctx, targets=[site])
         while self.get_num_standing_tasks():
             if self.abort_signal.triggered:
@@ -99,7 +99,7 @@ def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
     """
 
     def authorize(class_path: str) -> None:
-        ctx = FLContext()  # a context of its own: FLARE's check writes into it what the running one holds otherwise
+        ctx = FLContext()  # a separate one: FLARE's check overwrites values of the context that it is given
         ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, fl_ctx.get_engine().get_workspace())
         ctx.set_prop(FLContextKey.CURRENT_JOB_ID, fl_ctx.get_job_id())
         refusal = authorize_build_component({"path": class_path}, None, None, ctx, [])
@@ -114,7 +114,7 @@ def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
 
 def check_site_names(names: Sequence[str], fewest: int) -> None:
     """Raises a ConfigError for a site's name that FLARE cannot use, or fewer sites than the job starts with."""
-    from nvflare.recipe.utils import _validate_per_site_targets  # of no use in the processes of a job
+    from nvflare.recipe.utils import _validate_per_site_targets  # not needed in the processes of a job
 
     try:
         _validate_per_site_targets({name: {} for name in names}, fewest)
@@ -123,7 +123,7 @@ def check_site_names(names: Sequence[str], fewest: int) -> None:
 
 
 def study_of(fl_ctx: FLContext) -> str:
-    """The study that the job belongs to; FLARE calls that of a job without one ``default``."""
+    """The study that the job belongs to; for a job without one, FLARE says ``default``."""
     return str(get_job_meta_study(fl_ctx.get_prop(FLContextKey.JOB_META)))
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that versions at server, sites and in the job fit together, and that server and sites have equal settings."""
+"""Checks that the versions of server, sites and job are compatible, and that server and sites have equal settings."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def check_software(theirs: Mapping[str, str], who: str, place: str) -> None:
 
     Args:
         theirs: version of each package, as `SOFTWARE`; missing ones are not checked.
-        who: whose they are, as the beginning of the message.
-        place: the name of this place.
+        who: whose they are; the message begins with it.
+        place: the name of this server or site.
 
     Raises:
         ConfigError: a version differs in its first two numbers.
@@ -62,7 +62,7 @@ def check_maker(made_by: Mapping[str, str], place: str) -> None:
 
     Args:
         made_by: version of each package.
-        place: where this is.
+        place: the name of this server or site.
     """
     known = series(made_by.get("cfl_flare", "")) in RUNS_JOBS_OF
     ours = {"cfl_flare": SOFTWARE["cfl_flare"]} if known else {}
@@ -80,10 +80,10 @@ def check_settings(servers: Mapping[str, Any], own: Mapping[str, Any], place: st
     Args:
         servers: the `SHARED` settings in the server's file.
         own: those in the site's file.
-        place: the name of this place.
+        place: the name of this site.
 
     Raises:
-        ConfigError: names the first setting that differs.
+        ConfigError: a setting differs; the message names the first one.
     """
     for name in (key for key in SHARED if key in servers):
         found = _difference(name, unmarked(servers[name]), unmarked(own.get(name)))
@@ -91,7 +91,7 @@ def check_settings(servers: Mapping[str, Any], own: Mapping[str, Any], place: st
             where, one, other = found
             raise ConfigError(
                 f"job: {where} = {reprlib.repr(one)} at the server, {reprlib.repr(other)} at {place}; set it to the "
-                "same in config_fed_server and config_fed_client"
+                "same value in config_fed_server and config_fed_client"
             )
 
 

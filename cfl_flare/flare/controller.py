@@ -32,7 +32,7 @@ from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import load_run
 
 RESULTS = "cfl"
-# Seconds that the first task may take at least: it starts with the site's process, imports torch and reads the data.
+# The first task's time limit is at least this, in seconds: it starts the site's process and reads the data.
 CHECK_IN = 300
 
 
@@ -45,8 +45,9 @@ class ClusteredController(PerSiteController):
     Args:
         facts: about the run, for its summary; ``data`` and ``training`` must be as the sites' executors have them.
         made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
-        judge: where the sites run a training script of FLARE's Client API, the settings of
-            `cfl_flare.engine.job_settings.AssignSettings`; None where they have cfl_flare's own executor.
+        judge: if the sites run a training script of FLARE's Client API, the settings of
+            `cfl_flare.engine.job_settings.AssignSettings`; None if they run cfl_flare's own executor. Jobs of version
+            0.1 use this name.
         aggregator_id: the ClusteringAggregator's id in the job.
         persistor_id: the ClusterModelPersistor's id in the job.
     """
@@ -107,27 +108,27 @@ class ClusteredController(PerSiteController):
             self.scripts.probe()
 
     def _connected(self) -> list[Participant]:
-        """Every site is one participant; how much data it has, its script's first answer says."""
+        """Every site is one participant; its script's first result says how much data it has."""
         names = sorted((client.name for client in self.engine.get_clients()), key=natural)
         return [Participant(name, name, 1) for name in names]
 
-    def _exchange(self, task: str, data: Mapping[str, FLModel], on_answer: Callable[[FLModel], bool]) -> bool:
-        """One exchange with scripts; a site that fails has its participant fail."""
-        went = self.exchange(task, data, self._own.task_timeout, on_answer)
+    def _exchange(self, task: str, data: Mapping[str, FLModel], on_result: Callable[[FLModel], bool]) -> bool:
+        """One exchange with scripts; if a site fails, its participant does."""
+        went = self.exchange(task, data, self._own.task_timeout, on_result)
         self.aggregator.running.fail_sites(self.site_errors)
         return went
 
     def _check_in(self) -> list[Participant]:
-        """Asks every site whom it hosts. A site that cannot take part is left out, with its reason."""
+        """Asks every site which participants it hosts. A site that cannot take part is left out, with its reason."""
         sites = sorted((client.name for client in self.engine.get_clients()), key=natural)
         common = {"sites": len(sites), "memory_of": self.persistor.resume_from}
         self._hosting = {site: {"index": i, **common} for i, site in enumerate(sites)}
         hosted: dict[str, list[Participant]] = {}
 
-        def on_answer(answer: FLModel) -> bool:
-            site = answer.meta["client_name"]
+        def on_result(result: FLModel) -> bool:
+            site = result.meta["client_name"]
             try:
-                content = wire.content_of(answer.meta)
+                content = wire.content_of(result.meta)
                 if "error" in content:
                     raise PayloadError("site_failed", str(content["error"]))
                 hosted[site] = [
@@ -139,9 +140,9 @@ class ClusteredController(PerSiteController):
 
         ours, rounds = {"software": compatibility.SOFTWARE, "job": self._shared()}, self._schedule.num_rounds
         data = {site: wire.message({}, {**ours, **content}, 0, rounds) for site, content in self._hosting.items()}
-        self.exchange(wire.CHECK_TASK, data, max(self._own.task_timeout, CHECK_IN), on_answer)
+        self.exchange(wire.CHECK_TASK, data, max(self._own.task_timeout, CHECK_IN), on_result)
         said = dict(self.left_out)
-        silent = {site: self.site_errors.get(site, "no answer in time") for site in sites}
+        silent = {site: self.site_errors.get(site, "no result in time") for site in sites}
         self.left_out = {site: said.get(site, silent[site]) for site in sites if site not in hosted}
         for site, reason in self.left_out.items():
             self.error(f"{site} is left out: {reason}")
@@ -154,7 +155,7 @@ class ClusteredController(PerSiteController):
         return {**unmarked({**of_aggregator, **told}), "seed": self.seed, "run_name": self.persistor.run_name}
 
     def _round(self) -> bool:
-        """One round; after the last one, one more exchange that only measures. False when all is done."""
+        """One round; after the last one, one more exchange that only measures. False when the job is done."""
         if self.abort_signal.triggered:
             return False
         server, last = self.aggregator.running, self.aggregator.running.finished
@@ -176,9 +177,7 @@ class ClusteredController(PerSiteController):
             server.close({})
             if server.small_clusters:
                 fewest = self._schedule.min_sites_per_cluster
-                self.warning(
-                    f"clusters {server.small_clusters} have fewer than {fewest} sites, whose data they tell of"
-                )
+                self.warning(f"clusters {server.small_clusters} have fewer than {fewest} sites, whose data they reveal")
             self._draw()
             self.info(f"results: {Path(self.get_run_dir()) / RESULTS}")
             return False
@@ -201,7 +200,7 @@ class ClusteredController(PerSiteController):
         return went
 
     def _draw(self) -> None:
-        """The run's figures; a server without matplotlib still has everything that they show."""
+        """Draws the run's figures; without matplotlib, they can be drawn later from the results."""
         try:
             from cfl_flare.report.figures import draw
 
@@ -219,7 +218,7 @@ class ClusteredController(PerSiteController):
 
 
 def natural(name: str) -> list[str | int]:
-    """Sorts site-10 after site-9.
+    """A sort key that puts site-10 after site-9.
 
     >>> sorted(["site-10", "site-9"], key=natural)
     ['site-9', 'site-10']

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Control of what leaves a site: a filter for the numbers beside models, and a check of other filters."""
+"""Control of what leaves a site: a filter for the numbers sent with models, and a check of other filters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENCRYPTION = "nvflare.app_opt.he"
 
 
 def check_filters(fl_ctx: FLContext) -> None:
-    """Raises a ConfigError if a filter on a site's answers, the job's or the site's own, encrypts models."""
+    """Raises a ConfigError if a filter on a site's results, the job's or the site's own, encrypts models."""
     runner = fl_ctx.get_prop(FLContextKey.RUNNER)
     filters = get_filters(
         "task_result_filters", fl_ctx, getattr(runner, "task_result_filters", {}), wire.TRAIN_TASK, FilterKey.OUT
@@ -44,7 +44,7 @@ class EgressFilter(Filter):
     (IFCA), that choice, without which the server cannot average.
 
     Args:
-        withhold: metrics of the own test split that are not sent: of ``accuracy``, ``macro_f1``, ``loss``.
+        withhold: metrics of the site's test split that are not sent: any of ``accuracy``, ``macro_f1``, ``loss``.
         round_to: the other metrics are rounded to multiples of this, such as 0.05; None sends them as they are.
         samples_step: counts of training samples are rounded to multiples of this, at least one; averages weight the
             site by the rounded count.
@@ -61,7 +61,7 @@ class EgressFilter(Filter):
         require(samples_step >= 1, f"EgressFilter: samples_step = {samples_step} should be a whole number >= 1")
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Changes an answer of cfl_flare's executor or of a training script; anything else is returned unchanged."""
+        """Changes a result of cfl_flare's executor or of a training script; anything else is returned unchanged."""
         try:
             dxo = from_shareable(shareable)
         except ValueError:  # a reply without content, such as an aborted task's

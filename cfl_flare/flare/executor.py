@@ -40,10 +40,10 @@ from cfl_flare.training.settings import TrainSettings
 
 
 class ClusteredExecutor(Executor):
-    """Trains and measures a site's participants as the server orders.
+    """Carries out the server's tasks for a site's participants: it trains and measures.
 
-    It reads no data and builds no model before its first task, so that whatever is wrong with them becomes an answer
-    with a reason, and not a dead process, which would end the whole job.
+    It reads no data and builds no model before its first task, so that an error in them is reported
+    with its reason; a dead process would end the whole job.
 
     It also takes the settings of `SiteSettings` and `ExecutorSettings`. Others are refused in the first task: an error
     in the constructor would end the job for all.
@@ -83,7 +83,7 @@ class ClusteredExecutor(Executor):
         self._abort_signal = Signal()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Carries out a task; what goes wrong is logged here and answered as a reason without this site's paths."""
+        """Carries out a task; a failure is logged here and reported to the server without this site's paths."""
         self._abort_signal = abort_signal
         try:
             if task_name == wire.CHECK_TASK:
@@ -102,7 +102,7 @@ class ClusteredExecutor(Executor):
         return wire.to_shareable({}, {"error": wire.without_paths(reason)})
 
     def _log_failure(self, what: str, reason: str, whole: str, fl_ctx: FLContext) -> None:
-        """Errors are logged as they may leave: a kit's default is to stream the log of errors to the server."""
+        """Logs the error without paths, as a kit streams its error log to the server by default."""
         self.log_error(fl_ctx, f"{what} failed: {wire.without_paths(reason)}")
         self.log_info(fl_ctx, f"{what} failed, in full: {whole}")
 
@@ -111,7 +111,7 @@ class ClusteredExecutor(Executor):
         content = wire.content_of(wire.from_shareable(shareable).meta)
         self._agree(content, fl_ctx)
         site = self._prepared(content, fl_ctx)
-        if content["memory_of"] != self.run_name:  # what an earlier run of this name left is not this one's
+        if content["memory_of"] != self.run_name:  # memories of an earlier run of this name are not this one's
             store_for(self.run_name, fl_ctx).keep_previous()
         for own in site.hosted.values() if len(site.hosted) == 1 else ():
             summary = DataSummary.of(own)
@@ -122,7 +122,7 @@ class ClusteredExecutor(Executor):
         return wire.to_shareable({}, {"participants": hosted})
 
     def _agree(self, content: dict[str, Any], fl_ctx: FLContext) -> None:
-        """Checks that the job and the server go with what is installed here, and that both run the same settings."""
+        """Checks that job and server are compatible with what is installed here, and have the same settings."""
         place = fl_ctx.get_identity_name()
         unused = compatibility.unused_copy(fl_ctx)
         if unused:
@@ -186,8 +186,8 @@ class ClusteredExecutor(Executor):
     def _recall(self, number: int, site: Site, run_name: str, fl_ctx: FLContext) -> None:
         """Makes sure that the participants' memories are those of the round before this one.
 
-        They are not in a process that FLARE started in the middle of a run, nor in a resumed one. A site that had
-        nothing to do in the last rounds remembers what it knew before them.
+        A process that FLARE started in the middle of a run, or for a resumed one, has to read them. The memories of a
+        site that had nothing to do in the last rounds are those from before them.
         """
         if self._store is not None and number >= self._memory_round:
             return
@@ -208,17 +208,17 @@ class ClusteredExecutor(Executor):
                 site.memory[name][what] = params
 
     def _keep(self, number: int, fl_ctx: FLContext, participant: str, served: Served) -> None:
-        """Writes what a participant got from the run, where the site's operator finds it."""
+        """Saves a participant's served model for the site's operator."""
         folder = store_for(self.run_name, fl_ctx).folder / SERVED
         try:
             save_served(folder, participant, served, self.model, number)
-        except OSError as error:  # the run has its answers all the same
+        except OSError as error:  # the run has its results all the same
             self._log_failure(f"keeping {participant}'s model", str(error), str(error), fl_ctx)
         else:
             self.log_info(fl_ctx, f"{participant}'s model: {folder}")
 
     def _remember(self, number: int, site: Site) -> None:
-        """Writes the participants' memories, where the method has any."""
+        """Writes the participants' memories, if the method has any."""
         assert self._store is not None
         models = {f"{name}#{what}": p for name, own in site.memory.items() for what, p in own.items()}
         if models:
@@ -227,4 +227,4 @@ class ClusteredExecutor(Executor):
 
 
 def _leave(participant: str, served: Served) -> None:
-    """Before the last round, what is predicted with is not kept."""
+    """Keeps no served model; for all rounds but the last."""

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What goes over the wire: a COLLECTION of one DXO a model both ways, everything else in its meta.
+"""Messages between server and sites: a COLLECTION with one DXO per model both ways, everything else in its meta.
 
 Down: ``{slot: WEIGHTS}`` and the tasks. Up: ``{"participant/slot": WEIGHT_DIFF}`` and the results. Values are numpy
-arrays by parameter name, float32 (integer buffers int64). Arrays of a participant that are not
-a model come up as one more WEIGHT_DIFF, ``"participant/#arrays"``, so that a site's filters see them too.
+arrays by parameter name, float32 (integer buffers int64). Arrays of a participant that are not a model come up as one
+more WEIGHT_DIFF, ``"participant/#arrays"``, so that a site's filters see them too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def content_of(meta: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     content = (meta or {}).get(META)
     if not isinstance(content, dict):
-        raise PayloadError("schema", "the answer carries no cfl_flare content; was it made by another executor?")
+        raise PayloadError("schema", "the message has no cfl_flare content; was it made by another executor?")
     if content.get("schema") != SCHEMA:
         raise PayloadError(
             "schema", f"schema {content.get('schema')!r}, expected {SCHEMA}: install the same cfl_flare everywhere"
@@ -88,7 +88,7 @@ def encode_tasks(tasks: Mapping[str, Task]) -> dict[str, Any]:
 
 
 def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Task], dict[str, Params], dict[str, Any]]:
-    """A round's task on the site: that of each participant, the models, and the other content.
+    """A round's message on the site: the task of each participant, the models, and the other content.
 
     Raises:
         PayloadError: the models do not fit this site's.
@@ -139,20 +139,20 @@ def decode_results(
     """A site's results, one at a time: a result, or the participant's name and why its arrays do not fit.
 
     Raises:
-        PayloadError: the message as a whole is of another round or schema, or is no such message.
+        PayloadError: the message as a whole is of another round or schema, or is malformed.
     """
     content = content_of(message.meta)
     if "error" in content:
         raise PayloadError("site_failed", str(content["error"]))
     if content.get("round") != number:
-        raise PayloadError("round", f"answers round {content.get('round')!r}, the current one is {number}")
+        raise PayloadError("round", f"the results are of round {content.get('round')!r}, the current one is {number}")
     described = content.get("results")
     collection = message.params if message.params is not None else {}
     if not isinstance(described, dict) or not isinstance(collection, dict):
-        raise PayloadError("schema", "the answer has no 'results' or no collection of models")
+        raise PayloadError("schema", "the message has no 'results' or no collection of models")
     strangers = sorted(key for key in collection if key.rpartition("/")[0] not in described)
     if strangers:
-        raise PayloadError("unknown_participant", f"model {strangers[0]!r} belongs to no answering participant")
+        raise PayloadError("unknown_participant", f"model {strangers[0]!r} belongs to no participant with a result")
     for name, said in described.items():
         own = {key.rpartition("/")[2]: dxo for key, dxo in collection.items() if key.rpartition("/")[0] == name}
         try:
@@ -163,10 +163,10 @@ def decode_results(
 
 def _result(name: str, said: Any, models: Mapping[str, Any], bank: Mapping[str, Params]) -> Result:
     if not isinstance(said, dict) or not isinstance(said.get("metrics", {}), dict):
-        raise PayloadError("schema", f"{name}: its answer is not a dictionary with metrics")
+        raise PayloadError("schema", f"{name}: its result is not a dictionary with metrics")
     cross = said.get("cross", {})
     if not isinstance(cross, dict) or not all(isinstance(found, dict) for found in cross.values()):
-        raise PayloadError("schema", f"{name}: its answer has no dictionary of metrics for each model")
+        raise PayloadError("schema", f"{name}: its result has no dictionary of metrics for each model")
     update = None
     if "samples" in said:
         arrays = _arrays(name, models[ARRAYS]) if ARRAYS in models else {}
@@ -204,9 +204,9 @@ def _diff(name: str, slot: str, dxo: Any, layout: Layout) -> Params:
 
 
 def without_paths(text: str) -> str:
-    """A reason fit to be sent: a site's file paths are its own business.
+    """An error message that may leave the site: without its file paths.
 
-    What the environment names is known, spaces and all; beside it, a path is what looks like one.
+    Paths that environment variables name are removed with any spaces in them, others by what paths look like.
     """
     own = {os.environ.get(name, "") for name in OWN_PLACES}
     for place in sorted((p for p in own if "/" in p[1:]), key=len, reverse=True):

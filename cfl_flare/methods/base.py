@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.core.config import check_types, require
+from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
+from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.methods.parts import check_part, known_part
 from cfl_flare.methods.penalties import Penalty
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
@@ -26,7 +27,7 @@ from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Term
 
-# The contract, in the order of a run. A new method overrides a few of these; everything else on `Method` is a tool.
+# The contract, in the order of a run. A new method overrides a few of these; all else on `Method` is a helper for them.
 STEPS = (
     *("check", "start", "plan", "distribute", "terms", "local_update", "serve", "finetuned"),
     *("vector", "assign", "aggregate", "clusters_in", "models", "join"),
@@ -35,39 +36,33 @@ STEPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """One federated algorithm. Its fields are its settings; a subclass overrides the steps that it changes.
+    """One federated algorithm. Its fields are its settings; a subclass overrides the steps that it changes."""
 
-    Attributes:
-        weighting: how participants count in averages: ``"samples"``, psi_i = n_i / n (thesis Eq. 2.3), or
-            ``"uniform"``, psi_i = 1/m (Eq. 2.2).
-        penalties: terms that are added to the loss in each local step; see `cfl_flare.methods.penalties`.
-        finetune: each participant trains what it predicts with for one more local round before it does (thesis
-            sec. 7.4.4).
-        finetune_epochs: passes over its training data in that round; None for as long as any other.
-        name: what the method is called in a job.
-        paper: where it comes from.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # in a job
     paper: ClassVar[str]
 
-    weighting: str = "samples"
-    penalties: tuple[Penalty, ...] = ()
-    finetune: bool = False
-    finetune_epochs: int | None = None
+    weighting: str = setting(
+        "samples",
+        help="weights in averages: samples, psi_i = n_i / n (thesis Eq. 2.3), or uniform, psi_i = 1/m (Eq. 2.2)",
+        choices=("samples", "uniform"),
+    )
+    penalties: tuple[Penalty, ...] = setting((), help="terms that are added to the loss in each local step")
+    finetune: bool = setting(
+        False, help="train for one more local round before predicting, each participant by itself (thesis sec. 7.4.4)"
+    )
+    finetune_epochs: int | None = setting(
+        None, help="passes over the training data in that round; None for as long as any other round", ge=1
+    )
 
     def __post_init__(self) -> None:
         where, epochs = self.where, self.finetune_epochs
-        check_types(self, where)
+        check_settings(self, where)
         cluster_on = getattr(self, "cluster_on", None)
         if cluster_on is not None:
             object.__setattr__(self, "cluster_on", known_part(cluster_on, where))
         self._check_penalties()
-        require(epochs is None or epochs >= 1, f"{where}: finetune_epochs = {epochs} should be >= 1 or None")
         used = self.finetune or epochs == type(self).finetune_epochs
         require(used, f"{where}: finetune_epochs = {epochs} does nothing without finetune = True; set that too")
-        known = self.weighting in ("samples", "uniform")
-        require(known, f"{where}: weighting = {self.weighting!r} should be 'samples' or 'uniform'")
 
     def _check_penalties(self) -> None:
         given, refusal = self.penalties, self.traits.no_penalties
@@ -80,12 +75,12 @@ class Method(ABC):
 
     @property
     def traits(self) -> Traits:
-        """What the engine must know of it before a run."""
+        """What the engine must know of the method before a run."""
         return Traits()
 
     @property
     def label(self) -> str:
-        """What the method is called in tables: its name and what was added to it, ``wecfl-con``."""
+        """The method's name in tables, with what was added to it: ``wecfl-con``."""
         return "-".join([self.name, *(p.short for p in self.penalties), *(["finetune"] * self.finetune)])
 
     @property
@@ -95,13 +90,13 @@ class Method(ABC):
 
     @property
     def clusters(self) -> int:
-        """K, as the traits have it."""
+        """The number of clusters K."""
         return self.traits.clusters
 
     # ---- Steps on the server ----
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """Checks that the method works with such a model, for so many rounds where their number is known.
+        """Checks that the method works with a model of this layout, and with this many rounds if their number is known.
 
         Raises:
             ConfigError: the model lacks a part that the method needs, or the rounds are too few.
@@ -118,7 +113,7 @@ class Method(ABC):
         return ServerState(bank={GLOBAL: initial(0)})
 
     def plan(self, state: ServerState) -> Plan:
-        """Who trains in the coming round, and how many answers it needs."""
+        """Who trains in the coming round, and how many updates the round needs."""
         return Plan()
 
     def distribute(self, state: ServerState, participant: str) -> Download:
@@ -126,7 +121,7 @@ class Method(ABC):
         return Download((GLOBAL,))
 
     def vector(self, state: ServerState, update: Update) -> np.ndarray:
-        """What a participant is compared by, float32: a part of the model that it trained, or an array that it sent."""
+        """The vector by which a participant is compared, float32: part of its trained model, or an array it sent."""
         return self.features(state.trained(update))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
@@ -138,21 +133,21 @@ class Method(ABC):
         """M-step: the new models."""
 
     def clusters_in(self, state: ServerState) -> int:
-        """Number of cluster ids given out so far: 0, 1, ... without a gap.
+        """The number of cluster ids given out so far: 0, 1, ... without a gap.
 
-        An id stays with its cluster. A split keeps it for one half, and the other takes the next one; it is never used
-        again.
+        An id stays with its cluster. When a cluster is split, one half keeps the id and the other gets the next one.
+        Ids are never reused.
         """
         return self.clusters
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """What a run leaves to predict with, by name."""
+        """The models that a finished run leaves for prediction, by name."""
         return {slot: Served((model,)) for slot, model in state.bank.items()}
 
     def join(self, state: ServerState, update: Update) -> ServerState:
-        """The state of a finished run once a newcomer has sent an update: it may be placed, nothing else changes.
+        """The state of a finished run after a newcomer's update: the newcomer may be assigned, nothing else changes.
 
-        No model of the bank moves, and nobody else changes cluster.
+        No model of the bank changes, and no other participant changes cluster.
         """
         placed = {**state.assignment, **self.assign(state, [update])}
         return replace(state, assignment=placed, round=state.round + 1)
@@ -160,8 +155,8 @@ class Method(ABC):
     # ---- Steps on the site ----
 
     def terms(self, download: Download, own: str) -> list[Term]:
-        """What is added to the loss of a participant that starts from the model ``own``: the penalties."""
-        ready = "weights" in download.scalars  # a participant that starts from the common model is sent none either
+        """The terms added to the loss of a participant that starts from the model ``own``: those of the penalties."""
+        ready = "weights" in download.scalars  # a participant that starts from the common model is sent no weights
         active = [p for p in self.penalties if ready or not p.of_clusters]
         return [term for p in active for term in p.terms(download, own, self.clusters)]
 
@@ -174,7 +169,7 @@ class Method(ABC):
         return download.models[0]
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
-        """What a participant predicts with after one more local round of ``finetune_epochs``, each model by itself."""
+        """The served models after one more local round of ``finetune_epochs`` each."""
         served = Served.of(served)
         models = tuple(learner.train(m, purpose="finetune", epochs=self.finetune_epochs) for m in served.models)
         return replace(served, models=models)
@@ -182,14 +177,14 @@ class Method(ABC):
     # ---- Tools for steps ----
 
     def choices(self, state: ServerState) -> dict[int, str]:
-        """The clusters among which participants choose, and their slots: all K but those that were closed."""
+        """The clusters that participants choose from, with their slots: all K but the closed ones."""
         return {k: cluster_slot(k) for k in range(self.clusters) if k not in state.closed}
 
     def with_penalties(self, state: ServerState, sent: Download) -> Download:
-        """A download with what penalties of clusters need beside it, once there are centres: models and their weights.
+        """Adds to a download the models and weights that penalties of clusters need, once there are centres.
 
-        There are centres when `aggregate` has put ``weights`` into the state's extras; the round's number does not say
-        it, as a round may fail, and CAM's warm-up makes none.
+        There are centres once `aggregate` has put ``weights`` into the state's extras. The round number does not tell,
+        as a round may fail, and CAM's warm-up makes no centres.
         """
         active = [p for p in self.penalties if p.of_clusters]
         if not active or "weights" not in state.extras or GLOBAL in sent.slots:
@@ -199,13 +194,13 @@ class Method(ABC):
         return replace(sent, scalars={"weights": state.extras["weights"]}, to_train=to_train)
 
     def trained(self, learner: Learner, download: Download, own: str, cluster: int | None = None, **how: Any) -> Update:
-        """The update of a participant that trains the model ``own``; ``how`` is for `Learner.train`."""
+        """Trains the model ``own`` and returns the update; ``how`` is passed on to `Learner.train`."""
         start = download.model(own)
         trained = learner.train(start, self.terms(download, own), **how)
         return Update(learner.participant, learner.samples, {own: trained - start}, cluster, main=own)
 
     def predictor(self, learner: Learner, download: Download) -> Params | Served:
-        """What `serve` gives, fine-tuned first if that was asked for."""
+        """The model that `serve` returns, fine-tuned first if ``finetune`` is set."""
         served = self.serve(learner, download)
         return self.finetuned(learner, served) if self.finetune else served
 
@@ -221,7 +216,7 @@ class Method(ABC):
         return float(update.samples) if self.weighting == "samples" else 1.0
 
     def means(self, state: ServerState, updates: Iterable[Update]) -> dict[str, Params]:
-        """Each slot's weighted mean over the participants that moved it (thesis Eq. 2.6); the others keep theirs."""
+        """Each slot's weighted mean over the participants that trained it (thesis Eq. 2.6); other slots stay."""
         means = {slot: WeightedMean(model.layout) for slot, model in state.bank.items()}
         for update in updates:
             for slot, diff in update.diffs.items():
@@ -231,7 +226,7 @@ class Method(ABC):
     def centres(self, state: ServerState, updates: Iterable[Update], assignment: Assignment) -> dict[str, Params]:
         """Weighted mean of the trained models inside each cluster; an empty cluster keeps its model.
 
-        One pass over the updates: large ones lie on disk.
+        It takes one pass over the updates, as large ones are kept on disk.
         """
         layout = next(iter(state.bank.values())).layout
         clusters = max([self.clusters_in(state), *(k + 1 for k in assignment.values())])
@@ -242,7 +237,7 @@ class Method(ABC):
         return {s: mean.result(state.bank.get(s) or state.bank[GLOBAL]) for s, mean in zip(slots, means)}
 
     def cluster_weights(self, updates: Iterable[Update], assignment: Assignment) -> list[float]:
-        """Each cluster's share of the weight of those who moved a model, w_k = sum of psi_i in it (thesis Eq. 5.5)."""
+        """Each cluster's share of the weight of all participants that trained a model, w_k (thesis Eq. 5.5)."""
         weights = np.zeros(self.clusters)
         for update in updates:
             if update.diffs:

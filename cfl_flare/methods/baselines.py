@@ -27,7 +27,7 @@ class Finetune(FedAvg):
 
     @property
     def label(self) -> str:
-        """Its name says it."""
+        """The name alone, which already says that it fine-tunes."""
         return self.name
 
 
@@ -40,8 +40,8 @@ class Local(Method):
 
     @property
     def traits(self) -> Traits:
-        """Nothing is shared."""
-        return Traits(starts_on_site=True, no_penalties="have no common model to hold on to; leave them out")
+        """Nothing travels; participants start from models built on their sites."""
+        return Traits(starts_on_site=True, no_penalties="need a common model, and there is none; leave them out")
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """Nothing is kept on the server; every site builds the same untrained model from the run's seed."""
@@ -52,14 +52,14 @@ class Local(Method):
         return Download()
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Goes on with its own model."""
+        """Trains the participant's own model further."""
         learner.memory["model"] = learner.train(self.serve(learner, download))
         return Update(learner.participant, learner.samples)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """Nothing to average."""
+        """There is nothing to average."""
         return state.after({})
 
     def serve(self, learner: Learner, download: Download) -> Params:
-        """Its own model."""
+        """The participant's own model."""
         return learner.memory.get("model") or learner.initial(0)

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
@@ -26,28 +27,33 @@ SHARED = "shared"
 class CAM(Wrapper):
     """Clustered additive modelling: a participant's prediction is h(x; Theta_g) + f(x; Theta_c(i)), logits added.
 
-    It wraps a method that clusters: that method assigns, trains and averages the Theta_k as ever, but sees everywhere
-    the sum with a frozen Theta_g. Beside it, Theta_g is trained on the sum with a frozen Theta_c(i).
+    It wraps a method that clusters: that method assigns, trains and averages the Theta_k as usual, but always sees
+    the sum with a frozen Theta_g. Theta_g in turn is trained on the sum with a frozen Theta_c(i).
 
-    Attributes:
-        base: the method that clusters, with its own weighting and penalties.
-        warmup: rounds in which only one of the two parts is trained: Theta_g by FedAvg where participants choose their
-            cluster (IFCA-CAM), each participant's theta_i by itself where the server clusters (FeSEM-CAM).
-        updates: ``simultaneous``, both parts in each round, neither sees what the other becomes (FedSim); or
-            ``alternating``, the clusters' in one round and the global one in the next (sec. 3.1).
-        step: ``normalised``, a centre becomes its members' mean (thesis Eq. 7.6); or ``damped``, it goes only its
-            members' share of all samples towards it (NeurIPS Eq. 6).
-        lam: lambda/2 ||theta_i - Theta_c(i)||^2 is added to the loss of theta_i (Eq. 12), where the server clusters.
+    The warm-up trains one part alone: Theta_g by FedAvg where participants choose their cluster (IFCA-CAM), each
+    participant's theta_i by itself where the server clusters (FeSEM-CAM).
     """
 
     name: ClassVar[str] = "cam"
     paper: ClassVar[str] = "Ma et al. 2023 (NeurIPS), thesis ch. 7"
 
-    base: Method
-    warmup: int = 10
-    updates: str = "simultaneous"
-    step: str = "normalised"
-    lam: float = 0.01
+    base: Method = setting(help="the method that clusters, with its own weighting and penalties")
+    warmup: int = setting(10, help="rounds in which only one of the two parts is trained", ge=0)
+    updates: str = setting(
+        "simultaneous",
+        help="simultaneous, both parts in each round, neither sees the other's new value (FedSim), or alternating, "
+        "the clusters' part in one round and the global one in the next (sec. 3.1)",
+        choices=("simultaneous", "alternating"),
+    )
+    step: str = setting(
+        "normalised",
+        help="normalised, a centre becomes its members' mean (thesis Eq. 7.6), or damped, it moves only its members' "
+        "share of all samples towards it (NeurIPS Eq. 6)",
+        choices=("normalised", "damped"),
+    )
+    lam: float = setting(
+        0.01, help="lambda/2 ||theta_i - Theta_c(i)||^2 is added to the loss, where the server clusters (Eq. 12)", ge=0
+    )
 
     def __post_init__(self) -> None:
         clusters = isinstance(self.base, Method) and self.base.clusters > 0 and self.base.traits.shares_centres
@@ -63,10 +69,6 @@ class CAM(Wrapper):
         require(not compared, f"method cam: base = {base!r} compares whole models, not sums; take another")
         require(self.weighting == "samples", "method cam: weighting belongs to its base; give it there")
         require(not self.base.finetune, "method cam: finetune belongs to the whole; give it to cam, not to its base")
-        require(self.warmup >= 0, f"method cam: warmup = {self.warmup} should be >= 0")
-        require(0 <= self.lam < float("inf"), f"method cam: lam = {self.lam} should be >= 0")
-        for name, known in (("updates", ("simultaneous", "alternating")), ("step", ("normalised", "damped"))):
-            require(getattr(self, name) in known, f"method cam: {name} = {getattr(self, name)!r} should be in {known}")
 
     @property
     def inner(self) -> tuple[Method, ...]:
@@ -79,7 +81,7 @@ class CAM(Wrapper):
         return replace(state, bank={k: m for k, m in state.bank.items() if k != SHARED}, round=clustered)
 
     def update_of(self, i: int, update: Update) -> Update:
-        """What the base's participants send."""
+        """An update without the difference of Theta_g."""
         return replace(update, diffs={slot: diff for slot, diff in update.diffs.items() if slot != SHARED})
 
     @property
@@ -111,14 +113,14 @@ class CAM(Wrapper):
         return self.base.traits.assigns_on_site
 
     def trains(self, round_number: int) -> tuple[bool, bool]:
-        """Whether a round trains the clusters' models, and whether it trains the global one."""
+        """Two flags: the round trains the clusters' models, and it trains the global one."""
         if round_number < self.warmup:
             return not self.chooses, self.chooses
         later = round_number - self.warmup
         return (True, True) if self.updates == "simultaneous" else (later % 2 == 0, later % 2 == 1)
 
     def alone(self, round_number: int) -> bool:
-        """Whether it is a warm-up round in which the participants' own models stay with them."""
+        """True for a warm-up round in which each participant keeps its own model."""
         return round_number < self.warmup - 1 and not self.chooses
 
     def distribute(self, state: ServerState, participant: str) -> Download:
@@ -137,7 +139,7 @@ class CAM(Wrapper):
         return replace(sent, slots=(SHARED, *sent.slots), returns=returns, names_cluster=clusters)
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Both parts, neither of which sees what the other becomes in this round; less where only one is trained."""
+        """Trains both parts, neither of which sees the other's new value in this round, or only one in some rounds."""
         if SHARED not in download.slots:
             return self._own_update(learner, download)
         learner.memory.pop("own", None)
@@ -165,7 +167,7 @@ class CAM(Wrapper):
         return centre
 
     def _own_update(self, learner: Learner, download: Download) -> Update:
-        """FeSEM-CAM's warm-up: goes on with its own theta_i, and sends it at the end (sec. 3.3)."""
+        """FeSEM-CAM's warm-up: trains its own theta_i further, and sends it in the last warm-up round (sec. 3.3)."""
         trained = learner.memory["own"] = learner.train(self._own(learner))
         diffs = {slot: trained - model for slot, model in zip(download.slots, download.models)}
         return Update(learner.participant, learner.samples, diffs)
@@ -179,7 +181,7 @@ class CAM(Wrapper):
         return super().assign(state, updates) if clusters else {}
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """Theta_k as the base makes them (Eq. 6, 11), Theta_g = sum psi_i theta_i^0 (Eq. 9)."""
+        """The base's Theta_k (Eq. 6, 11), and Theta_g = sum psi_i theta_i^0 (Eq. 9)."""
         after = state.after({})
         if assignment:
             own = self.updates_of(0, updates)
@@ -193,7 +195,7 @@ class CAM(Wrapper):
         return replace(after, bank={**after.bank, SHARED: shared.result(state.bank[SHARED])})
 
     def _damped(self, state: ServerState, after: ServerState, shares: Sequence[float]) -> ServerState:
-        """Theta_k goes only the share of its members towards their mean (NeurIPS Eq. 6)."""
+        """Moves Theta_k towards its members' mean by their share alone (NeurIPS Eq. 6)."""
         bank = dict(after.bank)
         for k, share in enumerate(shares):
             old, new = state.bank.get(cluster_slot(k)), after.bank[cluster_slot(k)]
@@ -204,7 +206,7 @@ class CAM(Wrapper):
         return replace(after, bank=bank)
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
-        """The sum; in the warm-up the part that is there."""
+        """The sum, or during the warm-up the only part there is."""
         if SHARED not in download.slots:
             return self._own(learner)
         if len(download.slots) == 1:
@@ -212,7 +214,7 @@ class CAM(Wrapper):
         return Served((download.model(SHARED), self._centre(learner, download)))
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
-        """Both parts after one more local round, each beside what the other was (thesis sec. 7.4.4)."""
+        """Both parts after one more local round, each beside the other's old value (thesis sec. 7.4.4)."""
         tune = partial(Learner.train, purpose="finetune", epochs=self.finetune_epochs)
         if not isinstance(served, Served):  # in the warm-up
             return tune(learner.part(SHARED) if self.chooses else learner, served)
@@ -220,7 +222,7 @@ class CAM(Wrapper):
         return Served((tune(learner.part(SHARED).beside(own), shared), tune(learner.beside(shared), own)))
 
     def join(self, state: ServerState, update: Update) -> ServerState:
-        """Placed by `assign`, in rounds that train the clusters' models."""
+        """Assigned by `assign`, in rounds that train the clusters' models."""
         return Method.join(self, state, update)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
@@ -230,6 +232,6 @@ class CAM(Wrapper):
 
 
 def without_shared(download: Download) -> Download:
-    """What the base was sent."""
+    """The part of a download that belongs to the base."""
     pairs = [(slot, model) for slot, model in zip(download.slots, download.models) if slot != SHARED]
     return replace(download, slots=tuple(s for s, _ in pairs), models=tuple(m for _, m in pairs))

@@ -12,16 +12,16 @@ import numpy as np
 
 from cfl_flare.clustering.agglomerative import agglomerate, distances_between
 from cfl_flare.clustering.kmeans import stacked
-from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, WeightedMean
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
+from cfl_flare.methods.parts import COMPARED
 from cfl_flare.methods.slots import is_cluster
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.methods.traits import Traits
 from cfl_flare.training.ensemble import Served
 
 SPLITS, SETTLED = "splits", "settled"
-LINKAGES = ("complete", "single")
 
 
 def parent_slot(cluster: int) -> str:
@@ -36,79 +36,67 @@ def half_slot(cluster: int, left: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CFL(Method):
-    """Clustered federated learning: FedAvg in each cluster, which is split where it has converged and its members not.
+    """Clustered federated learning: FedAvg in each cluster, which is split if it converged but its members did not.
 
     Participants are compared by their updates to the same model. Those that were absent when their cluster was split,
     and newcomers, go down the tree of splits as the paper's new clients do, one split an appearance: they are sent the
     model that was split, and go to the half whose mean update in that round is closer to their own by cosine
     similarity. That update counts in no mean. Until then their cluster is the half that kept the id, and they predict
     with the model that was split.
-
-    Attributes:
-        eps1: a cluster may be split when the norm of its members' mean update is below it;
-        eps2: and the largest norm of a member's update is above it.
-        min_rounds: rounds before the first split.
-        gamma_max: if given, a cluster is split only if the largest cosine similarity between the halves is below
-            sqrt((1 - gamma_max) / 2).
-        linkage: how the halves are found on cosine distance: ``complete``, as in the authors' code, or ``single``,
-            which makes the largest similarity between the halves as small as it can be (the paper's optimal
-            bipartition).
-        cluster_on: the parameters whose updates are compared, by norm and direction: ``all``, ``fc``, ``head``,
-            ``backbone``, or a list of parameter names.
     """
 
     name: ClassVar[str] = "cfl"
     paper: ClassVar[str] = "Sattler et al. 2020"
 
-    eps1: float
-    eps2: float
-    min_rounds: int = 0
-    gamma_max: float | None = None
-    linkage: str = "complete"
-    cluster_on: str | tuple[str, ...] = "all"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        where, gamma = f"method {self.name}", self.gamma_max
-        for name in ("eps1", "eps2"):
-            value = getattr(self, name)
-            require(0 <= value < float("inf"), f"{where}: {name} = {value} should be a number >= 0")
-        require(self.min_rounds >= 0, f"{where}: min_rounds = {self.min_rounds} should be >= 0")
-        require(gamma is None or 0 <= gamma < 1, f"{where}: gamma_max = {gamma} should be in [0, 1) or None")
-        require(self.linkage in LINKAGES, f"{where}: linkage = {self.linkage!r} should be one of {LINKAGES}")
+    eps1: float = setting(help="a cluster may be split when the norm of its members' mean update is below this", ge=0)
+    eps2: float = setting(help="and the largest norm of a member's update is above this", ge=0)
+    min_rounds: int = setting(0, help="rounds before the first split", ge=0)
+    gamma_max: float | None = setting(
+        None,
+        help="split only if the largest cosine similarity between the halves is below sqrt((1 - gamma_max) / 2)",
+        ge=0,
+        lt=1,
+    )
+    linkage: str = setting(
+        "complete",
+        help="halves by cosine distance: complete, as in the authors' code, or single, which makes the largest "
+        "similarity between the halves as small as possible (the paper's optimal bipartition)",
+        choices=("complete", "single"),
+    )
+    cluster_on: str | tuple[str, ...] = setting("all", help=COMPARED.format("whose updates are"))
 
     @property
     def traits(self) -> Traits:
-        """It begins with one cluster; newcomers are placed as the paper's new clients."""
+        """One cluster at first; newcomers are placed like the paper's new clients."""
         rule = "down the tree of splits, by cosine similarity"
         return Traits(clusters=1, joins_by=rule, cluster_on=self.cluster_on, shares_centres=False)
 
     def clusters_in(self, state: ServerState) -> int:
-        """One more than there were splits."""
+        """One more than the number of splits."""
         return 1 + len(state.extras[SPLITS])
 
     def join(self, state: ServerState, update: Update) -> ServerState:
-        """One split further down; ``settled`` says how far. A single update splits no cluster."""
+        """The newcomer goes one split further down; ``settled`` says how far. A single update splits no cluster."""
         return replace(self.aggregate(state, [update], self.assign(state, [update])), bank=state.bank)
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
-        """One cluster of all. ``splits`` has the parent of cluster 1, 2, ...; ``settled`` how many each knows."""
+        """One cluster of all. ``splits`` has the parent of cluster 1, 2, ...; ``settled`` how many a member knows."""
         return ServerState({cluster_slot(0): initial(0)}, extras={SPLITS: [], SETTLED: {}})
 
     def open_split(self, state: ServerState, participant: str) -> int | None:
-        """The cluster that came of the first split of its cluster in which this participant was absent."""
+        """The new cluster of the first split of a participant's cluster at which it was absent."""
         splits, at = state.extras[SPLITS], state.assignment.get(participant, 0)
         known = state.extras[SETTLED].get(participant, 0)
         return next((i + 1 for i in range(known, len(splits)) if splits[i] == at), None)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """Its cluster's model, or the model at whose split it was absent."""
+        """The model of the participant's cluster, or the one at whose split it was absent."""
         child = self.open_split(state, participant)
         own = cluster_slot(state.assignment.get(participant, 0))
         return Download((own if child is None else parent_slot(child),))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """Splits the clusters that should be, and lets those who were absent choose their half."""
+        """Splits the clusters that are due, and assigns absent participants to their half."""
         assignment = {}
         for update in updates:
             child, at = self.open_split(state, update.participant), state.assignment.get(update.participant, 0)
@@ -124,14 +112,14 @@ class CFL(Method):
         return assignment
 
     def _closer(self, state: ServerState, update: Update, parent: int, child: int) -> int:
-        """The half whose mean update in the split's round has the larger cosine similarity; ties to the parent's id."""
+        """The half whose mean update at the split is closer by cosine similarity; ties go to the parent's id."""
         start, own = self.features(state.bank[parent_slot(child)]), self.features(update.main_diff)[None]
         means = [self.features(state.bank[half_slot(child, left)]) - start for left in (False, True)]
         stayed, left = (float(distances_between(own, mean[None], "cosine")[0, 0]) for mean in means)
         return child if left < stayed else parent
 
     def _ripe(self, state: ServerState, updates: Sequence[Update]) -> list[int]:
-        """The clusters with ||sum psi_i u_i|| < eps1 and max ||u_i|| > eps2, of two present members or more."""
+        """The clusters with ||sum psi_i u_i|| < eps1 and max ||u_i|| > eps2, and at least two present members."""
         sums: dict[str, np.ndarray] = {}
         weights, largest, count = (dict[str, float]() for _ in range(3))
         for update, slot in self._of_clusters(updates if state.round >= self.min_rounds else ()):
@@ -145,7 +133,7 @@ class CFL(Method):
         return [k for k in range(self.clusters_in(state)) if cluster_slot(k) in ripe]
 
     def _halves(self, features: np.ndarray) -> np.ndarray | None:
-        """0 or 1 for each member, by cosine similarity; None where gamma_max says that they belong together."""
+        """0 or 1 for each member, by cosine similarity; None where gamma_max forbids the split."""
         halves = agglomerate(features, "cosine", self.linkage, k=2)
         if self.gamma_max is None:
             return halves
@@ -154,7 +142,7 @@ class CFL(Method):
 
     @staticmethod
     def _of_clusters(updates: Iterable[Update]) -> Iterator[tuple[Update, str]]:
-        """The updates to clusters' models, with their slots; without those that only choose a half."""
+        """The updates to clusters' models, with their slots, without those that only choose a half."""
         return ((update, slot) for update in updates for slot in update.diffs if is_cluster(slot))
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
@@ -175,7 +163,7 @@ class CFL(Method):
     def _half_means(
         self, state: ServerState, updates: Sequence[Update], assignment: Assignment, parents: dict[int, int]
     ) -> dict[str, Params]:
-        """For those who come later: the mean models of the halves of the clusters that are split."""
+        """The mean models of the halves of clusters that are split, for participants that return later."""
         children = {cluster_slot(parent): child for child, parent in parents.items()}
         means: dict[str, WeightedMean] = {}
         for update, slot in self._of_clusters(updates):

@@ -27,12 +27,12 @@ class Combination:
     """A name for several methods in one; its settings are theirs.
 
     Attributes:
-        name: in a job.
+        name: what it is called in a job.
         summary: what it is.
-        outer: the method that holds the others.
-        inner: those.
-        fixed: settings that belong to the name.
-        copies: the setting that says how often the inner one is there; None for once.
+        outer: the method that contains the others.
+        inner: the methods in it.
+        fixed: settings that the name implies.
+        copies: the setting that says how many copies of the inner method there are; None for one.
     """
 
     name: str
@@ -43,9 +43,10 @@ class Combination:
     copies: str | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Its settings with their defaults.
+        """The settings with their defaults.
 
-        `dataclasses.MISSING` is for those that must be given, a tuple for those of which each inner method has its own.
+        The default is `dataclasses.MISSING` for a setting that has to be given, and a tuple where the inner methods'
+        defaults differ.
         """
         found: dict[str, list[Any]] = {} if self.copies is None else {self.copies: [dataclasses.MISSING]}
         for field in (f for cls in self.inner for f in dataclasses.fields(cls)):
@@ -58,7 +59,7 @@ class Combination:
         return {**own, **self.fixed}
 
     def build(self, settings: Mapping[str, Any]) -> Method:
-        """The method.
+        """Builds the method.
 
         Raises:
             ConfigError: an unknown setting, or a value out of its range.
@@ -70,7 +71,7 @@ class Combination:
             there = ", ".join(self.settings())
             raise ConfigError(f"{where}: unknown setting {unknown[0]!r}; it has: {there}")
         names = [{f.name for f in dataclasses.fields(cls)} for cls in self.inner]
-        # fine-tuning is the whole's; what an inner method knows otherwise goes to it, the rest to the outer one
+        # Fine-tuning belongs to the whole. Others go to the inner methods that have them, the rest to the outer one.
         given = [{k: v for k, v in rest.items() if k in own and k not in WHOLE} for own in names]
         inner = [from_dict(c, {**self._fixed(own), **g}, where) for c, own, g in zip(self.inner, names, given)]
         outer = {k: v for k, v in rest.items() if k in WHOLE or not any(k in own for own in names)}

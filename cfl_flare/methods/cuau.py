@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedCUAU: clusters by how heterogeneous a participant's data is; knowledge flows from the least to the most."""
+"""FedCUAU: clusters by how heterogeneous a participant's data is; knowledge flows towards the more heterogeneous."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import ClassVar
 import numpy as np
 
 from cfl_flare.clustering.bins import by_rank, placed, thresholds
-from cfl_flare.core.config import require, require_whole
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
+from cfl_flare.methods.cluster_layers import last_block, parameters_outside, split_layers, with_part
 from cfl_flare.methods.fedavg import FedAvg, FedProx
 from cfl_flare.methods.parts import BACKBONE
 from cfl_flare.methods.personal import HEAD, BackboneOnly, FedBABU, FedPer
@@ -31,37 +32,39 @@ BASES: dict[str, FedAvg] = {m.name: m for m in (FedAvg(), FedProx(), FedBABU(fin
 class FedCUAU(Method):
     """Clusters by the divergence of a participant's first update (CU) from the mean update (AU); FedCUAU, Alg. 1.
 
-    Round 0 is stage 1, round t the t-th of stage 2: a run of T + 1 rounds has T of the base's. In round t the
-    participants, their batches and their learning rate are those of the base's round t - 1, and the shared layers with
-    those of the last cluster, (w^s, w^CC), are at its end exactly the base's model.
+    Round 0 is stage 1, and round t the t-th of stage 2: a run of T + 1 rounds has T rounds of the base. In round t the
+    participants, their batches and their learning rate are those of the base's round t - 1. After it, the shared layers
+    with those of the last cluster, (w^s, w^CC), are exactly the base's model.
 
     In stage 1 nothing is sent: each participant builds the run's initial model from the seed. One that fails in round
-    0, or joins later, does stage 1 in the first round that it takes part in, as it would have done it then, and is
-    placed between round 0's percentile points by its distance to round 0's AU. Until then it is served C1's model.
+    0, or joins later, does the same stage 1 in its first round, and is placed between round 0's percentile points by
+    its distance to round 0's AU. Until then it is served C1's model.
 
-    Attributes:
-        base: the method that is improved: ``fedavg``, ``fedprox``, ``fedbabu`` or ``fedper``, or one of them with its
-            own weighting and penalties. Its fine-tuning is this method's.
-        k: number of clusters C; cluster 0 is C1, of the least heterogeneous data.
-        cluster_layers: the layers of which each cluster has a copy, as names or beginnings of names
-            (``body.layer4``). None takes the backbone's last block with a convolution and all after it: ResNet-18's
-            last block and head, LEAF's last convolution and its fully connected layers (sec. 6.3); without a
-            convolution the backbone's last layer and the head, or the head alone if nothing were shared otherwise. For
-            FedBABU and FedPer never the head.
-        stage1_lr: learning rate of stage 1; None for the run's. CUAU orders participants by their heterogeneity while
-            they have hardly moved (Prop. 1).
-        finetune: measures the personalised accuracy: the own cluster's model, fine-tuned; without it the initial one,
-            of C1's model (FedPer has none, as its heads are the participants'; there it is the own cluster's model).
-        finetune_epochs: passes over the training data in that fine-tuning; None for as long as a round.
+    With ``finetune`` a participant is served its own cluster's model, fine-tuned (the personalised accuracy); without
+    it C1's model (the initial accuracy), or for FedPer, whose heads are the participants', its own cluster's.
     """
 
     name: ClassVar[str] = "fedcuau"
     paper: ClassVar[str] = "FedCUAU (anonymous, under review)"
 
-    base: Method | str = "fedavg"
-    k: int = 2
-    cluster_layers: tuple[str, ...] | None = None
-    stage1_lr: float | None = None
+    base: Method | str = setting(
+        "fedavg", help="what is improved: fedavg, fedprox, fedbabu, fedper, or one of them with settings of its own"
+    )
+    k: int = setting(2, help="number of clusters C; cluster 0 is C1, of the least heterogeneous data", ge=2)
+    cluster_layers: tuple[str, ...] | None = setting(
+        None,
+        help="the layers of which each cluster has a copy, as names or beginnings of names (body.layer4); None for the "
+        "backbone's last block with a convolution and all after it (sec. 6.3)",
+    )
+    stage1_lr: float | None = setting(
+        None,
+        help="learning rate of stage 1, None for the run's; CUAU orders participants by heterogeneity while they have "
+        "hardly moved (Prop. 1)",
+        gt=0,
+    )
+    finetune: bool = setting(
+        False, help="serve the own cluster's model, fine-tuned (personalised accuracy), and not C1's (initial accuracy)"
+    )
     finetune_epochs: int | None = 5
 
     def __post_init__(self) -> None:
@@ -72,10 +75,6 @@ class FedCUAU(Method):
         object.__setattr__(self, "base", base)
         require(not self.inner.finetune, "method fedcuau: finetune belongs to the whole; set base's finetune = False")
         require(self.weighting == "samples", "method fedcuau: weighting belongs to its base; give it there")
-        require_whole("method fedcuau", k=self.k)
-        require(self.k >= 2, f"method fedcuau: k = {self.k} should be >= 2; one cluster is its base")
-        lr = self.stage1_lr
-        require(lr is None or 0 < lr < float("inf"), f"method fedcuau: stage1_lr = {lr} should be > 0, or None")
         layers = self.cluster_layers
         if layers is not None:
             fits = isinstance(layers, (list, tuple)) and bool(layers) and all(isinstance(n, str) for n in layers)
@@ -96,17 +95,12 @@ class FedCUAU(Method):
 
     @property
     def traits(self) -> Traits:
-        """Newcomers are placed as those who were not in round 0."""
-        return Traits(
-            clusters=self.k,
-            joins_by="distance of its first update to the mean update",
-            whole_models=False,
-            starts_on_site=True,
-            no_penalties="belong to its base; give them there",
-        )
+        """Newcomers are placed like participants that were not in round 0."""
+        rule, refusal = "distance of its first update to the mean update", "belong to its base; give them there"
+        return Traits(clusters=self.k, joins_by=rule, whole_models=False, starts_on_site=True, no_penalties=refusal)
 
     def join(self, state: ServerState, update: Update) -> ServerState:
-        """It is placed by `aggregate`, as its first update is no model that could be compared."""
+        """`aggregate` places the newcomer, as its first update is not a model that could be compared."""
         return replace(self.aggregate(state, [update], self.assign(state, [update])), bank=state.bank)
 
     @property
@@ -116,7 +110,7 @@ class FedCUAU(Method):
 
     @property
     def headless(self) -> bool:
-        """The base's head does not travel."""
+        """True if the base's head does not travel."""
         return isinstance(self.inner, BackboneOnly)
 
     def weight(self, update: Update) -> float:
@@ -124,15 +118,15 @@ class FedCUAU(Method):
         return self.inner.weight(update)
 
     def plan(self, state: ServerState) -> Plan:
-        """Stage 1 is one shot for all (lines 2-5), and needs a participant for each cluster.
+        """All participants do stage 1 in one round (lines 2-5), which needs a participant for each cluster.
 
-        Later rounds draw as the base's, which has no stage 1 before them.
+        Later rounds sample as the base's rounds, which have no stage 1 before them.
         """
         first = "thresholds" not in state.extras
         return Plan(everyone=first, draw=max(0, state.round - 1), fewest=self.k if first else 1)
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """The model has cluster layers and others, and a head to send in stage 1; there are rounds after stage 1."""
+        """The model needs cluster layers, shared layers and a head for stage 1; the run needs rounds after stage 1."""
         super().check(layout, rounds)
         self.inner.check(layout)
         there = layout.head.size > 0
@@ -142,28 +136,17 @@ class FedCUAU(Method):
         require(enough, f"method fedcuau: stage 1 takes the first of {rounds} rounds; add some")
 
     def parts(self, layout: Layout) -> tuple[Layout, Layout]:
-        """What travels of a model: its shared layers, and its cluster layers (sec. 6.1).
+        """The parts of a model that travel: its shared layers, and its cluster layers (sec. 6.1).
 
         Raises:
-            ConfigError: there is nothing in one of them.
+            ConfigError: a name is unknown, or one of the two is empty.
         """
         whole = layout.backbone if self.headless else layout
         given = self.cluster_layers or last_block(layout, self.headless)
-        unknown = [name for name in given if not any(_within(e.name, name) for e in whole.entries)]
-        there = ", ".join(dict.fromkeys(e.name.rpartition(".")[0] or e.name for e in whole.entries))
-        where = f"method fedcuau: cluster_layers = {list(given)}"
-        require(not unknown, f"{where}: no {unknown[:1]} travels; there: {there}")
-        copied = {e.name for e in whole.entries if any(_within(e.name, name) for name in given)}
-        shared = whole.restricted([e.name for e in whole.entries if e.name not in copied])
-        cluster = whole.restricted(copied)
-        for part, what in ((shared, "shared"), (cluster, "cluster")):
-            if not part.parameter_size:
-                way_out = "set cluster_layers, or take a model with more layers"
-                raise ConfigError(f"{where} leave no {what} layers of {there}; {way_out}")
-        return shared, cluster
+        return split_layers(whole, given, f"{self.where}: cluster_layers = {list(given)}")
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
-        """All copies begin at the run's initial model (line 10). AU has the layout of what stage 1 sends."""
+        """All copies start from the run's initial model (line 10). AU has the layout of the head."""
         model = initial(0)
         shared, cluster = self.parts(model.layout)
         head = model.take(model.layout.head)
@@ -171,10 +154,10 @@ class FedCUAU(Method):
         return ServerState({**bank, HEAD: head} if self.headless else bank)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """Shared layers, those it predicts with, and to train those of its own cluster and all above it.
+        """The shared layers, the cluster layers to predict with, and to train those of its own cluster and all above.
 
-        The slots that it trains are always named after the two others, even if one of them is named there already: so
-        both sides know them. Where there are none, it is to do stage 1, and sends what its head moved by alone.
+        The slots to train always follow these two, even if one of them is repeated, so that both sides know them. A
+        participant with none of them does stage 1, and sends only the difference of its head.
         """
         if "thresholds" not in state.extras:
             return Download(returns=(AU,))
@@ -185,7 +168,7 @@ class FedCUAU(Method):
         return replace(sent, to_train=trains, returns=(*trains, SHARED)) if trains else sent
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Stage 1 or stage 2, by what was sent."""
+        """Stage 1 or stage 2, depending on the download."""
         if not download.slots[2:]:
             return self.client_update(learner)
         return self.cluster_client_update(learner, download)
@@ -209,8 +192,8 @@ class FedCUAU(Method):
         joint = learner.trained = view.trained
         assert isinstance(joint, Params)
         for slot in reversed(copies):  # the own cluster's is the last, and what the training ended with
-            start = _with(joint, download.model(slot))
-            frozen = _parameters_beside(joint.layout, download.model(slot).layout)
+            start = with_part(joint, download.model(slot))
+            frozen = parameters_outside(download.model(slot).layout, joint.layout)
             terms = self.inner.terms(Download((slot,), (start,)), slot)
             learner.trained = trained = view.part(slot).train(start, terms, frozen=frozen)
             diffs[slot] = (trained - start).take(download.model(slot).layout)
@@ -223,9 +206,9 @@ class FedCUAU(Method):
         return Download((BACKBONE if self.headless else GLOBAL,), (model,))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """The clusters of stage 2, where nobody moves.
+        """In stage 2 all stay in their clusters.
 
-        Empty while a participant does stage 1, whose update is no trained model that could be compared with others'.
+        Empty while a participant does stage 1, whose update is not a model that could be compared with others.
         """
         if any(AU in update.diffs for update in updates):
             return {}
@@ -239,7 +222,8 @@ class FedCUAU(Method):
         means = self.means(state, updates)
         first = "thresholds" not in state.extras
         au = means[AU] if first else state.bank[AU]
-        divergence = {u.participant: _length(u.diffs[AU] - au) for u in updates if AU in u.diffs}
+        apart = {u.participant: (u.diffs[AU] - au).vector for u in updates if AU in u.diffs}
+        divergence = {name: float(np.linalg.norm(vector.astype(np.float64))) for name, vector in apart.items()}
         if first:  # P_{i-1/C} < CUAU_k <= P_{i/C} (line 9), by rank: as printed, the smallest would be in none
             bins = by_rank(divergence, self.k)
             return state.after(means, bins, thresholds=thresholds(divergence, bins, self.k))
@@ -262,39 +246,6 @@ class FedCUAU(Method):
         return {slot: Served((layout.join(*rest, state.bank[slot]),)) for slot in self.slots}
 
 
-def last_block(layout: Layout, headless: bool) -> list[str]:
-    """The layers from the backbone's last block with a convolution on, or its last layer; with the head if it travels.
-
-    A block is what differs first in the names of the backbone's layers: ``body.layer4``, ``body.features.18``.
-    """
-    names = [e.name.split(".") for e in layout.backbone.entries if e.kind == "parameter"]
-    depth = next((d for d in range(1, max(map(len, names), default=1)) if len({tuple(n[:d]) for n in names}) > 1), 1)
-    blocks = list(dict.fromkeys(".".join(n[:depth]) for n in names))
-    convolves = {b for b in blocks for e in layout.entries if len(e.shape) == 4 and _within(e.name, b)}
-    last = max((i for i, b in enumerate(blocks) if b in convolves), default=0) or len(blocks) - 1
-    head = [] if headless else list(dict.fromkeys(e.name.rpartition(".")[0] for e in layout.entries if e.head))
-    return (blocks[last:] if last or headless else []) + head
-
-
-def _within(name: str, prefix: str) -> bool:
-    return f"{name}.".startswith(f"{prefix}.")
-
-
 def _stage_two(learner: Learner) -> Learner:
     """The participant in the base's round: stage 1 took one."""
     return learner.in_round(max(0, learner.round - 1))
-
-
-def _parameters_beside(whole: Layout, part: Layout) -> list[str]:
-    """The names of the parameters that are not in a part of the model."""
-    names = {e.name for e in part.entries}
-    return [e.name for e in whole.entries if e.kind == "parameter" and e.name not in names]
-
-
-def _with(model: Params, part: Params) -> Params:
-    """The model with these arrays in place of its own."""
-    return model.layout.pack({**model.arrays(), **part.arrays()})
-
-
-def _length(update: Params) -> float:
-    return float(np.linalg.norm(update.vector.astype(np.float64)))

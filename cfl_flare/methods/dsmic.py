@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedDSMIC and FedDS: the server clusters participants by what their models predict on samples of its own."""
+"""FedDSMIC and FedDS: the server clusters participants by their models' predictions on samples that it holds."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cfl_flare.clustering.divergence import divergences
-from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import derive
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.maml import Adapting
 from cfl_flare.methods.state import Assignment, Download, Indicator, ServerState, Update
@@ -25,39 +25,29 @@ NEWCOMER, START = "newcomer", "start"
 
 @dataclass(frozen=True, kw_only=True)
 class FedDS(Method):
-    """Clusters by predictions: a participant belongs to the centre that predicts what its trained model predicts.
+    """Clusters by predictions: a participant belongs to the centre that predicts most like its own trained model.
 
-    It is FedDSMIC's clustering alone: plain SGD, and each participant predicts with its cluster's centre.
+    It is FedDSMIC's clustering alone, with plain SGD, and each participant predicts with its cluster's centre.
 
     The predictions that are compared are those on indicator samples at the server, a few of each class. A simulation
-    takes them out of the data before it deals it out; at real sites the server's operator provides a file.
-
-    Attributes:
-        k: number of clusters C; each centre starts from its own seed.
-        indicator_samples: how many of each class, N_c.
-        indicator_file: a file on the server, in MedMNIST's layout, from which they are drawn; a relative path is also
-            looked for in the server's ``$CFL_DATA_ROOT``. None for a simulation.
-        seed: of the participants' spread over the centres in their first round.
+    sets them aside before it distributes the data; at real sites the server's operator provides a file.
     """
 
     name: ClassVar[str] = "fedds"
     paper: ClassVar[str] = "Li et al. 2022 (FedDSMIC): Alg. 1, Eq. 6, 7, 17"
 
-    k: int = 3
-    indicator_samples: int = 10
-    indicator_file: str | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        where = f"method {self.name}"
-        require(self.k >= 1, f"{where}: k = {self.k} should be >= 1")
-        held = self.indicator_samples
-        require(held >= 1, f"{where}: indicator_samples = {held} should be >= 1")
+    k: int = setting(3, help="number of clusters C; each centre starts from its own seed", ge=1)
+    indicator_samples: int = setting(10, help="indicator samples of each class, N_c", ge=1)
+    indicator_file: str | None = setting(
+        None,
+        help="file on the server, in MedMNIST's layout, from which they are drawn; a relative path is also looked up "
+        "in the server's $CFL_DATA_ROOT. None for a simulation",
+    )
+    seed: int = setting(0, help="seed by which participants are spread over the centres in their first round")
 
     @property
     def traits(self) -> Traits:
-        """The centres are means of whatever it is given; N_c indicator samples of each class (sec. 4.2)."""
+        """The centres are means under any assignment; the server needs N_c indicator samples per class (sec. 4.2)."""
         samples = Indicator(self.indicator_samples, self.indicator_file)
         rule = "smallest KL divergence on the indicator samples"
         return Traits(clusters=self.k, joins_by=rule, mergeable=True, indicator=samples)
@@ -71,7 +61,7 @@ class FedDS(Method):
         """C centres from C seeds (Alg. 1, line 1), and an untrained model for newcomers.
 
         The participants are spread over the centres evenly, in an order that depends on their names and the seed alone.
-        Those who join the run later are newcomers.
+        Participants that join the run later are newcomers.
         """
         models = {slot: initial(k) for k, slot in enumerate(self.slots)}
         order = sorted(participants, key=lambda name: (derive(self.seed, "start", name), name))
@@ -79,7 +69,7 @@ class FedDS(Method):
         return ServerState(bank={**models, NEWCOMER: initial(self.k)}, extras={START: spread})
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """Its cluster's centre (Alg. 1, line 18); a newcomer trains for a round alone, from an untrained model."""
+        """The centre of its cluster (Alg. 1, line 18); a newcomer first trains an untrained model for a round."""
         cluster = state.assignment.get(participant, state.extras.get(START, {}).get(participant))
         return (
             Download((NEWCOMER,)) if cluster is None else self.with_penalties(state, Download((cluster_slot(cluster),)))
@@ -96,7 +86,7 @@ class FedDS(Method):
         """
         predict = state.logits
         if predict is None:
-            raise ConfigError(f"method {self.name}: the server has no indicator samples; give it logits of some")
+            raise ConfigError(f"method {self.name}: the server has no indicator samples; provide some")
         centres = predict([state.bank[slot] for slot in self.slots])
         distances = (divergences(predict([state.trained(u)]), centres)[0] for u in updates)
         return {u.participant: int(own.argmin()) for u, own in zip(updates, distances)}
@@ -104,7 +94,7 @@ class FedDS(Method):
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """w~_c = sum n_i / n_c w_i inside each cluster (Eq. 17); an empty cluster keeps its centre.
 
-        Newcomers' models, which did not start from a centre, tell their cluster and are left out of the mean. For
+        Newcomers' models did not start from a centre; they decide the cluster and are left out of the mean. For
         penalties that need it, the mean of the centres is kept as well (thesis Eq. 5.6).
         """
         centres = self.centres(state, (u for u in updates if NEWCOMER not in u.diffs), assignment)
@@ -120,9 +110,9 @@ class FedDS(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class FedDSMIC(Adapting, FedDS):
-    """FedDS whose centres are trained by first-order MAML; each participant tunes its centre by a step of its own.
+    """FedDS whose centres are trained by first-order MAML; each participant adapts its centre by a gradient step.
 
-    tau of the paper is the run's local steps or epochs, epsilon its learning rate.
+    The paper's tau is the run's local steps or epochs, its epsilon the run's learning rate.
     """
 
     name: ClassVar[str] = "feddsmic"

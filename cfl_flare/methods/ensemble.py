@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.methods.traits import Traits
@@ -22,20 +23,22 @@ from cfl_flare.training.learner import Learner
 
 @dataclass(frozen=True, kw_only=True)
 class Ensemble(Wrapper):
-    """Several methods side by side, none of which knows of the others; their models predict together.
+    """Several methods side by side, independent of each other; their models predict together.
 
     What belongs to part i travels and is stored under names with a prefix: ``0.global``, ``1.cluster-2``.
-
-    Attributes:
-        parts: the methods; each starts from seeds of its own, and at most one of them clusters.
-        vote: ``probabilities``, soft voting (FedAvg+, thesis sec. 3.6.1), or ``logits``, added (thesis Eq. 7.36).
     """
 
     name: ClassVar[str] = "ensemble"
     paper: ClassVar[str] = "thesis sec. 3.6.1, 7.4.4"
 
-    parts: tuple[Method, ...]
-    vote: str = "probabilities"
+    parts: tuple[Method, ...] = setting(
+        help="the methods; each starts from seeds of its own, and at most one of them clusters"
+    )
+    vote: str = setting(
+        "probabilities",
+        help="probabilities, soft voting (FedAvg+, thesis sec. 3.6.1), or logits, added (thesis Eq. 7.36)",
+        choices=VOTES,
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parts", tuple(self.parts))
@@ -43,8 +46,10 @@ class Ensemble(Wrapper):
         require(all(isinstance(p, Method) for p in self.parts), "method ensemble: parts should be methods")
         super().__post_init__()
         several = [part.label for part in self.parts if part.traits.serves_several]
-        require(not several, f"method ensemble: parts = {several} predict with several models; name ones that have one")
-        require(self.vote in VOTES, f"method ensemble: vote = {self.vote!r} should be in {VOTES}")
+        require(
+            not several,
+            f"method ensemble: parts = {several} predict with several models; take methods with one",
+        )
         archived = [part.label for part in self.parts if part.traits.archives]
         require(not archived, f"method ensemble: parts = {archived} keep models on the server's disk; run them alone")
         clustering = [part.label for part in self.parts if part.clusters]
@@ -60,7 +65,7 @@ class Ensemble(Wrapper):
 
     @property
     def traits(self) -> Traits:
-        """Sites can add up models where all parts only average, with the same weights."""
+        """Sites can add up models if all parts only average, with the same weights."""
         traits = super().traits
         alike = len({part.weighting for part in self.parts}) == 1
         return replace(traits, averages_only=traits.averages_only and alike)
@@ -98,14 +103,14 @@ class Ensemble(Wrapper):
         return replace(update, diffs=own(update.diffs, i), arrays=own(update.arrays, i), cluster=cluster, main=main)
 
     def _download(self, sent: Download, i: int) -> Download:
-        """What the part was sent, on the site."""
-        mine = [j for j, slot in enumerate(sent.slots) if slot.startswith(f"{i}.")]  # a slot may be named twice
+        """The part of a download that belongs to part i, on the site."""
+        mine = [j for j, slot in enumerate(sent.slots) if slot.startswith(f"{i}.")]  # a slot may occur twice
         slots = tuple(sent.slots[j].partition(".")[2] for j in mine)
         choices = {k: slot for k, prefixed in sent.choices.items() for slot in own({prefixed: None}, i)}
         return Download(slots, tuple(sent.models[j] for j in mine), sent.scalars.get(str(i), {}), choices=choices)
 
     def _whole(self, before: ServerState, states: Sequence[ServerState]) -> ServerState:
-        """What all parts know."""
+        """The parts' states in one."""
         assignment = states[self.lead].assignment if self.leader.clusters else before.assignment
         extras = {str(i): dict(state.extras) for i, state in enumerate(states)}
         if before.closed:
@@ -122,14 +127,14 @@ class Ensemble(Wrapper):
     # ---- The steps ----
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
-        """Each part's models, from seeds that no other part has."""
+        """Each part's models, from seeds that no other part uses."""
         parts = zip(self.parts, self._seeds)
         return self._whole(
             ServerState({}), [p.start(partial(later, initial, first), participants) for p, first in parts]
         )
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """What each part sends; what comes back begins with what the part that clusters asks for."""
+        """The parts' downloads in one; the models to return begin with those of the part that clusters."""
         sent = [part.distribute(self.state_of(state, i), participant) for i, part in enumerate(self.parts)]
         order = sorted(range(len(sent)), key=lambda i: (i != self.lead, i))
         return Download(
@@ -148,7 +153,7 @@ class Ensemble(Wrapper):
         return learner.part(str(i), self._seeds[i])
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Each part's, with a memory of its own."""
+        """Each part's update, with a memory of its own."""
         views = [self._view(learner, i) for i in range(len(self.parts))]
         found = [p.local_update(v, self._download(download, i)) for i, (p, v) in enumerate(zip(self.parts, views))]
         trained = [model for view in views if view.trained is not None for model in Served.of(view.trained).models]
@@ -175,12 +180,12 @@ class Ensemble(Wrapper):
         return self._whole(state, [p.join(self.state_of(state, i), self.update_of(i, update)) for i, p in parts])
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
-        """What all parts serve, together."""
+        """The parts' models, which vote together."""
         found = [p.serve(self._view(learner, i), self._download(download, i)) for i, p in enumerate(self.parts)]
         return Served(tuple(model for served in found for model in Served.of(served).models), self.vote)
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
-        """Each part's model after one more local round, with that part's memory; as long as the part's if not given."""
+        """Each part's model after one more local round, with that part's memory and, unless set here, its epochs."""
         models, parts = Served.of(served).models, self.parts
         if self.finetune_epochs is not None:
             parts = tuple(replace(part, finetune=True, finetune_epochs=self.finetune_epochs) for part in parts)
@@ -197,15 +202,15 @@ class Ensemble(Wrapper):
 
 
 def own(named: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """What belongs to part i, under its own names."""
+    """The entries of part i, without their prefix."""
     return {name.partition(".")[2]: value for name, value in named.items() if name.startswith(f"{i}.")}
 
 
 def together(named: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What belongs to all parts, under names with their prefix."""
+    """The entries of all parts, with their prefixes."""
     return {f"{i}.{name}": value for i, one in enumerate(named) for name, value in one.items()}
 
 
 def later(initial: Callable[[int], Params], first: int, index: int) -> Params:
-    """The untrained model from the i-th seed after the first of a part's."""
+    """The untrained model of a part's i-th seed."""
     return initial(first + index)

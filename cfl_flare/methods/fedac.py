@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedAC: personal models held near their cluster's centre, a global embedding, clusters whose number adapts."""
+"""FedAC: personal models near their cluster's centre, a global embedding, an adaptive number of clusters."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from cfl_flare.clustering.agglomerative import distances_between
 from cfl_flare.clustering.kmeans import first_kmeans, nearest, numbered
 from cfl_flare.clustering.lowrank import directions, mapped, similarity
 from cfl_flare.core.archive import LatestModels
-from cfl_flare.core.config import require, require_whole
+from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params, weighted_mean
+from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.personal import OwnModel
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
@@ -33,23 +34,8 @@ PHI, MAP = "phi", "map"
 class FedAC(OwnModel):
     """Adaptive clustered FL: a participant keeps its own model omega_i = (phi_i, h_i) and predicts with it.
 
-    The server knows each participant's latest model, on disk, and clusters all of them in each round, also those of
-    participants that are not asked in it. One that was never asked is in no cluster, and starts from their mean.
-
-    Attributes:
-        k: number of clusters to begin with.
-        mu: mu/2 ||omega_i - Omega_c(i)||^2 holds a model near its cluster's centre.
-        lam: lambda/2 ||phi_i - Phi||^2 holds its backbone near the global embedding.
-        similarity: ``lrcos``, the cosine of models that are mapped to few dimensions (Alg. 2), or ``l2``, their
-            distance there (the ablation).
-        dimensions: D of the map, at most one less than the participants of the round in which it is fitted.
-        map_every: rounds after which it is fitted anew.
-        tuning: let the number of clusters change (Alg. 3).
-        low: a; a cluster whose G_k is below it is merged into the nearest one.
-        high: b; a cluster whose G_k is above it is split in two.
-        cooldown: rounds in which a change is not taken back.
-        starts: k-means++ starts of the first E-step and of a split; the best is kept.
-        seed: of those starts.
+    The server keeps each participant's latest model on disk and clusters all of them in each round, including those of
+    participants that are not sampled in it. One that was never sampled has no cluster, and starts from the common mean.
     """
 
     name: ClassVar[str] = "fedac"
@@ -57,37 +43,37 @@ class FedAC(OwnModel):
     paper: ClassVar[str] = "Zhang et al. 2024, Alg. 1-3"
 
     weighting: str = "uniform"
-    k: int
-    mu: float = 0.1
-    lam: float = 0.1
-    similarity: str = "lrcos"
-    dimensions: int = 50
-    map_every: int = 100
-    tuning: bool = True
-    low: float = 0.2
-    high: float = 0.8
-    cooldown: int = 10
-    starts: int = 10
-    seed: int = 0
+    k: int = setting(help="number of clusters to begin with", ge=1)
+    mu: float = setting(
+        0.1, help="mu/2 ||omega_i - Omega_c(i)||^2 holds a model near its cluster's centre (Eq. 3)", ge=0
+    )
+    lam: float = setting(
+        0.1, help="lambda/2 ||phi_i - Phi||^2 holds its backbone near the global embedding (Eq. 3)", ge=0
+    )
+    similarity: str = setting(
+        "lrcos",
+        help="lrcos, the cosine of models mapped to few dimensions (Alg. 2), or l2, their distance there (ablation)",
+        choices=("lrcos", "l2"),
+    )
+    dimensions: int = setting(
+        50, help="dimensions D of the map; at most one less than the participants of the round that fits it", ge=1
+    )
+    map_every: int = setting(100, help="rounds after which the map is fitted again", ge=1)
+    tuning: bool = setting(True, help="let the number of clusters change (Alg. 3)")
+    low: float = setting(0.2, help="a; a cluster whose dispersion G_k is below it is merged into the nearest one")
+    high: float = setting(0.8, help="b; a cluster whose dispersion G_k is above it is split in two; above low")
+    cooldown: int = setting(10, help="rounds in which a merge or a split is not undone", ge=0)
+    starts: int = setting(10, help="k-means++ starts of the first E-step; the best is kept", ge=1)
+    seed: int = setting(0, help="seed of those starts, and of splits", bounds=SEED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where = f"method {self.name}"
-        whole = {key: getattr(self, key) for key in ("k", "dimensions", "map_every", "starts")}
-        require_whole(where, **whole)
-        require(self.cooldown >= 0, f"{where}: cooldown = {self.cooldown} should be >= 0")
-        require(0 <= self.seed < 2**32, f"{where}: seed = {self.seed} should be in 0..2**32 - 1")
-        for key in ("mu", "lam"):
-            value = getattr(self, key)
-            require(0 <= value < float("inf"), f"{where}: {key} = {value} should be >= 0")
-        known = self.similarity in ("lrcos", "l2")
-        require(known, f"{where}: similarity = {self.similarity!r} should be 'lrcos' or 'l2'")
         ordered = 0 <= self.low < self.high < float("inf")
-        require(ordered, f"{where}: low = {self.low} and high = {self.high} should be 0 <= low < high")
+        require(ordered, f"{self.where}: low = {self.low} and high = {self.high} should be 0 <= low < high")
 
     @property
     def traits(self) -> Traits:
-        """K to begin with. Newcomers are placed as in `WeCFL.assign`: the run's map and known models are gone."""
+        """K at first. Newcomers are placed as in `WeCFL.assign`, as the run's map and known models are gone."""
         rule = "centre closest in direction, from the common model"
         return Traits(clusters=self.k, joins_by=rule, shares_centres=False, archives=True)
 
@@ -114,19 +100,19 @@ class FedAC(OwnModel):
         return ServerState(bank, extras={"ids": self.k, "known": {}, "map": None, "changes": []})
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """Its cluster's centre, or without a cluster the common model; the global embedding to train (line 5)."""
+        """The centre of its cluster, or the common model; and the global embedding for training (line 5)."""
         cluster = state.assignment.get(participant)
         return Download((GLOBAL if cluster is None else cluster_slot(cluster),), to_train=(PHI,))
 
     def terms(self, download: Download, own: str) -> list[Term]:
-        """Both regularisers (Eq. 3); without a cluster there is no centre to be held near."""
+        """Both regularisers (Eq. 3); without a cluster there is no centre, and only the embedding's."""
         centre, phi = download.model(own), download.model(PHI)
         near = [Pull(self.mu, centre.part("all"), centre.layout.select("all"))] if own != GLOBAL else []
         alike = Pull(self.lam, phi.part("all"), centre.layout.select("backbone"))
         return [*near, alike, *super().terms(download, own)]
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """E-step: everyone whose model is known goes to the centre that is most like it (lines 10 and 11, Eq. 4).
+        """E-step: each participant with a known model goes to the most similar centre (lines 10 and 11, Eq. 4).
 
         The first one is k-means++ on the mapped models.
         """
@@ -167,11 +153,11 @@ class FedAC(OwnModel):
         return np.asarray(normalize(rows) if self.similarity == "lrcos" else rows)
 
     def _slots(self, state: ServerState) -> dict[int, str]:
-        """The clusters that there are, by id, and their slots."""
+        """The existing clusters: slots by id."""
         return {k: cluster_slot(k) for k in range(self.clusters_in(state)) if cluster_slot(k) in state.bank}
 
     def _known(self, state: ServerState, updates: Sequence[Update]) -> LatestModels:
-        """The latest known models once these updates have come."""
+        """The latest known models, including these updates."""
         assert state.archive is not None
         new = {u.participant: (state.round, u.samples) for u in updates}
         return LatestModels(state.archive, state.bank[GLOBAL].layout, {**state.extras["known"], **new})
@@ -223,7 +209,7 @@ class FedAC(OwnModel):
         return known.mean(names, self.weighting, otherwise)
 
     def _halves(self, state: ServerState, known: LatestModels, names: Sequence[str]) -> tuple[list[str], list[str]]:
-        """A cluster's members dealt out to two new centres, which k-means++ picks from their mapped models (sec. 4.5).
+        """Splits a cluster's members between two new centres, which k-means++ picks from their models (sec. 4.5).
 
         One pass of re-clustering, as in the paper; the next rounds' E-steps go on from there.
         """
@@ -239,5 +225,5 @@ class FedAC(OwnModel):
         return one, two
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """The centres and the common model; what participants predict with stays with them."""
+        """The centres and the common model; the participants' own models stay with them."""
         return {slot: Served((model,)) for slot, model in state.bank.items() if slot != PHI}

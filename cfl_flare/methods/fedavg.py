@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cfl_flare.core.config import require
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
@@ -35,20 +35,12 @@ class FedAvg(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
-    """FedAvg whose participants are held near the global model by mu/2 ||theta - Theta_g||^2.
-
-    Attributes:
-        mu: strength of the proximal term; FedCUAU's experiments use 0.001.
-    """
+    """FedAvg whose participants are held near the global model by mu/2 ||theta - Theta_g||^2."""
 
     name: ClassVar[str] = "fedprox"
     paper: ClassVar[str] = "Li et al. 2020"
 
-    mu: float = 0.001
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.mu < float("inf"), f"method fedprox: mu = {self.mu} should be >= 0")
+    mu: float = setting(0.001, help="strength of the proximal term; FedCUAU's experiments use 0.001", ge=0)
 
     def terms(self, download: Download, own: str) -> list[Term]:
         """mu/2 ||theta - Theta_g||^2, beside any other penalty."""

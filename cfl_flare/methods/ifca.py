@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""IFCA and HypCluster: participants choose among K models the one that fits them best."""
+"""IFCA and HypCluster: participants choose the one of K models that fits them best."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.parts import on_backbone, shared_backbone, whole_models
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
@@ -23,26 +24,21 @@ class IFCA(Method):
     """Iterative federated clustering: each participant picks the one of K models that fits its training data best.
 
     HypCluster is the same algorithm.
-
-    Attributes:
-        k: number of clusters K; each model starts from its own seed.
-        assignment_samples: how many of its training samples a participant reads to choose; None reads them all.
-        shared_backbone: the K models share all layers but the head, which everyone trains (IFCA's weight sharing); then
-            only the heads travel K times.
     """
 
     name: ClassVar[str] = "ifca"
     paper: ClassVar[str] = "Ghosh et al. 2020; Mansour et al. 2020; thesis Eq. 3.1"
 
-    k: int
-    assignment_samples: int | None = None
-    shared_backbone: bool = False
+    k: int = setting(help="number of clusters K; each model starts from its own seed", ge=1)
+    assignment_samples: int | None = setting(
+        None, help="training samples that a participant reads to choose a model; None for all of them", ge=1
+    )
+    shared_backbone: bool = setting(
+        False, help="weight sharing: the K models share all layers but the head, so that only heads travel K times"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.k >= 1, f"method ifca: k = {self.k} should be >= 1")
-        samples = self.assignment_samples
-        require(samples is None or samples >= 1, f"method ifca: assignment_samples = {samples} should be >= 1 or None")
         require(
             not (self.shared_backbone and self.penalties),
             f"method ifca: penalties = {[p.name for p in self.penalties]} do not go with shared_backbone = True, where "
@@ -62,7 +58,7 @@ class IFCA(Method):
         )
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """A shared backbone needs a head apart from it."""
+        """A shared backbone needs a separate head."""
         super().check(layout, rounds)
         if self.shared_backbone:
             layout.select("backbone")
@@ -73,7 +69,7 @@ class IFCA(Method):
         return ServerState(bank=shared_backbone(models) if self.shared_backbone else models)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """Everyone compares all K models, and names the one that it trains."""
+        """All K models; the participant reports which one it trained."""
         choices = self.choices(state)
         sent = Download(tuple(choices.values()), choices=choices)
         return on_backbone(sent) if self.shared_backbone else self.with_penalties(state, sent)
@@ -98,9 +94,9 @@ class IFCA(Method):
         return {u.participant: u.cluster for u in updates if u.cluster is not None}
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """Averages each model over those who chose it, with psi (thesis Eq. 3.1a); an empty cluster keeps its model.
+        """Averages each model over the participants that chose it (thesis Eq. 3.1a); an empty cluster keeps its model.
 
-        For penalties that need it, the mean of the K models is kept as well (thesis Eq. 5.6).
+        With penalties, the mean of the K models is kept as well (thesis Eq. 5.6).
         """
         means = self.means(state, updates)
         if not self.penalties:

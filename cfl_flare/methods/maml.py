@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""First-order MAML: models that are trained to be good after one gradient step on a participant's own data."""
+"""First-order MAML: models trained to predict well after one gradient step on a participant's own data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cfl_flare.core.config import require
 from cfl_flare.core.params import Params
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.fedavg import FedAvg
 from cfl_flare.methods.state import Download, Update
@@ -20,24 +20,19 @@ from cfl_flare.training.learner import Learner
 class Adapting(Method):
     """First-order MAML in place of SGD, for a method whose participants train one model and are served one.
 
-    Participants predict with the model that is served after a few gradient steps on their own training data.
-
-    Attributes:
-        inner_lr: eta, the length of the inner steps and of the personal ones; None for the run's learning rate.
-        personal_steps: gradient steps from the served model to a participant's own; 0 serves it as it is.
+    A participant adapts the model that it is served by a few gradient steps on its own training data, and predicts
+    with the result.
     """
 
-    inner_lr: float | None = None
-    personal_steps: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        where, lr = f"method {self.name}", self.inner_lr
-        require(lr is None or 0 <= lr < float("inf"), f"{where}: inner_lr = {lr} should be a number >= 0 or None")
-        require(self.personal_steps >= 0, f"{where}: personal_steps = {self.personal_steps} should be >= 0")
+    inner_lr: float | None = setting(
+        None, help="eta, the learning rate of inner and personal steps; None for the run's learning rate", ge=0
+    )
+    personal_steps: int = setting(
+        1, help="gradient steps from the served model to a participant's own; 0 serves it unchanged", ge=0
+    )
 
     def eta(self, learner: Learner) -> float:
-        """The length of an inner step in this round."""
+        """The learning rate of an inner step in this round."""
         return learner.lr if self.inner_lr is None else self.inner_lr
 
     def local_update(self, learner: Learner, download: Download) -> Update:
@@ -52,7 +47,7 @@ class Adapting(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class PerFedAvg(Adapting, FedAvg):
-    """FedAvg of models trained by first-order MAML; each participant tunes the mean by a gradient step of its own.
+    """FedAvg of models trained by first-order MAML; each participant adapts the mean by a gradient step.
 
     It is Per-FedAvg (FO): the second-order term of the gradient is left out.
     """

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of models: the setting ``cluster_on``, and heads that travel apart from the backbone that they share."""
+"""Parts of models: the setting ``cluster_on``, and heads that travel separately from a shared backbone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from cfl_flare.methods.traits import Part
 from cfl_flare.training.ensemble import Served
 
 BACKBONE = "backbone"
+# The help of ``cluster_on``.
+COMPARED = "the parameters {} clustered: all, fc (all fully connected layers), head, backbone, or a list of names"
 
 
 def known_part(cluster_on: Any, where: str) -> Part:
     """The setting as a role or a tuple of names.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the setting is neither.
     """
     if isinstance(cluster_on, str):
         require(cluster_on in ROLES, f"{where}: cluster_on = {cluster_on!r} should be one of {ROLES}")
@@ -36,7 +38,7 @@ def check_part(cluster_on: Part, layout: Layout, where: str) -> None:
     """Checks that a model has this part.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the model does not have it.
     """
     try:
         layout.select(cluster_on)
@@ -46,20 +48,20 @@ def check_part(cluster_on: Part, layout: Layout, where: str) -> None:
 
 
 def shared_backbone(models: Mapping[str, Params]) -> dict[str, Params]:
-    """A bank of the models' heads, and of one backbone for all of them: that of the first."""
+    """A bank with the models' heads and one backbone for all of them, that of the first model."""
     first = next(iter(models.values()))
     heads = {slot: model.take(model.layout.head) for slot, model in models.items()}
     return {BACKBONE: first.take(first.layout.backbone), **heads}
 
 
 def on_backbone(sent: Download) -> Download:
-    """The download of such heads: with the backbone, which everyone trains and sends back as well."""
+    """Adds the shared backbone to a download of heads; every participant trains it and sends it back."""
     joined = dict.fromkeys(sent.slots, BACKBONE)
     return replace(sent, slots=(BACKBONE, *sent.slots), returns=(*sent.returned, BACKBONE), joined=joined)
 
 
 def joined(sent: Download, layout: Layout) -> Download:
-    """On the site: the whole models, where they travelled in parts; the part that others share is no model itself."""
+    """On the site: puts models that travelled in parts together again, and drops the shared part."""
     if not sent.joined:
         return sent
     parts = dict(zip(sent.slots, sent.models))
@@ -69,7 +71,7 @@ def joined(sent: Download, layout: Layout) -> Download:
 
 
 def split(update: Update, sent: Download) -> Update:
-    """On the site: what whole models moved by, as differences of the parts that were sent."""
+    """On the site: turns differences of whole models into differences of the parts that were sent."""
     parts = dict(zip(sent.slots, sent.models))
     diffs = dict(update.diffs)
     for slot in update.diffs.keys() & sent.joined.keys():
@@ -80,7 +82,7 @@ def split(update: Update, sent: Download) -> Update:
 
 
 def whole_models(state: ServerState, layout: Layout, slots: Iterable[str]) -> dict[str, Served]:
-    """The models of a bank in these slots, put together with the backbone that they share, if there is one."""
+    """The models of a bank in these slots, joined with the shared backbone if there is one."""
     shared = state.bank.get(BACKBONE)
     models = {slot: state.bank[slot] for slot in slots}
     return {s: Served((m if shared is None else layout.join(shared, m),)) for s, m in models.items()}

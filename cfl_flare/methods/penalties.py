@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Penalties: plain values that are added to any method, ``WeCFL(k=10, penalties=(Contrastive(mu=0.5),))``.
+"""Penalties: terms that can be added to the loss of any method, ``WeCFL(k=10, penalties=(Contrastive(mu=0.5),))``.
 
 CFL-CON is `Contrastive`, CFL-CKS is `KnowledgeSharing`, CFL-CON&CKS is
 ``(Contrastive(scope="head"), KnowledgeSharing(scope="backbone"))`` (thesis Eq. 6.1).
@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.core.config import build, check_types, from_dict, require
+from cfl_flare.core.config import build, from_dict, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import ROLES, Layout
+from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.methods.slots import GLOBAL, cluster_slot, part_slot
 from cfl_flare.methods.state import Download
 from cfl_flare.training.penalties import ParameterContrast, Pull, RepresentationContrast, Term
@@ -25,39 +26,37 @@ from cfl_flare.training.penalties import ParameterContrast, Pull, Representation
 
 @dataclass(frozen=True, kw_only=True)
 class Penalty(ABC):
-    """A term that is added to the loss in each local step.
+    """A term that is added to the loss in each local step."""
 
-    Attributes:
-        scope: the parameters that it holds: ``all``, ``fc``, ``head`` or ``backbone``.
-        name: what it is called in a job.
-        short: what it adds to a method's name.
-        of_clusters: it needs the clusters' models or weights, and begins when there are some.
-    """
-
+    # What the penalty is called in a job, and what it adds to a method's name.
     name: ClassVar[str]
     short: ClassVar[str]
+    # True for one that needs the clusters' models or weights; it begins when there are some.
     of_clusters: ClassVar[bool] = False
 
-    scope: str = "all"
+    scope: str = setting(
+        "all",
+        help="the parameters that it acts on: all, fc (all fully connected layers), head or backbone",
+        choices=ROLES,
+    )
 
     def __post_init__(self) -> None:
-        check_types(self, f"penalty {self.name}")
-        require(self.scope in ROLES, f"penalty {self.name}: scope = {self.scope!r} should be one of {ROLES}")
+        check_settings(self, f"penalty {self.name}")
 
     def check(self, clusters: int) -> None:
-        """Whether it goes with a method of so many clusters.
+        """Checks that it goes with a method of so many clusters.
 
         Raises:
-            ConfigError: it does not.
+            ConfigError: it needs clusters, and the method has none.
         """
         if self.of_clusters and not clusters:
             raise ConfigError(f"penalty {self.name}: needs a method with clusters: ifca, fesem or wecfl, with k >= 1")
 
     def check_model(self, layout: Layout) -> None:
-        """Whether a model has the part that it holds.
+        """Checks that a model has the part that the penalty acts on.
 
         Raises:
-            ConfigError: it has not.
+            ConfigError: it does not.
         """
         self._check_part(layout, self.scope, f"scope = {self.scope!r}")
 
@@ -68,44 +67,32 @@ class Penalty(ABC):
             raise ConfigError(f"penalty {self.name}: {setting} does not fit the model: {error}") from error
 
     def slots(self, clusters: int) -> tuple[str, ...]:
-        """The models, or parts of models, that it needs beside the one that is trained."""
+        """The models, or parts of models, that the penalty needs beside the one that is trained."""
         return ()
 
     @abstractmethod
     def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
-        """What is added to one participant's loss in one round.
+        """The terms added to one participant's loss in one round.
 
         Args:
-            download: what it was sent: this penalty's slots among it and, if it is of clusters, their weights as the
-                scalar ``weights``.
-            own: the slot of the model from which it starts.
+            download: what the participant was sent, with this penalty's slots; for a penalty of clusters also the
+                clusters' weights, as the scalar ``weights``.
+            own: the slot of the model from which the participant starts.
             clusters: K.
         """
 
 
-def _amount(value: float, where: str) -> None:
-    require(0 <= value < float("inf"), f"{where} = {value!r} should be a number >= 0")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Proximal(Penalty):
-    """FedProx's term, ``mu/2 ||theta - Theta||^2`` to the model that the participant was sent (Li et al. 2020).
-
-    Attributes:
-        mu: its coefficient.
-    """
+    """FedProx's term, ``mu/2 ||theta - Theta||^2`` to the model that the participant was sent (Li et al. 2020)."""
 
     name: ClassVar[str] = "proximal"
     short: ClassVar[str] = "prox"
 
-    mu: float = 0.001
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _amount(self.mu, "penalty proximal: mu")
+    mu: float = setting(0.001, help="coefficient of the term", ge=0)
 
     def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
-        """Holds the model near its start."""
+        """A pull towards the model that was sent."""
         start = download.model(own)
         return [Pull(self.mu, start.part(self.scope), start.layout.select(self.scope))]
 
@@ -115,28 +102,23 @@ class Contrastive(Penalty):
     """CFL-CON: near the own cluster's centre, far from the others' (thesis Eq. 4.3, 4.4).
 
     ``mu * -log( exp(cos(theta, Theta_c)/tau) / sum_k exp(cos(theta, Theta_k)/tau) )``; the thesis prints the fraction
-    without ``-log``, and minimising that would push the wrong way.
-
-    Attributes:
-        mu: its coefficient; the thesis tries 0.1, 0.5, 2 and 5.
-        tau: the temperature; the thesis tries 0.1, 1 and 10.
-        on: ``parameters`` (Eq. 4.3), or ``representations``: the backbone's outputs for each sample (Eq. 4.4).
+    without ``-log``, and minimising that would have the opposite effect.
     """
 
     name: ClassVar[str] = "contrastive"
     short: ClassVar[str] = "con"
     of_clusters: ClassVar[bool] = True
 
-    mu: float = 0.5
-    tau: float = 1.0
-    on: str = "parameters"
+    mu: float = setting(0.5, help="coefficient of the term; the thesis tries 0.1, 0.5, 2 and 5", ge=0)
+    tau: float = setting(1.0, help="temperature; the thesis tries 0.1, 1 and 10", gt=0)
+    on: str = setting(
+        "parameters",
+        help="parameters (thesis Eq. 4.3), or representations: the backbone's outputs for each sample (Eq. 4.4)",
+        choices=("parameters", "representations"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _amount(self.mu, "penalty contrastive: mu")
-        require(0 < self.tau < float("inf"), f"penalty contrastive: tau = {self.tau!r} should be a number > 0")
-        known = ("parameters", "representations")
-        require(self.on in known, f"penalty contrastive: on = {self.on!r} should be one of {known}")
         require(
             self.on == "parameters" or self.scope == "all",
             f"penalty contrastive: scope = {self.scope!r} does not go with on = 'representations', which are the "
@@ -168,18 +150,20 @@ class Contrastive(Penalty):
 class KnowledgeSharing(Penalty):
     """CFL-CKS: near what the clusters have in common (thesis Eq. 5.6), or near each of the others (Eq. 5.5).
 
-    Attributes:
-        lam: lambda, its coefficient, or one a cluster; the thesis tries 1, 0.1, 0.01 and 0.001.
-        pairwise: ``lambda/2 sum_k' w_k' ||theta - Theta_k'||^2`` over the other clusters, w_k' their share of all
-            samples, in place of ``lambda/2 ||theta - Theta_g||^2``, Theta_g the weighted mean of the centres.
+    The term is ``lambda/2 ||theta - Theta_g||^2``, Theta_g the weighted mean of the centres. With ``pairwise`` it is
+    ``lambda/2 sum_k' w_k' ||theta - Theta_k'||^2`` over the other clusters, w_k' their share of all samples.
     """
 
     name: ClassVar[str] = "knowledge_sharing"
     short: ClassVar[str] = "cks"
     of_clusters: ClassVar[bool] = True
 
-    lam: float | tuple[float, ...] = 0.01
-    pairwise: bool = False
+    lam: float | tuple[float, ...] = setting(
+        0.01, help="lambda, the coefficient, or a list of one per cluster; the thesis tries 1, 0.1, 0.01 and 0.001"
+    )
+    pairwise: bool = setting(
+        False, help="pull towards each of the other centres (thesis Eq. 5.5), not towards their mean (Eq. 5.6)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,11 +171,11 @@ class KnowledgeSharing(Penalty):
             object.__setattr__(self, "lam", tuple(self.lam))
         for value in self.lam if isinstance(self.lam, tuple) else (self.lam,):
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            require(number, f"penalty knowledge_sharing: lam = {self.lam!r} should be a number, or one a cluster")
-            _amount(value, "penalty knowledge_sharing: lam")
+            require(number, f"penalty knowledge_sharing: lam = {self.lam!r} should be a number, or one per cluster")
+            require(0 <= value < float("inf"), f"penalty knowledge_sharing: lam = {value!r} should be >= 0")
 
     def check(self, clusters: int) -> None:
-        """One lambda a cluster, if there are several."""
+        """A list of lambdas must have one per cluster."""
         super().check(clusters)
         if isinstance(self.lam, tuple) and len(self.lam) != clusters:
             has = f"lam = {list(self.lam)} has {len(self.lam)} values for {clusters} clusters"

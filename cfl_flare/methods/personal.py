@@ -12,6 +12,7 @@ from typing import ClassVar
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.fedavg import FedAvg
 from cfl_flare.methods.parts import BACKBONE
@@ -29,14 +30,12 @@ PERSONAL = "personal"
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneOnly(FedAvg):
-    """FedAvg of the backbones alone: what FedPer and FedBABU have in common.
+    """FedAvg of the backbones alone: the common part of FedPer and FedBABU.
 
     Penalties act on the whole model from which a participant starts its round.
-
-    Attributes:
-        frozen: the part of the model that does not train.
     """
 
+    # The part of the model that does not train.
     frozen: ClassVar[str] = ""
 
     @property
@@ -49,7 +48,7 @@ class BackboneOnly(FedAvg):
         alone = [p.name for p in self.penalties if p.scope == "head"]
         require(
             not alone,
-            f"method {self.name}: penalties = {alone} with scope = 'head' hold on to a head that no one sends; "
+            f"method {self.name}: penalties = {alone} with scope = 'head' act on a head that does not travel; "
             "take scope = 'backbone'",
         )
 
@@ -80,7 +79,7 @@ class BackboneOnly(FedAvg):
         return learner.initial(0).layout.join(download.model(BACKBONE), self.head(learner))
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Trains the whole model, sends what the backbone became."""
+        """Trains the whole model, and sends the difference of its backbone."""
         start = self.serve(learner, download)
         terms = self.terms(Download((GLOBAL,), (start,)), GLOBAL)
         trained = learner.train(start, terms, frozen=self.frozen)
@@ -97,15 +96,15 @@ class FedPer(BackboneOnly):
     """FedAvg with personalization layers: the head never leaves its site (Arivazhagan et al. 2019, Alg. 1 and 2).
 
     A participant starts with the head of the run's initial model, which it builds itself, and keeps its own from then
-    on. What a run leaves, ``global``, is the trained backbone with that untrained head: what a participant that comes
-    later starts from. It has to be trained before it predicts anything.
+    on. A run leaves ``global``, the trained backbone with that untrained head, from which later participants start. It
+    has to be trained before it can predict.
     """
 
     name: ClassVar[str] = "fedper"
     paper: ClassVar[str] = "Arivazhagan et al. 2019"
 
     def head(self, learner: Learner) -> Params:
-        """Its own."""
+        """The participant's own head."""
         initial = learner.initial(0)
         return learner.memory.get(HEAD) or initial.take(initial.layout.head)
 
@@ -122,56 +121,52 @@ class FedPer(BackboneOnly):
 class FedBABU(BackboneOnly):
     """The body aggregated, the head frozen at its random start, the whole fine-tuned before use (Oh et al. 2022).
 
-    Every site builds the head from the run's seed, so only the backbone travels. What a run leaves, ``global``, is the
-    trained backbone with that head.
-
-    Attributes:
-        finetune: each participant trains the whole model for one more local round before it predicts (Alg. 1,
-            evaluation); without it, what is measured is the paper's initial accuracy.
+    Every site builds the head from the run's seed, so only the backbone travels. A run leaves ``global``, the trained
+    backbone with that head.
     """
 
     name: ClassVar[str] = "fedbabu"
     paper: ClassVar[str] = "Oh et al. 2022"
     frozen: ClassVar[str] = "head"
 
-    finetune: bool = True
+    finetune: bool = setting(
+        True,
+        help="train the whole model for one more local round before predicting (Alg. 1, evaluation); without it, the "
+        "paper's initial accuracy is measured",
+    )
 
     @property
     def label(self) -> str:
-        """Fine-tuning belongs to it."""
+        """Its name where it fine-tunes, as in the paper; ``fedbabu-initial`` where it does not."""
         return "-".join([self.name, *(p.short for p in self.penalties), *(["initial"] * (not self.finetune))])
 
     def head(self, learner: Learner) -> Params:
-        """That of the seed, for everyone and for ever."""
+        """The head that the run's seed gives, the same for all and never trained."""
         initial = learner.initial(0)
         return initial.take(initial.layout.head)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(FedAvg):
-    """FedAvg, and beside it a personal model v_i for each participant, held near the global one (Li et al. 2021).
-
-    Attributes:
-        lam: lambda, the strength of lambda/2 ||v_i - w||^2; the paper tunes it among 0.1, 1 and 2 and takes 1 where it
-            cannot. 0 trains alone.
-    """
+    """FedAvg, and beside it a personal model v_i for each participant, held near the global one (Li et al. 2021)."""
 
     name: ClassVar[str] = "ditto"
     paper: ClassVar[str] = "Li et al. 2021"
 
-    lam: float = 1.0
+    lam: float = setting(
+        1.0,
+        help="lambda of lambda/2 ||v_i - w||^2; the paper tunes it among 0.1, 1 and 2, and takes 1 where it cannot. 0 "
+        "trains v_i alone",
+        ge=0,
+    )
 
     @property
     def traits(self) -> Traits:
         """v_i starts at a model that is built on the site."""
         return replace(super().traits, starts_on_site=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.lam < float("inf"), f"method ditto: lam = {self.lam} should be >= 0")
-
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """FedAvg's step, with any penalty; then v_i's from where it was, by the w that was sent (Alg. 1).
+        """FedAvg's step, with any penalty; then a step of v_i, pulled towards the w that was sent (Alg. 1).
 
         v_i starts at the run's initial model, and has a momentum of its own.
         """
@@ -193,48 +188,40 @@ class Ditto(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnModel(Method):
-    """A participant goes on with a model of its own, sends it, and predicts with it: CGPFL and FedAC.
+    """A participant keeps a model of its own, sends it, and predicts with it: CGPFL and FedAC.
 
-    What it is sent first is its cluster's centre. It starts there in its first round, and where its memory was lost.
+    It is sent its cluster's centre, from which it starts in its first round, or if its memory was lost.
     """
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Trains its own model; sends it as a difference to the centre."""
+        """Trains its own model, and sends it as a difference from the centre."""
         own, centre = download.slots[0], download.models[0]
         trained = learner.train(self.serve(learner, download), self.terms(download, own))
         learner.memory[PERSONAL] = trained
         return Update(learner.participant, learner.samples, {own: trained - centre})
 
     def serve(self, learner: Learner, download: Download) -> Params:
-        """Its own model."""
+        """The participant's own model."""
         return learner.memory.get(PERSONAL) or download.models[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CGPFL(OwnModel, FeSEM):
-    """Contextualised generalisation: personal models, each held near the k-means centre of its group of them.
-
-    Attributes:
-        lam: lambda, the strength of lambda/2 ||theta_i - Omega_c(i)||^2.
-    """
+    """Contextualised generalisation: personal models, each held near the k-means centre of its cluster."""
 
     name: ClassVar[str] = "cgpfl"
     paper: ClassVar[str] = "Tang et al. 2022"
 
     cluster_on: str | tuple[str, ...] = "all"
-    lam: float = 1.0
+    lam: float = setting(1.0, help="lambda of lambda/2 ||theta_i - Omega_c(i)||^2", ge=0)
 
     @property
     def traits(self) -> Traits:
-        """What is sent to a participant is its own cluster's centre alone."""
+        """A participant is sent its own cluster's centre alone."""
         return replace(super().traits, shares_centres=False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.lam < float("inf"), f"method cgpfl: lam = {self.lam} should be >= 0")
-
     def terms(self, download: Download, own: str) -> list[Term]:
-        """The pull to its centre; in its first round it has none."""
+        """The pull towards its centre; there is none in its first round."""
         centre = download.model(own)
         near = [Pull(self.lam, centre.part("all"), centre.layout.select("all"))] if own != GLOBAL else []
         return [*near, *super().terms(download, own)]

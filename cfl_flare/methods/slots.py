@@ -32,13 +32,13 @@ def whole_slot(slot: str) -> str:
 
 
 def travelling(slots: Iterable[str]) -> list[str]:
-    """Each name once, without parts of models that travel whole."""
+    """Each name once, without parts of models that also travel as a whole."""
     every = dict.fromkeys(slots)
     return [slot for slot in every if slot == whole_slot(slot) or whole_slot(slot) not in every]
 
 
 def with_parts(models: Mapping[str, Params], slots: Iterable[str]) -> dict[str, Params]:
-    """The models of these names; parts that are not there are taken from their whole."""
+    """The models of these names; parts that are missing are taken from their whole."""
     found = {}
     for slot in dict.fromkeys(slots):
         whole, _, role = slot.partition(":")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a method's steps take and give: participants, downloads, updates, the server's state."""
+"""The arguments and results of a method's steps: participants, downloads, updates, the server's state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Participant:
         name: unique in the run.
         site: the FLARE client that hosts it.
         samples: its training samples, n_i.
-        group: its true group, where the partition knows one; used in measures alone.
+        group: its true group, where the partition knows one; used only in metrics.
     """
 
     name: str
@@ -55,8 +55,8 @@ class Plan:
 
     Attributes:
         everyone: all participants, whatever share of them the run samples.
-        draw: the round by which they are sampled, where it is not the state's: methods that are compared share draws.
-        fewest: answers without which the round cannot be aggregated.
+        draw: the round that seeds the sampling, where it differs from the state's, so that two methods draw the same.
+        fewest: the number of updates without which the round cannot be aggregated.
     """
 
     everyone: bool = False
@@ -100,18 +100,18 @@ class Download:
 
     @property
     def must_name(self) -> bool:
-        """It must name a cluster."""
+        """True if the participant must name a cluster."""
         return bool(self.choices) and self.names_cluster
 
     @property
     def returned(self) -> tuple[str, ...]:
-        """``returns``, or what stands for it."""
+        """``returns``, or its default."""
         if self.returns is not None:
             return self.returns
         return () if self.must_name else self.slots[:1]
 
     def expected(self, cluster: int | None) -> tuple[str, ...]:
-        """The slots whose difference a participant must send that names this cluster, the main one first."""
+        """The slots whose differences a participant of this cluster must send, the main one first."""
         return self.returned if cluster is None else (self.choices[cluster], *self.returned)
 
 
@@ -123,9 +123,9 @@ class Update:
         participant: its name.
         samples: its training samples, n_i.
         diffs: for each slot that it moved, its model minus the one it was sent in that slot.
-        cluster: the cluster that it chose, where it was to.
+        cluster: the cluster that it chose, where participants choose.
         arrays: what it sends that is not a model: a histogram, losses.
-        main: the slot that stands for what it learned, by which it is compared; None where it moved but one, or none.
+        main: the slot that stands for what it learned, by which it is compared; None where it moved at most one.
         carrier: the participant of its site in whose differences its own are; see `cfl_flare.engine.partial_sums`.
         weight: on the server, that of all whose differences these are; None where they are its own alone.
     """
@@ -154,7 +154,7 @@ class Update:
 
 
 class Mapped(Sequence[Update]):
-    """Updates seen through a function, one at a time: large ones lie on disk."""
+    """Updates seen through a function, one at a time, as large ones are kept on disk."""
 
     def __init__(self, updates: Sequence[Update], function: Callable[[Update], Update]):
         self._updates, self._function = updates, function
@@ -172,7 +172,7 @@ class Mapped(Sequence[Update]):
 
 @dataclass(frozen=True)
 class ServerState:
-    """All that the server knows between two rounds.
+    """The server's state between two rounds.
 
     Attributes:
         bank: the named models: ``global``, ``cluster-0``, ...

@@ -37,7 +37,7 @@ class Traits:
         serves_several: a participant predicts with several models, which cannot be taken apart.
         starts_on_site: participants begin with models that their sites build from the seed.
         archives: it keeps arrays on the server's disk.
-        no_penalties: why it takes no penalties itself, and the way out; empty if it does.
+        no_penalties: why it takes no penalties itself, and what to do instead; empty if it takes them.
         indicator: the samples on which the server compares what models predict; None where it needs none.
     """
 

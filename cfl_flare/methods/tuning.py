@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Cluster-number tuning at work on the clusters of one round (FedAC Alg. 3)."""
+"""Tuning of the number of clusters in one round (FedAC Alg. 3)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Clusters:
         ids: ids given out so far.
         known: the participants' models.
         mean: the centre of some participants.
-        inside: spread of the clusters that have been looked at and not changed since: it takes reading their models.
+        inside: cached spread of clusters, as computing it reads their members' models; a change of a cluster drops it.
     """
 
     members: dict[int, list[str]]
@@ -47,23 +47,23 @@ class Clusters:
         return dispersion({k: self.inside[k] for k in used}, self.between(used))
 
     def between(self, used: Sequence[int]) -> np.ndarray:
-        """Squared distances of these centres; what they share is taken off before squaring."""
+        """Squared distances between these centres, computed after subtracting their mean."""
         from sklearn.metrics.pairwise import euclidean_distances
 
         rows = np.stack([self.centres[k].part("all").astype(np.float64) for k in used])
         return np.asarray(euclidean_distances(rows - rows.mean(axis=0), squared=True))
 
     def merge(self, cluster: int, into: int) -> None:
-        """Gives a cluster's members to another one; its id is gone."""
+        """Moves a cluster's members to another one, and drops its id."""
         self.members[into] += self.members.pop(cluster)
         self.centres[into] = self.mean(self.members[into], self.centres.pop(cluster))
         self.inside.pop(into, None)
 
     def split(self, cluster: int, halves: tuple[list[str], list[str]]) -> int:
-        """Gives the second half of a cluster's members a cluster of their own.
+        """Moves the second half of a cluster's members to a new cluster.
 
         Returns:
-            Its id.
+            The new id.
         """
         new, before = self.ids, self.centres[cluster]
         self.ids += 1
@@ -76,17 +76,17 @@ class Clusters:
 def tune(
     clusters: Clusters, halves: Halves, low: float, high: float, past: Sequence[dict[str, int]]
 ) -> list[dict[str, int]]:
-    """One call of the tuning: G_k is computed for all first, then each cluster changes at most once.
+    """One pass of the tuning: G_k is computed for all clusters first, then each cluster changes at most once.
 
     Args:
         clusters: changed in place.
-        halves: deals a cluster's members out to two new centres.
+        halves: splits a cluster's members between two new centres.
         low: a.
         high: b.
-        past: changes that may not be taken back yet, as they are returned.
+        past: changes that may not be undone yet, in the returned form.
 
     Returns:
-        What was done: ``{"cluster", "into"}`` of a merge, ``{"cluster", "new"}`` of a split.
+        The changes: ``{"cluster", "into"}`` of a merge, ``{"cluster", "new"}`` of a split.
     """
     spread = clusters.dispersion()
     if len(spread) == 1:

@@ -12,47 +12,31 @@ import numpy as np
 
 from cfl_flare.clustering.agglomerative import distances_between
 from cfl_flare.clustering.kmeans import first_kmeans, lloyd, stacked
-from cfl_flare.core.config import require
+from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
+from cfl_flare.methods.parts import COMPARED
 from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
 from cfl_flare.methods.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeCFL(Method):
-    """Weighted clustered FL: k-means over the trained models, participants weighted by psi in both steps.
-
-    Attributes:
-        k: number of clusters K.
-        cluster_on: the parameters that are clustered: ``fc`` (all fully connected layers), ``head``, ``all``,
-            ``backbone``, or a list of parameter names.
-        clustering_rounds: rounds with an E-step before the assignment freezes (few-shot clustering); None never
-            freezes it.
-        starts: k-means++ starts of the first E-step; the best is kept.
-        seed: of those starts.
-    """
+    """Weighted clustered FL: k-means over the trained models, participants weighted by psi in both steps."""
 
     name: ClassVar[str] = "wecfl"
     paper: ClassVar[str] = "Ma et al. 2022; thesis Alg. 1, Eq. 3.3"
 
-    k: int
-    cluster_on: str | tuple[str, ...] = "fc"
-    clustering_rounds: int | None = None
-    starts: int = 10
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        where = f"method {self.name}"
-        require(self.k >= 1, f"{where}: k = {self.k} should be >= 1")
-        require(self.starts >= 1, f"{where}: starts = {self.starts} should be >= 1")
-        require(0 <= self.seed < 2**32, f"{where}: seed = {self.seed} should be in 0..2**32 - 1")
-        rounds = self.clustering_rounds
-        require(rounds is None or rounds >= 1, f"{where}: clustering_rounds = {rounds} should be >= 1 or None")
+    k: int = setting(help="number of clusters K", ge=1)
+    cluster_on: str | tuple[str, ...] = setting("fc", help=COMPARED.format("that are"))
+    clustering_rounds: int | None = setting(
+        None, help="rounds after which the assignment is frozen (few-shot clustering); None never freezes it", ge=1
+    )
+    starts: int = setting(10, help="k-means++ starts of the first E-step; the best is kept", ge=1)
+    seed: int = setting(0, help="seed of those starts", bounds=SEED)
 
     @property
     def traits(self) -> Traits:
-        """The centres are means of whatever it is given."""
+        """The centres are means under any assignment, so that small clusters can be merged."""
         rule = "centre closest in direction, from the common model"
         return Traits(clusters=self.k, joins_by=rule, cluster_on=self.cluster_on, mergeable=True)
 
@@ -61,18 +45,18 @@ class WeCFL(Method):
         return Plan(fewest=1 if cluster_slot(0) in state.bank else self.k)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """Its cluster's centre; before it was ever assigned, the common model."""
+        """The centre of its cluster, or the common model before its first assignment."""
         known = state.assignment.get(participant)
         return self.with_penalties(state, Download((GLOBAL if known is None else cluster_slot(known),)))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """E-step (thesis Eq. 3.3b): k-means++ at first, then k-means warm-started at the centres.
 
-        The warm start keeps the clusters' labels. Clusters without a participant in this round keep their place.
+        The warm start keeps the clusters' labels. Clusters without a participant in this round keep their centre.
 
-        In the papers everyone is there in every round. One that comes later goes to the cluster in whose direction it
-        moved from the common model: in one round it does not move far, and by distance the centre closest to the common
-        model would win every time.
+        In the papers all participants train in every round. One that joins later goes to the cluster in whose direction
+        it moved from the common model. In one round a model does not move far, so that by distance the centre closest
+        to the common model would always win.
         """
         names = [u.participant for u in updates]
         rows = ((self.vector(state, u), self.weight(u)) for u in updates)
@@ -97,8 +81,8 @@ class WeCFL(Method):
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """M-step (thesis Eq. 3.3a): the psi-weighted mean inside each cluster.
 
-        The common model, for participants that were never seen, becomes the mean of the centres weighted by what
-        their clusters weigh in this round (thesis Eq. 5.6).
+        The common model, for participants that have no cluster yet, becomes the mean of the centres, weighted by their
+        clusters' weights in this round (thesis Eq. 5.6).
         """
         centres = self.centres(state, updates, assignment)
         weights = self.cluster_weights(updates, assignment)
@@ -107,7 +91,7 @@ class WeCFL(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class FeSEM(WeCFL):
-    """Federated stochastic EM: as WeCFL, but every participant counts the same in k-means and in the centres."""
+    """Federated stochastic EM: as WeCFL, but every participant has the same weight in k-means and in the centres."""
 
     name: ClassVar[str] = "fesem"
     paper: ClassVar[str] = "Xie et al. 2021; thesis Eq. 3.2"

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Methods made of other methods: what such a combination is asked goes on to its parts, in this one place."""
+"""Methods made of other methods: the steps of the contract, passed on to the parts in one place."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from cfl_flare.training.penalties import Term
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Method):
-    """A method made of others, one of which leads: it is the one that clusters, if any does.
+    """A method made of others, one of which leads: the one that clusters, if any does.
 
-    Every step of the contract is answered here, so that none is forgotten. A subclass says what each part sees of the
-    whole, and overrides the steps in which the parts meet.
+    Every step of the contract is defined here, so that none is forgotten. A subclass defines what each part sees of the
+    whole, and overrides the steps in which the parts interact.
     """
 
     @property
@@ -36,7 +36,7 @@ class Wrapper(Method):
 
     @property
     def lead(self) -> int:
-        """Index of the part that clusters; the first one where none does."""
+        """Index of the part that clusters, or 0 if none does."""
         return next((i for i, part in enumerate(self.inner) if part.clusters), 0)
 
     @property
@@ -46,14 +46,14 @@ class Wrapper(Method):
 
     @abstractmethod
     def state_of(self, state: ServerState, i: int) -> ServerState:
-        """What part i knows."""
+        """The state as part i sees it."""
 
     @abstractmethod
     def update_of(self, i: int, update: Update) -> Update:
-        """What a participant of part i sends."""
+        """An update as part i sees it."""
 
     def updates_of(self, i: int, updates: Sequence[Update]) -> Sequence[Update]:
-        """What the participants of part i send."""
+        """The updates as part i sees them."""
         return Mapped(updates, partial(self.update_of, i))
 
     # ---- The contract ----
@@ -65,7 +65,7 @@ class Wrapper(Method):
         return Traits.of_parts([m.traits for m in self.inner], self.lead, serves_several=True, no_penalties=refusal)
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """As all parts."""
+        """Checks all parts."""
         for part in self.inner:
             part.check(layout, rounds)
 
@@ -74,13 +74,13 @@ class Wrapper(Method):
         """The parts' models, from different seeds."""
 
     def plan(self, state: ServerState) -> Plan:
-        """Everyone if a part asks all, drawn as the leading part's; as many answers as the part that needs most."""
+        """Everyone if a part needs all, sampled as for the leading part; as many updates as any part needs."""
         plans = [part.plan(self.state_of(state, i)) for i, part in enumerate(self.inner)]
         return Plan(any(p.everyone for p in plans), plans[self.lead].draw, max(p.fewest for p in plans))
 
     @abstractmethod
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """What the parts send."""
+        """The parts' downloads in one."""
 
     def terms(self, download: Download, own: str) -> list[Term]:
         """None: each part adds its own."""
@@ -92,7 +92,7 @@ class Wrapper(Method):
 
     @abstractmethod
     def serve(self, learner: Learner, download: Download) -> Params | Served:
-        """What the parts serve, together."""
+        """The parts' served models in one."""
 
     @abstractmethod
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
@@ -116,7 +116,7 @@ class Wrapper(Method):
 
     @abstractmethod
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """What the parts leave, together."""
+        """The parts' models in one."""
 
     @abstractmethod
     def join(self, state: ServerState, update: Update) -> ServerState:
@@ -129,13 +129,13 @@ class Wrapper(Method):
 
 @dataclass(frozen=True)
 class Clustering:
-    """The method that clusters, inside whatever wraps it, and what it sees: for analysis and for small clusters.
+    """The method that clusters, inside any wrappers, and what it sees: for analysis and for small clusters.
 
     Attributes:
-        method: that method.
+        method: the method that clusters.
         before: its state when the round's participants were sent their models.
-        seen: what it sees of an update.
-        inside: what it knows of a state of the whole.
+        seen: maps an update to the one that it sees.
+        inside: maps a state of the whole to the one that it sees.
     """
 
     method: Method
@@ -145,7 +145,7 @@ class Clustering:
 
     @classmethod
     def of(cls, method: Method, before: ServerState) -> Clustering:
-        """Looks through the wrappers around it."""
+        """Unwraps a method."""
         if not isinstance(method, Wrapper):
             return cls(method, before, lambda update: update, lambda state: state)
         wrapper, i = method, method.lead
@@ -158,11 +158,11 @@ class Clustering:
         )
 
     def vector(self, update: Update) -> np.ndarray:
-        """What a participant is compared by."""
+        """The vector by which a participant is compared."""
         return self.method.vector(self.before, self.seen(update))
 
     def moved(self, update: Update) -> Params | None:
-        """What stands for a participant's gradient; None where it trained no model."""
+        """The difference that stands for a participant's gradient; None where it trained no model."""
         own = self.seen(update)
         return own.main_diff if own.diffs else None
 
@@ -173,7 +173,7 @@ class Clustering:
     def centre(self, after: ServerState, cluster: int) -> np.ndarray | None:
         """The vector of a cluster's centre; None where participants are not compared by models.
 
-        The common model stands for a cluster that was merged away, and that has no members.
+        The common model stands in for a cluster that was merged into another, and so has no members.
         """
         bank = self.inside(after).bank
         model = bank.get(cluster_slot(cluster)) or bank.get(GLOBAL)

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""How a round's clustering is analysed, as in the thesis: its objective, its clusterability, its cosine similarities.
+"""Analysis of a round's clustering, as in the thesis: its objective, its clusterability, its cosine similarities.
 
-A round's updates may lie on disk: they are read one at a time, twice, and no more than a few models a cluster are held.
+A round's updates may lie on disk: they are read one at a time, twice, and only a few models per cluster are in memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Cosines:
             self.count += 1
 
     def mean(self) -> float | None:
-        """The mean of the pairs; None where there are none."""
+        """The mean of the pairs; None if there are none."""
         n = self.count
         return float(np.clip((np.square(self._sum).sum() - n) / (n * (n - 1)), -1, 1)) if n > 1 else None
 
@@ -55,18 +55,18 @@ def analyse(
 ) -> dict[str, Any]:
     """What a round's record says of its clustering, as plain JSON values.
 
-    What a participant is compared by is its vector (`Method.vector`): a part of its trained model, or what it sent.
+    Participants are compared by their vectors (`Method.vector`): a part of the trained model, or an array.
 
     * ``objective``: C of thesis Eq. 3.3b after the M-step, the psi-weighted mean of the squared Euclidean distance
       between a participant's vector and that of its cluster's centre.
     * ``clusterability``: B of each cluster (thesis Def. 3.4.7, Eq. 3.18), with the updates in place of the gradients;
       None for a cluster without a participant in this round, or whose mean update is zero.
-    * ``intra_cosine``: mean cosine similarity of two participants' vectors in the same cluster, a cluster counting by
-      its participants; None where no cluster has two.
-    * ``inter_cosine``: that of two centres in use (thesis Fig. 3.4); None where there is but one.
+    * ``intra_cosine``: mean cosine similarity of two participants' vectors in the same cluster; clusters
+      are weighted by their participants. None if no cluster has two.
+    * ``inter_cosine``: that of two centres in use (thesis Fig. 3.4); None if there is only one.
 
     Args:
-        method: one that clusters, or that is made of others of which one does.
+        method: one that clusters, or a wrapper of one that does.
         before: the state in which the round's participants were sent their models.
         after: the state after the M-step.
         updates: the round's; read twice.
@@ -103,8 +103,8 @@ def centre_vectors(
 ) -> dict[int, np.ndarray]:
     """The vector of each cluster's centre, float64.
 
-    Where participants are compared by arrays, no model says where the centre is: then it is the weighted mean of the
-    round's members, and a cluster without any has none.
+    If participants are compared by arrays, no model gives the centre: it is then the weighted mean of the round's
+    members, and a cluster without members has none.
     """
     found = {k: vector for k in range(clusters) if (vector := clustering.centre(after, k)) is not None}
     if found:
@@ -141,9 +141,9 @@ def _clusterability(
 
 
 def _squared(mean: Params, moved: Params | None = None) -> float:
-    """Squared length of a mean update's parameters, or of what parts them from one update's.
+    """Squared length of a mean update's parameters, or of their difference from one update's.
 
-    What a site's filter removed from that update says nothing of the distance.
+    Parameters that a site's filter removed from that update are left out.
     """
     total = 0.0
     for i, entry in enumerate(mean.layout.entries):

@@ -24,9 +24,9 @@ class Progress:
     """What a server knows between two rounds besides its method's state.
 
     Attributes:
-        record: of the last round; the next round's answers complete it.
-        failed_rounds: consecutive rounds with too few valid answers.
-        rejected: number of refused answers, by reason code.
+        record: of the last round; the next round's results complete it.
+        failed_rounds: consecutive rounds with too few valid results.
+        rejected: number of refused results, by reason code.
         best: the best round so far, ``{"round", "value"}``.
         watched: the best round so far by the metric that early stopping watches.
         stopped: why the run ends before its last round; None if it does not.

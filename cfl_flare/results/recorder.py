@@ -98,7 +98,7 @@ class Recorder:
         save_arrays(self.folder / FEATURES / f"round-{number:04d}.safetensors", {"gram": products}, meta)
 
     def best(self, models: Mapping[str, Served], rounds: int) -> None:
-        """Replaces the models of the best round so far by those of this one, after so many rounds."""
+        """Replaces the models of the best round so far by those after this number of rounds."""
         new = self.folder / (BEST + ".tmp")
         shutil.rmtree(new, ignore_errors=True)
         for slot, served in models.items():

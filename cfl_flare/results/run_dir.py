@@ -46,7 +46,7 @@ class Run:
         summary: ``summary.json``.
         rounds: the lines of ``rounds.jsonl``.
         assignments: the lines of ``assignments.jsonl``.
-        newcomers: ``newcomers.json``; None where no participants were held back.
+        newcomers: ``newcomers.json``; None if no participants were held back.
     """
 
     folder: Path

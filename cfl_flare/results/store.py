@@ -144,7 +144,7 @@ class Store:
                 logger.warning("%s; falling back to the version before it", error)
         there = sorted({path.parents[1].name for path in self.folder.parents[1].glob("*/*/round-*.json")})
         raise StoreError(
-            f"{self.folder} holds no good version to resume from; there are runs: {', '.join(there) or 'none'}"
+            f"{self.folder} holds no intact version to resume from; there are runs: {', '.join(there) or 'none'}"
         )
 
 

@@ -93,7 +93,7 @@ def test_a_job_can_carry_the_code(tmp_path):
         ("--data digits --partition iid", r"participants = None and partition = .*belong together"),
         ("--data digits --name a/b", r"--name = 'a/b' should be letters"),
         ("--data digits --min-clients 0", r"min_clients = 0 should be >= 1"),
-        ("--data digits --method fedds:k=2", r"no file of; name one .*indicator_file=samples\.npz"),
+        ("--data digits --method fedds:k=2", r"no file with them; name one .*indicator_file=samples\.npz"),
         (f"--model {MODEL} --data my.Data", r"data: 'my\.Data' cannot be imported here"),
         (f"--model {MODEL},depth=3", r"model MLP: unknown setting 'depth'"),
         (f"--model {MODEL} --name taken", r"taken' is not an empty folder; name a new one"),

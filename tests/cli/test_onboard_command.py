@@ -66,7 +66,7 @@ def test_the_command_reads_the_indicator_file(
     data, file = npz(tmp_path / "own.npz"), npz(tmp_path / "indicator.npz", count=400)
     words = ["onboard", str(runs("fedds")), "--data", str(data), "--out", str(tmp_path / "out")]
     assert main(words) == 2
-    wanted = "compares models on 10 indicator samples of each class; name a file of such: --indicator-file"
+    wanted = "compares models on 10 indicator samples of each class; name a file with them: --indicator-file"
     assert wanted in capsys.readouterr().err
     assert main([*words, "--indicator-file", str(tmp_path / "nowhere.npz")]) == 2
     assert "nowhere.npz' is not a file" in capsys.readouterr().err

@@ -23,7 +23,6 @@ from cfl_flare.core.settings import (
     pick,
     setting,
     settings_of,
-    settings_table,
     shows,
 )
 
@@ -68,6 +67,31 @@ def test_refusals_name_the_setting_its_value_and_what_it_should_be(values: dict[
     with pytest.raises(ConfigError) as refused:
         Oven(**{"degrees": 200, **values})
     assert str(refused.value).startswith(says)
+
+
+def test_a_setting_that_may_be_none_is_refused_with_none() -> None:
+    with pytest.raises(ConfigError, match=r"oven: mode = 'steam' should be 'air' or 'grill' or None$"):
+        Oven(200, mode="steam")
+
+
+def test_a_subclass_may_change_a_default_alone() -> None:
+    @dataclass(frozen=True)
+    class Hot(Oven):
+        rate: float = 0.9
+
+    found = settings_of(Hot)["rate"]
+    assert (found.default, found.help) == (0.9, "how fast")
+    with pytest.raises(ConfigError, match=r"rate = 2 should be in \[0, 1\)"):
+        Hot(200, rate=2)
+
+
+def test_more_than_two_choices_are_listed() -> None:
+    @dataclass(frozen=True)
+    class Open:
+        mode: str = setting("a", help="", choices=("a", "b", "c"))
+
+    with pytest.raises(ConfigError, match="mode = 'd' should be one of 'a', 'b', 'c'"):
+        check_settings(Open("d"), "open")
 
 
 def test_an_infinite_number_is_beyond_any_bound() -> None:
@@ -136,13 +160,3 @@ def test_a_signature_lists_the_settings() -> None:
         assert list(parameters) == ["dish", "mode", "degrees", "share", "rate", *names]
         assert parameters["degrees"].default is inspect.Parameter.empty
         assert (parameters["rate"].default, parameters["mode"].default) == (0.5, "air")
-
-
-def test_a_table_for_the_documents() -> None:
-    assert settings_table(Oven) == [
-        ("degrees", "int, >= 1", "needed", "how hot"),
-        ("share", "float | int, a share in (0.0, 1.0] or a count >= 1", "1.0", "how much of it"),
-        ("rate", "float, in [0, 1)", "0.5", "how fast"),
-        ("mode", "str | None, 'air' or 'grill'", "None", "how"),
-        ("oven_clean", "int, >= 0", "0", "how often"),
-    ]

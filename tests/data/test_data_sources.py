@@ -96,7 +96,7 @@ def test_every_source_says_what_it_is_and_can_be_described():
 def test_digits():
     train, test = checked(Digits().load(), "data")
     assert len(train) + len(test) == 1797 and train.x.shape[1:] == (1, 8, 8) and train.x.max() <= 1
-    with pytest.raises(ConfigError, match=r"test_share = 1\.0 should be between 0 and 1"):
+    with pytest.raises(ConfigError, match=r"test_share = 1\.0 should be in \(0, 1\)"):
         Digits(test_share=1.0)
 
 
@@ -215,9 +215,9 @@ def test_folder_refusals(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"size": 0}, "size = 0 should be >= 1"),
-        ({"channels": 2}, "channels = 2 should be 1 or 3"),
-        ({"test_share": 0.0}, r"test_share = 0\.0 should be between 0 and 1"),
+        ({"size": 0}, "size = 0 should be >= 1 or None"),
+        ({"channels": 2}, "channels = 2 should be 1 or 3 or None"),
+        ({"test_share": 0.0}, r"test_share = 0\.0 should be in \(0, 1\)"),
         ({"size": "big"}, "size = 'big' should be int"),
     ],
 )

@@ -159,7 +159,7 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     assert "CFL_DATA: path = '<path>' is not a file" in run.summary["sites_left_out"]["hospital-3"]
     missed = [r["round"] for r in run.rounds if r["failed"]]
     assert 1 <= len(missed) <= 3
-    assert run.rounds[missed[0]]["failed"] == {"hospital-2": "no answer in time"}
+    assert run.rounds[missed[0]]["failed"] == {"hospital-2": "no result in time"}
     assert run.rounds[missed[0]]["trained"] == ["hospital-1"]
     assert 10 <= run.rounds[missed[0]]["seconds"] < 20  # no round waits longer than its timeout
     assert run.rounds[-1]["trained"] == ["hospital-1", "hospital-2"]

@@ -61,7 +61,7 @@ def test_the_server_gives_the_carrier_the_weight_of_all_that_it_carries():
     s.finish_round()
     np.testing.assert_allclose(s.state.bank["global"].vector, [2, 4])  # (1*6 + 2*3) / 6, (3*6 + 2*3) / 6
     assert s.progress.record["trained"] == ["a", "c", "d"]
-    assert s.progress.record["failed"] == {"b": "no answer in time"}
+    assert s.progress.record["failed"] == {"b": "no result in time"}
     assert s.progress.record["bytes_up"] == 2 * LAYOUT.nbytes
 
 
@@ -71,13 +71,13 @@ def test_who_is_carried_by_a_refused_update_is_left_out_with_it():
     with pytest.raises(PayloadError):
         s.accept(Result("a", update("a", 1, "global", np.nan, 0)), "site-1")
     s.accept(Result("b", Update("b", 3, carrier="a")), "site-1")
-    s.accept(Result("c", Update("c", 3, carrier="b")), "site-1")  # who is carried cannot carry
+    s.accept(Result("c", Update("c", 3, carrier="b")), "site-1")  # b is not a carrier itself
     s.accept(Result("d", update("d", 2, "global", 3, 3)), "site-2")
     s.finish_round()
     np.testing.assert_allclose(s.state.bank["global"].vector, [3, 3])
     failed = s.progress.record["failed"]
-    assert failed["b"] == "carrier: a should carry b's model, but has none of its cluster"
-    assert failed["c"].startswith("carrier: b")
+    assert failed["b"] == "carrier: b's model should be included in a's, which has none of its cluster"
+    assert failed["c"].startswith("carrier: c's model should be included in b's")
     assert s.progress.record["trained"] == ["d"]
 
 
@@ -85,7 +85,7 @@ def test_who_is_carried_by_a_refused_update_is_left_out_with_it():
 def test_a_carrier_is_another_participant_of_the_same_site(carrier):
     s = server()
     s.tasks()
-    with pytest.raises(PayloadError, match="is no other participant of its site"):
+    with pytest.raises(PayloadError, match="is not another participant of its site"):
         s.accept(Result("b", Update("b", 3, carrier=carrier)), "site-1")
 
 

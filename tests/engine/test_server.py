@@ -86,7 +86,7 @@ def test_a_second_answer_is_refused_and_the_first_one_counts():
     s = server()
     s.tasks()
     s.accept(good("a", 1, 1, 1), "site-1")
-    with pytest.raises(PayloadError, match="twice"):
+    with pytest.raises(PayloadError, match="second result"):
         s.accept(good("a", 1, 9, 9), "site-1")
     s.finish_round()
     np.testing.assert_array_equal(s.state.bank["global"].vector, [1, 1])
@@ -159,7 +159,7 @@ def test_a_run_in_which_every_round_failed_is_no_success():
     s.tasks()
     s.finish_round()
     s.tasks()
-    with pytest.raises(TooFewAnswersError, match=r"2 rounds in a row had fewer than 1 good answers"):
+    with pytest.raises(TooFewAnswersError, match=r"2 rounds in a row had fewer than 1 valid results"):
         s.finish_round()
 
 
@@ -171,7 +171,7 @@ def test_too_few_answers_leave_the_models_alone_and_end_the_run_in_the_end():
     np.testing.assert_array_equal(s.state.bank["global"].vector, [0, 0])
     assert s.state.round == 1
     s.tasks()
-    with pytest.raises(TooFewAnswersError, match=r"2 rounds in a row had fewer than 2 good answers.*no answer in time"):
+    with pytest.raises(TooFewAnswersError, match=r"2 rounds in a row had fewer than 2 valid results.*no result"):
         s.finish_round()
 
 

@@ -6,6 +6,8 @@ On the platform of the record (processor, torch, numpy) every model is compared 
 would fail for no fault: another processor adds up in another order, and torch picks other kernels for it. There,
 assignments must be equal, and means, norms and losses within a thousandth: a few rounds of training do not carry
 differences in the last digit of a float32 further than that, and a changed step of a method does.
+
+These tests take a part of the cases; ``python tests/golden/record.py check`` takes all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from tests.golden.record import differences, platform_id, read_record, run_one, 
 from tests.golden.runner import fingerprint
 
 RECORD = read_record()
-PARTS = sorted({CASES[name].part for name in RECORD["cases"]}, reverse=True)
 FAST = {
     *(f"loop/{name}/full" for name in ("fedavg", "local", "fedbabu", "per-fedavg", "ifca", "fesem", "cgpfl", "cfl")),
     *(f"loop/{name}/sample" for name in ("ifca-shared", "wecfl-con-cks", "fedac", "fedds", "fl-hc", "ifca-cam")),
@@ -31,28 +32,29 @@ FAST = {
 }
 
 
-LOOP = [name for name, case in CASES.items() if case.part == "loop"]
+# Every method once in the loop; through FLARE what several sites alone show, where the rest is what the loop gives.
+SLOW = {name for name in CASES if name.startswith("loop/") and name.endswith(("/full", "/schedule"))} - FAST
+SLOW |= {
+    f"flare/{name}/option" for name in ("site-sums-fedavg+ifca", "merged-wecfl", "merged-ifca-cam", "merged-fedds")
+}
+SLOW |= {"flare/together/resumed", "flare/fedcuau/resumed", "flare/ifca-cam/unseen"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in LOOP])
+@pytest.mark.parametrize("name", [*sorted(FAST), *(pytest.param(n, marks=[pytest.mark.slow]) for n in sorted(SLOW))])
 def test_a_run_gives_what_it_gave(name: str) -> None:
-    """In the loop: that FLARE gives the loop's models is tested in ``tests/e2e`` on whatever machine this is.
-
-    Those of the record are checked by hand, as they are many: ``python tests/golden/record.py check --part flare``.
-    """
     kept = RECORD["cases"][name]
     _, found, _ = run_one(name)
     assert "error" not in found, found["error"]
     assert differences(kept, found, kept["platform"] == platform_id(this_platform())) == []
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ["loop", "flare"])
 def test_a_kept_run_that_was_resumed_ends_as_the_one_that_was_not(part: str) -> None:
     resumed = [name for name, case in CASES.items() if case.part == part and name.endswith("/resumed")]
     assert resumed
     for name in resumed:
         whole, other = (RECORD["cases"][n] for n in (name.replace("/resumed", "/full"), name))
-        assert whole["models"] == other["models"], name
+        assert (whole["models"], whole.get("memory")) == (other["models"], other.get("memory")), name
         assert len(other["loss"]) == (5 if part == "loop" else 3)  # a resumed job has its own rounds in its folder
         for key in ("assignments", "loss", "accuracy"):
             assert whole[key][-len(other[key]) :] == other[key], f"{name}: {key}"
@@ -62,6 +64,7 @@ def test_kept_runs_through_flare_are_those_of_the_loop() -> None:
     """All but those that need several sites, to the last bit."""
     both = [name for name in RECORD["cases"] if name.startswith("flare/") and name.replace("flare", "loop", 1) in CASES]
     both = [name for name in both if not name.endswith("/resumed")]
+    assert len(both) > 40
     for name in both:
         flare, loop = RECORD["cases"][name], RECORD["cases"][name.replace("flare", "loop", 1)]
         for key in ("models", "assignments", "trained", "accuracy", "loss"):
@@ -73,12 +76,15 @@ def test_every_method_is_recorded() -> None:
     from cfl_flare.methods import METHODS as KNOWN
 
     given = [pair for words in METHODS.values() for pair in zip(words[::2], words[1::2])]
-    for option, known in (("--method", {*KNOWN, *COMBINATIONS} - {"hypcluster"}), ("--penalty", set(PENALTIES))):
+    for option, known in (
+        ("--method", {*KNOWN, *COMBINATIONS} - {"hypcluster", "ensemble"}),
+        ("--penalty", set(PENALTIES)),
+    ):
         assert {text.partition(":")[0] for name, text in given if name == option} == known
 
 
 def test_the_record_is_of_these_cases() -> None:
-    commands = {name: case.command for name, case in CASES.items() if case.part in PARTS}
+    commands = {name: case.command for name, case in CASES.items()}
     assert [(name, one["command"]) for name, one in RECORD["cases"].items()] == list(commands.items())
 
 

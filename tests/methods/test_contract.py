@@ -116,7 +116,7 @@ def test_a_download_says_what_must_come_back(sent, cluster, expected):
     assert sent.expected(cluster) == expected
     state = ServerState(dict.fromkeys(("global", "a", "b", "c0", "c1", "s", "au"), coin(0, 0)))
     check_update(Update("p", 1, dict.fromkeys(expected, coin(1, 1)), cluster), sent, state, "m")
-    with pytest.raises(PayloadError, match="moved"):
+    with pytest.raises(PayloadError, match="sent the models"):
         check_update(Update("p", 1, {"other": coin(1, 1)}, cluster), sent, state, "m")
 
 

@@ -236,7 +236,7 @@ def test_without_indicator_samples_no_run_begins():
     with pytest.raises(ConfigError, match=message):
         loop(FedDS(k=2), data=replace(DATA, indicator_samples=4))
     recipe = {"method": "fedds:k=2", "model": MLP((1, 8, 8), 10), "data": Digits(), "num_rounds": 1, "min_clients": 2}
-    with pytest.raises(ConfigError, match=r"which the server has no file of; name one .* indicator_file=samples.npz"):
+    with pytest.raises(ConfigError, match=r"the server has no file with them; name one .* indicator_file=samples.npz"):
         ClusteredRecipe(**recipe)
     assert ClusteredRecipe(**{**recipe, "method": "fedds:k=2,indicator_file=a.npz"}).plan.data.indicator_samples == 0
     simulated = {"participants": 4, "partition": "iid"}

@@ -180,7 +180,7 @@ def test_needs_and_model_are_those_of_the_most_demanding_part():
         ({"parts": 3}, "'int' object is not iterable"),
         ({"parts": (FedAvg(), CAM(base=IFCA(k=2)))}, r"parts = \['ifca-cam'\] predict with several models"),
         ({"parts": (Ensemble(parts=(FedAvg(),)),)}, r"parts = \['fedavg\+'\] predict with several models"),
-        ({"vote": "majority"}, "vote = 'majority' should be in"),
+        ({"vote": "majority"}, "vote = 'majority' should be 'logits' or 'probabilities'"),
         ({"penalties": (Proximal(),)}, "belong to the methods inside it"),
         ({"weighting": "uniform"}, "weighting belongs to its parts"),
         ({"parts": (FedAvg(), Finetune())}, "finetune belongs to the whole"),

@@ -71,7 +71,7 @@ def test_it_survives_the_way_through_a_job_file(settings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"inner_lr": -0.1}, "inner_lr = -0.1 should be a number >= 0 or None"),
+        ({"inner_lr": -0.1}, "inner_lr = -0.1 should be >= 0 or None"),
         ({"inner_lr": "fast"}, "inner_lr = 'fast' should be float"),
         ({"personal_steps": -1}, "personal_steps = -1 should be >= 0"),
     ],

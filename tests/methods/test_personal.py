@@ -240,7 +240,7 @@ def test_they_survive_the_way_through_a_job_file(name):
         ({"method": "ditto", "lam": "much"}, "lam = 'much' should be float"),
         ({"method": "fedper", "lam": 1.0}, "unknown setting 'lam'"),
         ({"method": "fedper", "penalties": [{"penalty": "contrastive"}]}, "needs a method with clusters"),
-        ({"method": "fedper", "penalties": [{"penalty": "proximal", "scope": "head"}]}, "a head that no one sends"),
+        ({"method": "fedper", "penalties": [{"penalty": "proximal", "scope": "head"}]}, "a head that does not travel"),
         ({"method": "fedbabu", "penalties": [{"penalty": "proximal", "scope": "head"}]}, "take scope = 'backbone'"),
     ],
 )

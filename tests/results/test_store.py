@@ -147,12 +147,12 @@ def test_another_format_or_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_there_is_nothing_to_resume_from(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no good version"):
+    with pytest.raises(StoreError, match="no intact version"):
         Store(tmp_path / "absent").latest(LAYOUT)
     store = filled(tmp_path, 1, 2)
     for number in (1, 2):
         truncate(data_file(store, number))
-    with pytest.raises(StoreError, match="no good version"):
+    with pytest.raises(StoreError, match="no intact version"):
         store.latest(LAYOUT)
 
 

@@ -21,7 +21,7 @@ from cfl_flare.training.penalties import Step, Term
 
 @dataclass(frozen=True)
 class _Round:
-    """What the model that was received last says of penalties."""
+    """The penalties that came with the model received last."""
 
     received: FLModel
     layout: Layout
@@ -32,19 +32,19 @@ _now: _Round | None = None
 
 
 def penalty(model: torch.nn.Module) -> torch.Tensor:
-    """The job's penalties at the model as it is now, to be added to the loss.
+    """The job's penalties for the model as it is now, to be added to the loss.
 
     Args:
         model: the module that trains; its parameters have the names of the job's model.
 
     Returns:
-        A scalar; zero where the job has none, or where they have not begun.
+        A scalar; zero if the job has none, or if they have not begun.
 
     Raises:
         ConfigError: the module's parameters are not those of the job's model.
     """
     global _now
-    received = flare.receive()  # the same one again, until the script has answered
+    received = flare.receive()  # the same one again, until the script sends its result
     content = (received.meta or {}).get(PENALTY_META) if received is not None else None
     if received is None or not content:
         return next(model.parameters()).new_zeros(())
@@ -81,5 +81,5 @@ def _begin(received: FLModel, content: dict[str, Any], model: torch.nn.Module) -
 
 
 def _flat(parameter: torch.Tensor) -> torch.Tensor:
-    """A parameter as it lies in the vector; see `cfl_flare.core.params.Entry.view`."""
+    """A parameter in the vector's layout; see `cfl_flare.core.params.Entry.view`."""
     return (parameter.permute(0, 2, 3, 1) if parameter.dim() == 4 else parameter).reshape(-1)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs with a training script of FLARE's Client API: what can be checked of them before they start."""
+"""Checks of jobs with a training script of FLARE's Client API, before they start."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 from cfl_flare.core.config import require
 from cfl_flare.methods import IFCA, FedProx, Method, Proximal
 
-# What a method's site does, where it is no more than what any script does: train the one model that it was sent.
+# Steps on the site that a method must not override, as a script only trains the one model that it is sent.
 ON_SITE = ("local_update", "serve", "finetuned")
 PENALTY_LINE = "loss = loss + cfl_flare.client.penalty(model)"
 
 
 def check_method(method: Method) -> None:
-    """Whether a script can take part in it.
+    """Checks that a training script can carry out the site's part of a method.
 
     Raises:
-        ConfigError: the method's sites do more than to train the model that they are sent.
+        ConfigError: the method's sites do more than train the model that they are sent.
     """
     choice = isinstance(method, IFCA) and not method.shared_backbone
     own = [step for step in ON_SITE if not choice and getattr(type(method), step) is not getattr(Method, step)]
@@ -29,11 +29,11 @@ def check_method(method: Method) -> None:
     require(
         not compared,
         f"penalty {compared[:1]}: on = 'representations' needs the outputs of other models inside the script's step; "
-        "take on = 'parameters'",
+        "use on = 'parameters'",
     )
     require(
         not own,
-        f"method {method.label}: a training script cannot do its {', '.join(own)} on the site; take fedavg, fesem, "
+        f"method {method.label}: a training script cannot do its {', '.join(own)} on the site; use fedavg, fesem, "
         "wecfl, cfl, fl-hc, fedgroup or ifca without it, or leave train_script out",
     )
 
@@ -44,21 +44,19 @@ def has_terms(method: Method) -> bool:
 
 
 def check_script(script: str, method: Method, given: Mapping[str, Any]) -> None:
-    """What can be checked of a job with a script before it starts.
+    """Checks a job with a training script.
 
     Args:
         script: its path.
         method: the job's.
-        given: settings that have no meaning beside a script.
+        given: settings that have no meaning with a script, by name; None where one is not set.
 
     Raises:
-        ConfigError: it is not there, or does not go with the method or with a setting.
+        ConfigError: there is no such script, or it does not fit the method or a setting.
     """
-    require(Path(script).is_file(), f"recipe: train_script = {script!r} is no file; name one, seen from this folder")
+    require(Path(script).is_file(), f"recipe: train_script = {script!r} is not a file, seen from this folder; name one")
     beside = [name for name, value in given.items() if value is not None]
-    require(
-        not beside, f"recipe: {', '.join(beside)}: belongs to the script where there is a train_script; leave it out"
-    )
+    require(not beside, f"recipe: {', '.join(beside)}: belongs to the script if there is a train_script; leave it out")
     check_method(method)
     require(
         not has_terms(method) or asks_for_penalties(script) or fedprox_mu(script, method) is not None,
@@ -73,7 +71,7 @@ def asks_for_penalties(script: str) -> bool:
 
 
 def fedprox_mu(script: str, method: Method) -> float | None:
-    """The coefficient that goes as FLARE's own metadata: of FedProx's term alone, to scripts that look for it there.
+    """The coefficient to send as FLARE's own metadata: for FedProx's term alone, and a script that looks for it there.
 
     FLARE's Lightning patch applies it by itself.
     """

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Code that a job brings along (BYOC): cfl_flare itself, and the user's own modules that it names."""
+"""Code that is sent with a job (BYOC): cfl_flare itself, and the user's own modules that the job names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stage(job: FedJob, packages: Iterable[str], sites: Iterable[str]) -> tempfil
 
     Args:
         job: the job.
-        packages: top-level ones; those that are installed like any other library are passed over.
+        packages: top-level ones; those that are installed like any other library are skipped.
         sites: the client apps' targets; the server gets them too.
 
     Returns:
@@ -52,7 +52,7 @@ def stage(job: FedJob, packages: Iterable[str], sites: Iterable[str]) -> tempfil
 
 
 def _source_of(package: str) -> Path | None:
-    """Folder or file of a top-level package; None where it is installed like any other library (cfl_flare excepted)."""
+    """Folder or file of a top-level package; None if it is installed like any other library (except cfl_flare)."""
     if package == "cfl_flare":
         return PACKAGE
     spec = importlib.util.find_spec(package)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the sites of a job run: all the same, or each with settings of its own by FLARE's ``set_per_site_config``."""
+"""What the sites of a job run: all the same, or each with its own settings by FLARE's ``set_per_site_config``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ClientApps:
         leaving: a filter on what the sites send; None for none.
 
     Attributes:
-        workers: what works at each site; one for all of them, unless they have settings of their own.
+        workers: the executor or script runner of each site; one for all sites, unless they have their own settings.
     """
 
     def __init__(self, plan: RunPlan, shared: Mapping[str, Any], leaving: Filter | None = None):
@@ -46,7 +46,7 @@ class ClientApps:
 
     @property
     def scripted(self) -> bool:
-        """The sites run a training script."""
+        """Whether the sites run a training script."""
         return self.plan.script.train_script is not None
 
     @property
@@ -60,13 +60,13 @@ class ClientApps:
         return [] if self.scripted else [worker.source for worker in self.workers.values()]
 
     def set_per_site(self, config: Mapping[str, Mapping[str, Any]]) -> None:
-        """Takes per-site settings.
+        """Applies per-site settings.
 
         Args:
             config: by site: ``data``, ``data_args``, ``device`` and ``torch_threads``, or those of a script.
 
         Raises:
-            ConfigError: a setting that sites of this job cannot have of their own, or a wrong value.
+            ConfigError: a setting cannot be set per site in this job, or has a wrong value.
         """
         self._check(config)
         self.workers = {site: self._worker(site, own) for site, own in config.items()}
@@ -80,7 +80,7 @@ class ClientApps:
                 job.to(self.leaving, target, filter_type=FilterType.TASK_RESULT, tasks=[TRAIN])
 
     def _worker(self, site: str, own: Mapping[str, Any]) -> Any:
-        """What works at a site."""
+        """The executor or script runner of a site."""
         plan = self.plan
         if self.scripted:
             script = replace(plan.script, **own)
@@ -110,7 +110,7 @@ class ClientApps:
 
 
 def _per_site(cls: type) -> list[str]:
-    """The settings that a site may have of its own."""
+    """The settings that may differ per site."""
     return [known.name for known in settings_of(cls).values() if known.per_site]
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that `ClusteredRecipe` has from FLARE's FedAvgRecipe, and what they mean where models are clustered."""
+"""Settings that `ClusteredRecipe` takes from FLARE's FedAvgRecipe, and what they mean for clustered models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cfl_flare.methods import Method
 def exclude(pattern: str, model: Mapping[str, Any], method: Method) -> ExcludeVars:
     """FLARE's filter that keeps some of a model's arrays at the site.
 
-    It gets their names, not the pattern: a compiled one could not be written to a job.
+    It gets their names, not the pattern: a compiled pattern cannot be written to a job.
 
     Args:
         pattern: a regular expression that is searched in the names.
@@ -55,10 +55,10 @@ def exclude(pattern: str, model: Mapping[str, Any], method: Method) -> ExcludeVa
 
 
 def place_checkpoint(path: str | None, job: FedJob) -> str | None:
-    """As FLARE's recipes: an absolute path is the server's; a file here is carried by the job.
+    """As in FLARE's recipes: an absolute path is the server's; a local file is sent with the job.
 
     Returns:
-        How the server finds it.
+        The path as the server finds it.
 
     Raises:
         ConfigError: a relative path that is not a file here.
@@ -67,8 +67,8 @@ def place_checkpoint(path: str | None, job: FedJob) -> str | None:
         return path
     require(
         Path(path).is_file(),
-        f"recipe: initial_ckpt = {path!r} is not a file, seen from this folder; a relative path is a file that the job "
-        "carries, an absolute one lies at the server",
+        f"recipe: initial_ckpt = {path!r} is not a file, seen from this folder; a relative path is a file that is "
+        "sent with the job, an absolute one is on the server",
     )
     job.add_file_to_server(str(Path(path).resolve()))
     return Path(path).name

@@ -99,35 +99,35 @@ class ClusteredRecipe(Recipe):
     def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> None:
         """Adds what runs at the server."""
         plan = self.plan
-        # At real sites, what each of them reads is its own business, and the server has no use for it.
+        # The server has no use for what real sites read.
         dealt = {} if plan.data.participants is None else {"source": shared["source"]}
         held = {**dealt, "data": shared["data"], **MARK} if plan.method.traits.indicator is not None else None
         start = place_checkpoint(plan.job.initial_ckpt, job)
         job.to_server(ClusteringAggregator(shared["method"], shared["model"], held, start), id="aggregator")
         persistor = ClusterModelPersistor(run_name=plan.job.name, resume_from=plan.job.resume_from)
         job.to_server(persistor, id="persistor")
-        judge = None
+        assign_settings = None
         if plan.script.train_script is not None:
             mu = fedprox_mu(plan.script.train_script, plan.method)
             assign = replace(plan.assign, penalties=has_terms(plan.method) and mu is None, fedprox_mu=mu)
-            judge = marked(asdict(assign))
+            assign_settings = marked(asdict(assign))
         controller = ClusteredController(
             **asdict(plan.server),
             **asdict(plan.controller),
             facts={**dealt, "data": shared["data"], "training": shared["training"], **MARK},
             made_by=shared["made_by"],
-            judge=judge,
+            judge=assign_settings,
         )
         job.to_server(controller)
         # Polling is most of a small round's fixed cost; FLARE's own 2 s would be most of the round.
         job.to_server({"server": {"task_request_interval": plan.job.task_request_interval}})
 
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
-        """Takes what `cfl_flare.flare.job.client_apps.ClientApps.set_per_site` says."""
+        """FLARE's hook; see `cfl_flare.flare.job.client_apps.ClientApps.set_per_site`."""
         self._sites.set_per_site(config)
 
     def _prepare_client_apps(self) -> None:
-        """Adds what the sites run, once it is known whether each of them has settings of its own."""
+        """Adds what the sites run, once it is known whether they have settings per site."""
         self._sites.add_to(self._job)
         if self.plan.job.byoc:
             self._add_packages()
@@ -142,10 +142,10 @@ class ClusteredRecipe(Recipe):
         return [self.plan.model["class_path"], *sources, *([method] if "." in method else [])]
 
     def process_env(self, env: ExecEnv) -> None:
-        """Sees to it that the environment may run cfl_flare's components.
+        """Makes sure that the environment may run cfl_flare's components.
 
-        The simulator's workspace gets an allow-list; a POC is provisioned afresh at each run, so that there the job
-        carries its code. Both have their sites on this machine, where a relative path of the data means this folder.
+        The simulator's workspace gets an allow-list; a POC is provisioned anew for each run, so the code is sent
+        with the job. In both, sites run on this machine, and relative paths of the data start at this folder.
 
         Raises:
             ConfigError: the environment cannot run the job.
@@ -160,13 +160,13 @@ class ClusteredRecipe(Recipe):
             self._add_packages()
 
     def check_env(self, env: ExecEnv) -> None:
-        """Checks whether the job can run in an environment, before anything is written or started.
+        """Checks that the job can run in an environment, before anything is written or started.
 
         Raises:
             ConfigError: too few or too many sites, or a folder in which FLARE's simulator cannot work.
         """
         if not isinstance(env, (SimEnv, PocEnv)):
-            return  # provisioned sites are what they are
+            return  # the sites of a provisioned project are not known here
         where, sites, fewest = type(env).__name__, env.num_clients, self.plan.job.min_clients
         require(
             sites is None or sites >= fewest,
@@ -183,7 +183,7 @@ class ClusteredRecipe(Recipe):
                 f"{where}: the job has settings for each of its sites; name them: SimEnv(clients={named})",
             )
             folder = str(env.workspace_root)
-            require(  # FLARE writes it into a command line as it is
+            require(  # FLARE writes it into a command line without quotes
                 not re.search(r"[\s'\"\\\\]", folder),
                 f"{where}: FLARE's simulator cannot work in {folder!r}: its path has a space, a quote or a backslash; "
                 "choose another folder",

@@ -207,5 +207,5 @@ def test_no_answer_to_the_probe_ends_the_job(site):
         flare.init()
 
     _, rounds = scripts(site(fails), [])
-    with pytest.raises(ConfigError, match="at no site did it answer; the sites"):
+    with pytest.raises(ConfigError, match="no site sent a result; the sites"):
         rounds.probe()

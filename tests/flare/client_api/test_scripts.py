@@ -133,7 +133,7 @@ def test_what_a_script_leaves_out_is_said_once_and_has_a_meaning():
         "a reports no number of steps: it counts as 1; add meta={'NUM_STEPS_CURRENT_ROUND': steps}",
         "a sends 'aux', which the job's model does not have: left out (1 in all)",
         "a sends float16: kept as float32, whole counts as int64",
-        "a reports accuracy = 'high', which is no finite number: left out",
+        "a reports accuracy = 'high', which is not a finite number: left out",
     ]
     assert len(play.warned) == 3 * len(said)
 
@@ -169,7 +169,7 @@ def test_a_bad_answer_is_left_out_and_the_others_count(answer, code):
     record = play.round()
     assert record["failed"]["c"].startswith(f"{code}: ")
     assert play.bank("global") == [4, 0]
-    assert any("c: answer refused" in text for text in play.warned)
+    assert any("c: result refused" in text for text in play.warned)
 
 
 def test_a_model_that_comes_back_as_it_was_is_remarked_on():
@@ -352,7 +352,7 @@ def test_a_recipe_has_data_or_a_script(tmp_path):
     common = {"name": "x", "method": "fedavg", "model": MLP((1, 2, 2), 2), "num_rounds": 1, "min_clients": 1}
     with pytest.raises(ConfigError, match="neither data nor train_script is given"):
         ClusteredRecipe(**common)
-    with pytest.raises(ConfigError, match=r"train_script = 'none\.py' is no file"):
+    with pytest.raises(ConfigError, match=r"train_script = 'none\.py' is not a file"):
         ClusteredRecipe(**common, train_script="none.py")
     with pytest.raises(ConfigError, match="training: belongs to the script"):
         ClusteredRecipe(**common, train_script=client(tmp_path), training={"lr": 0.1})
