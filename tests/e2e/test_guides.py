@@ -100,17 +100,19 @@ def test_the_operator_s_guide(trial):
     (trial.kits / SITE / "local" / "resources.json").unlink()  # as it was provisioned
     said = {}
     for line in lines("operator-guide.md"):
+        before = trial.registrations(SITE)
         said[line] = reader.type(line)
         if line == "startup/start.sh":
-            trial.until_connected()
+            trial.until_registered(SITE, before)
         if "stop_fl" in line:
             until("the site to stop", lambda: not (trial.kits / SITE / "daemon_pid.fl").exists())
     assert "not written (--dry-run)" in said["cfl-flare site prepare hospital-1 --dry-run"]
     assert len((reader.folder / "predictions.csv").read_text().splitlines()) == 21
     reader.type("echo y | startup/stop_fl.sh")
     until("the site to stop", lambda: not (trial.kits / SITE / "daemon_pid.fl").exists())
+    before = trial.registrations(SITE)
     trial.start(SITE)
-    trial.until_connected()
+    trial.until_registered(SITE, before)
 
 
 def test_the_user_s_guide(trial):
