@@ -53,3 +53,9 @@ def test_a_server_imports_nothing_of_what_makes_jobs_and_figures():
     names = imported_by("import sys, cfl_flare.flare.controller; print(*sys.modules)")
     assert "cfl_flare.flare.aggregator" in names
     assert not names & {"sklearn", "scipy", "pandas", "matplotlib", "torchvision", "rich", "nvflare.recipe"}
+
+
+def test_the_command_line_imports_neither_flare_nor_figures_before_they_are_asked_for():
+    names = imported_by("import sys, cfl_flare.cli; print(*sys.modules)")
+    assert "cfl_flare.cli.main" in names
+    assert not names & {"nvflare", "sklearn", "scipy", "pandas", "matplotlib", "torchvision"}

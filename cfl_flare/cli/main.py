@@ -30,8 +30,6 @@ from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
 from cfl_flare.methods.combinations import Combination
 from cfl_flare.models import MODELS
-from cfl_flare.report.figures import draw, draw_comparison
-from cfl_flare.report.partition import draw_partition, partition_table
 from cfl_flare.report.table import print_whole, results_table
 from cfl_flare.results.run_dir import find_runs
 from cfl_flare.training.settings import TrainSettings
@@ -93,6 +91,8 @@ def run(arguments: argparse.Namespace) -> None:
     console = Console()
     print_whole(console, results_table(runs))
     if len(runs) > 1:
+        from cfl_flare.report.figures import draw_comparison
+
         draw_comparison(runs, out)
     console.print(f"results: {out}", soft_wrap=True)
 
@@ -122,6 +122,8 @@ def export(arguments: argparse.Namespace) -> None:
 
 def partition(arguments: argparse.Namespace) -> None:
     """``cfl-flare partition``."""
+    from cfl_flare.report.partition import draw_partition, partition_table
+
     figure = Path(arguments.figure) if arguments.figure else None
     require(
         figure is None or (figure.parent.is_dir() and figure.suffix in (".png", ".pdf", ".svg")),
@@ -225,6 +227,8 @@ def _lines(settings: Mapping[str, Any]) -> str:
 
 def show(arguments: argparse.Namespace) -> None:
     """``cfl-flare show``."""
+    from cfl_flare.report.figures import draw, draw_comparison
+
     runs = find_runs(arguments.run)
     console = Console()
     folders = [str(one.folder.relative_to(arguments.run)) for one in runs] if len(runs) > 1 else []

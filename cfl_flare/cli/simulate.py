@@ -29,7 +29,6 @@ from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_data, check_plans
-from cfl_flare.report.figures import draw
 from cfl_flare.results.run_dir import ROUNDS, Run, load_run, read_lines
 
 
@@ -98,6 +97,8 @@ def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
 
 def in_process(plan: RunPlan, folder: Path, display: Display) -> None:
     """Runs a plan without FLARE."""
+    from cfl_flare.report.figures import draw
+
     assert plan.reader is not None and plan.training is not None
     run_loop(
         method=plan.method,

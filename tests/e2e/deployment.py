@@ -136,6 +136,18 @@ class Deployment:
 
         until("the sites to connect", connected)
 
+    def registrations(self, site: str) -> int:
+        """How often a site has registered with the server."""
+        log = self.kits / site / "log.txt"
+        return log.read_text().count("Successfully registered client") if log.is_file() else 0
+
+    def until_registered(self, site: str, before: int) -> None:
+        """Waits for a site to register anew: the server counts one that was killed as connected for a while.
+
+        A site that starts deletes a request to stop that came before it was up.
+        """
+        until(f"{site} to register", lambda: self.registrations(site) > before)
+
     def session(self, timeout: float = 60) -> _Closing:
         return _Closing(new_secure_session(ADMIN, str(self.admin), timeout=timeout))
 

@@ -86,12 +86,6 @@ def test_what_installs_is_what_the_readme_says():
     assert INSTALL in (ROOT / "README.md").read_text().split("```sh\n")[1].splitlines()[0]
 
 
-def connections(trial: Deployment) -> int:
-    """How often the site's processes have connected to the server, by its log."""
-    log = trial.kits / SITE / "log.txt"
-    return log.read_text().count("Connected to server") if log.is_file() else 0
-
-
 def test_the_operator_s_guide(trial):
     names = {"/srv/ward/cells.npz": shlex.quote(str(trial.data[SITE])), "/srv/cfl_state": str(trial.state_root(SITE))}
     reader = Reader(trial.folder / "operator", trial, {**names, "28,28": "14,14"}, SITE)
@@ -106,20 +100,19 @@ def test_the_operator_s_guide(trial):
     (trial.kits / SITE / "local" / "resources.json").unlink()  # as it was provisioned
     said = {}
     for line in lines("operator-guide.md"):
-        before = connections(trial)
+        before = trial.registrations(SITE)
         said[line] = reader.type(line)
         if line == "startup/start.sh":
-            trial.until_connected()
-            # The server may still know the site from before, and a site that starts forgets an earlier request to stop.
-            until("the site to start", lambda before=before: connections(trial) > before)
+            trial.until_registered(SITE, before)
         if "stop_fl" in line:
             until("the site to stop", lambda: not (trial.kits / SITE / "daemon_pid.fl").exists())
     assert "not written (--dry-run)" in said["cfl-flare site prepare hospital-1 --dry-run"]
     assert len((reader.folder / "predictions.csv").read_text().splitlines()) == 21
     reader.type("echo y | startup/stop_fl.sh")
     until("the site to stop", lambda: not (trial.kits / SITE / "daemon_pid.fl").exists())
+    before = trial.registrations(SITE)
     trial.start(SITE)
-    trial.until_connected()
+    trial.until_registered(SITE, before)
 
 
 def test_the_user_s_guide(trial):
