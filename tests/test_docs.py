@@ -175,5 +175,5 @@ def test_the_hooks_before_a_commit_are_what_is_checked_everywhere():
     run = (ROOT / ".ci" / "run").read_text()
     assert {hook["entry"] for hook in hooks} == {"ruff format", "ruff check", "mypy"}
     assert all(hook["language"] == "system" for hook in hooks)
-    assert "ruff format --check . && ruff check . && mypy" in run
+    assert all(f"\n    {check}\n" in run for check in ("ruff format --check .", "ruff check .", "mypy"))
     assert "mkdocs build --strict" in run

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.client import Client
@@ -120,6 +121,12 @@ def check_site_names(names: Sequence[str], fewest: int) -> None:
         _validate_per_site_targets({name: {} for name in names}, fewest)
     except ValueError as error:
         raise ConfigError(f"recipe: per-site config: {error}") from error
+
+
+def simulated(fl_ctx: FLContext) -> bool:
+    """Whether this process is in FLARE's simulator, and not in a provisioned kit, which has its start-up file."""
+    startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir())
+    return not any((startup / name).exists() for name in ("fed_client.json", "fed_server.json"))
 
 
 def study_of(fl_ctx: FLContext) -> str:
