@@ -73,6 +73,13 @@ class ClusteringAggregator(ModelAggregator):
         torch.set_num_threads(1)
         return ResidentModel(self._make_model(fl_ctx)).layout
 
+    def mergeable(self, fl_ctx: FLContext) -> bool:
+        """Whether the job's method can merge small clusters."""
+        return self._method(fl_ctx).traits.mergeable
+
+    def _method(self, fl_ctx: FLContext) -> Method:
+        return build_method(unmarked(self.method), component_policy(fl_ctx))
+
     def _make_model(self, fl_ctx: FLContext) -> torch.nn.Module:
         return build(self.model, torch.nn.Module, "model", component_policy(fl_ctx))
 
@@ -118,7 +125,7 @@ class ClusteringAggregator(ModelAggregator):
             ConfigError: the method cannot be run with them, or lacks indicator samples.
             DataError: the indicator samples cannot be read, or do not fit the model.
         """
-        method = build_method(unmarked(self.method), component_policy(fl_ctx))
+        method = self._method(fl_ctx)
         fresh = method.start(self._initial(method, settings.seed, fl_ctx), [p.name for p in participants])
         if resumed is not None:
             done, total = resumed.round, settings.num_rounds
