@@ -281,8 +281,8 @@ def report(folder: Path) -> None:
         "# Attacks on blood cells",
         "",
         f"{HOSPITALS} hospitals in 3 groups by labels, {rounds} rounds of {TRAINING.local_steps} steps, seeds {seeds}; "
-        + f"commits {commits}; `python benchmarks/attacks.py run`. "
-        + f"Own majority class: {100 * lines[0]['majority']:.1f}.",
+        f"commits {commits}; `python benchmarks/attacks.py run`. "
+        f"Own majority class: {100 * lines[0]['majority']:.1f}.",
     ]
     for attackers in sorted({one["attackers"] for one in lines} - {0}):
         text += [
