@@ -277,12 +277,14 @@ def report(folder: Path) -> None:
     lines = read(folder)
     seeds, rounds = sorted({one["seed"] for one in lines}), sorted({one["rounds"] for one in lines})
     commits = ", ".join(sorted({one["commit"] for one in lines}))
+    about = (
+        f"{HOSPITALS} hospitals in 3 groups by labels, {rounds} rounds of {TRAINING.local_steps} steps, seeds {seeds}; "
+        f"commits {commits}; `python benchmarks/attacks.py run`. Own majority class: {100 * lines[0]['majority']:.1f}."
+    )
     text = [
         "# Attacks on blood cells",
         "",
-        f"{HOSPITALS} hospitals in 3 groups by labels, {rounds} rounds of {TRAINING.local_steps} steps, seeds {seeds}; "
-        f"commits {commits}; `python benchmarks/attacks.py run`. "
-        f"Own majority class: {100 * lines[0]['majority']:.1f}.",
+        about,
     ]
     for attackers in sorted({one["attackers"] for one in lines} - {0}):
         text += [
