@@ -109,6 +109,14 @@ def test_an_outlier_is_left_out_before_the_clustering_and_reported():
     assert running.rejected["outlier"] == 1
 
 
+def test_outliers_are_left_out_whether_or_not_the_server_compares_models():
+    for method in (FedAvg(), CAM(base=WeCFL(k=2), warmup=1), IFCA(k=2)):
+        running = server(method, clip_norm=None, reject_outliers=True)
+        choices = dict.fromkeys(SAMPLES, 0) if isinstance(method, IFCA) else None
+        record = one_round(running, MOVES, choices)
+        assert list(record["failed"]) == ["e"], method.label
+
+
 def test_no_site_has_more_than_its_share_of_a_cluster():
     people = [Participant("a", "one", 1), Participant("b", "two", 1), Participant("c", "three", 1), PEOPLE[4]]
     people[3] = Participant("e", "four", 10**9)
