@@ -20,7 +20,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from cfl_flare.core.config import build, from_dict, unmarked
-from cfl_flare.core.errors import AbortedError, CFLError, PayloadError
+from cfl_flare.core.errors import AbortedError, PayloadError, failure_of
 from cfl_flare.core.settings import keep, kept, shows
 from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.summary import DataSummary
@@ -83,7 +83,7 @@ class ClusteredExecutor(Executor):
         self._abort_signal = Signal()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Carries out a task; a failure is logged here and reported to the server without this site's paths."""
+        """Carries out a task; a failure is logged here, and its code alone is reported to the server."""
         self._abort_signal = abort_signal
         try:
             if task_name == wire.CHECK_TASK:
@@ -94,17 +94,14 @@ class ClusteredExecutor(Executor):
         except AbortedError as error:
             self.log_info(fl_ctx, str(error))
             return make_reply(ReturnCode.TASK_ABORTED)
-        except CFLError as error:
-            reason = whole = str(error)
         except Exception as error:
-            reason, whole = f"{type(error).__name__}: {error}", traceback.format_exc()
-        self._log_failure(f"task {task_name!r}", reason, whole, fl_ctx)
-        return wire.to_shareable({}, {"error": wire.without_paths(reason)})
+            self._log_failure(f"task {task_name!r}", failure_of(error), traceback.format_exc(), fl_ctx)
+            return wire.encode_failure(error)
 
-    def _log_failure(self, what: str, reason: str, whole: str, fl_ctx: FLContext) -> None:
-        """Logs the error without paths, as a kit streams its error log to the server by default."""
-        self.log_error(fl_ctx, f"{what} failed: {wire.without_paths(reason)}")
-        self.log_info(fl_ctx, f"{what} failed, in full: {whole}")
+    def _log_failure(self, what: str, code: str, whole: str, fl_ctx: FLContext) -> None:
+        """Logs the code as an error and the rest as information: FLARE sends a site's error log to the server."""
+        self.log_error(fl_ctx, f"{what} failed: {code}")
+        self.log_info(fl_ctx, f"{what} failed: {code}, in full: {whole}")
 
     def _check(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Checks that the server's job is this one, reads the data, builds the model, and says whom this site hosts."""
@@ -147,7 +144,7 @@ class ClusteredExecutor(Executor):
         results = [site.carry_out(name, task, models, number, keep) for name, task in tasks.items()]
         for result in results:
             if result.error:
-                self._log_failure(f"round {number}: {result.participant}", result.error, result.error, fl_ctx)
+                self._log_failure(f"round {number}: {result.participant}", result.error, result.traceback, fl_ctx)
         self._remember(number + 1, site)
         did = "measured the final models of" if last else "worked for"
         seconds = time.monotonic() - started
@@ -213,7 +210,7 @@ class ClusteredExecutor(Executor):
         try:
             save_served(folder, participant, served, self.model, number)
         except OSError as error:  # the run has its results all the same
-            self._log_failure(f"keeping {participant}'s model", str(error), str(error), fl_ctx)
+            self._log_failure(f"keeping {participant}'s model", failure_of(error), traceback.format_exc(), fl_ctx)
         else:
             self.log_info(fl_ctx, f"{participant}'s model: {folder}")
 
