@@ -29,9 +29,10 @@ from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.flare import compatibility, wire
-from cfl_flare.flare.compat import component_policy, study_of
+from cfl_flare.flare.compat import check_study, component_policy, study_of
 from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.paths import store_for
+from cfl_flare.flare.policy import check_floor, limited_paths
 from cfl_flare.methods import build_method
 from cfl_flare.results.run_dir import SERVED, save_served
 from cfl_flare.results.store import Store
@@ -129,6 +130,7 @@ class ClusteredExecutor(Executor):
         compatibility.check_known(self._unknown, "executor", place)
         compatibility.check_settings(content["job"], {key: getattr(self, key) for key in compatibility.SHARED}, place)
         check_filters(fl_ctx)
+        check_floor(content["min_sites_per_cluster"], fl_ctx)
 
     def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """One round for all participants that were given a task."""
@@ -164,8 +166,8 @@ class ClusteredExecutor(Executor):
             torch.set_num_threads(own.torch_threads)
             policy = component_policy(fl_ctx)
             source = build(self.source, DataSource, "data", policy)  # type: ignore[type-abstract]
-            if isinstance(source, SiteData) and source.study is None:
-                source = replace(source, study=study_of(fl_ctx))
+            if isinstance(source, SiteData):
+                source = replace(source, study=check_study(source.study, study_of(fl_ctx)))
             config = from_dict(DataConfig, unmarked(self.data), "data")
             site = Site(
                 build_method(unmarked(self.method), policy),
@@ -176,7 +178,8 @@ class ClusteredExecutor(Executor):
                 own.device,
                 should_stop=lambda: bool(self._abort_signal.triggered),
             )
-            site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
+            with limited_paths(fl_ctx):
+                site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
             self._site = site
         return self._site
 
