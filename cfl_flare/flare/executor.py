@@ -19,8 +19,8 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
-from cfl_flare.core.config import build, from_dict, unmarked
-from cfl_flare.core.errors import AbortedError, PayloadError, failure_of
+from cfl_flare.core.config import build, from_dict, require, unmarked
+from cfl_flare.core.errors import AbortedError, ConfigError, PayloadError, failure_of
 from cfl_flare.core.settings import keep, kept, shows
 from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.summary import DataSummary
@@ -198,8 +198,9 @@ class ClusteredExecutor(Executor):
         if not versions:
             return  # the method remembers nothing, or this site is new
         try:
-            models, _ = source.load(versions[-1], site.runtime.resident.layout)
-        except PayloadError as error:
+            models, facts = source.load(versions[-1], site.runtime.resident.layout)
+            check_memory_of(facts.get("method", site.method.label), site.method.label, run_name)
+        except (PayloadError, ConfigError) as error:
             self.log_warning(fl_ctx, f"no memory of round {number} ({error}); participants start from their centre")
             return
         for key, params in models.items():
@@ -222,8 +223,13 @@ class ClusteredExecutor(Executor):
         assert self._store is not None
         models = {f"{name}#{what}": p for name, own in site.memory.items() for what, p in own.items()}
         if models:
-            self._store.save(number, models, {})
+            self._store.save(number, models, {"method": site.method.label})
         self._memory_round = number
+
+
+def check_memory_of(kept: str, asked: str, run_name: str) -> None:
+    """Raises a ConfigError for the memory of another method, which may send what that one keeps at the site."""
+    require(kept == asked, f"run {run_name!r} was of method {kept}, and this job is of {asked}; resume it with {kept}")
 
 
 def _leave(participant: str, served: Served) -> None:

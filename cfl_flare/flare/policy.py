@@ -37,8 +37,8 @@ class Policy:
     def __post_init__(self) -> None:
         check_settings(self, POLICY)
         roots = self.data_roots
-        fits = isinstance(roots, (list, tuple)) and all(isinstance(root, str) for root in roots)
-        require(fits, f"{POLICY}: data_roots = {roots!r} should be a list of folders")
+        fits = isinstance(roots, (list, tuple)) and all(isinstance(r, str) and Path(r).is_absolute() for r in roots)
+        require(fits, f"{POLICY}: data_roots = {roots!r} should be a list of folders, each with its whole path")
         object.__setattr__(self, "data_roots", tuple(roots))
 
     @property
