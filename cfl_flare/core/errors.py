@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors that a user can see. Each message names the value, the place and the way out."""
 
+from cfl_flare.core.text import plain
+
 
 class CFLError(Exception):
     """Base class of all errors that cfl_flare raises on purpose."""
@@ -16,7 +18,7 @@ class DataError(CFLError, ValueError):
 
 
 class PayloadError(CFLError, ValueError):
-    """Something that was received, or read from a file, is refused.
+    """Something that was received, or read from a file, is refused; its message is one line of plain text.
 
     Args:
         code: short reason, counted in the run's summary, such as ``"non_finite"``.
@@ -24,7 +26,7 @@ class PayloadError(CFLError, ValueError):
     """
 
     def __init__(self, code: str, message: str):
-        super().__init__(message)
+        super().__init__(plain(message))
         self.code = code
 
 

@@ -164,14 +164,19 @@ class Server:
         try:
             self._round.accept(result, site, self.method, self.state)
         except PayloadError as error:
-            self.refuse(result.participant, error)
+            self.refuse(result.participant, error, site)
 
-    def refuse(self, participant: str, error: PayloadError) -> None:
-        """Counts and notes a refused result, and raises its reason."""
+    def refuse(self, participant: str, error: PayloadError, site: str) -> None:
+        """Counts a refused result, notes it if the participant is the site's own, and raises its reason."""
         self.rejected[error.code] += 1
-        if participant not in self._round.results:
+        own = participant in self.participants and self.participants[participant].site == site
+        if own and participant not in self._round.results:
             self._round.fail([participant], f"{error.code}: {error}")
         raise error
+
+    def hosted_by(self, site: str) -> list[str]:
+        """The names of a site's participants."""
+        return [name for name, p in self.participants.items() if p.site == site]
 
     def fail(self, participants: Sequence[str], reason: str) -> None:
         """Notes that participants sent nothing that could be used."""
@@ -180,7 +185,7 @@ class Server:
     def fail_sites(self, reasons: Mapping[str, str]) -> None:
         """The same for all participants of some sites, each site with its reason."""
         for site, reason in reasons.items():
-            self.fail([name for name, p in self.participants.items() if p.site == site], reason)
+            self.fail(self.hosted_by(site), reason)
 
     def finish_round(self) -> RoundMetrics | None:
         """Assigns, averages, and records.
@@ -255,7 +260,7 @@ class Server:
         if self.progress.failed_rounds >= most:
             raise TooFewAnswersError(
                 f"{self.progress.failed_rounds} rounds in a row had fewer than {enough} valid results; "
-                f"the last reasons: {dict(Counter(self._round.failures.values()))}"
+                f"the last reasons: {dict(Counter(self._round.failures.values()).most_common(5))}"
             )
         old, new = before.assignment, self.state.assignment
         moved = sum(name in old and old[name] != cluster for name, cluster in new.items())
