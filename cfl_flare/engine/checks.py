@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.errors import PayloadError, failure_text
 from cfl_flare.core.text import shown
 from cfl_flare.engine.site import Result, Task
 from cfl_flare.methods import Participant, ServerState, Update
@@ -55,7 +55,7 @@ def check_result(result: Result, task: Task, participant: Participant) -> None:
     """
     name = result.participant
     if result.error is not None:
-        raise PayloadError("participant_failed", f"{name} failed: {result.error}")
+        raise PayloadError("participant_failed", f"{name} failed: {failure_text(result.error)}")
     asked = ("served_",) * task.evaluate + ("trained_",) * task.train
     for key in result.metrics:
         if not (key.startswith(asked) and is_metric_name(key.partition("_")[2])):

@@ -136,7 +136,8 @@ class ClusteredController(PerSiteController):
             hosted[site] = decode_check_in(result, site, expected, policy.max_participants)
             return True
 
-        ours, rounds = {"software": compatibility.SOFTWARE, "job": self._shared()}, self._schedule.num_rounds
+        rounds, fewest = self._schedule.num_rounds, self._schedule.min_sites_per_cluster
+        ours = {"software": compatibility.SOFTWARE, "job": self._shared(), "min_sites_per_cluster": fewest}
         data = {site: wire.message({}, {**ours, **content}, 0, rounds) for site, content in self._hosting.items()}
         self.exchange(wire.CHECK_TASK, data, max(self._own.task_timeout, CHECK_IN), on_result)
         self.left_out = {s: self.site_errors.get(s, "no result in time") for s in sites if s not in hosted}

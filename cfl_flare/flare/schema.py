@@ -15,7 +15,7 @@ import numpy as np
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.app_common.abstract.fl_model import FLModel
 
-from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.errors import PayloadError, failure_text
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.text import shown
 from cfl_flare.engine.checks import MAX_GROUPS, MAX_SAMPLES, is_count, is_number
@@ -112,7 +112,7 @@ def _content(message: FLModel) -> dict[str, Any]:
     if unknown:
         raise malformed(f"the message has an unknown field {shown(unknown[0])}")
     if "error" in content:
-        raise PayloadError("site_failed", str(content["error"]))
+        raise PayloadError("site_failed", failure_text(content["error"]))
     return content
 
 
@@ -125,7 +125,8 @@ def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Par
         raise malformed(f"{name}: cross = {shown(cross)} should have metrics for each model")
     cross = {model: _metrics(name, found, ("",)) for model, found in cross.items()}
     if said.get("error") is not None:
-        return Result(name, None, metrics, str(said["error"]), cross)
+        failure_text(said["error"])
+        return Result(name, None, metrics, said["error"], cross)
     if "samples" not in said:
         if models:
             raise malformed(f"{name}: it sends models, but no number of samples")

@@ -16,7 +16,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Params
-from cfl_flare.core.text import shown
+from cfl_flare.core.text import plain, shown
 from cfl_flare.engine.checks import MAX_METRICS, MAX_SAMPLES, is_count, is_metric_name, is_number
 from cfl_flare.engine.server import Server
 from cfl_flare.methods import Update
@@ -98,8 +98,8 @@ class ScriptResults:
         history = history if isinstance(history, list) else []
         filters = [name for name in history if "ExcludeVars" not in str(name)]
         if whole and filters:
-            reason = f"the site's filter {shown(filters[0])} acts on differences, but the script sends whole models"
-            raise PayloadError("filtered", f"{reason}: set params_transfer_type = 'DIFF' in the recipe")
+            reason = f"the site's filter {plain(str(filters[0]), 100)} acts on differences, but the script sends whole"
+            raise PayloadError("filtered", f"{reason} models: set params_transfer_type = 'DIFF' in the recipe")
         start = sent.arrays() if whole else {n: np.zeros_like(a) for n, a in sent.arrays().items()}
         model = sent.layout.pack({**start, **{n: a for n, a in given.items() if n in known}})
         diff = model - sent if whole else model
