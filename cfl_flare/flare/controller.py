@@ -25,7 +25,7 @@ from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.client_api.controller import Scripts
-from cfl_flare.flare.compat import PerSiteController
+from cfl_flare.flare.compat import PerSiteController, simulated
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.policy import Policy
 from cfl_flare.flare.schema import decode_check_in
@@ -89,6 +89,12 @@ class ClusteredController(PerSiteController):
         compatibility.check_maker(unmarked(self.made_by or {}), "the server")
         compatibility.check_known(self._unknown, "controller", "the server")
         self._schedule = kept(ServerSettings, self, "run")
+        if not simulated(self.fl_ctx):
+            self._schedule = self._schedule.at_real_sites(self.aggregator.mergeable(self.fl_ctx))
+            floor, share = self._schedule.floor, self._schedule.max_weight_share
+            self.info(
+                f"clusters need {floor.sites} sites and {floor.samples} samples; a site's weight is at most {share:.3g}"
+            )
         self._own = kept(ControllerSettings, self, "run")
         persistor: ClusterModelPersistor = self.persistor
         resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)
@@ -136,7 +142,7 @@ class ClusteredController(PerSiteController):
             hosted[site] = decode_check_in(result, site, expected, policy.max_participants)
             return True
 
-        rounds, fewest = self._schedule.num_rounds, self._schedule.min_sites_per_cluster
+        rounds, fewest = self._schedule.num_rounds, self._schedule.floor.sites
         ours = {"software": compatibility.SOFTWARE, "job": self._shared(), "min_sites_per_cluster": fewest}
         data = {site: wire.message({}, {**ours, **content}, 0, rounds) for site, content in self._hosting.items()}
         self.exchange(wire.CHECK_TASK, data, max(self._own.task_timeout, CHECK_IN), on_result)
@@ -173,8 +179,11 @@ class ClusteredController(PerSiteController):
         if last:
             server.close({})
             if server.small_clusters:
-                fewest = self._schedule.min_sites_per_cluster
-                self.warning(f"clusters {server.small_clusters} have fewer than {fewest} sites, whose data they reveal")
+                floor = self._schedule.floor
+                self.warning(
+                    f"clusters {server.small_clusters} have fewer than {floor.sites} sites or {floor.samples} samples, "
+                    "whose data they reveal"
+                )
             self._draw()
             self.info(f"results: {Path(self.get_run_dir()) / RESULTS}")
             return False

@@ -59,17 +59,17 @@ def test_another_method_gets_no_memory(stores, caplog):
     """Ditto's personal model never leaves; CGPFL sends the model that it finds under that name."""
     layout = {"resident": SimpleNamespace(layout=coin(0, 0).layout)}
 
-    def process(method: str) -> tuple[ClusteredExecutor, Site]:
+    def process(method: dict) -> tuple[ClusteredExecutor, Site]:
         executor, site = started()
-        site.method, site.runtime = build_method({"method": method}), SimpleNamespace(**layout)
+        site.method, site.runtime = build_method(method), SimpleNamespace(**layout)
         return executor, site
 
-    executor, site = process("ditto")
+    executor, site = process({"method": "ditto"})
     recalled(executor, site, 0)
     site.memory["a"]["personal"] = coin(7, 7)
     executor._remember(1, site)
-    assert recalled(*process("ditto"), 1)["a"] == {"personal": [7, 7]}
-    executor, site = process("cgpfl")
+    assert recalled(*process({"method": "ditto"}), 1)["a"] == {"personal": [7, 7]}
+    executor, site = process({"method": "cgpfl", "k": 2})
     executor.log_warning = lambda fl_ctx, text: caplog.records.append(text)  # type: ignore[method-assign]
     assert recalled(executor, site, 1)["a"] == {}
     assert "run 'run' was of method ditto, and this job is of cgpfl" in caplog.records[-1]
