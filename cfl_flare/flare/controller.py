@@ -89,11 +89,12 @@ class ClusteredController(PerSiteController):
         compatibility.check_maker(unmarked(self.made_by or {}), "the server")
         compatibility.check_known(self._unknown, "controller", "the server")
         self._schedule = kept(ServerSettings, self, "run")
-        if not simulated(self.fl_ctx):
+        if self._has_own_data():
             self._schedule = self._schedule.at_real_sites(self.aggregator.mergeable(self.fl_ctx))
             floor, share = self._schedule.floor, self._schedule.max_weight_share
             self.info(
-                f"clusters need {floor.sites} sites and {floor.samples} samples; a site's weight is at most {share:.3g}"
+                f"a cluster needs {floor.sites} sites and {floor.samples} training samples; "
+                f"a site has at most {share:.3g} of a cluster's weight"
             )
         self._own = kept(ControllerSettings, self, "run")
         persistor: ClusterModelPersistor = self.persistor
@@ -115,6 +116,10 @@ class ClusteredController(PerSiteController):
             assign = from_dict(AssignSettings, unmarked(self.judge), "judge")
             self.scripts = Scripts(self.aggregator.running, assign, self._exchange, self.warning)
             self.scripts.probe()
+
+    def _has_own_data(self) -> bool:
+        """Whether the sites are hospitals with data of their own, and not those of a simulation, here or in a POC."""
+        return not simulated(self.fl_ctx) and (self.facts or {}).get("data", {}).get("participants") is None
 
     def _connected(self) -> list[Participant]:
         """Every site is one participant; its script's first result says how much data it has."""

@@ -26,6 +26,8 @@ SERVER = "localhost"
 COARSE = "hospital-2"  # the hospital with the guide's policy on what leaves it
 GUIDE = Path(__file__).parents[2] / "docs" / "operator-guide.md"
 ROOT = Path(__file__).parents[2]
+# Three hospitals in two or three clusters: each agrees that others see its model, and counts in full.
+TRUSTING = {"min_sites_per_cluster": 1, "min_samples_per_cluster": 1, "max_weight_share": 1.0}
 PROJECT = """
 api_version: 3
 name: trial
