@@ -212,7 +212,7 @@ class Server:
         The measured round's models are those of the state as it is now, before the coming round moves it.
         """
         stopping, progress = self.settings.early_stopping, self.progress
-        number, scalars = measured.record["round"], measured.scalars()
+        number, scalars = measured.record["round"], measured.deciding()
         best = None if stopping.key is None else stopping.key.best(progress.best, number, scalars)
         if best != progress.best:
             progress.best = best
@@ -229,7 +229,8 @@ class Server:
         results = self._round.results
         served = {n: results[n].metrics for n in self.participants if n in results and results[n].metrics}
         clusters = self.method.clusters_in(self.state)
-        measured = measure_round(self.progress.record, served, self.participants, self.state, clusters)
+        share = self.settings.max_weight_share
+        measured = measure_round(self.progress.record, served, self.participants, self.state, clusters, share)
         if self.finished:
             self._round.count(measured.record)
         self.progress.record = None

@@ -216,9 +216,10 @@ class ClusteringAggregator(ModelAggregator):
                 f"no round has reported {unknown!r} so far, which decides on the best models or the end of the job; "
                 f"round {measured.record['round']} has {', '.join(sorted(scalars))}"
             )
-        name = key and key.name_in(scalars)
+        name = None if key is None else key.name_in(scalars)
         if key is not None and name is not None:
             info["key_metric"] = {"name": name, "mode": key.mode}
+            scalars[name] = measured.deciding()[name]
         return FLModel(
             params={},
             metrics=scalars,
