@@ -112,10 +112,13 @@ class Guard:
         """Participants whose model is far from all others, and how many times too far; see `isolated`."""
         if not self._settings.reject_outliers:
             return {}
-        method, clustering = self._method, Clustering.of(self._method, before)
-        by_vector = bool(method.clusters) and not method.traits.assigns_on_site
-        own = [u for u in updates if by_vector or u.diffs]
-        rows = [clustering.vector(u) if by_vector else _parts(u.main_diff)[0][1] for u in own]
+        clustering, traits = Clustering.of(self._method, before), self._method.traits
+        own = [u for u in updates if u.diffs or u.arrays]
+        by_vector = bool(self._method.clusters) and not traits.assigns_on_site
+        if by_vector and all(clustering.seen(u).diffs or not traits.compares_models for u in own):
+            rows = [clustering.vector(u) for u in own]
+        else:  # nobody is compared by the server, or not in CAM's warm-up
+            rows = [_parts(u.main_diff)[0][1] for u in own]
         return {own[i].participant: times for i, times in isolated(rows, self._settings.byzantine).items()}
 
     def weighed(self, updates: Sequence[Update], assignment: Assignment | None = None) -> Sequence[Update]:

@@ -44,7 +44,7 @@ class ServerSettings:
         None, help="so are clusters of fewer training samples; default: 30 at real sites, 1 in a simulation", ge=1
     )
     merge_small_clusters: bool | None = setting(
-        None, help="move the participants of a small cluster to the nearest other one; default: at real sites"
+        None, help="move a small cluster's participants to the nearest other; default: if the server assigns real sites"
     )
     hold_small_clusters: bool | None = setting(
         None, help="a model stays as it is in a round in which too few sites trained it; default: at real sites"
@@ -91,18 +91,18 @@ class ServerSettings:
         """Below it, a cluster is small."""
         return Floor(self.min_sites_per_cluster or 1, self.min_samples_per_cluster or 1)
 
-    def at_real_sites(self, mergeable: bool) -> ServerSettings:
+    def at_real_sites(self, merges: bool) -> ServerSettings:
         """The settings of a run of real hospitals: what is not set is as private and cautious as it can be.
 
         Args:
-            mergeable: the method can merge small clusters.
+            merges: small clusters are merged by default.
         """
         floor = Floor(self.min_sites_per_cluster or 3, self.min_samples_per_cluster or 30)
         small = floor != Floor(1, 1)
         defaults: dict[str, Any] = {
             "min_sites_per_cluster": floor.sites,
             "min_samples_per_cluster": floor.samples,
-            "merge_small_clusters": small and mergeable,
+            "merge_small_clusters": small and merges,
             "hold_small_clusters": small,
             "max_weight_share": 1 / 3,
         }

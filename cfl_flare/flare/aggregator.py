@@ -80,9 +80,14 @@ class ClusteringAggregator(ModelAggregator):
         torch.set_num_threads(1)
         return ResidentModel(self._make_model(fl_ctx)).layout
 
-    def mergeable(self, fl_ctx: FLContext) -> bool:
-        """Whether the job's method can merge small clusters."""
-        return self._method(fl_ctx).traits.mergeable
+    def merges(self, fl_ctx: FLContext) -> bool:
+        """Whether small clusters are merged unless the job says otherwise.
+
+        Where participants choose, there is no need: one whose model no longer improves chooses another in time, while
+        a cluster that is merged is closed for good, and in the first rounds many are small by chance.
+        """
+        traits = self._method(fl_ctx).traits
+        return traits.mergeable and not traits.assigns_on_site
 
     def _method(self, fl_ctx: FLContext) -> Method:
         return build_method(unmarked(self.method), component_policy(fl_ctx))

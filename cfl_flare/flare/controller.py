@@ -90,7 +90,7 @@ class ClusteredController(PerSiteController):
         compatibility.check_known(self._unknown, "controller", "the server")
         self._schedule = kept(ServerSettings, self, "run")
         if self._has_own_data():
-            self._schedule = self._schedule.at_real_sites(self.aggregator.mergeable(self.fl_ctx))
+            self._schedule = self._schedule.at_real_sites(self.aggregator.merges(self.fl_ctx))
             floor, share = self._schedule.floor, self._schedule.max_weight_share
             self.info(
                 f"a cluster needs {floor.sites} sites and {floor.samples} training samples; "
