@@ -36,11 +36,11 @@ def decode_check_in(message: FLModel, site: str, expected: Collection[str], most
     Args:
         message: the site's.
         site: its name.
-        expected: the names of those whom it may host: itself, or in a simulation those that are dealt to it.
+        expected: the names of those whom it hosts: itself, or in a simulation those that are dealt to it.
         most: how many participants the operator allows a site.
 
     Raises:
-        PayloadError: the site failed, names others, or what it says of one is malformed.
+        PayloadError: the site failed, names others or too few, or what it says of one is malformed.
     """
     said = _content(message).get("participants")
     if not isinstance(said, list) or len(said) > most:
@@ -58,6 +58,8 @@ def decode_check_in(message: FLModel, site: str, expected: Collection[str], most
         if group is not None and not is_count(group, 0, MAX_GROUPS):
             raise malformed(f"{name}: group = {shown(group)} should be None or a whole number in 0..{MAX_GROUPS}")
         found[name] = Participant(name, site, samples, group)
+    if len(found) < len(expected):
+        raise malformed(f"{site} names {len(found)} of the {len(expected)} participants that it hosts")
     return list(found.values())
 
 

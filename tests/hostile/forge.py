@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
@@ -155,7 +155,7 @@ def models(draw: st.DrawFn) -> Forgery:
                 part.data_kind = kind
             case "history":
                 part.data.pop(name)
-                part.meta["filter_history"] = junk
+                part.meta[MetaKey.FILTER_HISTORY] = None if isinstance(junk, list) else junk
             case "key":
                 dxo.data[text] = dxo.data.pop(key)
             case "dxo":
