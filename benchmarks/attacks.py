@@ -16,7 +16,7 @@ import argparse
 import fcntl
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -34,8 +34,8 @@ from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Npz, ParticipantData
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.loop import model_factory
-from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result, Site
+from cfl_flare.engine.server import Server, ServerSettings, TooFewAnswersError
+from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.methods import Participant
 from cfl_flare.methods.slots import cluster_slot, with_parts
 from cfl_flare.training.ensemble import Served, combined
@@ -149,21 +149,22 @@ def run(cell: Cell) -> dict[str, Any]:
     site, server, guilty = _begin(cell)
     hostile = Attackers(cell.attack, guilty)
     rejected: set[str] = set()
-    while True:
-        number, last = server.state.round, server.finished
-        tasks = server.tasks()
+    while not server.finished:
+        number, tasks = server.state.round, server.tasks()
         models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
-        if last:
-            return _measured(cell, server, site, tasks, models, guilty, rejected)
         for name, task in tasks.items():
             try:
                 result = hostile.result(site.carry_out(name, task, models, number), server)
                 server.accept(result, server.participants[name].site)
             except PayloadError:
                 rejected.add(name)
-        server.finish_round()
+        try:
+            server.finish_round()
+        except TooFewAnswersError:  # the models are so broken that nobody can train them
+            break
         record = server.progress.record or {}
         rejected |= set(record.get("failed", {})) | set(record.get("left_out", ())) | set(record.get("clipped", ()))
+    return _measured(cell, server, site, guilty, rejected)
 
 
 def _begin(cell: Cell) -> tuple[Site, Server, set[str]]:
@@ -187,11 +188,12 @@ def _measured(
     cell: Cell,
     server: Server,
     site: Site,
-    tasks: Mapping[str, Any],
-    models: Mapping[str, Params],
     guilty: set[str],
     rejected: set[str],
 ) -> dict[str, Any]:
+    sent = {name: server.method.distribute(server.state, name) for name in server.participants}
+    tasks = {name: Task.of(download, False, True) for name, download in sent.items()}
+    models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
     accuracies: dict[str, float] = {}
     hit = tried = majority = 0
     for name, task in tasks.items():
@@ -199,9 +201,11 @@ def _measured(
             continue
         served: list[Served] = []
         result = site.carry_out(name, task, models, cell.rounds, lambda _, own, kept=served: kept.append(own))
-        accuracies[name] = result.metrics["served_accuracy"]
+        accuracies[name] = result.metrics.get("served_accuracy", 0.0)  # a broken model may not predict at all
         x, labels = torch.as_tensor(site.hosted[name].test.x), np.asarray(site.hosted[name].test.y)
         majority += int(np.bincount(labels).max())
+        if not served:
+            continue
         predicted = labels_of(site, served[0], triggered(x) if cell.attack == "backdoor" else x)
         if cell.attack == "backdoor":
             hit += int((predicted[labels != TARGET] == TARGET).sum())

@@ -13,6 +13,7 @@ import pytest
 from cfl_flare import __version__
 from cfl_flare.cli import main
 from cfl_flare.data import Digits
+from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.job.recipe import allow
 from cfl_flare.results.run_dir import Run, load_run
 
@@ -82,7 +83,7 @@ def test_an_exported_job_uses_the_installed_package(nvflare, tmp_path):
     assert not (tmp_path / "ward" / "app" / "custom").exists()
     nvflare("simulator", "ward", "-w", "refused", "-n", "2", "-t", "2")
     assert not list((tmp_path / "refused").rglob("summary.json"))
-    allow(tmp_path / "flare" / "local" / "resources.json", ["cfl_flare."])
+    allow(tmp_path / "flare" / "local" / "resources.json", [*CLASSES])
     nvflare("simulator", "ward", "-w", "flare", "-n", "2", "-t", "2")
     run = results(tmp_path / "flare")
     assert (run.summary["rounds"], run.summary["method"]["k"], len(run.summary["participants"])) == (2, 2, 2)
