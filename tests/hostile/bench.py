@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from nvflare.apis.client import Client
@@ -159,7 +160,7 @@ class _Lines(logging.Handler):
 
 def play(attack: Attack, method: Mapping[str, Any], policy: Mapping[str, Any] | None = None, **settings: Any) -> Run:
     """Runs a job in which the hostile site's answers pass an attack."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, patch("os.fsync"):  # no disk is waited for a thousand times
         place = kit(Path(folder) / "server", real=False, **(policy or {}))
         bench = _Bench(attack)
         engine = SimpleNamespace(
