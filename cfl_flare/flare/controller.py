@@ -17,8 +17,9 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from cfl_flare.core.config import from_dict, require, unmarked
-from cfl_flare.core.errors import CFLError, PayloadError
+from cfl_flare.core.errors import CFLError
 from cfl_flare.core.settings import keep, kept, shows
+from cfl_flare.data import DataConfig
 from cfl_flare.engine.job_settings import AssignSettings, ControllerSettings
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import compatibility, wire
@@ -26,6 +27,8 @@ from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.client_api.controller import Scripts
 from cfl_flare.flare.compat import PerSiteController, simulated
 from cfl_flare.flare.persistor import ClusterModelPersistor
+from cfl_flare.flare.policy import Policy
+from cfl_flare.flare.schema import decode_check_in
 from cfl_flare.flare.tracking import track
 from cfl_flare.methods import Participant
 from cfl_flare.results.recorder import Recorder
@@ -135,27 +138,20 @@ class ClusteredController(PerSiteController):
         common = {"sites": len(sites), "memory_of": self.persistor.resume_from}
         self._hosting = {site: {"index": i, **common} for i, site in enumerate(sites)}
         hosted: dict[str, list[Participant]] = {}
+        data_config = from_dict(DataConfig, unmarked((self.facts or {}).get("data", {})), "data")
+        policy = Policy.of(self.fl_ctx)
 
         def on_result(result: FLModel) -> bool:
             site = result.meta["client_name"]
-            try:
-                content = wire.content_of(result.meta)
-                if "error" in content:
-                    raise PayloadError("site_failed", str(content["error"]))
-                hosted[site] = [
-                    Participant(p["name"], site, int(p["samples"]), p["group"]) for p in content["participants"]
-                ]
-            except (PayloadError, KeyError, TypeError, ValueError) as error:
-                self.left_out[site] = str(error)
-            return site in hosted
+            expected = data_config.names_at(site, self._hosting[site]["index"], len(sites))
+            hosted[site] = decode_check_in(result, site, expected, policy.max_participants)
+            return True
 
         rounds, fewest = self._schedule.num_rounds, self._schedule.floor.sites
         ours = {"software": compatibility.SOFTWARE, "job": self._shared(), "min_sites_per_cluster": fewest}
         data = {site: wire.message({}, {**ours, **content}, 0, rounds) for site, content in self._hosting.items()}
         self.exchange(wire.CHECK_TASK, data, max(self._own.task_timeout, CHECK_IN), on_result)
-        said = dict(self.left_out)
-        silent = {site: self.site_errors.get(site, "no result in time") for site in sites}
-        self.left_out = {site: said.get(site, silent[site]) for site in sites if site not in hosted}
+        self.left_out = {s: self.site_errors.get(s, "no result in time") for s in sites if s not in hosted}
         for site, reason in self.left_out.items():
             self.error(f"{site} is left out: {reason}")
         return [p for site in sites for p in hosted.get(site, [])]
