@@ -89,8 +89,8 @@ class ClusteredController(PerSiteController):
         compatibility.check_maker(unmarked(self.made_by or {}), "the server")
         compatibility.check_known(self._unknown, "controller", "the server")
         self._schedule = kept(ServerSettings, self, "run")
-        if self._has_own_data():
-            self._schedule = self._schedule.at_real_sites(self.aggregator.merges(self.fl_ctx))
+        if not simulated(self.fl_ctx):
+            self._schedule = self._schedule.at_real_sites(self.aggregator.merges(self.fl_ctx), self.judge is None)
             floor, share = self._schedule.floor, self._schedule.max_weight_share
             self.info(
                 f"a cluster needs {floor.sites} sites and {floor.samples} training samples; "
@@ -116,10 +116,6 @@ class ClusteredController(PerSiteController):
             assign = from_dict(AssignSettings, unmarked(self.judge), "judge")
             self.scripts = Scripts(self.aggregator.running, assign, self._exchange, self.warning)
             self.scripts.probe()
-
-    def _has_own_data(self) -> bool:
-        """Whether the sites are hospitals with data of their own, and not those of a simulation, here or in a POC."""
-        return not simulated(self.fl_ctx) and (self.facts or {}).get("data", {}).get("participants") is None
 
     def _connected(self) -> list[Participant]:
         """Every site is one participant; its script's first result says how much data it has."""
