@@ -12,6 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from cfl_flare.report.files import save
+
 if TYPE_CHECKING:
     from cfl_flare.results.run_dir import Run
 
@@ -54,5 +56,4 @@ def cross_site(run: Run, table: Path, path: Path) -> Path | None:
     axes.set_yticks(range(len(people)), people, fontsize=7)
     axes.set_title(f"{run.name}: {metric} on each participant's test split", fontsize=10)
     figure.colorbar(image, ax=axes, label=metric)
-    figure.savefig(path, dpi=120)
-    return path
+    return save(figure, path)

@@ -35,7 +35,7 @@ def model_of(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:
     Raises:
         PayloadError: it names none, or its arguments are too long.
     """
-    spec = meta.get("model")
+    spec: Any = meta.get("model")
     fits = isinstance(spec, dict) and isinstance(spec.get("class_path"), str)
     if not fits or not isinstance(spec.get("args") or {}, dict):
         raise PayloadError("damaged_file", f"{path} does not say which model it holds; name one that cfl_flare wrote")
