@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import filesize
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -38,7 +39,7 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
         final, s = run.summary["final"], run.summary
         sizes = [int(v) for k, v in final.items() if k.startswith("cluster-") and k.endswith("/size")]
         table.add_row(
-            run.name,
+            escape(run.name),
             str(s["rounds"]),
             _number(final.get("served_accuracy")),
             _number(final.get("served_macro_f1")),
@@ -48,7 +49,7 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
             _number(final.get("ari")),
             filesize.decimal(s["bytes_down"] + s["bytes_up"]),
             f"{s['seconds']:.1f}",
-            *([folders[i]] if folders else []),
+            *([escape(folders[i])] if folders else []),
         )
     return table
 
