@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
@@ -16,7 +18,7 @@ import numpy as np
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.data.files import find, read_npz
+from cfl_flare.data.files import expanded, find, read_npz, reading_within
 from cfl_flare.data.images import CONVERT, RESIZE, Folder
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
 from cfl_flare.data.samples import DataSource, Samples, checked, split_by_class
@@ -27,6 +29,7 @@ __all__ = ["SOURCES", "DataSource", "Digits", "Npz", "Samples", "SiteData"]
 logger = logging.getLogger(__name__)
 
 VARIABLE = "CFL_DATA"
+LABEL = "CFL_LABEL"
 # Where FLARE's container launchers mount the datasets of a job's study: /data/<study>/<dataset>.
 MOUNTS = Path("/data")
 
@@ -63,10 +66,7 @@ class Npz(DataSource):
 
     name: ClassVar[str] = "npz"
 
-    path: str = setting(
-        help="the file; $NAME and ~ are expanded on the site, and a relative path that does not exist is looked up in "
-        "$CFL_DATA_ROOT"
-    )
+    path: str = setting(help="the file; a relative path that does not exist is looked up in $CFL_DATA_ROOT")
     key: str | None = setting(
         None, help="the owner of each sample is in the arrays `train_<key>, test_<key>`, for the partition natural"
     )
@@ -88,9 +88,11 @@ class Npz(DataSource):
 
 @dataclass(frozen=True)
 class SiteData(DataSource):
-    """The data that the site itself names: an .npz file in MedMNIST's layout, or a folder of images by class.
+    """The data that the site itself names: an .npz file in MedMNIST's layout, a folder of images by class, or a .csv
+    file, whose labels are in the column that the site's environment variable ``CFL_LABEL`` names (default ``label``).
 
-    A folder with a single .npz file stands for that file, as datasets are always mounted as folders.
+    A folder with a single .npz file, or with nothing but a .csv file, stands for that file, as datasets are always
+    mounted as folders.
 
     The first of these that is set is used, and must exist: ``path``; the site's environment variable ``CFL_DATA``; the
     only dataset that FLARE's container launchers (Docker, Kubernetes, Slurm) mount for the job's study.
@@ -110,16 +112,24 @@ class SiteData(DataSource):
     def __post_init__(self) -> None:
         check_settings(self, "data site")
         require(self.path is None or bool(self.path), "data site: path = '' should name a file or a folder")
+        one = self.study is None or bool(re.fullmatch(r"\w[\w.-]*", self.study))
+        require(one, f"data site: study = {self.study!r} should be a name, of letters, digits, '_', '.' and '-'")
         Folder("", self.size, self.channels)  # its checks of both
 
     def load(self) -> tuple[Samples, Samples]:
         """Training and test samples, as the source npz or the source folder reads them."""
         path, how = self.located()
-        inside = list(path.glob("*.npz")) if path.is_dir() else []
-        path = inside[0] if len(inside) == 1 else path
-        logger.info("data: %s (%s)", path, how)
-        source = Folder(str(path), self.size, self.channels) if path.is_dir() else Npz(str(path))
-        return source.load()
+        with nullcontext() if self.path is not None else reading_within(None):  # what the operator names needs no leave
+            inside = list(path.glob("*.npz")) or list(path.iterdir()) if path.is_dir() else []
+            if len(inside) == 1 and inside[0].suffix.lower() in (".npz", ".csv"):
+                path = inside[0]
+            logger.info("data: %s (%s)", path, how)
+            return self._source(path).load()
+
+    def _source(self, path: Path) -> DataSource:
+        if path.is_dir():
+            return Folder(str(path), self.size, self.channels)
+        return Table(str(path), os.environ.get(LABEL) or "label") if path.suffix.lower() == ".csv" else Npz(str(path))
 
     def located(self) -> tuple[Path, str]:
         """The data's path, and what named it.
@@ -131,7 +141,8 @@ class SiteData(DataSource):
             return find(self.path, "data site", folder=None), "path"
         named = os.environ.get(VARIABLE)
         if named:
-            return find(named, f"data site: {VARIABLE}", folder=None), VARIABLE
+            with reading_within(None):
+                return find(str(expanded(named)), f"data site: {VARIABLE}", folder=None), VARIABLE
         # Only mounts count, not any folder of that name: the job's author chooses the study.
         mounted = [p for p in sorted((MOUNTS / self.study).glob("*")) if os.path.ismount(p)] if self.study else []
         if len(mounted) == 1:
@@ -139,7 +150,7 @@ class SiteData(DataSource):
         of_study = f"what is mounted for study {self.study} ({len(mounted)} datasets)" if self.study else "no study"
         raise DataError(
             f"data site: this site does not say where its data is; tried path (not given), {VARIABLE} (not set), "
-            f"{of_study}; set {VARIABLE} to an .npz file or a folder of images by class, where the site is started"
+            f"{of_study}; set {VARIABLE} to an .npz file, a folder of images by class or a .csv file, where the site is started"
         )
 
 

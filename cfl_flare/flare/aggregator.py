@@ -20,12 +20,14 @@ from cfl_flare.core.config import build, from_dict, require, unmarked
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.data.files import authorised
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Task
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy
+from cfl_flare.flare.policy import limited_paths
 from cfl_flare.methods import Method, Participant, ServerState, build_method
 from cfl_flare.methods.slots import travelling, with_parts
 from cfl_flare.methods.state import Predict
@@ -91,8 +93,10 @@ class ClusteringAggregator(ModelAggregator):
         """Makes the run's initial models, for the method."""
         path = None
         if self.initial_ckpt is not None:
-            carried = fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id())
-            path = Path(carried) / self.initial_ckpt  # an absolute path stays as it is
+            carried = Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id()))
+            path = carried / self.initial_ckpt  # an absolute path stays as it is
+            if not path.resolve().is_relative_to(carried.resolve()):
+                path = authorised(path, "run: initial_ckpt")
         return initial_models(method, partial(self._make_model, fl_ctx), self.layout(fl_ctx), seed, path)
 
     def begin(
@@ -117,9 +121,13 @@ class ClusteringAggregator(ModelAggregator):
         Raises:
             ConfigError: the method cannot be run with them, or lacks indicator samples.
             DataError: the indicator samples cannot be read, or do not fit the model.
+            PathError: the server's operator does not allow a path that the job names.
         """
         method = build_method(unmarked(self.method), component_policy(fl_ctx))
-        fresh = method.start(self._initial(method, settings.seed, fl_ctx), [p.name for p in participants])
+        with limited_paths(fl_ctx):
+            initial = self._initial(method, settings.seed, fl_ctx)
+            logits = self._logits(method, settings.seed, fl_ctx)
+        fresh = method.start(initial, [p.name for p in participants])
         if resumed is not None:
             done, total = resumed.round, settings.num_rounds
             require(done < total, f"run: resume_from names a run with {done} rounds; num_rounds = {total} adds none")
@@ -128,7 +136,6 @@ class ClusteringAggregator(ModelAggregator):
                 require(fits, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
             missing = sorted(fresh.extras.keys() - resumed.extras.keys())
             require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")
-        logits = self._logits(method, settings.seed, fl_ctx)
         state = resumed or fresh
         self.server = Server(
             method, self.layout(fl_ctx), participants, settings, state, recorder, None, logits, archive

@@ -138,7 +138,8 @@ class ClusteredController(PerSiteController):
                 self.left_out[site] = str(error)
             return site in hosted
 
-        ours, rounds = {"software": compatibility.SOFTWARE, "job": self._shared()}, self._schedule.num_rounds
+        rounds, fewest = self._schedule.num_rounds, self._schedule.min_sites_per_cluster
+        ours = {"software": compatibility.SOFTWARE, "job": self._shared(), "min_sites_per_cluster": fewest}
         data = {site: wire.message({}, {**ours, **content}, 0, rounds) for site, content in self._hosting.items()}
         self.exchange(wire.CHECK_TASK, data, max(self._own.task_timeout, CHECK_IN), on_result)
         said = dict(self.left_out)

@@ -98,7 +98,8 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
     except FileError as error:
         raise ConfigError(f"site: {error}, or restore the kit's own") from error
     listed = content.get(allow_list_key(), []) if isinstance(content, dict) else None
-    require(isinstance(listed, list), f"site: {source}: {allow_list_key()} should be a list of class paths")
+    if not isinstance(listed, list):
+        raise ConfigError(f"site: {source}: {allow_list_key()} should be a list of class paths")
     changed = with_allowed(content, classes)
     if keep_logs:
         changed[STREAMS_LOGS] = False
@@ -138,6 +139,23 @@ def code_carriers(kit: Path) -> str:
             f"site: {policy} is not an authorization policy of FLARE's ({error}); restore the kit's own file"
         ) from error
     return ", ".join(role for role, right in code.items() if right != "none") or "nobody"
+
+
+def job_store(kit: Path) -> Path | None:
+    """The folder in which a server keeps jobs and their results; None if its resources do not say.
+
+    Raises:
+        ConfigError: the folder is not a kit.
+        FileError: its resources cannot be read.
+    """
+    source = _first_file(_local(kit), RESOURCES)
+    content = read_json(source) if source else {}
+    found = content.get("components") if isinstance(content, dict) else None
+    for component in found if isinstance(found, list) else ():
+        if isinstance(component, dict) and component.get("id") == "job_manager":
+            root = (component.get("args") or {}).get("uri_root")
+            return Path(root) if isinstance(root, str) else None
+    return None
 
 
 def with_allowed(content: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
