@@ -22,7 +22,6 @@ from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.files import find, read_npz
 from cfl_flare.data.samples import DataSource, Samples, split_by_class
 
-
 # A CSV file's values take about this many times as much memory as the file.
 TEXT_IN_MEMORY = 10
 
