@@ -104,7 +104,7 @@ def find(path: str, where: str, folder: bool | None = False) -> Path:
     if not candidates:
         raise refused[0]
     for candidate in candidates:
-        if (candidate.is_dir() and folder is not False) or (candidate.is_file() and not folder):
+        if (os.path.isdir(candidate) and folder is not False) or (os.path.isfile(candidate) and not folder):
             return candidate
     if tried[0].is_absolute():
         hint = "name one that exists"

@@ -150,8 +150,8 @@ class SiteData(DataSource):
         of_study = f"what is mounted for study {self.study} ({len(mounted)} datasets)" if self.study else "no study"
         raise DataError(
             f"data site: this site does not say where its data is; tried path (not given), {VARIABLE} (not set), "
-            f"{of_study}; set {VARIABLE} to an .npz file, a folder of images by class or a .csv file, where the site is "
-            "started"
+            f"{of_study}; set {VARIABLE} to an .npz file, a folder of images by class or a .csv file, in the shell "
+            "that starts the site"
         )
 
 
