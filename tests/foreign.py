@@ -4,33 +4,42 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-# The command line, in a process of its own that may take this much memory beyond what its imports took.
-COMMAND = """
-import resource, sys
+# The command line in a process of its own: it may take a gigabyte more than its imports took, and a minute a command.
+COMMANDS = """
+import contextlib, io, json, resource, signal, sys
 import torch, PIL.Image, matplotlib.figure, cfl_flare.cli.predict, cfl_flare.engine.newcomers, cfl_flare.report.figures
 from cfl_flare.cli import main
 
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + 2**30, taken + 2**30))
-sys.exit(main(sys.argv[1:]))
+done = []
+for words in json.load(sys.stdin):
+    signal.alarm(60)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(words)
+    done.append((status, out.getvalue(), err.getvalue()))
+json.dump(done, sys.stdout)
 """
 
 
-def command(*words: str | Path) -> tuple[int, str, str]:
-    """The exit status, the output and the errors of ``cfl-flare``; a hang or a gigabyte too much fails the test."""
+def commands(*words: Sequence[str | Path]) -> list[tuple[int, str, str]]:
+    """Each command's exit status, output and errors; a hang, a traceback or a gigabyte too much fails the test."""
     env = {**os.environ, "COLUMNS": "300", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, *map(str, words)], capture_output=True, text=True, timeout=120, env=env
-    )
-    return done.returncode, done.stdout, done.stderr
+    asked = json.dumps([list(map(str, one)) for one in words])
+    done = subprocess.run([sys.executable, "-c", COMMANDS], input=asked, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, f"{done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return [tuple(one) for one in json.loads(done.stdout)]
 
 
 def bomb(path: Path, name: str = "images", gigabytes: int = 2) -> Path:

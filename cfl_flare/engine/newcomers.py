@@ -37,6 +37,7 @@ from cfl_flare.methods.state import Predict
 from cfl_flare.results.metrics import average
 from cfl_flare.results.model_file import is_ours, layout_of, model_of
 from cfl_flare.results.run_dir import NEWCOMERS, STATE, load_run, save_served, the_run
+from cfl_flare.results.schema import whole
 from cfl_flare.results.store import Store, state_of
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.settings import TrainSettings
@@ -161,12 +162,17 @@ class Finished:
             if is_ours(spec):  # before memory is allocated for it, as another's arguments may ask for any amount
                 store.load(store.versions()[-1], layout_of(spec))
             self.method = build_method(self.summary["method"], authorize)
+            require_whole(str(self.folder), seed=self.summary["seed"] + 1)
             training = from_dict(TrainSettings, self.summary["training"], "training")
             self._site = Site(self.method, self.make_model, training, self.summary["seed"])
             self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))
             most = max(len(self.summary["participants"]), len(self.state.bank))
             clusters = self.method.clusters_in(self.state)
-            require(clusters <= most, f"{self.folder}: {clusters} clusters of {most} participants; the run is damaged")
+            known = all(whole(k) and k < clusters for k in self.state.assignment.values())
+            require(
+                clusters <= most and known,
+                f"{self.folder}: {clusters} clusters of {most} participants do not fit its state; the run is damaged",
+            )
         found = not self.method.clusters or bool(self.state.assignment)
         require(found, f"{self.folder}: nobody in this run has a cluster, so a newcomer cannot get one either")
 

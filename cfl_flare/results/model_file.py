@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,8 +66,12 @@ def check_weights(layout: Layout, arrays: Mapping[str, np.ndarray], parts: int, 
     """Compares the model that a file names with the weights in it, before any memory is allocated for the model.
 
     Raises:
-        PayloadError: it would be another size.
+        PayloadError: it would be another size, or its weights are whole numbers.
     """
+    counters = {entry.name for entry in layout.entries if entry.kind == "counter"}
+    for name, array in arrays.items():
+        if array.dtype.kind != "f" and re.sub(r"^parts\.\d+\.", "", name) not in counters:
+            raise PayloadError("dtype", f"{path}: {shown(name)} holds {array.dtype}, which are no weights; save floats")
     wanted = parts * sum(math.prod(entry.shape) for entry in layout.entries)
     held = sum(array.size for array in arrays.values())
     if wanted != held:
