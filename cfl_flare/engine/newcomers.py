@@ -25,7 +25,7 @@ from torch import nn
 
 from cfl_flare.core.config import build, from_dict, one_line, require, require_whole
 from cfl_flare.core.errors import CFLError, ConfigError, DataError, PayloadError, RunFailedError
-from cfl_flare.core.files import atomic_write
+from cfl_flare.core.files import atomic_write, check_memory
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
 from cfl_flare.data.indicator_samples import read_indicator
 from cfl_flare.engine.checks import check_arrays
@@ -160,7 +160,9 @@ class Finished:
             spec = model_of(self.summary, self.folder)
             self.make_model = partial(build, spec, nn.Module, "model", authorize)
             if is_ours(spec):  # before memory is allocated for it, as another's arguments may ask for any amount
-                store.load(store.versions()[-1], layout_of(spec))
+                layout = layout_of(spec)
+                store.load(store.versions()[-1], layout)
+                check_memory(4 * layout.nbytes, f"{self.folder}: its model")  # built, flat, gradients, an update
             self.method = build_method(self.summary["method"], authorize)
             require_whole(str(self.folder), seed=self.summary["seed"] + 1)
             training = from_dict(TrainSettings, self.summary["training"], "training")
