@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that is really full: a small file system of a process's own or, where it cannot mount one, a limit of files."""
+"""A disk that is really full: a small file system of a process's own, or else a limit of files."""
 
 from __future__ import annotations
 

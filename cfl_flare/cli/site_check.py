@@ -75,12 +75,14 @@ def kit(folder: Path) -> Iterator[Finding]:
     Raises:
         ConfigError: the folder is not a kit.
     """
+    from cfl_flare.flare.allowed import CLASSES
     from cfl_flare.flare.kit import code_carriers, preparation
 
-    found = preparation(folder, ["cfl_flare."])
+    found = preparation(folder, CLASSES)
     ready = found.after is None
     way_out = "" if ready else f"cfl-flare site prepare {folder}"
-    yield Finding("class allow-list", "has cfl_flare" if ready else "lacks cfl_flare", way_out, not ready)
+    listed = "has cfl_flare's classes" if ready else "lacks cfl_flare's classes, or allows more of it than these"
+    yield Finding("class allow-list", listed, way_out, not ready)
     if is_site(folder):
         streams = "jobs may stream logs to the server" if found.streams_logs else "stay here"
         yield Finding("logs", streams, f"cfl-flare site prepare {folder}" if found.streams_logs else "")

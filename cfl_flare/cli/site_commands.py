@@ -28,12 +28,13 @@ def site(arguments: argparse.Namespace) -> None:
 
 def prepare_kit(arguments: argparse.Namespace) -> None:
     """``cfl-flare site prepare``."""
+    from cfl_flare.flare.allowed import CLASSES
     from cfl_flare.flare.kit import preparation
     from cfl_flare.flare.policy import PolicyChange
 
     kit = Path(arguments.kit)
     keep_logs = arguments.keep_logs and check.is_site(kit)
-    found = preparation(kit, ["cfl_flare.", *arguments.allow], keep_logs)
+    found = preparation(kit, [*CLASSES, *arguments.allow], keep_logs)
     limits = arguments.min_sites_per_cluster, arguments.max_participants
     policy = PolicyChange.of(found.resources.parent, arguments.data_root, *limits)
     for line in (*found.diff, *policy.diff):

@@ -75,6 +75,18 @@ class ClusteringAggregator(ModelAggregator):
         torch.set_num_threads(1)
         return ResidentModel(self._make_model(fl_ctx)).layout
 
+    def merges(self, fl_ctx: FLContext) -> bool:
+        """Whether small clusters are merged unless the job says otherwise.
+
+        Where participants choose, there is no need: one whose model no longer improves chooses another in time, while
+        a cluster that is merged is closed for good, and in the first rounds many are small by chance.
+        """
+        traits = self._method(fl_ctx).traits
+        return traits.mergeable and not traits.assigns_on_site
+
+    def _method(self, fl_ctx: FLContext) -> Method:
+        return build_method(unmarked(self.method), component_policy(fl_ctx))
+
     def _make_model(self, fl_ctx: FLContext) -> torch.nn.Module:
         return build(self.model, torch.nn.Module, "model", component_policy(fl_ctx))
 
@@ -123,7 +135,7 @@ class ClusteringAggregator(ModelAggregator):
             DataError: the indicator samples cannot be read, or do not fit the model.
             PathError: the server's operator does not allow a path that the job names.
         """
-        method = build_method(unmarked(self.method), component_policy(fl_ctx))
+        method = self._method(fl_ctx)
         with limited_paths(fl_ctx):
             initial = self._initial(method, settings.seed, fl_ctx)
             logits = self._logits(method, settings.seed, fl_ctx)

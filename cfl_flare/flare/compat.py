@@ -107,7 +107,7 @@ def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
         refusal = authorize_build_component({"path": class_path}, None, None, ctx, [])
         if refusal:
             raise ClassError(
-                f"this site's policy does not allow {class_path!r}: {refusal}; add its package to class_allow_list in "
+                f"this site's policy does not allow {class_path!r}: {refusal}; add it to class_allow_list in "
                 "local/resources.json, or submit the job with byoc=True"
             )
 

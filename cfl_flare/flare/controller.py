@@ -24,7 +24,7 @@ from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.client_api.controller import Scripts
-from cfl_flare.flare.compat import PerSiteController
+from cfl_flare.flare.compat import PerSiteController, simulated
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.tracking import track
 from cfl_flare.methods import Participant
@@ -86,6 +86,13 @@ class ClusteredController(PerSiteController):
         compatibility.check_maker(unmarked(self.made_by or {}), "the server")
         compatibility.check_known(self._unknown, "controller", "the server")
         self._schedule = kept(ServerSettings, self, "run")
+        if self._has_own_data():
+            self._schedule = self._schedule.at_real_sites(self.aggregator.merges(self.fl_ctx))
+            floor, share = self._schedule.floor, self._schedule.max_weight_share
+            self.info(
+                f"a cluster needs {floor.sites} sites and {floor.samples} training samples; "
+                f"a site has at most {share:.3g} of a cluster's weight"
+            )
         self._own = kept(ControllerSettings, self, "run")
         persistor: ClusterModelPersistor = self.persistor
         resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)
@@ -106,6 +113,10 @@ class ClusteredController(PerSiteController):
             assign = from_dict(AssignSettings, unmarked(self.judge), "judge")
             self.scripts = Scripts(self.aggregator.running, assign, self._exchange, self.warning)
             self.scripts.probe()
+
+    def _has_own_data(self) -> bool:
+        """Whether the sites are hospitals with data of their own, and not those of a simulation, here or in a POC."""
+        return not simulated(self.fl_ctx) and (self.facts or {}).get("data", {}).get("participants") is None
 
     def _connected(self) -> list[Participant]:
         """Every site is one participant; its script's first result says how much data it has."""
@@ -138,7 +149,7 @@ class ClusteredController(PerSiteController):
                 self.left_out[site] = str(error)
             return site in hosted
 
-        rounds, fewest = self._schedule.num_rounds, self._schedule.min_sites_per_cluster
+        rounds, fewest = self._schedule.num_rounds, self._schedule.floor.sites
         ours = {"software": compatibility.SOFTWARE, "job": self._shared(), "min_sites_per_cluster": fewest}
         data = {site: wire.message({}, {**ours, **content}, 0, rounds) for site, content in self._hosting.items()}
         self.exchange(wire.CHECK_TASK, data, max(self._own.task_timeout, CHECK_IN), on_result)
@@ -177,8 +188,11 @@ class ClusteredController(PerSiteController):
         if last:
             server.close({})
             if server.small_clusters:
-                fewest = self._schedule.min_sites_per_cluster
-                self.warning(f"clusters {server.small_clusters} have fewer than {fewest} sites, whose data they reveal")
+                floor = self._schedule.floor
+                self.warning(
+                    f"clusters {server.small_clusters} have fewer than {floor.sites} sites or {floor.samples} samples, "
+                    "whose data they reveal"
+                )
             self._draw()
             self.info(f"results: {Path(self.get_run_dir()) / RESULTS}")
             return False

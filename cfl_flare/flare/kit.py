@@ -18,12 +18,12 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import atomic_write, make_folder, parse_json, read_json, read_text
+from cfl_flare.flare.allowed import PREFIX, narrowed
 from cfl_flare.flare.compat import allow_list_key
 
 RESOURCES = "resources.json"
 BACKUP = "resources.json.before-cfl"
 ALL = "*"
-OURS = "cfl_flare."
 STREAMS_LOGS = "allow_log_streaming"
 
 
@@ -111,7 +111,7 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
         written(changed) if diff else None,
         diff,
         bool(changed.get(STREAMS_LOGS, True)),
-        OURS in listed and text == written(content),
+        any(str(one).startswith(PREFIX) for one in listed) and text == written(content),
     )
 
 
@@ -159,9 +159,12 @@ def job_store(kit: Path) -> Path | None:
 
 
 def with_allowed(content: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
-    """Resources that also allow these classes. A list of their own, or else FLARE's default list, is extended."""
+    """Resources that also allow these classes. A list of their own, or else FLARE's default list, is extended.
+
+    The prefix of all of cfl_flare is taken out of it.
+    """
     key = allow_list_key()
-    listed = list(content.get(key, DEFAULT_CLASS_ALLOW_LIST))
+    listed = narrowed(content.get(key, DEFAULT_CLASS_ALLOW_LIST))
     added = [] if ALL in listed else [c for c in classes if c not in listed]
     return {"format_version": 2, **content, key: listed + added}
 

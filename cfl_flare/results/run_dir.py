@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cfl_flare.core.config import build, unmarked
-from cfl_flare.core.errors import ConfigError, FileError
+from cfl_flare.core.errors import ConfigError, FileError, PayloadError
 from cfl_flare.core.files import atomic_write, below, json_lines, make_folder, read_json
 from cfl_flare.core.params import Layout
 from cfl_flare.core.safetensors_io import load_arrays, save_arrays
@@ -227,7 +227,10 @@ def read_model(path: Path, model: torch.nn.Module | None = None) -> torch.nn.Mod
         model = build(spec, nn.Module, "model")
     if ensemble is not None:
         model = Ensemble([copy.deepcopy(model) for _ in range(parts)], vote)
-    packed = Layout.of(model).pack(arrays)
+    try:
+        packed = Layout.of(model).pack(arrays)
+    except PayloadError as error:
+        raise PayloadError(error.code, f"{path}: {error}; name the file of a sound model") from error
     resident = ResidentModel(model)
     resident.load(packed)
     return resident.module.eval()

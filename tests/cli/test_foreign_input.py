@@ -182,7 +182,7 @@ def test_models_of_predict(runs: Runs, tmp_path: Path, monkeypatch: pytest.Monke
         "trap.Model": "holds a trap.Model; build one and pass it",
         "cfl_flare.cli.__main__.main": "holds a cfl_flare.cli.__main__.main",
         "ensemble": "does not fit its",
-        "NaN": "no probabilities for image 0",
+        "NaN": "holds NaN or infinity; name the file of a sound model",
         "cut": "cannot be read",
     }.items():
         assert reason in said[what], said[what]

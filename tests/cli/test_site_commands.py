@@ -111,8 +111,9 @@ def server_kit(folder: Path, store: str) -> Path:
         (folder / name).mkdir(parents=True)
     (folder / "startup" / "fed_server.json").write_text("{}")
     manager = {"id": "job_manager", "path": "a.B", "args": {"uri_root": store}}
-    content = {"format_version": 2, "class_allow_list": ["cfl_flare."], "components": [{"id": "other"}, manager]}
+    content = {"format_version": 2, "class_allow_list": [], "components": [{"id": "other"}, manager]}
     (folder / "local" / "resources.json.default").write_text(json.dumps(content))
+    assert main(["site", "prepare", str(folder)]) == 0
     return folder
 
 

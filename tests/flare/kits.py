@@ -19,6 +19,7 @@ from nvflare.apis.workspace import Workspace
 from cfl_flare.core.config import describe, marked
 from cfl_flare.data import DataSource
 from cfl_flare.flare import compatibility, wire
+from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.models import Logistic
 
@@ -33,7 +34,7 @@ def kit(folder: Path, real: bool = True, **policy: Any) -> Path:
     for name in ("startup", "local", "job"):
         (folder / name).mkdir(parents=True)
     (folder / "job" / "meta.json").write_text("{}")
-    (folder / "local" / "resources.json").write_text(json.dumps({"class_allow_list": ["cfl_flare."]}))
+    (folder / "local" / "resources.json").write_text(json.dumps({"class_allow_list": list(CLASSES)}))
     if real:
         (folder / "startup" / "fed_client.json").write_text("{}")
     if policy:

@@ -122,8 +122,16 @@ def refusal(folder: Path, caplog, job: dict, **settings) -> str:
         ),
         (
             JOB,
-            {"source": {"class_path": "cfl_flare.none.Such"}},
-            "^class: .*none.Such' cannot be imported here",
+            (
+                JOB,
+                {"source": {"class_path": "nvflare.app_common.np.np_trainer.NPTrainer"}},
+                "^config: .*is not a cfl_flare",
+            ),
+            (
+                JOB,
+                {"source": {"class_path": "nvflare.app_common.np.np_trainer.NPTrainer"}},
+                "^config: .*is not a cfl_flare",
+            ),
         ),
         (
             JOB,
