@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What outlives a job: the server's checkpoints and the participants' memories.
 
-FLARE deletes a run's directory once it is archived, and the simulator wipes its workspace at each start. Both are
-therefore kept in a folder of their own, ``<root>/<run name>/<site>/``. Each version is a safetensors file and a JSON
-file with its checksum, which is written last; a version without both does not count.
+FLARE's server moves a job's directory to its job store when the job ends, and the simulator wipes its workspace at each
+start. Both are therefore kept in a folder of their own, ``<root>/<run name>/<site>/``. Each version is a safetensors
+file and a JSON file with its checksum, which is written last; a version without both does not count.
 """
 
 from __future__ import annotations
