@@ -15,7 +15,7 @@ RUN = """
 import os, sys
 os.environ["CFL_STATE_ROOT"] = sys.argv[1]
 from cfl_flare.cli import main
-words = ["run", "--sites", "2", "--participants", "2", "--rounds", "3", "--method", "ditto", "--model", "mlp:hidden=[200]"]
+words = "run --sites 2 --participants 3 --rounds 3 --method ditto --model mlp:hidden=[200]".split()
 sys.exit(main([*words, "--out", {out!r}]))
 """
 
@@ -29,9 +29,8 @@ def test_a_job_ends_well_without_room_for_checkpoints_and_memories(tmp_path: Pat
     assert len(run.rounds) == 3 and not any(line["failed"] for line in run.rounds)
     assert (tmp_path / "out" / "ditto" / "accuracy.png").is_file()
     log = (tmp_path / "out" / "ditto" / "flare.log").read_text()
+    path = tmp_path / "state" / "ditto" / "simulator_server"
     for number in (1, 2, 3):
-        assert (
-            f"no checkpoint after round {number}: cannot write {tmp_path}/state/ditto/server/round-00000{number}" in log
-        )
+        assert f"no checkpoint after round {number}: cannot write {path}/round-{number:06d}.safetensors: " in log
     assert log.count("writing what participants remember failed: disk") >= 4
     assert "No space left on device; free space on its disk, or use another one; meanwhile, a run would resume" in log
