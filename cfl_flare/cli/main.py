@@ -25,6 +25,7 @@ from cfl_flare.cli.specs import build_named, model_of_job, model_spec, read_sour
 from cfl_flare.core.config import check_run_name, one_line, require
 from cfl_flare.core.errors import CFLError, ConfigError, RunFailedError, UnfitError
 from cfl_flare.core.files import explained
+from cfl_flare.core.text import plain
 from cfl_flare.data import PARTITIONS, SOURCES, DataConfig
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS, RunPlan
@@ -60,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def failed(reason: str, status: int) -> int:
     """Prints why a command failed, in one line that a terminal cannot take for a command; returns its exit status."""
-    line = " ".join(reason.split())
-    print("cfl-flare:", "".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
+    print("cfl-flare:", plain(reason, 2000), file=sys.stderr)
     return status
 
 

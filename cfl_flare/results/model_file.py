@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,12 @@ import numpy as np
 from cfl_flare.core.config import build
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Layout
+from cfl_flare.core.text import shown
 from cfl_flare.models import MODELS as NETWORKS
 
 NETWORK_PATHS = {f"{cls.__module__}.{cls.__qualname__}" for cls in NETWORKS.values()}
 # The text of a model's arguments is at most this long, so that they cannot list millions of layers.
 MOST_ARGS = 20_000
-
-
-def shown(value: Any) -> str:
-    """A value from a file, cut to one short line."""
-    return reprlib.repr(value).strip("'")
 
 
 def model_of(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -25,9 +25,10 @@ from cfl_flare.core.errors import ConfigError, FileError, PayloadError
 from cfl_flare.core.files import atomic_write, below, json_lines, make_folder, read_json
 from cfl_flare.core.params import Layout
 from cfl_flare.core.safetensors_io import load_arrays, save_arrays
+from cfl_flare.core.text import plain
 from cfl_flare.methods import GLOBAL
 from cfl_flare.results import schema
-from cfl_flare.results.model_file import check_weights, is_ours, layout_of, model_of, parts_of, shown
+from cfl_flare.results.model_file import check_weights, is_ours, layout_of, model_of, parts_of
 from cfl_flare.training.ensemble import Ensemble, Served
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def read_model(path: Path, model: torch.nn.Module | None = None) -> torch.nn.Mod
     spec, ensemble = model_of(meta, path), meta.get("ensemble")
     parts, vote = (1, "") if ensemble is None else parts_of(ensemble, len(arrays), path)
     if model is None and not is_ours(spec):
-        raise ConfigError(f"{path} holds a {shown(spec['class_path'])}; build one and pass it as model=")
+        raise ConfigError(f"{path} holds a {plain(spec['class_path'], 100)}; build one and pass it as model=")
     check_weights(layout_of(spec) if model is None else Layout.of(model), arrays, parts, path)
     if model is None:
         model = build(spec, nn.Module, "model")

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cfl_flare.core.errors import FileError
+from cfl_flare.core.text import shown
 
 Fits = Callable[[Any], bool]
 
@@ -105,5 +105,5 @@ def checked(
                 raise FileError(f"{where}: has no {key!r}; {way_out}")
         elif not fits(content[key]):
             what = (fits.__doc__ or "such a value").rstrip(".")
-            raise FileError(f"{where}: {key} = {reprlib.repr(content[key])} is not {what.lower()}; {way_out}")
+            raise FileError(f"{where}: {key} = {shown(content[key])} is not {what.lower()}; {way_out}")
     return content
