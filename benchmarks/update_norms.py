@@ -42,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     out = parser.parse_args().out
+    about = provenance()
     rounds.Norms = Watched  # type: ignore[misc]
     sys.path.insert(0, str(ROOT))
     sys.argv = ["record.py", "check", "--part", "loop"]
@@ -57,7 +58,7 @@ def main() -> None:
             for part, ratios in RATIOS.items()
             if ratios
         }
-        out.write_text(json.dumps({**provenance(), "longest update over the median": found}, indent=1) + "\n")
+        out.write_text(json.dumps({**about, "longest update over the median": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
