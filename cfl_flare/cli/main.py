@@ -22,8 +22,10 @@ from rich.table import Table
 from cfl_flare.cli.options import Simulation, parser
 from cfl_flare.cli.setting_options import given
 from cfl_flare.cli.specs import build_named, model_of_job, model_spec, read_source, shape_and_classes
-from cfl_flare.core.config import check_run_name, require
-from cfl_flare.core.errors import CFLError, RunFailedError, UnfitError
+from cfl_flare.core.config import check_run_name, one_line, require
+from cfl_flare.core.errors import CFLError, ConfigError, RunFailedError, UnfitError
+from cfl_flare.core.files import explained
+from cfl_flare.core.text import plain
 from cfl_flare.data import PARTITIONS, SOURCES, DataConfig
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS, RunPlan
@@ -46,12 +48,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser().parse_args(argv)
         commands[arguments.subcommand](arguments)
     except CFLError as error:
-        print("cfl-flare:", " ".join(str(error).split()), file=sys.stderr)
-        return 1 if isinstance(error, (RunFailedError, UnfitError)) else 2
+        return failed(str(error), 1 if isinstance(error, (RunFailedError, UnfitError)) else 2)
+    except OSError as error:
+        return failed(explained(error), 2)
+    except (MemoryError, RecursionError) as error:
+        return failed(f"{one_line(error)}; what it was given is too large for this machine", 2)
     except KeyboardInterrupt:
         print("cfl-flare: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def failed(reason: str, status: int) -> int:
+    """Prints why a command failed, in one line that a terminal cannot take for a command; returns its exit status."""
+    print("cfl-flare:", plain(reason, 2000), file=sys.stderr)
+    return status
 
 
 def check_out(out: Path) -> None:
@@ -94,7 +105,7 @@ def run(arguments: argparse.Namespace) -> None:
         from cfl_flare.report.figures import draw_comparison
 
         draw_comparison(runs, out)
-    console.print(f"results: {out}", soft_wrap=True)
+    console.print(f"results: {out}", soft_wrap=True, markup=False)
 
 
 def export(arguments: argparse.Namespace) -> None:
@@ -117,7 +128,7 @@ def export(arguments: argparse.Namespace) -> None:
 
     recipe = ClusteredRecipe(method=method, **settings)
     recipe.export(str(folder.parent))
-    Console().print(f"job: {folder}; submit it with: nvflare job submit -j {folder}", soft_wrap=True)
+    Console().print(f"job: {folder}; submit it with: nvflare job submit -j {folder}", soft_wrap=True, markup=False)
 
 
 def partition(arguments: argparse.Namespace) -> None:
@@ -138,11 +149,12 @@ def partition(arguments: argparse.Namespace) -> None:
         f"{report.train_unused} training and {report.test_unused} test samples unused; "
         f"{'no sample is dealt twice' if report.disjoint else 'SAMPLES ARE DEALT TWICE'}",
         soft_wrap=True,
+        markup=False,
     )
     if arguments.show:
         print_whole(console, partition_table(report))
     if figure is not None:
-        console.print(str(draw_partition(report, figure)), soft_wrap=True)
+        console.print(str(draw_partition(report, figure)), soft_wrap=True, markup=False)
 
 
 def onboard(arguments: argparse.Namespace) -> None:
@@ -163,13 +175,15 @@ def onboard(arguments: argparse.Namespace) -> None:
     path = finished.save(newcomer, out)
     console = Console()
     print_whole(console, newcomer_table(newcomer, joining_rule(finished.method)))
-    console.print(f"model: {path}", soft_wrap=True)
+    console.print(f"model: {path}", soft_wrap=True, markup=False)
 
 
 def check_allowed(allowed: Sequence[str], path: str) -> None:
     """Raises a ConfigError if a class that a run names is neither the package's own nor allowed."""
-    known = path.startswith("cfl_flare.") or path in allowed
-    require(known, f"the run names {path}, which is not cfl_flare's own; if you trust it, add --allow {path}")
+    ours = [*METHODS.values(), *PENALTIES.values(), *MODELS.values()]
+    known = path in allowed or path in [f"{cls.__module__}.{cls.__qualname__}" for cls in ours]
+    name = path if len(path) <= 200 else path[:200] + "..."
+    require(known, f"the run names {name}, which is not cfl_flare's own; if you trust it, add --allow {name}")
 
 
 def newcomer_table(newcomer: Newcomer, joins_by: str) -> Table:
@@ -179,7 +193,7 @@ def newcomer_table(newcomer: Newcomer, joins_by: str) -> Table:
     measures = [f"{newcomer.metrics[f'served_{what}']:.3f}" for what in ("accuracy", "macro_f1")]
     for column in ("name", "cluster", "joined by", "rounds", "accuracy", "macro-F1"):
         table.add_column(column)
-    table.add_row(newcomer.name, cluster, joins_by or "-", str(newcomer.rounds), *measures)
+    table.add_row(escape(newcomer.name), cluster, escape(joins_by) or "-", str(newcomer.rounds), *measures)
     return table
 
 
@@ -233,11 +247,18 @@ def show(arguments: argparse.Namespace) -> None:
     console = Console()
     folders = [str(one.folder.relative_to(arguments.run)) for one in runs] if len(runs) > 1 else []
     print_whole(console, results_table(runs, folders))
-    files = [path for one in runs for path in draw(one)]
-    if len(runs) > 1 and Path(arguments.run) not in [one.folder for one in runs]:  # its own figures have these names
-        files += draw_comparison(runs, Path(arguments.run))
+    try:
+        files = [path for one in runs for path in draw(one)]
+        if len(runs) > 1 and Path(arguments.run) not in [
+            one.folder for one in runs
+        ]:  # its own figures have these names
+            files += draw_comparison(runs, Path(arguments.run))
+    except (CFLError, OSError, ImportError):
+        raise
+    except Exception as error:  # whatever a foreign file's numbers and names do to a figure
+        raise ConfigError(f"{arguments.run}: no figures can be drawn of these files ({one_line(error)})") from error
     for path in files:
-        console.print(str(path), soft_wrap=True)
+        console.print(str(path), soft_wrap=True, markup=False)
 
 
 def operate(arguments: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ import torch
 from cfl_flare.cli.specs import model_spec
 from cfl_flare.core.config import build, one_line, require
 from cfl_flare.core.errors import ConfigError, DataError
-from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.core.files import atomic_write, below
 from cfl_flare.data.files import expanded, find, read_npz
 from cfl_flare.data.images import SUFFIXES, decoded
-from cfl_flare.data.samples import channels_first, normalised
+from cfl_flare.data.samples import channels_first, check_values, normalised
 from cfl_flare.results.run_dir import MODELS, SERVED, read_model, the_run
+from cfl_flare.training.ensemble import Ensemble
 
 ARRAYS = ("images", "test_images")
 BATCH = 256
@@ -40,21 +42,24 @@ def predict_file(run: Path, slot: str | None, data: Path, array: str | None, mod
         The number of samples.
 
     Raises:
-        ConfigError: there is no such model, or more than one.
+        ConfigError: there is no such model, or more than one, or its class is not cfl_flare's and none was given.
+        PayloadError: the model's file is damaged, or its weights are not of the model that it names.
+        FileError: the CSV file cannot be written.
         DataError: the images cannot be read, or do not fit the model.
     """
     path = find_model(run, slot)
-    spec = load_arrays(path)[1].get("model") or {}
     own = None if model is None else build(model_spec(model, (), 0), torch.nn.Module, "model")
     module = read_model(path, own)
-    shape = tuple((spec.get("args") or {}).get("input_shape") or ())
-    names, images = read_images(data, array, shape if len(shape) == 3 else None)
+    shape = getattr(module.parts[0] if isinstance(module, Ensemble) else module, "input_shape", None)
+    images_of = shape if isinstance(shape, (tuple, list)) and len(shape) == 3 else None
+    names, images = read_images(data, array, images_of)
     probabilities = probabilities_of(module, images, data)
-    with out.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["sample", "label", *(f"p{k}" for k in range(probabilities.shape[1]))])
-        for name, row in zip(names, probabilities):
-            writer.writerow([name, int(row.argmax()), *(f"{p:.6f}" for p in row)])
+    lines = io.StringIO(newline="")
+    writer = csv.writer(lines)
+    writer.writerow(["sample", "label", *(f"p{k}" for k in range(probabilities.shape[1]))])
+    for name, row in zip(names, probabilities):
+        writer.writerow([name, int(row.argmax()), *(f"{p:.6f}" for p in row)])
+    atomic_write(out, lines.getvalue().encode(errors="surrogateescape"))
     return len(names)
 
 
@@ -96,7 +101,7 @@ def read_images(data: Path, array: str | None, shape: Sequence[int] | None) -> t
     """
     data = find(str(expanded(str(data))), "predict", folder=None)
     if data.is_dir():
-        files = sorted(p for p in data.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+        files = sorted(p for p in below(data) if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
         if not files:
             raise DataError(f"{data}: holds no images; they end in {', '.join(SUFFIXES)}")
         size, channels = (None, None) if shape is None else ((shape[1], shape[2]), shape[0])
@@ -106,6 +111,7 @@ def read_images(data: Path, array: str | None, shape: Sequence[int] | None) -> t
     if name is None:
         raise DataError(f"{data}: has no array {' or '.join(ARRAYS)} but {', '.join(arrays)}; name one with --array")
     images = channels_first(arrays[name], f"{data}: {name}")
+    check_values(images, f"{data}: {name}")
     return [str(i) for i in range(len(images))], images
 
 
@@ -116,14 +122,22 @@ def probabilities_of(module: torch.nn.Module, images: np.ndarray, data: Any) -> 
     Raises:
         DataError: the images do not fit the model.
     """
+    if not len(images):
+        raise DataError(f"{data}: holds no images; name a file with some")
     out = []
     for i in range(0, len(images), BATCH):
         try:
             logits = module(torch.from_numpy(normalised(images[i : i + BATCH])))
+            out.append(logits.softmax(dim=1).numpy())
         except Exception as error:  # the module may be the user's, and raise anything
             raise DataError(
                 f"{data}: the model {type(module).__name__} does not take images of shape {images.shape[1:]} "
                 f"({one_line(error)}); bring them to the shape of the run's"
             ) from error
-        out.append(logits.softmax(dim=1).numpy())
+        if not np.isfinite(out[-1]).all():
+            bad = i + int(np.flatnonzero(~np.isfinite(out[-1]).all(axis=1))[0])
+            raise DataError(
+                f"{data}: the model gives no probabilities for image {bad}, but NaN; look for huge "
+                "numbers in the image, or in the model's weights"
+            )
     return np.concatenate(out)

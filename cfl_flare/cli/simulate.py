@@ -22,7 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cfl_flare.cli.options import Simulation
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import ConfigError, RunFailedError
+from cfl_flare.core.errors import FileError, RunFailedError
+from cfl_flare.core.files import make_folder
 from cfl_flare.core.settings import changed
 from cfl_flare.data.summary import DataSummary
 from cfl_flare.engine.loop import run_loop
@@ -57,21 +58,16 @@ def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) ->
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:
         console = Console(file=terminal)
         if unscaled := DataSummary.of(hosted[0]).unscaled:
-            console.print(f"look at the data: {unscaled}", style="yellow")
+            console.print(f"look at the data: {unscaled}", style="yellow", markup=False)
         for name, job in jobs.items():
             folder = out / name
-            try:
-                folder.mkdir(parents=True)
-            except OSError as error:
-                raise ConfigError(
-                    f"--out = {str(out)!r} cannot be made ({error.strerror}); name another folder"
-                ) from error
+            make_folder(folder)
             with Display(console, name, plan.server.num_rounds) as display:
                 job(folder, display)
             if plan.data.unseen:
                 failed = onboard_unseen(folder, plan.reader)["failed"]
                 for reason in failed.values():
-                    console.print(f"could not join: {reason}", style="yellow")
+                    console.print(f"could not join: {reason}", style="yellow", markup=False)
             runs.append(load_run(folder))
     return runs
 
@@ -112,7 +108,10 @@ def in_process(plan: RunPlan, folder: Path, display: Display) -> None:
         on_round=lambda measured: display.update([measured.record]),
         initial_ckpt=None if plan.job.initial_ckpt is None else Path(plan.job.initial_ckpt),
     )
-    draw(load_run(folder))
+    try:
+        draw(load_run(folder))
+    except FileError as error:  # the results are there
+        print(f"no figures: {error}; 'cfl-flare show' draws them from the results", file=sys.stderr)
 
 
 def through_flare(plan: RunPlan, simulation: Simulation, out: Path) -> Callable[[Path, Display], None]:

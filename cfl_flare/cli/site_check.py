@@ -25,12 +25,17 @@ from cfl_flare.data.summary import DataSummary
 from cfl_flare.engine.preflight import check_data
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import FedAvg
+from cfl_flare.results.model_file import layout_of
 from cfl_flare.training.settings import TrainSettings
 
 PACKAGES = ("nvflare", "torch", "numpy")
 STEPS = 5
 # The last two versions of a participant's memory, the served model, and room to write the next ones.
 MODELS_ON_DISK = 10
+# At a server: three checkpoints at a time, the final models, the state and the best models, of ten clusters.
+SERVER_MODELS = 60
+# So many bytes at least should be free where a server writes.
+LEAST_FREE = 10**9
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,32 @@ def step_seconds(site: Site) -> float:
     return (time.perf_counter() - started) / STEPS
 
 
+def server_disks(kit: Path, model: str | None, state_root: Path) -> Iterator[Finding]:
+    """Whether a server has room for a job: in its state root, its kit and its store of jobs.
+
+    Args:
+        kit: the server's.
+        model: as the command line names it, with shape and classes; None if it is not known.
+        state_root: where a job keeps what outlives it.
+    """
+    from cfl_flare.flare.kit import job_store
+
+    needed = LEAST_FREE
+    if model is not None:
+        layout = layout_of(model_spec(model, (), 0))
+        needed = max(needed, SERVER_MODELS * layout.nbytes)
+        yield Finding("model", f"{layout.parameter_size:,} parameters, {filesize.decimal(layout.nbytes)}")
+    store = job_store(kit)
+    yield disk(state_root, needed, "disk: checkpoints")
+    yield disk(kit.resolve(), needed, "disk: running jobs", "another disk for the kit")
+    if store is not None:
+        where = "another disk by uri_root of job_manager in local/resources.json"
+        yield disk(store, needed, "disk: finished jobs", where)
+        if store.is_relative_to("/tmp"):
+            lost = "a restart of the machine may delete it; set uri_root of job_manager in local/resources.json"
+            yield Finding("disk: finished jobs", f"{store} is below the temporary folder", lost)
+
+
 def default_state_root(kit: Path | None) -> Path:
     """Where a job keeps what outlives it: ``$CFL_STATE_ROOT``, else ``cfl_state`` beside the kit."""
     chosen = os.environ.get("CFL_STATE_ROOT")
@@ -176,16 +207,22 @@ def default_state_root(kit: Path | None) -> Path:
     return (Path.cwd() if kit is None else kit.resolve().parent) / "cfl_state"
 
 
-def disk(root: Path, needed: int) -> Finding:
-    """Whether this many bytes can be written there."""
+def disk(root: Path, needed: int, what: str = "disk", instead: str = "CFL_STATE_ROOT on another disk") -> Finding:
+    """Whether this many bytes can be written there.
+
+    Args:
+        root: the folder, which need not exist yet.
+        needed: bytes.
+        what: is kept there.
+        instead: what the operator can set.
+    """
     there = next(folder for folder in (root, *root.parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        way_out = "let FLARE's user write there, or set CFL_STATE_ROOT"
-        return Finding("disk", f"{there} is not writable", way_out, True)
+        return Finding(what, f"{there} is not writable", f"let FLARE's user write there, or set {instead}", True)
     free = shutil.disk_usage(there).free
     short = free < needed
-    way_out = f"free {filesize.decimal(needed)}, or set CFL_STATE_ROOT to another disk" if short else ""
-    return Finding("disk", f"{filesize.decimal(free)} free at {root}", way_out, short)
+    way_out = f"free {filesize.decimal(needed)}, or set {instead}" if short else ""
+    return Finding(what, f"{filesize.decimal(free)} free at {root}", way_out, short)
 
 
 def _failed(what: str, error: CFLError) -> Finding:

@@ -81,6 +81,7 @@ def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
     config, root = DataConfig(min_samples=arguments.min_samples), check.default_state_root(kit)
     if kit is not None and check.is_server(kit) and arguments.data is None:
         yield check.Finding("data", "none: the kit is a server's")
+        yield from check.server_disks(kit, arguments.model, root)
     else:
         yield from check.data(own_source(arguments.data), arguments.model, config, arguments.device, root)
     yield check.memory()

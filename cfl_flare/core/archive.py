@@ -13,7 +13,7 @@ from urllib.parse import quote
 import numpy as np
 
 from cfl_flare.core.errors import PayloadError
-from cfl_flare.core.files import atomic_write
+from cfl_flare.core.files import atomic_write, make_folder
 from cfl_flare.core.params import Layout, Params, weighted_mean
 
 
@@ -31,8 +31,12 @@ class Archive:
         self.folder = folder or Path(str(self._temporary and self._temporary.name))
 
     def put(self, name: str, version: int, array: np.ndarray) -> None:
-        """Writes an array under any name, as of a round."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Writes an array under any name, as of a round.
+
+        Raises:
+            FileError: it cannot be written.
+        """
+        make_folder(self.folder)
         path = self._path(name, version)
         atomic_write(path, lambda f: np.save(f, array, allow_pickle=False), durable=self._temporary is None)
 
@@ -68,13 +72,13 @@ class Archive:
     def adopt(self, other: Archive) -> None:
         """Takes over the contents of another archive, as hard links where the file system supports them."""
         for path, _, _ in other._files():
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             target = self.folder / path.name
             target.unlink(missing_ok=True)
             try:
                 os.link(path, target)
             except OSError:
-                target.write_bytes(path.read_bytes())
+                atomic_write(target, path.read_bytes())
 
     def _path(self, name: str, version: int) -> Path:
         return self.folder / f"{quote(name, safe='')}@{version:06d}.npy"

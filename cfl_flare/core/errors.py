@@ -101,6 +101,10 @@ class PayloadError(CFLError, ValueError):
         self.code = code
 
 
+class FileError(CFLError, OSError):
+    """A file cannot be read or written: its disk is full, it is no regular file, it is too large."""
+
+
 class AbortedError(CFLError):
     """The job was aborted while a participant was working."""
 

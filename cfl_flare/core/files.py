@@ -1,40 +1,245 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are written as a whole or not at all."""
+"""Files that are written as a whole or not at all, and read only if they are regular files of a bounded size.
+
+Every file that may come from somebody else is opened by `open_regular`. Every error of a write is a `FileError`, one
+line with the path and the way out.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from cfl_flare.core.errors import FileError
+
+# A file of JSON is at most this large, and so is a line of JSON Lines. In memory it can be 20 times as large.
+MOST_JSON = 64 * 2**20
+# A file of JSON Lines, which is read line by line.
+MOST_LINES = 512 * 2**20
+# So many entries of folders are looked at to find a run or images.
+MOST_ENTRIES = 1_000_000
+
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def explained(error: OSError, path: Path | str | None = None) -> str:
+    """An error of the system in one line: the file, the reason, the way out."""
+    if isinstance(error, FileError):
+        return str(error)
+    name = path if path is not None else error.filename if error.filename is not None else "a file"
+    if error.errno in FULL:
+        way_out = "free space on its disk, or use another one"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        way_out = "allow this user to, or use another folder"
+    else:
+        way_out = "name another one, or repair it"
+    return f"{name}: {error.strerror or type(error).__name__}; {way_out}"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an error of the system inside it into a `FileError` that names the path and the way out."""
+    try:
+        yield
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(f"cannot write {explained(error, path)}") from error
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder and those above it, unless it exists.
+
+    Raises:
+        FileError: it cannot be made.
+    """
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def atomic_write(path: Path, content: str | bytes | Callable[[BinaryIO], object], durable: bool = True) -> None:
     """Writes a file in one step: whoever reads it finds the old content or the new, never a part of it.
 
     Args:
-        path: the file, in a folder that exists.
+        path: the file, in a folder that exists. A file that is replaced keeps its permissions.
         content: text, bytes, or a function that writes to the open file.
         durable: force file and folder to the disk, so that the new content survives a power failure.
+
+    Raises:
+        FileError: it cannot be written; the old content is left.
     """
     temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            if callable(content):
-                content(file)
-            else:
-                file.write(content.encode() if isinstance(content, str) else content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if durable:
-        folder = os.open(path.parent, os.O_RDONLY)
+    with writing(path):
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            mode = path.stat().st_mode if path.exists() else None
+            if mode is not None and not stat.S_ISREG(mode):
+                raise FileError(f"cannot write {path}: it is {KINDS[stat.S_IFMT(mode)]}; name a regular file")
+            with temporary.open("wb") as file:
+                if mode is not None:
+                    os.fchmod(file.fileno(), stat.S_IMODE(mode))
+                if callable(content):
+                    content(file)
+                else:
+                    file.write(content.encode() if isinstance(content, str) else content)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        if durable:
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
+def append(path: Path, text: str) -> None:
+    """Appends text to a file, which is created if it does not exist: all of it, or nothing.
+
+    Raises:
+        FileError: it cannot be written; the file is as it was before.
+    """
+    rest = memoryview(text.encode())
+    with writing(path), path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except BaseException:
+            file.truncate(before)
+            if not before:
+                path.unlink()
+            raise
+
+
+def open_regular(path: Path, limit: int | None = None) -> BinaryIO:
+    """Opens a file for reading. It never blocks, and opens no pipe, device, socket or folder.
+
+    Args:
+        path: the file; links are followed.
+        limit: its largest size in bytes; None if whoever reads it does so piece by piece.
+
+    Raises:
+        FileError: it cannot be opened, is not a regular file, or is larger.
+    """
+    try:
+        _check_regular(path, os.stat(path), limit)
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb")
+    except FileError:
+        raise
+    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
+        reason = explained(error, path) if isinstance(error, OSError) else f"{str(path)!r}: {error}; name another one"
+        raise FileError(f"cannot read {reason}") from error
+    try:
+        _check_regular(path, os.fstat(file.fileno()), limit)  # it may have been replaced meanwhile
+    except FileError:
+        file.close()
+        raise
+    return file
+
+
+def _check_regular(path: Path, found: os.stat_result, limit: int | None) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = KINDS.get(stat.S_IFMT(found.st_mode), "no file")
+        raise FileError(f"cannot read {path}: it is {kind}; name a regular file")
+    if limit is not None and found.st_size > limit:
+        raise FileError(f"cannot read {path}: it has {found.st_size:,} bytes, more than {limit:,}; name another file")
+
+
+def read_text(path: Path, limit: int = MOST_JSON) -> str:
+    """The text of a file in UTF-8.
+
+    Raises:
+        FileError: it cannot be read, or is larger than the limit.
+    """
+    with open_regular(path, limit) as file:
+        try:
+            return file.read(limit + 1).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+            raise FileError(f"cannot read {path}: {reason}; name another file") from error
+
+
+def read_json(path: Path, limit: int = MOST_JSON) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        FileError: it cannot be read, is larger than the limit, or is not JSON.
+    """
+    return parse_json(read_text(path, limit), str(path))
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """The content of JSON text; ``where`` names it in the error.
+
+    Raises:
+        FileError: it is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise FileError(f"cannot read {where}: it is not JSON ({reason}); name another file") from error
+
+
+def json_lines(path: Path, limit: int = MOST_LINES) -> Iterator[dict[str, Any]]:
+    """The objects in the complete lines of a JSON Lines file that may still be growing.
+
+    Raises:
+        FileError: it cannot be read, is larger than the limit, or a line is not a JSON object.
+    """
+    with open_regular(path, limit) as file:
+        for number, line in enumerate(iter(lambda: file.readline(MOST_JSON + 1), b""), start=1):
+            if not line.endswith(b"\n"):
+                if len(line) > MOST_JSON:
+                    raise FileError(f"cannot read {path}: line {number} is too long; name another file")
+                return
+            content = parse_json(line, f"{path}: line {number}")
+            if not isinstance(content, dict):
+                raise FileError(f"cannot read {path}: line {number} is not a JSON object; name another file")
+            yield content
+
+
+def below(folder: Path) -> Iterator[Path]:
+    """All files in a folder and below it, links to folders not followed; sorted within each folder.
+
+    Raises:
+        FileError: it holds too many.
+    """
+    seen = 0
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        seen += len(folders) + len(files)
+        if seen > MOST_ENTRIES:
+            raise FileError(f"cannot read {folder}: it holds more than {MOST_ENTRIES:,} files; name a folder below it")
+        yield from (Path(place, name) for name in sorted(files))
+
+
+def check_memory(nbytes: int, where: str) -> None:
+    """Checks what a file asks for before any of it is allocated.
+
+    Raises:
+        FileError: this machine does not have that much free memory.
+    """
+    import psutil
+
+    free = psutil.virtual_memory().available
+    if nbytes > free:
+        raise FileError(f"{where} would take {nbytes:,} bytes of memory, and {free:,} are free; use a smaller one")

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import lzma
+import math
 import os
 import zipfile
 import zlib
@@ -11,14 +13,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from cfl_flare.core.config import one_line
-from cfl_flare.core.errors import DataError, PathError
+from cfl_flare.core.errors import DataError, FileError, PathError
+from cfl_flare.core.files import check_memory, open_regular
 
 ROOT = "CFL_DATA_ROOT"
+# An npz file's arrays may have this many bytes, and this many more for each byte of the file: no set of images is
+# compressed further.
+MOST_UNPACKED = 256 * 2**20
+MOST_PACKING = 100
+ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, SyntaxError, KeyError)
 
 
 # Folders in which the paths that a job names must lie; None where jobs are the operator's own, as in a simulation.
@@ -96,7 +104,7 @@ def find(path: str, where: str, folder: bool | None = False) -> Path:
     if not candidates:
         raise refused[0]
     for candidate in candidates:
-        if (candidate.is_dir() and folder is not False) or (candidate.is_file() and not folder):
+        if (os.path.isdir(candidate) and folder is not False) or (os.path.isfile(candidate) and not folder):
             return candidate
     if tried[0].is_absolute():
         hint = "name one that exists"
@@ -139,35 +147,72 @@ def entries(folder: Path, where: str) -> list[Path]:
 
 
 def read_npz(path: Path, required: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """Reads arrays of an npz file.
+    """Reads arrays of an npz file. Nothing is unpickled, and no array is read before its size is known and bounded.
 
     Args:
         path: the file.
         required: names of the arrays to read; None for all.
 
     Raises:
-        DataError: it is not an npz file, contains pickled objects, or lacks an array.
+        DataError: it is not an npz file, contains pickled objects, lacks an array, or would be too large.
     """
     try:
-        file = np.load(path, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise DataError(f"{path}: is a single array, not an npz file; save it with np.savez")
-        with file:
-            names = file.files if required is None else required
-            for name in names:
-                if name not in file.files:
-                    raise DataError(f"{path}: no array {name!r}; it has {', '.join(file.files) or 'none'}")
-            arrays = {name: file[name] for name in names}
+        with open_regular(path) as file:
+            return _arrays(path, file, required)
     except DataError:
         raise
-    except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+    except FileError as error:
+        raise DataError(str(error)) from error
+    except (OSError, ValueError, EOFError, *ZIP_ERRORS) as error:
         # numpy takes everything it does not know for a pickle
-        reason = one_line(error) if not path.is_file() or zipfile.is_zipfile(path) else "not an archive of arrays"
+        reason = one_line(error) if zipfile.is_zipfile(path) else "not an archive of arrays"
         raise DataError(
             f"{path}: cannot be read as an npz file without pickled objects ({reason}); save arrays of numbers with "
             "np.savez"
         ) from error
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):  # a member of the archive that is not an .npy file comes as bytes
-            raise DataError(f"{path}: {name!r} is not an array; save the file with np.savez")
-    return arrays
+
+
+def _arrays(path: Path, file: BinaryIO, required: Sequence[str] | None) -> dict[str, np.ndarray]:
+    """The arrays of an open npz file."""
+    if file.read(6) == b"\x93NUMPY":
+        raise DataError(f"{path}: is a single array, not an npz file; save it with np.savez")
+    with zipfile.ZipFile(file) as archive:
+        there = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        names = list(there) if required is None else required
+        for name in names:
+            if name not in there:
+                raise DataError(f"{path}: no array {name!r}; it has {', '.join(there) or 'none'}")
+        sizes = {name: _declared(archive, there[name], f"{path}: {name!r}") for name in names}
+        limit = MOST_UNPACKED + MOST_PACKING * os.fstat(file.fileno()).st_size
+        if (total := sum(sizes.values())) > limit:
+            raise DataError(
+                f"{path}: its arrays would have {total:,} bytes, which no images in a file of this size have; save "
+                "them without compression, with np.savez"
+            )
+        check_memory(total, str(path))
+        arrays = {}
+        for name in names:
+            with archive.open(there[name]) as member:
+                arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
+        return arrays
+
+
+def _declared(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> int:
+    """The size of an array, as its header and the archive's directory agree on it.
+
+    Raises:
+        DataError: they do not, or it is not an array of plain values.
+    """
+    with archive.open(info) as member:
+        try:
+            version = np.lib.format.read_magic(member)
+        except ValueError as error:
+            raise DataError(f"{where} is not an array; save the file with np.savez") from error
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(member)
+        if dtype.hasobject:
+            raise ValueError(f"{info.filename} holds objects")
+        nbytes = math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0 or nbytes != info.file_size - member.tell():
+            raise DataError(f"{where} has shape {shape} and {info.file_size:,} bytes; save the file again")
+        return nbytes

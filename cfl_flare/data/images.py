@@ -4,21 +4,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.core.errors import DataError
+from cfl_flare.core.config import one_line
+from cfl_flare.core.errors import DataError, FileError
+from cfl_flare.core.files import check_memory, open_regular
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.files import entries, find
 from cfl_flare.data.samples import DataSource, Samples, split_by_class
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+# What Pillow may take such files for, whatever their names say; its other formats run programs, or are videos.
+FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "PPM")
+# An image with more pixels is not decoded.
+MOST_PIXELS = 2**26
 # Pillow's modes that convert to 8 bits per channel without loss, and the number of channels they convert to.
 CHANNELS = {"1": 1, "L": 1, "P": 3, "RGB": 3}
+
+
+@contextmanager
+def silently() -> Iterator[None]:
+    """Inside it, no warning is printed: Pillow warns of what is refused here anyway."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def decoded(
@@ -46,19 +62,31 @@ def decoded(
     images: np.ndarray | None = None
     for i, file in enumerate(files):
         try:
-            with Image.open(file) as image:
+            with (
+                silently(),
+                open_regular(file) if isinstance(file, Path) else nullcontext(file) as content,
+                Image.open(content, formats=FORMATS) as image,
+            ):
                 if image.mode not in CHANNELS:
                     raise DataError(f"{label(i)}: has mode {image.mode}; save it as 8-bit grey or RGB")
+                if image.width * image.height > MOST_PIXELS:
+                    pixels_of = f"{image.height}x{image.width} pixels, more than {MOST_PIXELS:,} in all"
+                    raise DataError(f"{label(i)}: has {pixels_of}; resize it, or remove it")
                 converted = image.convert("L" if (channels or CHANNELS[image.mode]) == 1 else "RGB")
             if size is not None and converted.size != (size[1], size[0]):
                 converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
         except DataError:
             raise
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise DataError(f"{label(i)}: cannot be read as an image ({error}); repair or remove it") from error
+        except FileError as error:
+            raise DataError(f"{error}, or remove it") from error
+        except Exception as error:  # Pillow raises many kinds of errors for a file that it cannot read
+            raise DataError(
+                f"{label(i)}: cannot be read as an image ({one_line(error)}); repair or remove it"
+            ) from error
         pixels = np.asarray(converted)
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
         if images is None:
+            check_memory(len(files) * pixels.nbytes, f"{len(files)} images like {label(0)}")
             images = np.empty((len(files), *pixels.shape), np.uint8)
         if pixels.shape[0] != images.shape[1]:
             raise DataError(

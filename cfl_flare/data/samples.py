@@ -17,6 +17,8 @@ from cfl_flare.core.seeds import stream
 
 # Samples are counted by class; a label beyond this is probably an identifier.
 MOST_CLASSES = 100_000
+# Squares of larger numbers, and sums of them, are beyond float32.
+LARGEST = 1e16
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,9 @@ class Samples:
     def of_images(cls, where: str, images: np.ndarray, labels: np.ndarray, key: np.ndarray | None = None) -> Samples:
         """Samples of images as `channels_first` takes them, and of labels ``(n,)`` or ``(n, 1)``."""
         images = channels_first(images, where)
-        images = images.astype(np.float32) if images.dtype == np.float64 else images
+        if images.dtype == np.float64:
+            with np.errstate(over="ignore"):  # `check` refuses what becomes infinite
+                images = images.astype(np.float32)
         return cls(images, one_label_each(labels), key)
 
     def take(self, indices: np.ndarray) -> Samples:
@@ -68,16 +72,28 @@ class Samples:
             raise DataError(f"{where}: label {y.min()} is below 0; number the classes from 0")
         if y.max() >= MOST_CLASSES:
             raise DataError(f"{where}: label {y.max()} is not a class number; number the classes from 0")
-        if x.dtype.kind == "f" and not np.isfinite(x).all():
-            bad = int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))[0])
-            raise DataError(f"{where}: sample {bad} holds NaN or infinity; fix it or leave it out")
-        if x.dtype.kind != "f" and x.dtype != np.uint8:
-            raise DataError(f"{where}: samples have dtype {x.dtype}; use uint8 or float32")
+        check_values(x, where)
         if key is not None and key.shape != y.shape:
             raise DataError(f"{where}: keys have shape {key.shape}, labels {y.shape}; give one key per sample")
         if key is not None and key.dtype.kind not in "iuU":
             raise DataError(f"{where}: keys have dtype {key.dtype}; use whole numbers or text")
         return self
+
+
+def check_values(x: np.ndarray, where: str) -> None:
+    """Raises a DataError if samples are not bytes or floats, not finite, or so large that float32 overflows."""
+    if x.dtype.kind != "f" and x.dtype != np.uint8:
+        raise DataError(f"{where}: samples have dtype {x.dtype}; use uint8 or float32")
+    if x.dtype.kind != "f" or not x.size:
+        return
+    rows = x.reshape(len(x), -1)
+    largest = np.maximum(rows.max(axis=1), -rows.min(axis=1))
+    if not np.isfinite(largest).all():
+        bad = int(np.flatnonzero(~np.isfinite(largest))[0])
+        raise DataError(f"{where}: sample {bad} holds NaN or infinity; fix it or leave it out")
+    if largest.max() > LARGEST:
+        bad = int(largest.argmax())
+        raise DataError(f"{where}: sample {bad} reaches {largest[bad]:.3g}; scale the samples to about 0 to 1")
 
 
 class DataSource(ABC):

@@ -29,6 +29,7 @@ __all__ = ["SOURCES", "DataSource", "Digits", "Npz", "Samples", "SiteData"]
 logger = logging.getLogger(__name__)
 
 VARIABLE = "CFL_DATA"
+LABEL = "CFL_LABEL"
 # Where FLARE's container launchers mount the datasets of a job's study: /data/<study>/<dataset>.
 MOUNTS = Path("/data")
 
@@ -87,9 +88,11 @@ class Npz(DataSource):
 
 @dataclass(frozen=True)
 class SiteData(DataSource):
-    """The data that the site itself names: an .npz file in MedMNIST's layout, or a folder of images by class.
+    """The data that the site itself names: an .npz file in MedMNIST's layout, a folder of images by class, or a .csv
+    file, whose labels are in the column that the site's environment variable ``CFL_LABEL`` names (default ``label``).
 
-    A folder with a single .npz file stands for that file, as datasets are always mounted as folders.
+    A folder with a single .npz file, or with nothing but a .csv file, stands for that file, as datasets are always
+    mounted as folders.
 
     The first of these that is set is used, and must exist: ``path``; the site's environment variable ``CFL_DATA``; the
     only dataset that FLARE's container launchers (Docker, Kubernetes, Slurm) mount for the job's study.
@@ -117,11 +120,16 @@ class SiteData(DataSource):
         """Training and test samples, as the source npz or the source folder reads them."""
         path, how = self.located()
         with nullcontext() if self.path is not None else reading_within(None):  # what the operator names needs no leave
-            inside = list(path.glob("*.npz")) if path.is_dir() else []
-            path = inside[0] if len(inside) == 1 else path
+            inside = list(path.glob("*.npz")) or list(path.iterdir()) if path.is_dir() else []
+            if len(inside) == 1 and inside[0].suffix.lower() in (".npz", ".csv"):
+                path = inside[0]
             logger.info("data: %s (%s)", path, how)
-            source = Folder(str(path), self.size, self.channels) if path.is_dir() else Npz(str(path))
-            return source.load()
+            return self._source(path).load()
+
+    def _source(self, path: Path) -> DataSource:
+        if path.is_dir():
+            return Folder(str(path), self.size, self.channels)
+        return Table(str(path), os.environ.get(LABEL) or "label") if path.suffix.lower() == ".csv" else Npz(str(path))
 
     def located(self) -> tuple[Path, str]:
         """The data's path, and what named it.
@@ -142,7 +150,8 @@ class SiteData(DataSource):
         of_study = f"what is mounted for study {self.study} ({len(mounted)} datasets)" if self.study else "no study"
         raise DataError(
             f"data site: this site does not say where its data is; tried path (not given), {VARIABLE} (not set), "
-            f"{of_study}; set {VARIABLE} to an .npz file or a folder of images by class, where the site is started"
+            f"{of_study}; set {VARIABLE} to an .npz file, a folder of images by class or a .csv file, in the shell "
+            "that starts the site"
         )
 
 

@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import csv
+import io
+import os
+from collections import Counter
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -13,10 +16,14 @@ from typing import ClassVar
 import numpy as np
 
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import DataError
+from cfl_flare.core.errors import DataError, FileError
+from cfl_flare.core.files import check_memory, open_regular
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.files import find, read_npz
 from cfl_flare.data.samples import DataSource, Samples, split_by_class
+
+# A CSV file's values take about this many times as much memory as the file.
+TEXT_IN_MEMORY = 10
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,8 @@ class Table(DataSource):
         columns = _npz_columns(path) if path.suffix.lower() == ".npz" else _csv_columns(path)
         for name in filter(None, (self.label, self.key)):
             if name not in columns:
-                raise DataError(f"{path}: no column {name!r}; it has {', '.join(columns)}")
+                way_out = f"set {'label, or CFL_LABEL beside CFL_DATA' if name == self.label else 'key'}"
+                raise DataError(f"{path}: no column {name!r}; it has {', '.join(columns)}; {way_out}")
         labels = class_numbers(columns.pop(self.label), f"{path}: column {self.label!r}")
         key = columns.pop(self.key) if self.key else None
         if key is not None and key.dtype.kind == "f":
@@ -133,14 +141,18 @@ def _npz_columns(path: Path) -> dict[str, np.ndarray]:
 def _csv_columns(path: Path) -> dict[str, np.ndarray]:
     """The columns of a CSV file: int64 or float64 if all values are numbers or missing, else text."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with open_regular(path) as binary:
+            check_memory(TEXT_IN_MEMORY * os.fstat(binary.fileno()).st_size, str(path))
+            file = io.TextIOWrapper(binary, newline="", encoding="utf-8-sig")
             rows = [row for row in csv.reader(file, strict=True) if row]
+    except FileError as error:
+        raise DataError(str(error)) from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as a CSV file in UTF-8: {error}") from error
     if len(rows) < 2:
         raise DataError(f"{path}: no rows; a table has a line of column names and one line per sample")
     header = [name.strip() for name in rows[0]]
-    repeated = [name for name in header if header.count(name) > 1]
+    repeated = [name for name, times in Counter(header).items() if times > 1]
     if repeated:
         raise DataError(f"{path}: two columns are called {repeated[0]!r}; rename one")
     for number, row in enumerate(rows[1:], start=1):

@@ -126,8 +126,10 @@ def run_loop(
             server.forget(server.state.round)
         elif server.state.round % checkpoint_every == 0:
             measured = recorder.last if recorder is not None else None
-            Checkpoint(server.state, server.progress, site.memory, measured).save(checkpoints, run)
-            server.forget(checkpoints.versions()[0])
+            why = Checkpoint(server.state, server.progress, site.memory, measured).save(checkpoints, run)
+            if why is not None:
+                logger.error("no checkpoint after round %d: %s", server.state.round, why)
+            server.forget(next(iter(checkpoints.versions()), 0))
     server.close({})
     return server
 

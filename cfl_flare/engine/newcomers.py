@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from cfl_flare.core.config import build, from_dict, require, require_whole
-from cfl_flare.core.errors import ConfigError, DataError, RunFailedError
-from cfl_flare.core.files import atomic_write
+from cfl_flare.core.config import build, from_dict, one_line, require, require_whole
+from cfl_flare.core.errors import CFLError, ConfigError, DataError, PayloadError, RunFailedError
+from cfl_flare.core.files import atomic_write, check_memory
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
 from cfl_flare.data.indicator_samples import read_indicator
 from cfl_flare.engine.checks import check_arrays
@@ -34,7 +35,9 @@ from cfl_flare.methods import Method, ServerState, build_method
 from cfl_flare.methods.slots import is_cluster, with_parts
 from cfl_flare.methods.state import Predict
 from cfl_flare.results.metrics import average
+from cfl_flare.results.model_file import is_ours, layout_of, model_of
 from cfl_flare.results.run_dir import NEWCOMERS, STATE, load_run, save_served, the_run
+from cfl_flare.results.schema import whole
 from cfl_flare.results.store import Store, state_of
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.settings import TrainSettings
@@ -153,13 +156,39 @@ class Finished:
         require(
             kept, f"{self.folder} kept no state that a newcomer could join, like runs of earlier versions; run it again"
         )
-        self.method = build_method(self.summary["method"], authorize)
-        self.make_model = partial(build, self.summary["model"], nn.Module, "model", authorize)
-        training = from_dict(TrainSettings, self.summary["training"], "training")
-        self._site = Site(self.method, self.make_model, training, self.summary["seed"])
-        self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))
+        with self._reading():
+            spec = model_of(self.summary, self.folder)
+            self.make_model = partial(build, spec, nn.Module, "model", authorize)
+            if is_ours(spec):  # before memory is allocated for it, as another's arguments may ask for any amount
+                layout = layout_of(spec)
+                store.load(store.versions()[-1], layout)
+                check_memory(4 * layout.nbytes, f"{self.folder}: its model")  # built, flat, gradients, an update
+            self.method = build_method(self.summary["method"], authorize)
+            require_whole(str(self.folder), seed=self.summary["seed"] + 1)
+            training = from_dict(TrainSettings, self.summary["training"], "training")
+            self._site = Site(self.method, self.make_model, training, self.summary["seed"])
+            self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))
+            most = max(len(self.summary["participants"]), len(self.state.bank))
+            clusters = self.method.clusters_in(self.state)
+            known = all(whole(k) and k < clusters for k in self.state.assignment.values())
+            require(
+                clusters <= most and known,
+                f"{self.folder}: {clusters} clusters of {most} participants do not fit its state; the run is damaged",
+            )
         found = not self.method.clusters or bool(self.state.assignment)
         require(found, f"{self.folder}: nobody in this run has a cluster, so a newcomer cannot get one either")
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turns what damaged or foreign files of a run lead to into one error."""
+        try:
+            yield
+        except CFLError:
+            raise
+        except Exception as error:  # nothing that is in the files can be relied on
+            raise PayloadError(
+                "damaged_file", f"{self.folder} cannot be joined ({one_line(error)}); copy its files again from its run"
+            ) from error
 
     def logits(self, file: str | None = None) -> Predict | None:
         """What models predict on the indicator samples; None for a method that needs none.
@@ -193,11 +222,13 @@ class Finished:
             ConfigError: its name is taken.
             DataError: its samples do not fit the model.
             RunFailedError: it cannot be trained.
+            PayloadError: the run's files are damaged.
         """
         taken = [p["name"] for p in self.summary["participants"]]
         require(data.name not in taken, f"newcomer: {data.name!r} is a participant of the run; give it another name")
         self._site.add([data])
-        return join(self.method, self.state, self._site, data.name, logits, rounds)
+        with self._reading():
+            return join(self.method, self.state, self._site, data.name, logits, rounds)
 
     def save(self, newcomer: Newcomer, folder: Path) -> Path:
         """Writes what a newcomer predicts with into a folder, for `read_model` of the results; returns the file."""

@@ -76,7 +76,7 @@ class Round:
         """Checks all of a result, then keeps it.
 
         Raises:
-            PayloadError: it does not fit what was asked; nothing of it is kept.
+            PayloadError: it does not fit what was asked, or cannot be kept on a full disk; nothing of it is kept.
         """
         name, update = result.participant, result.update
         if name not in self._participants or self._participants[name].site != site:
@@ -94,13 +94,13 @@ class Round:
         self.results[name] = replace(result, update=None)
 
     def _keep(self, update: Update, weight: float, state: ServerState) -> None:
+        expected = self.downloads[update.participant].expected(update.cluster)
+        update = replace(update, main=expected[0] if update.diffs else None)
+        self._spool.put(update)
+        self._norms.add(update)
         self._bytes_up += sum(state.bank[slot].layout.nbytes for slot in update.diffs)
         self._bytes_up += sum(array.nbytes for array in update.arrays.values())
         self._carried.add(update, weight)
-        expected = self.downloads[update.participant].expected(update.cluster)
-        update = replace(update, main=expected[0] if update.diffs else None)
-        self._norms.add(update)
-        self._spool.put(update)
 
     def fail(self, participants: Sequence[str], reason: str) -> None:
         """Notes that participants sent nothing usable, and why."""

@@ -8,11 +8,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import overload
 
 import numpy as np
 
+from cfl_flare.core.errors import FileError, PayloadError
+from cfl_flare.core.files import atomic_write
 from cfl_flare.methods import Update
 
 # The updates of a round that are larger than this are kept on disk.
@@ -31,11 +34,21 @@ class Spool:
         self._updates: dict[str, Update] = {}
 
     def put(self, update: Update) -> None:
-        """Keeps an update."""
+        """Keeps an update.
+
+        Raises:
+            PayloadError: it cannot be written; its participant is left out of the round.
+        """
         if self._folder is not None:
             number = len(self._updates)
-            for slot, diff in update.diffs.items():
-                np.save(self._folder / f"{number}-{slot}.npy", diff.vector)
+            try:
+                for slot, diff in update.diffs.items():
+                    path = self._folder / f"{number}-{slot}.npy"
+                    atomic_write(path, partial(np.save, arr=diff.vector, allow_pickle=False), durable=False)
+            except FileError as error:
+                for path in self._folder.glob(f"{number}-*.npy"):
+                    path.unlink()
+                raise PayloadError("server_disk", f"the server {error}; TMPDIR names it") from error
             nothing = np.zeros(0, np.float32)
             update = replace(update, diffs={s: replace(d, vector=nothing) for s, d in update.diffs.items()})
         self._updates[update.participant] = update

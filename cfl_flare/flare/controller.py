@@ -17,7 +17,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from cfl_flare.core.config import from_dict, require, unmarked
-from cfl_flare.core.errors import CFLError
+from cfl_flare.core.errors import CFLError, FileError
 from cfl_flare.core.settings import keep, kept, shows
 from cfl_flare.data import DataConfig
 from cfl_flare.engine.job_settings import AssignSettings, ControllerSettings
@@ -212,7 +212,7 @@ class ClusteredController(PerSiteController):
             from cfl_flare.report.figures import draw
 
             draw(load_run(Path(self.get_run_dir()) / RESULTS))
-        except ImportError as error:
+        except (ImportError, FileError) as error:
             self.warning(f"no figures: {error}; 'cfl-flare show' draws them from the results")
 
     def save_state(self) -> None:
@@ -220,7 +220,8 @@ class ClusteredController(PerSiteController):
         self.event(AppEventType.BEFORE_LEARNABLE_PERSIST)
         learnable = make_model_learnable(weights={}, meta_props={"state": self.aggregator.running.state})
         self.persistor.save(learnable, self.fl_ctx)
-        self.aggregator.running.forget(self.persistor.store.versions()[0])
+        if kept := self.persistor.store.versions():
+            self.aggregator.running.forget(kept[0])
         self.event(AppEventType.AFTER_LEARNABLE_PERSIST)
 
 

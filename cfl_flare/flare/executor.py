@@ -147,7 +147,9 @@ class ClusteredExecutor(Executor):
         for result in results:
             if result.error:
                 self._log_failure(f"round {number}: {result.participant}", result.error, result.traceback, fl_ctx)
-        self._remember(number + 1, site)
+        why = self._remember(number + 1, site)
+        if why is not None:
+            self._log_failure(f"round {number}: writing what participants remember", "disk", why, fl_ctx)
         did = "measured the final models of" if last else "worked for"
         seconds = time.monotonic() - started
         self.log_info(fl_ctx, f"round {number}: {did} {len(results)} participants in {seconds:.2f} s")
@@ -218,13 +220,16 @@ class ClusteredExecutor(Executor):
         else:
             self.log_info(fl_ctx, f"{participant}'s model: {folder}")
 
-    def _remember(self, number: int, site: Site) -> None:
-        """Writes the participants' memories, if the method has any."""
+    def _remember(self, number: int, site: Site) -> str | None:
+        """Writes the participants' memories, if the method has any.
+
+        Returns:
+            Why they cannot be written; the run goes on with those in memory.
+        """
         assert self._store is not None
-        models = {f"{name}#{what}": p for name, own in site.memory.items() for what, p in own.items()}
-        if models:
-            self._store.save(number, models, {"method": site.method.label})
         self._memory_round = number
+        models = {f"{name}#{what}": p for name, own in site.memory.items() for what, p in own.items()}
+        return self._store.try_to_save(number, models, {"method": site.method.label}) if models else None
 
 
 def check_memory_of(kept: str, asked: str, run_name: str) -> None:

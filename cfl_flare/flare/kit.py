@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.files import atomic_write
-from cfl_flare.flare.allowed import narrowed
+from cfl_flare.core.errors import ConfigError, FileError
+from cfl_flare.core.files import atomic_write, make_folder, parse_json, read_json, read_text
+from cfl_flare.flare.allowed import PREFIX, narrowed
 from cfl_flare.flare.compat import allow_list_key
 
 RESOURCES = "resources.json"
@@ -35,6 +37,7 @@ class Preparation:
         after: its new text; None if there is nothing to change.
         diff: lines of a unified diff, apart from the layout of the JSON.
         streams_logs: whether the kit lets jobs send its logs to the server.
+        ours: whether ``before`` is as an earlier preparation wrote it.
     """
 
     resources: Path
@@ -42,18 +45,38 @@ class Preparation:
     after: str | None
     diff: list[str]
     streams_logs: bool
+    ours: bool = False
 
     def write(self) -> Path | None:
-        """Makes the change; returns the backup of the original file, if one was made."""
+        """Makes the change; returns the backup of the operator's own file, if one was made.
+
+        A file that `preparation` wrote is never taken for the operator's own, and no backup is ever replaced: a second
+        one gets a number.
+
+        Raises:
+            FileError: one of the files cannot be written; the old one is left.
+        """
         if self.after is None:
             return None
-        backup = self.resources.with_name(BACKUP)
-        made = self.before is not None and not backup.exists()
-        self.resources.parent.mkdir(exist_ok=True)
-        if made:
-            atomic_write(backup, self.before or "")
+        make_folder(self.resources.parent)
+        backup = None if self.before is None or self.ours else self._back_up()
         atomic_write(self.resources, self.after)
-        return backup if made else None
+        return backup
+
+    def _back_up(self) -> Path:
+        """Keeps the file itself, with its owner and its permissions, under the first free name."""
+        for number in count(1):
+            backup = self.resources.with_name(BACKUP if number == 1 else f"{BACKUP}-{number}")
+            try:
+                os.link(self.resources, backup)
+            except FileExistsError:
+                continue
+            except OSError:  # the file system has no hard links
+                if backup.exists():
+                    continue
+                atomic_write(backup, self.before or "")
+            return backup
+        raise AssertionError("count() has no end")
 
 
 def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> Preparation:
@@ -69,13 +92,14 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
     """
     local = _local(kit)
     source = _first_file(local, RESOURCES)
-    text = source.read_text() if source else "{}"
     try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"site: {source} is not JSON ({error}); fix it, or restore the kit's own file") from error
+        text = read_text(source) if source else "{}"
+        content = parse_json(text, str(source))
+    except FileError as error:
+        raise ConfigError(f"site: {error}, or restore the kit's own") from error
     listed = content.get(allow_list_key(), []) if isinstance(content, dict) else None
-    require(isinstance(listed, list), f"site: {source}: {allow_list_key()} should be a list of class paths")
+    if not isinstance(listed, list):
+        raise ConfigError(f"site: {source}: {allow_list_key()} should be a list of class paths")
     changed = with_allowed(content, classes)
     if keep_logs:
         changed[STREAMS_LOGS] = False
@@ -84,10 +108,16 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
     return Preparation(
         local / RESOURCES,
         text if source == local / RESOURCES else None,
-        json.dumps(changed, indent=2) + "\n" if diff else None,
+        written(changed) if diff else None,
         diff,
         bool(changed.get(STREAMS_LOGS, True)),
+        any(str(one).startswith(PREFIX) for one in listed) and text == written(content),
     )
+
+
+def written(content: dict[str, Any]) -> str:
+    """The text of resources as `preparation` writes them."""
+    return json.dumps(content, indent=2) + "\n"
 
 
 def code_carriers(kit: Path) -> str:
@@ -100,15 +130,32 @@ def code_carriers(kit: Path) -> str:
     if policy is None:
         return "anyone"  # a simulator's workspace
     try:
-        permissions = json.loads(policy.read_text())["permissions"]
+        permissions = read_json(policy)["permissions"]
         code = {
             r: rights if isinstance(rights, str) else rights.get("byoc", "none") for r, rights in permissions.items()
         }
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (FileError, KeyError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"site: {policy} is not an authorization policy of FLARE's ({error}); restore the kit's own file"
         ) from error
     return ", ".join(role for role, right in code.items() if right != "none") or "nobody"
+
+
+def job_store(kit: Path) -> Path | None:
+    """The folder in which a server keeps jobs and their results; None if its resources do not say.
+
+    Raises:
+        ConfigError: the folder is not a kit.
+        FileError: its resources cannot be read.
+    """
+    source = _first_file(_local(kit), RESOURCES)
+    content = read_json(source) if source else {}
+    found = content.get("components") if isinstance(content, dict) else None
+    for component in found if isinstance(found, list) else ():
+        if isinstance(component, dict) and component.get("id") == "job_manager":
+            root = (component.get("args") or {}).get("uri_root")
+            return Path(root) if isinstance(root, str) else None
+    return None
 
 
 def with_allowed(content: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
@@ -124,9 +171,9 @@ def with_allowed(content: dict[str, Any], classes: Sequence[str]) -> dict[str, A
 
 def allow(resources: Path, classes: list[str]) -> None:
     """Adds class path prefixes to the component policy of a simulator's ``local/resources.json``, or creates it."""
-    content = json.loads(resources.read_text()) if resources.is_file() else {}
-    resources.parent.mkdir(parents=True, exist_ok=True)
-    resources.write_text(json.dumps(with_allowed(content, classes), indent=2))
+    content = read_json(resources) if resources.is_file() else {}
+    make_folder(resources.parent)
+    atomic_write(resources, written(with_allowed(content, classes)))
 
 
 def _first_file(local: Path, name: str) -> Path | None:

@@ -69,8 +69,10 @@ class ClusterModelPersistor(LearnablePersistor):
         return Archive(self.store.folder / ARCHIVE)
 
     def save_state(self, state: ServerState) -> None:
-        """Writes a checkpoint."""
-        self.store.save(state.round, state.bank, state_metadata(state), state.arrays)
+        """Writes a checkpoint. If it cannot be written, the run goes on, and the log says so in each round."""
+        why = self.store.try_to_save(state.round, state.bank, state_metadata(state), state.arrays)
+        if why is not None:
+            self.logger.error(f"no checkpoint after round {state.round}: {why}")
 
     def load(self, fl_ctx: FLContext) -> ModelLearnable:
         """FLARE's hook for loading; returns nothing, as the method creates the models."""

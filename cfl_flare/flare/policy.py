@@ -15,8 +15,8 @@ from typing import Any
 from nvflare.apis.fl_context import FLContext
 
 from cfl_flare.core.config import from_dict, require
-from cfl_flare.core.errors import ConfigError, FloorError
-from cfl_flare.core.files import atomic_write
+from cfl_flare.core.errors import ConfigError, FileError, FloorError
+from cfl_flare.core.files import atomic_write, read_json
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.files import expanded, reading_within
 from cfl_flare.flare.compat import simulated
@@ -66,8 +66,8 @@ class Policy:
         if not file.exists():
             return cls()
         try:
-            content = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
+            content = read_json(file)
+        except FileError as error:
             raise ConfigError(f"{file}: not readable as JSON ({error}); correct it, or remove it") from error
         require(isinstance(content, dict), f"{file}: should hold a JSON object with settings")
         return from_dict(cls, content, str(file))

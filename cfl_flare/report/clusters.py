@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cfl_flare.report.colours import COLOURS, palette
+from cfl_flare.report.files import save
 from cfl_flare.report.labels import in_figure
 
 if TYPE_CHECKING:
@@ -36,8 +37,7 @@ def cluster_sizes(runs: Sequence[Run], path: Path) -> Path:
     if clusters <= 2 * MOST:
         largest = next(axes for axes, run in zip(panels, runs) if len(run.rounds[-1]["cluster_sizes"]) == clusters)
         figure.legend(*largest.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8)
-    figure.savefig(path, dpi=120)
-    return path
+    return save(figure, path)
 
 
 def _stack(axes: Any, run: Run, colours: Sequence[str]) -> None:
@@ -82,8 +82,7 @@ def analysis(run: Run, path: Path) -> Path:
         axes.grid(alpha=0.3)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.suptitle(in_figure(run.name), fontsize=11)
-    figure.savefig(path, dpi=120)
-    return path
+    return save(figure, path)
 
 
 def _lines(axes: Any, run: Run, names: dict[str, str]) -> None:
@@ -145,5 +144,4 @@ def tuning(run: Run, path: Path) -> Path:
         axes.grid(alpha=0.3)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.suptitle(in_figure(run.name), fontsize=11)
-    figure.savefig(path, dpi=120)
-    return path
+    return save(figure, path)

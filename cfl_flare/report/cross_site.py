@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from cfl_flare.report.files import save
 from cfl_flare.report.labels import in_figure
 
 if TYPE_CHECKING:
@@ -56,5 +57,4 @@ def cross_site(run: Run, table: Path, path: Path) -> Path | None:
     axes.set_yticks(range(len(people)), [in_figure(p) for p in people], fontsize=7)
     axes.set_title(f"{in_figure(run.name)}: {in_figure(metric)} on each participant's test split", fontsize=10)
     figure.colorbar(image, ax=axes, label=in_figure(metric))
-    figure.savefig(path, dpi=120)
-    return path
+    return save(figure, path)

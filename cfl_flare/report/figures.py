@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from cfl_flare.report.clusters import analysis, cluster_sizes, tuning
 from cfl_flare.report.colours import palette
 from cfl_flare.report.cross_site import cross_site
+from cfl_flare.report.files import save
 from cfl_flare.report.flows import flows
 from cfl_flare.report.labels import in_figure
 
@@ -74,5 +75,4 @@ def compare(runs: Sequence[Run], path: Path) -> Path:
     axes.set_title("mean of the participants (dotted: the worst one)", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
-    figure.savefig(path, dpi=120)
-    return path
+    return save(figure, path)

@@ -12,6 +12,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from cfl_flare.report.colours import palette
+from cfl_flare.report.files import save
 from cfl_flare.report.labels import in_figure
 
 if TYPE_CHECKING:
@@ -76,8 +77,7 @@ def flows(run: Run, path: Path) -> Path:
     axes.autoscale_view(scalex=False)
     by = "true group" if truth else "last cluster"
     axes.set_title(f"{in_figure(run.name)}: one line per participant, coloured by {by}", fontsize=10)
-    figure.savefig(path, dpi=120)
-    return path
+    return save(figure, path)
 
 
 def _heights(

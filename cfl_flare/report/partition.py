@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 
 from cfl_flare.report.colours import palette
+from cfl_flare.report.files import save
 from cfl_flare.report.labels import in_figure, in_table
 
 if TYPE_CHECKING:
@@ -56,8 +57,7 @@ def draw_partition(report: PartitionReport, path: Path) -> Path:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.2)
-    figure.savefig(path, dpi=120)
-    return path
+    return save(figure, path)
 
 
 def partition_table(report: PartitionReport) -> Table:

@@ -61,12 +61,15 @@ class Checkpoint:
         """Rounds whose records are complete: those before the one in ``progress``."""
         return self.state.round if self.progress.record is None else int(self.progress.record["round"])
 
-    def save(self, store: Store, run: Mapping[str, Any]) -> None:
+    def save(self, store: Store, run: Mapping[str, Any]) -> str | None:
         """Writes it.
 
         Args:
             store: where to.
             run: the run's settings, as JSON values; a run with other settings cannot resume from here.
+
+        Returns:
+            Why it cannot be written; None if it was. See `Store.try_to_save`.
         """
         memory = {f"{name}#{what}": params for name, own in self.memory.items() for what, params in own.items()}
         # dataclasses.asdict would count a Counter's items instead of copying it.
@@ -78,7 +81,7 @@ class Checkpoint:
             "last": None if self.last is None else dataclasses.asdict(self.last),
             "run": unmarked(run),
         }
-        store.save(self.state.round, {**self.state.bank, **memory}, metadata, self.state.arrays)
+        return store.try_to_save(self.state.round, {**self.state.bank, **memory}, metadata, self.state.arrays)
 
     @classmethod
     def latest(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import platform
 import shutil
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.core.config import require, unmarked
-from cfl_flare.core.files import atomic_write
+from cfl_flare.core.errors import FileError
+from cfl_flare.core.files import append, atomic_write, make_folder, writing
 from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.methods import Method, Participant, ServerState, describe_method
 from cfl_flare.results.metrics import RoundMetrics
@@ -38,7 +40,7 @@ from cfl_flare.training.ensemble import Served
 
 
 class Recorder:
-    """Writes a run's results.
+    """Writes a run's results. What cannot be written ends the run: each method raises a FileError.
 
     Args:
         folder: where to; created if it does not exist.
@@ -63,7 +65,7 @@ class Recorder:
         last: RoundMetrics | None = None,
     ):
         self.folder, self._run, self._model, self.last = folder, unmarked(run), unmarked(model), last
-        (folder / MODELS).mkdir(parents=True, exist_ok=True)
+        make_folder(folder / MODELS)
         old = [folder / SUMMARY, folder / NEWCOMERS, folder / CROSS_SITE]
         old += [*(folder / MODELS).glob("*.safetensors"), *(folder / STATE).glob("round-*")]
         if not recorded:  # later rounds overwrite theirs
@@ -84,8 +86,7 @@ class Recorder:
             for n in participants
         ]
         for name, new in ((ROUNDS, [measured.record]), (ASSIGNMENTS, lines)):
-            with (self.folder / name).open("a") as f:
-                f.writelines(json.dumps(line) + "\n" for line in new)
+            append(self.folder / name, "".join(json.dumps(line) + "\n" for line in new))
         for key in self._totals:
             self._totals[key] += measured.record[key]
         if measured.participants:
@@ -93,7 +94,7 @@ class Recorder:
 
     def features(self, number: int, products: np.ndarray, clusters: Mapping[str, int]) -> None:
         """Writes the inner products of a round's features: the participants' in this order, then the centres'."""
-        (self.folder / FEATURES).mkdir(exist_ok=True)
+        make_folder(self.folder / FEATURES)
         meta = {"round": number, "participants": list(clusters), "clusters": list(clusters.values())}
         save_arrays(self.folder / FEATURES / f"round-{number:04d}.safetensors", {"gram": products}, meta)
 
@@ -101,11 +102,16 @@ class Recorder:
         """Replaces the models of the best round so far by those after this number of rounds."""
         new = self.folder / (BEST + ".tmp")
         shutil.rmtree(new, ignore_errors=True)
-        for slot, served in models.items():
-            save_served(new / MODELS, slot, served, self._model, rounds)
+        try:
+            for slot, served in models.items():
+                save_served(new / MODELS, slot, served, self._model, rounds)
+        except FileError:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
         shutil.rmtree(self.folder / BEST, ignore_errors=True)
         if models:
-            new.rename(self.folder / BEST)
+            with writing(self.folder / BEST):
+                new.rename(self.folder / BEST)
 
     def cross_site(
         self,
@@ -115,14 +121,15 @@ class Recorder:
     ) -> None:
         """Writes each model's metrics on each participant's test split, one line per participant and model."""
         metrics = sorted({key for own in found.values() for one in own.values() for key in one})
-        with (self.folder / CROSS_SITE).open("w", newline="") as f:
-            writer = csv.writer(f)
-            writer.writerow(["participant", "site", "group", "cluster", "model", *metrics])
-            for name, own in found.items():
-                who = participants[name]
-                for model, measured in own.items():
-                    row = [name, who.site, who.group, state.assignment.get(name), model]
-                    writer.writerow([*row, *(measured.get(key) for key in metrics)])
+        lines = io.StringIO(newline="")
+        writer = csv.writer(lines)
+        writer.writerow(["participant", "site", "group", "cluster", "model", *metrics])
+        for name, own in found.items():
+            who = participants[name]
+            for model, measured in own.items():
+                row = [name, who.site, who.group, state.assignment.get(name), model]
+                writer.writerow([*row, *(measured.get(key) for key in metrics)])
+        atomic_write(self.folder / CROSS_SITE, lines.getvalue())
 
     def close(
         self,

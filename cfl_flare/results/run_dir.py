@@ -21,11 +21,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cfl_flare.core.config import build, unmarked
-from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.files import atomic_write
+from cfl_flare.core.errors import ConfigError, FileError, PayloadError
+from cfl_flare.core.files import atomic_write, below, json_lines, make_folder, read_json
 from cfl_flare.core.params import Layout
 from cfl_flare.core.safetensors_io import load_arrays, save_arrays
+from cfl_flare.core.text import plain
 from cfl_flare.methods import GLOBAL
+from cfl_flare.results import schema
+from cfl_flare.results.model_file import check_weights, is_ours, layout_of, model_of, parts_of
 from cfl_flare.training.ensemble import Ensemble, Served
 
 if TYPE_CHECKING:
@@ -95,11 +98,12 @@ def read_features(path: Path) -> Features:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a JSON Lines file that may still be growing; none if it does not exist yet."""
-    if not path.exists():
-        return []
-    text = path.read_text()
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    """The complete lines of a JSON Lines file that may still be growing; none if it does not exist yet.
+
+    Raises:
+        FileError: it is too large, or a line is not a JSON object.
+    """
+    return list(json_lines(path)) if path.exists() else []
 
 
 def cut_lines(path: Path, recorded: int) -> list[dict[str, Any]]:
@@ -121,12 +125,19 @@ def load_run(folder: str | Path) -> Run:
     folder = Path(folder)
     if not (folder / SUMMARY).is_file():
         raise ConfigError(f"{folder} holds no finished run: there is no {SUMMARY}")
+    places = {name: folder / name for name in (SUMMARY, NEWCOMERS, ROUNDS, ASSIGNMENTS)}
     try:
-        summary = json.loads((folder / SUMMARY).read_text())
-        newcomers = json.loads((folder / NEWCOMERS).read_text()) if (folder / NEWCOMERS).is_file() else None
-        return Run(folder, summary, read_lines(folder / ROUNDS), read_lines(folder / ASSIGNMENTS), newcomers)
-    except ValueError as error:
+        summary = schema.checked(read_json(places[SUMMARY]), str(places[SUMMARY]), schema.SUMMARY)
+        newcomers = None
+        if places[NEWCOMERS].is_file():
+            newcomers = schema.checked(read_json(places[NEWCOMERS]), str(places[NEWCOMERS]), {}, schema.NEWCOMERS)
+        rounds, assignments = (
+            [schema.checked(line, str(places[name]), *fields) for line in read_lines(places[name])]
+            for name, fields in ((ROUNDS, (schema.ROUND, schema.MEASURED)), (ASSIGNMENTS, (schema.ASSIGNMENT,)))
+        )
+    except FileError as error:
         raise ConfigError(f"{folder} holds a damaged run: {error}; copy its files again from where it ran") from error
+    return Run(folder, summary, rounds, assignments, newcomers)
 
 
 def find_runs(folder: str | Path) -> list[Run]:
@@ -134,8 +145,9 @@ def find_runs(folder: str | Path) -> list[Run]:
 
     Raises:
         ConfigError: there are none.
+        FileError: there are too many files to look at.
     """
-    found = sorted(path.parent for path in Path(folder).rglob(SUMMARY))
+    found = sorted(path.parent for path in below(Path(folder)) if path.name == SUMMARY)
     if not found:
         raise ConfigError(f"{folder} holds no finished run: no {SUMMARY} in it or below it")
     return [load_run(path) for path in found]
@@ -168,7 +180,7 @@ def save_served(folder: Path, name: str, served: Served, model: Mapping[str, Any
     if len(served.models) > 1:  # named as in the `state_dict` of an `Ensemble`
         meta["ensemble"] = {"parts": len(served.models), "vote": served.vote}
         arrays = {f"parts.{i}.{key}": a for i, part in enumerate(served.models) for key, a in part.arrays().items()}
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     save_arrays(folder / f"{name}.safetensors", arrays, meta)
 
 
@@ -199,7 +211,7 @@ def read_model(path: Path, model: torch.nn.Module | None = None) -> torch.nn.Mod
         model: a module of its class to load the weights into; needed if it is not one of cfl_flare's own.
 
     Raises:
-        PayloadError: the file is damaged.
+        PayloadError: the file is damaged, or holds the weights of another model than it names.
         ConfigError: the model's class is not cfl_flare's and no module was given.
     """
     from torch import nn
@@ -207,13 +219,19 @@ def read_model(path: Path, model: torch.nn.Module | None = None) -> torch.nn.Mod
     from cfl_flare.training.resident import ResidentModel
 
     arrays, meta = load_arrays(path)
-    spec, ensemble = meta["model"], meta.get("ensemble")
+    spec, ensemble = model_of(meta, path), meta.get("ensemble")
+    parts, vote = (1, "") if ensemble is None else parts_of(ensemble, len(arrays), path)
+    if model is None and not is_ours(spec):
+        raise ConfigError(f"{path} holds a {plain(spec['class_path'], 100)}; build one and pass it as model=")
+    check_weights(layout_of(spec) if model is None else Layout.of(model), arrays, parts, path)
     if model is None:
-        if not spec["class_path"].startswith("cfl_flare."):
-            raise ConfigError(f"{path} holds a {spec['class_path']}; build one and pass it as model=")
         model = build(spec, nn.Module, "model")
-    if ensemble:
-        model = Ensemble([copy.deepcopy(model) for _ in range(ensemble["parts"])], ensemble["vote"])
+    if ensemble is not None:
+        model = Ensemble([copy.deepcopy(model) for _ in range(parts)], vote)
+    try:
+        packed = Layout.of(model).pack(arrays)
+    except PayloadError as error:
+        raise PayloadError(error.code, f"{path}: {error}; name the file of a sound model") from error
     resident = ResidentModel(model)
-    resident.load(Layout.of(model).pack(arrays))
+    resident.load(packed)
     return resident.module.eval()

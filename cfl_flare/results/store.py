@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What outlives a job: the server's checkpoints and the participants' memories.
 
-FLARE deletes a run's directory once it is archived, and the simulator wipes its workspace at each start. Both are
-therefore kept in a folder of their own, ``<root>/<run name>/<site>/``. Each version is a safetensors file and a JSON
-file with its checksum, which is written last; a version without both does not count.
+FLARE's server moves a job's directory to its job store when the job ends, and the simulator wipes its workspace at each
+start. Both are therefore kept in a folder of their own, ``<root>/<run name>/<site>/``. Each version is a safetensors
+file and a JSON file with its checksum, which is written last; a version without both does not count.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.core.errors import CFLError, PayloadError
-from cfl_flare.core.files import atomic_write
+from cfl_flare.core.errors import CFLError, FileError, PayloadError
+from cfl_flare.core.files import atomic_write, make_folder, open_regular, read_json, writing
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.methods import ServerState
@@ -54,8 +54,9 @@ class Store:
         Raises:
             StoreError: another run of the same name holds the lock.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.folder / "lock").open("w")
+        make_folder(self.folder)
+        with writing(self.folder / "lock"):
+            self._lock = (self.folder / "lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -68,10 +69,11 @@ class Store:
         if not list(self.folder.glob("round-*")):
             return
         previous = self.folder / "previous"
-        shutil.rmtree(previous, ignore_errors=True)
-        previous.mkdir()
-        for path in (*self.folder.glob("round-*"), *self.folder.glob(ARCHIVE)):
-            path.rename(previous / path.name)
+        with writing(previous):
+            shutil.rmtree(previous, ignore_errors=True)
+            previous.mkdir()
+            for path in (*self.folder.glob("round-*"), *self.folder.glob(ARCHIVE)):
+                path.rename(previous / path.name)
 
     def save(
         self,
@@ -87,24 +89,51 @@ class Store:
             models: by name, which must not contain ``|``.
             metadata: JSON values.
             others: arrays that are not models, by name.
+
+        Raises:
+            FileError: it cannot be written; the versions before it are left.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         arrays = {f"{name}|{key}": a for name, p in models.items() for key, a in p.arrays().items()}
         arrays |= {f"{NOT_MODELS}|{key}": array for key, array in (others or {}).items()}
         path = self._path(number)
-        save_arrays(path, arrays, {})
-        content = {"version": VERSION, "round": number, "sha256": _digest(path), "facts": dict(metadata)}
-        atomic_write(path.with_suffix(".json"), json.dumps(content))
+        try:
+            save_arrays(path, arrays, {})
+            content = {"version": VERSION, "round": number, "sha256": _digest(path), "facts": dict(metadata)}
+            atomic_write(path.with_suffix(".json"), json.dumps(content))
+        except FileError:  # half a version would take the room that the next one needs
+            path.unlink(missing_ok=True)
+            raise
         for old in self.versions()[:-2]:
             self._path(old).with_suffix(".json").unlink(missing_ok=True)
             self._path(old).unlink(missing_ok=True)
+
+    def try_to_save(
+        self,
+        number: int,
+        models: Mapping[str, Params],
+        metadata: Mapping[str, Any],
+        others: Mapping[str, np.ndarray] | None = None,
+    ) -> str | None:
+        """As `save`, but a run goes on without it: it could resume from the version before, and tries again next time.
+
+        Returns:
+            Why it cannot be written, in one line; None if it was.
+        """
+        try:
+            self.save(number, models, metadata, others)
+        except FileError as error:
+            kept = self.versions()
+            return f"{error}; meanwhile, a run would resume after " + (f"round {kept[-1]}" if kept else "no round")
+        return None
 
     def _path(self, number: int) -> Path:
         return self.folder / f"round-{number:06d}.safetensors"
 
     def versions(self) -> list[int]:
         """Rounds of the complete versions, oldest first."""
-        return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-[0-9]*.json"))
+        numbers = (path.stem.removeprefix("round-") for path in self.folder.glob("round-[0-9]*.json"))
+        return sorted(int(number) for number in numbers if number.isdecimal())
 
     def load(self, number: int, layout: Layout) -> tuple[dict[str, Params], dict[str, Any]]:
         """Reads a version: its models, and its metadata, with other arrays as ``arrays`` if there are any.
@@ -114,7 +143,7 @@ class Store:
         """
         path = self._path(number)
         try:
-            content = json.loads(path.with_suffix(".json").read_text())
+            content = read_json(path.with_suffix(".json"))
             intact, metadata = content["sha256"] == _digest(path), content["facts"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PayloadError("damaged_file", f"{path} cannot be read: {error}") from error
@@ -122,6 +151,8 @@ class Store:
             raise PayloadError("damaged_file", f"{path} does not match its checksum")
         if content.get("version") != VERSION:
             raise PayloadError("version", f"{path} has format {content.get('version')!r}, this is {VERSION}")
+        if not isinstance(metadata, dict):
+            raise PayloadError("damaged_file", f"{path.with_suffix('.json')}: facts are a {type(metadata).__name__}")
         arrays, _ = load_arrays(path)
         models: dict[str, dict[str, Any]] = {}
         for key, array in arrays.items():
@@ -150,7 +181,7 @@ class Store:
 
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as f:
+    with open_regular(path) as f:
         while block := f.read(2**20):
             digest.update(block)
     return digest.hexdigest()

@@ -3,6 +3,7 @@
 """What an operator checks before a job, and predicts with after it."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from cfl_flare.models import MLP
 from cfl_flare.results.run_dir import save_served
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.resident import ResidentModel
+from tests.full_disk import can_mount, on_small_disk
 from tests.tiny import coin
 
 
@@ -102,6 +104,45 @@ def test_a_kit_and_a_full_disk(tmp_path, monkeypatch):
     assert check.disk(tmp_path, 10**18).fatal
     (tmp_path / "file").write_text("")
     assert "is not writable" in check.disk(tmp_path / "file" / "state", 1).found
+
+
+def server_kit(folder: Path, store: str) -> Path:
+    for name in ("startup", "local"):
+        (folder / name).mkdir(parents=True)
+    (folder / "startup" / "fed_server.json").write_text("{}")
+    manager = {"id": "job_manager", "path": "a.B", "args": {"uri_root": store}}
+    content = {"format_version": 2, "class_allow_list": [], "components": [{"id": "other"}, manager]}
+    (folder / "local" / "resources.json.default").write_text(json.dumps(content))
+    assert main(["site", "prepare", str(folder)]) == 0
+    return folder
+
+
+def test_a_server_s_disks(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
+    kit = server_kit(tmp_path / "kit", "/tmp/nvflare/jobs-storage")
+    status, said = checked(capsys, "--kit", str(kit))
+    assert status == 0
+    places = {"checkpoints": tmp_path / "state", "running jobs": kit, "finished jobs": "/tmp/nvflare/jobs-storage"}
+    for what, place in places.items():
+        line = next(line for line in said.splitlines() if f"disk: {what}" in line)
+        assert "ok" in line and f"free at {place}" in line
+    assert "is below the temporary folder" in said and "set uri_root of job_manager" in said
+    shape = "input_shape=[3,100000,100000],num_classes=9,hidden=[10]"  # 1.2 TB, which nobody allocates
+    status, said = checked(capsys, "--kit", str(kit), "--model", f"mlp:{shape}")
+    assert status == 1 and "3 of" in said and "free 72.0 TB, or set CFL_STATE_ROOT on another disk" in said
+
+
+@pytest.mark.skipif(not can_mount(), reason="this user may not mount a file system")
+def test_a_server_s_disk_that_is_really_full(tmp_path):
+    (tmp_path / "state").mkdir()
+    kit = server_kit(tmp_path / "kit", str(tmp_path / "store"))
+    code = (
+        "import os, sys\nfrom cfl_flare.cli import main\nos.environ['CFL_STATE_ROOT'] = sys.argv[1]\n"
+        f"sys.exit(main(['site', 'check', '--kit', {str(kit)!r}]))"
+    )
+    done = on_small_disk(tmp_path / "state", code, 1024)
+    assert done.returncode == 1 and "fails disk: checkpoints" in done.stdout, done.stderr
+    assert "1 of" in done.stderr and "would make a job fail" in done.stderr
 
 
 def data_of(x: np.ndarray, y: list[int], test: list[int]) -> ParticipantData:

@@ -16,7 +16,7 @@ from cfl_flare.data import SiteData, sources
 
 @pytest.fixture(autouse=True)
 def nothing_said(tmp_path, monkeypatch):
-    for name in ("CFL_DATA", "CFL_DATA_ROOT"):
+    for name in ("CFL_DATA", "CFL_DATA_ROOT", "CFL_LABEL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sources, "MOUNTS", tmp_path / "data")
 
@@ -49,6 +49,40 @@ def test_the_first_place_that_is_given_counts(tmp_path, monkeypatch):
 def test_a_folder_with_one_npz_file_stands_for_it(tmp_path, monkeypatch):
     mount(monkeypatch, npz(tmp_path / "data" / "blood" / "ours" / "cells.npz", 5).parent)
     assert first(SiteData(study="blood")) == 5
+
+
+def table(path: Path, label: str = "diagnosis") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [f"{age},{'ill' if age % 2 else 'well'},{age / 2}" for age in range(20)]
+    path.write_text("\n".join([f"age,{label},dose", *rows]) + "\n")
+    return path
+
+
+def test_a_table_whose_label_the_site_names(tmp_path, monkeypatch):
+    path = table(tmp_path / "ward.csv")
+    monkeypatch.setenv("CFL_DATA", str(path))
+    with pytest.raises(
+        DataError, match=r"no column 'label'; it has age, diagnosis, dose; set label, or CFL_LABEL beside"
+    ):
+        SiteData().load()
+    monkeypatch.setenv("CFL_LABEL", "diagnosis")
+    train, test = SiteData().load()
+    assert train.x.shape[1:] == (2,) and len(train) + len(test) == 20 and set(train.y) == {0, 1}
+    monkeypatch.setenv("CFL_DATA", str(table(tmp_path / "mounted" / "ward.csv").parent))
+    assert len(SiteData().load()[0]) == len(train)
+    monkeypatch.delenv("CFL_LABEL")
+    monkeypatch.setenv("CFL_DATA", str(table(tmp_path / "usual.CSV", "label")))
+    assert len(SiteData().load()[0]) == len(train)
+
+
+def test_a_folder_of_images_beside_a_table_is_a_folder_of_images(tmp_path, monkeypatch):
+    for i in range(4):
+        for name in "ab":
+            (tmp_path / "set" / name).mkdir(parents=True, exist_ok=True)
+            Image.new("L", (3, 3), i).save(tmp_path / "set" / name / f"{i}.png")
+    table(tmp_path / "set" / "facts.csv")
+    monkeypatch.setenv("CFL_DATA", str(tmp_path / "set"))
+    assert SiteData(size=3).load()[0].x.shape[1:] == (1, 3, 3)
 
 
 def test_what_is_named_must_be_there(tmp_path, monkeypatch):

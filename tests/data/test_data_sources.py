@@ -318,3 +318,16 @@ def test_real_npz(name, shape, classes):
         pytest.skip(f"{name} is not in CFL_DATA_ROOT")
     train, test = checked(Npz(name).load(), "data")
     assert train.x.shape[1:] == shape and len(np.unique(train.y)) == len(np.unique(test.y)) == classes
+
+
+def test_a_table_of_a_hundred_thousand_columns_is_read(tmp_path):
+    path = tmp_path / "wide.csv"
+    names = [f"c{i}" for i in range(100_000)]
+    path.write_text("\n".join([",".join(["label", *names]), *(",".join([str(i % 2)] * 100_001) for i in range(8))]))
+    assert Table(str(path)).load()[0].x.shape[1:] == (100_000,)
+
+
+@pytest.mark.parametrize("value", [1e38, -1e17])
+def test_samples_beyond_float32_s_squares_are_refused(value):
+    with pytest.raises(DataError, match=r"sample 1 reaches 1e\+\d\d; scale the samples"):
+        Samples(np.array([[0.0], [value]], np.float32), np.array([0, 1])).check("own")

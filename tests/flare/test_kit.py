@@ -207,3 +207,34 @@ def test_whose_jobs_may_carry_code(tmp_path):
     (folder / "local" / "authorization.json").write_text("[]")
     with pytest.raises(ConfigError, match="is not an authorization policy of FLARE's"):
         code_carriers(folder)
+
+
+def test_a_prepared_file_is_never_taken_for_the_operator_s(tmp_path):
+    folder = kit(tmp_path / "site", class_allow_list=["a.B"])
+    assert preparation(folder, OURS).write() is None  # there was only the kit's default
+    assert preparation(folder, ["more."]).write() is None
+    assert preparation(folder, OURS, keep_logs=True).write() is None
+    assert not list((folder / "local").glob("*before-cfl*"))
+
+
+def test_each_file_of_the_operator_s_is_kept_with_its_permissions(tmp_path):
+    folder = kit(tmp_path / "site")
+    resources = folder / "local" / "resources.json"
+    texts = [json.dumps({"class_allow_list": ["a.B"], "secret": i}, indent=i) for i in (1, 2, 3)]
+    for i, text in enumerate(texts):
+        resources.unlink(missing_ok=True)
+        resources.write_text(text)
+        resources.chmod(0o600)
+        name = "resources.json.before-cfl" + (f"-{i + 1}" if i else "")
+        assert preparation(folder, OURS).write() == resources.with_name(name)
+        assert preparation(folder, ["more."]).write() is None
+    kept = sorted(resources.parent.glob("*before-cfl*"))
+    assert [path.read_text() for path in kept] == texts
+    assert {path.stat().st_mode & 0o777 for path in (*kept, resources)} == {0o600}
+
+
+def test_resources_that_are_no_file_of_json_are_refused(tmp_path, capsys):
+    folder = kit(tmp_path / "site")
+    (folder / "local" / "resources.json").write_text("[" * 100_000)
+    assert main(["site", "prepare", str(folder)]) == 2
+    assert "nested too deeply" in capsys.readouterr().err

@@ -1,0 +1,87 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a model's file says of the model, checked before anything is imported or built because of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cfl_flare.core.config import build
+from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.params import Layout
+from cfl_flare.core.text import shown
+from cfl_flare.models import MODELS as NETWORKS
+
+NETWORK_PATHS = {f"{cls.__module__}.{cls.__qualname__}" for cls in NETWORKS.values()}
+# The text of a model's arguments is at most this long, so that they cannot list millions of layers.
+MOST_ARGS = 20_000
+
+
+def model_of(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The ``{"class_path", "args"}`` that a model's file names; nothing is imported.
+
+    Raises:
+        PayloadError: it names none, or its arguments are too long.
+    """
+    spec: Any = meta.get("model")
+    fits = isinstance(spec, dict) and isinstance(spec.get("class_path"), str)
+    if not fits or not isinstance(spec.get("args") or {}, dict):
+        raise PayloadError("damaged_file", f"{path} does not say which model it holds; name one that cfl_flare wrote")
+    if len(json.dumps(spec)) > MOST_ARGS:
+        raise PayloadError("damaged_file", f"{path}: the arguments of its model are longer than {MOST_ARGS} characters")
+    return {"class_path": spec["class_path"], "args": dict(spec.get("args") or {})}
+
+
+def parts_of(ensemble: Any, arrays: int, path: Path) -> tuple[int, str]:
+    """The number of models that a file says it holds, and how they vote.
+
+    Raises:
+        PayloadError: it cannot hold so many.
+    """
+    parts, vote = (ensemble.get("parts"), ensemble.get("vote")) if isinstance(ensemble, dict) else (None, None)
+    if type(parts) is not int or not 1 <= parts <= arrays or not isinstance(vote, str):
+        raise PayloadError("damaged_file", f"{path}: ensemble = {shown(ensemble)} does not fit its {arrays} arrays")
+    return parts, vote
+
+
+def is_ours(spec: Mapping[str, Any]) -> bool:
+    """Whether a file names one of cfl_flare's networks; for no other is a module imported because a file names it."""
+    return spec["class_path"] in NETWORK_PATHS
+
+
+def check_weights(layout: Layout, arrays: Mapping[str, np.ndarray], parts: int, path: Path) -> None:
+    """Compares the model that a file names with the weights in it, before any memory is allocated for the model.
+
+    Raises:
+        PayloadError: it would be another size, or its weights are whole numbers.
+    """
+    counters = {entry.name for entry in layout.entries if entry.kind == "counter"}
+    for name, array in arrays.items():
+        if array.dtype.kind != "f" and re.sub(r"^parts\.\d+\.", "", name) not in counters:
+            raise PayloadError("dtype", f"{path}: {shown(name)} holds {array.dtype}, which are no weights; save floats")
+    wanted = parts * sum(math.prod(entry.shape) for entry in layout.entries)
+    held = sum(array.size for array in arrays.values())
+    if wanted != held:
+        raise PayloadError(
+            "shape",
+            f"{path}: the model that it names would have {wanted:,} weights, the file has {held:,}; name a whole file",
+        )
+
+
+def layout_of(spec: Mapping[str, Any]) -> Layout:
+    """The layout of one of cfl_flare's own networks, without memory for its weights.
+
+    Raises:
+        ConfigError: its arguments do not fit.
+    """
+    import torch
+
+    with torch.device("meta"):
+        return Layout.of(build(spec, torch.nn.Module, "model"))

@@ -1,0 +1,109 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the files of a run must hold before anything else reads them: they may be another program's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cfl_flare.core.errors import FileError
+from cfl_flare.core.text import shown
+
+Fits = Callable[[Any], bool]
+
+LARGEST = 2**53
+LONGEST = 1000
+
+
+def whole(value: Any) -> bool:
+    """A whole number from 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def number(value: Any) -> bool:
+    """A number."""
+    return isinstance(value, float) or (
+        isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
+    )
+
+
+def text(value: Any) -> bool:
+    """Text of a name's length."""
+    return isinstance(value, str) and len(value) <= LONGEST
+
+
+def settings(value: Any) -> bool:
+    """A JSON object."""
+    return isinstance(value, dict)
+
+
+def maybe(fits: Fits) -> Fits:
+    """That, or null."""
+    return lambda value: value is None or fits(value)
+
+
+def each(fits: Fits) -> Fits:
+    """A list of such values."""
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def named(fits: Fits) -> Fits:
+    """An object with such values."""
+    return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def record(**fields: Fits) -> Fits:
+    """An object that has these fields, perhaps among others."""
+    return lambda value: isinstance(value, dict) and all(k in value and fits(value[k]) for k, fits in fields.items())
+
+
+SUMMARY: dict[str, Fits] = {
+    "method": settings,
+    "label": text,
+    "clusters": whole,
+    "rounds": whole,
+    "final": named(number),
+    "bytes_down": number,
+    "bytes_up": number,
+    "seconds": number,
+    "participants": each(record(name=text, group=maybe(whole))),
+}
+ROUND: dict[str, Fits] = {"round": whole, "cluster_sizes": each(whole)}
+# What a round's record need not have.
+MEASURED: dict[str, Fits] = {
+    **dict.fromkeys(("served_accuracy", "served_worst_accuracy", "clusters_in_use"), number),
+    **dict.fromkeys(("objective", "intra_cosine", "inter_cosine", "size_entropy"), maybe(number)),
+    **dict.fromkeys(("largest_share", "moved_share", "ari"), maybe(number)),
+    "clusterability": each(maybe(number)),
+    **dict.fromkeys(("dispersion", "looseness"), maybe(named(maybe(number)))),
+}
+ASSIGNMENT: dict[str, Fits] = {"round": whole, "participant": text, "cluster": maybe(whole)}
+NEWCOMERS: dict[str, Fits] = {"served_accuracy": maybe(number)}
+
+
+def checked(
+    content: Any, where: str, needed: Mapping[str, Fits], others: Mapping[str, Fits] | None = None
+) -> dict[str, Any]:
+    """The content.
+
+    Args:
+        content: what a file holds.
+        where: the file, for the error.
+        needed: what it must have.
+        others: what it may have.
+
+    Raises:
+        FileError: it is not an object, lacks something, or has a value of another type; it is named.
+    """
+    way_out = "it is damaged or another program's"
+    if not isinstance(content, dict):
+        raise FileError(f"{where}: is a {type(content).__name__}, not an object; {way_out}")
+    for key, fits in {**needed, **(others or {})}.items():
+        if key not in content:
+            if key in needed:
+                raise FileError(f"{where}: has no {key!r}; {way_out}")
+        elif not fits(content[key]):
+            what = (fits.__doc__ or "such a value").rstrip(".")
+            raise FileError(f"{where}: {key} = {shown(content[key])} is not {what.lower()}; {way_out}")
+    return content

@@ -1,0 +1,86 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the operator's guide says of FLARE's folders, and of a job that stays at RUNNING after its server was killed."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cfl_flare.data import SiteData
+from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.models import Logistic
+from tests.e2e.deployment import GUIDE, SERVER, Deployment, deployed, hospitals, until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory) -> Iterator[Deployment]:
+    """A deployment of its own, whose server is killed."""
+    source = Path(os.environ.get("CFL_DATA_ROOT", "")) / "bloodmnist28.npz"
+    if not os.environ.get("CFL_DATA_ROOT") or not source.is_file():
+        pytest.skip("CFL_DATA_ROOT holds no bloodmnist28.npz")
+    folder = tmp_path_factory.mktemp("ghost")
+    yield from deployed(folder, hospitals(source, folder / "data", count=2))
+
+
+def job(trial: Deployment, name: str, rounds: int) -> Path:
+    model, settings = Logistic((3, 14, 14), 8), {"min_clients": 2, "task_timeout": 240}
+    recipe = ClusteredRecipe(name=name, method="fedavg", model=model, data=SiteData(), num_rounds=rounds, **settings)
+    recipe.export(str(trial.folder / "jobs"))
+    return trial.folder / "jobs" / name
+
+
+def store(trial: Deployment) -> Path:
+    """The job store, as the guide says where it is named."""
+    resources = json.loads((trial.kits / SERVER / "local" / "resources.json").read_text())
+    (manager,) = (c for c in resources["components"] if c["id"] == "job_manager")
+    return Path(manager["args"]["uri_root"])
+
+
+def test_where_flare_keeps_a_job_and_what_it_deletes(trial):
+    default = json.loads((trial.kits / SERVER / "local" / "resources.json.default").read_text())
+    (manager,) = (c for c in default["components"] if c["id"] == "job_manager")
+    assert (
+        manager["args"]["uri_root"] == "/tmp/nvflare/jobs-storage"
+        and "`/tmp/nvflare/jobs-storage`" in GUIDE.read_text()
+    )
+    with trial.session() as session:
+        job_id = session.submit_job(str(job(trial, "short", 2)))
+        ended, _ = trial.wait(session, job_id)
+    assert ended == "FINISHED:COMPLETED"
+    for site in trial.sites:  # a site's folder of the job stays, with its log
+        assert "worked for 1 participants" in (trial.kits / site / job_id / "log.txt").read_text()
+        assert (trial.kits / site / "log.txt").is_file()
+    until("the server to delete its folder of the job", lambda: not (trial.kits / SERVER / job_id).exists())
+    assert (store(trial) / job_id / "workspace").is_file()
+
+
+def test_a_job_that_stays_at_running_is_removed_as_the_guide_says(trial):
+    with trial.session() as session:
+        job_id = session.submit_job(str(job(trial, "ghost", 1000)))
+        until("a round", lambda: trial.rounds("ghost") > 0)
+    trial.kill(SERVER)
+    trial.start(SERVER)
+    trial.until_connected()
+    with trial.session() as session:
+        assert session.get_job_meta(job_id)["status"] == "RUNNING"
+        for command in (session.abort_job, session.delete_job):
+            try:
+                command(job_id)
+            except Exception as error:
+                print(command.__name__, repr(error))
+        assert session.get_job_meta(job_id)["status"] == "RUNNING"
+        (edit,) = re.findall(r"^(sed -i .*) <job store>/<job id>/meta$", GUIDE.read_text(), flags=re.MULTILINE)
+        subprocess.run(f"{edit} {store(trial)}/{job_id}/meta", shell=True, check=True)
+        assert session.get_job_meta(job_id)["status"] == "FINISHED:ABNORMAL"
+        session.delete_job(job_id)
+        assert job_id not in [one["job_id"] for one in session.list_jobs()]
+    assert not (store(trial) / job_id).exists()
+    ended, _ = trial.run(job(trial, "next", 1))
+    assert ended == "FINISHED:COMPLETED"
