@@ -32,7 +32,7 @@ def add_site(commands: Any) -> None:
         action="append",
         default=[],
         metavar="CLASS",
-        help="also allow a class of your own: my_package.nets.WardNet; never a package, whose functions jobs could call",
+        help="also allow a class of your own: my_package.nets.WardNet; never a package: jobs could call its functions",
     )
     prepare.add_argument(
         "--data-root", action="append", default=[], metavar="DIR", help="also let jobs name files in this folder"
