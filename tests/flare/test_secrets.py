@@ -14,7 +14,7 @@ from nvflare.apis.shareable import Shareable
 from PIL import Image
 
 from cfl_flare.cli.specs import read_source
-from cfl_flare.core.errors import FAILURES, DataError, PathError, PayloadError, failure_of, failure_text
+from cfl_flare.core.errors import FAILURES, DataError, FileError, PathError, PayloadError, failure_of, failure_text
 from cfl_flare.data import SOURCES, Npz, SiteData, sources
 from cfl_flare.data.images import Folder
 from cfl_flare.data.named import MNIST
@@ -212,7 +212,7 @@ def test_every_failure_has_a_sentence_and_nothing_else_is_one():
 
 
 def test_the_code_of_an_error_is_that_of_its_cause_where_disk_or_memory_ran_out():
-    assert failure_of(DataError("x")) == "data" and failure_of(PathError("x")) == "path"
+    assert [failure_of(kind("x")) for kind in (DataError, PathError, FileError)] == ["data", "path", "file"]
     assert failure_of(KeyError("x")) == "unexpected" and failure_of(KeyError("x"), "training") == "training"
     wrapped = DataError("load() failed")
     wrapped.__cause__ = MemoryError()
