@@ -28,7 +28,11 @@ def add_site(commands: Any) -> None:
         help="forbid that jobs stream a site's logs, which name its files and classes, to the server",
     )
     prepare.add_argument(
-        "--allow", action="append", default=[], metavar="PREFIX", help="also allow classes of your own: 'my_package.'"
+        "--allow",
+        action="append",
+        default=[],
+        metavar="CLASS",
+        help="also allow a class of your own: my_package.nets.WardNet; never a package: jobs could call its functions",
     )
     prepare.add_argument(
         "--data-root", action="append", default=[], metavar="DIR", help="also let jobs name files in this folder"

@@ -24,6 +24,7 @@ FAILURES = {
     "training": "training or measuring failed there",
     "memory": "it is out of memory",
     "disk": "its disk is full",
+    "file": "a file that it keeps cannot be read or written",
     "unexpected": "an unexpected error there",
 }
 
@@ -103,6 +104,8 @@ class PayloadError(CFLError, ValueError):
 
 class FileError(CFLError, OSError):
     """A file cannot be read or written: its disk is full, it is no regular file, it is too large."""
+
+    failure = "file"
 
 
 class AbortedError(CFLError):

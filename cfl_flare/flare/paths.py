@@ -10,6 +10,7 @@ from pathlib import Path
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.utils.file_utils import resolve_path_under_root
 
+from cfl_flare.core.config import check_run_name
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.flare.compat import SIMULATED_JOB
 from cfl_flare.results.store import Store
@@ -31,8 +32,9 @@ def store_for(run_name: str, fl_ctx: FLContext) -> Store:
     """This site's store of a run.
 
     Raises:
-        ConfigError: the name points outside the state root.
+        ConfigError: the name is not a folder's, or points outside the state root.
     """
+    check_run_name(run_name, "run_name")
     root = state_root(fl_ctx)
     try:
         folder = resolve_path_under_root(str(root), os.path.join(run_name, fl_ctx.get_identity_name()), "run_name")

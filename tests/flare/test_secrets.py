@@ -14,7 +14,7 @@ from nvflare.apis.shareable import Shareable
 from PIL import Image
 
 from cfl_flare.cli.specs import read_source
-from cfl_flare.core.errors import FAILURES, DataError, PathError, PayloadError, failure_of, failure_text
+from cfl_flare.core.errors import FAILURES, DataError, FileError, PathError, PayloadError, failure_of, failure_text
 from cfl_flare.data import SOURCES, Npz, SiteData, sources
 from cfl_flare.data.images import Folder
 from cfl_flare.data.named import MNIST
@@ -152,6 +152,17 @@ def test_a_site_takes_part_in_no_job_below_its_floor(tmp_path, monkeypatch, capl
     assert "participants" in answer(executor(SiteData()), check_in(floor=3), folder)
 
 
+@pytest.mark.parametrize("name", ["..", ".", "", "a/../../b", "/tmp/x", "a/b"])
+def test_a_run_s_name_is_no_way_to_another_folder(tmp_path, monkeypatch, caplog, name):
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
+    folder, job = kit(tmp_path / "kit"), {**JOB, "run_name": name}
+    assert answer(executor(SiteData(), run_name=name), check_in(job=job), folder)["error"] == "config"
+    assert f"run: run_name = {name!r} should be letters" in caplog.text
+    assert answer(executor(SiteData()), check_in(), folder)["participants"]
+    said = answer(executor(SiteData()), train(memory_of=name or "/"), folder, wire.TRAIN_TASK)
+    assert said["error"] == "config"
+
+
 def test_a_broken_policy_allows_nothing(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
     folder = kit(tmp_path / "kit")
@@ -159,12 +170,12 @@ def test_a_broken_policy_allows_nothing(tmp_path, monkeypatch, caplog):
     assert refused(SiteData(), folder, caplog) == "config"
 
 
-def train() -> Shareable:
+def train(**changes) -> Shareable:
     """The server's task of a round."""
     task = {"slots": ["global"], "train": True, "evaluate": False, "scalars": {}, "choices": [], "joined": {}}
     content = {"tasks": {"site-1": {**task, "cross": []}}, "round": 0, "memory_of": None, "index": 0, "sites": 1}
     arrays = {"head.weight": np.zeros((2, 16), np.float32), "head.bias": np.zeros(2, np.float32)}
-    return wire.to_shareable({"global": DXO(DataKind.WEIGHTS, data=arrays)}, content)
+    return wire.to_shareable({"global": DXO(DataKind.WEIGHTS, data=arrays)}, {**content, **changes})
 
 
 @pytest.mark.parametrize(
@@ -201,7 +212,7 @@ def test_every_failure_has_a_sentence_and_nothing_else_is_one():
 
 
 def test_the_code_of_an_error_is_that_of_its_cause_where_disk_or_memory_ran_out():
-    assert failure_of(DataError("x")) == "data" and failure_of(PathError("x")) == "path"
+    assert [failure_of(kind("x")) for kind in (DataError, PathError, FileError)] == ["data", "path", "file"]
     assert failure_of(KeyError("x")) == "unexpected" and failure_of(KeyError("x"), "training") == "training"
     wrapped = DataError("load() failed")
     wrapped.__cause__ = MemoryError()
