@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cfl_flare.core.errors import ConfigError, PayloadError
+from cfl_flare.core.text import shown
 
 if TYPE_CHECKING:
     import torch
@@ -141,7 +142,7 @@ class Layout:
         unknown = sorted(set(names) - {e.name for e in self.entries})
         if unknown:
             known = ", ".join(e.name for e in self.entries)
-            raise PayloadError("extra_parameter", f"unknown parameter {unknown[0]!r}; the model has {known}")
+            raise PayloadError("extra_parameter", f"unknown parameter {shown(unknown[0])}; the model has {known}")
         if len(set(names)) == len(self.entries):
             return self
         return self._packed(e for e in self.entries if e.name in names)

@@ -16,8 +16,9 @@ from nvflare.apis.utils.task_utils import get_filters
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import EncryptionError
 from cfl_flare.flare import wire
+from cfl_flare.results.metrics import SHARES
+from cfl_flare.training.measures import METRICS
 
-METRICS = ("accuracy", "macro_f1", "loss")
 ENCRYPTION = "nvflare.app_opt.he"
 
 
@@ -99,8 +100,13 @@ class EgressFilter(Filter):
         sent = {n: v for n, v in metrics.items() if n not in withheld and n.partition("_")[2] not in withheld}
         if self.round_to is None:
             return sent
-        step = self.round_to
-        return {n: round(round(v / step) * step, 10) if isinstance(v, (int, float)) else v for n, v in sent.items()}
+        return {n: self._rounded(n, v) if isinstance(v, (int, float)) else v for n, v in sent.items()}
+
+    def _rounded(self, name: str, value: float) -> float:
+        """A multiple of the step; a share stays one."""
+        assert self.round_to is not None
+        rounded = round(round(value / self.round_to) * self.round_to, 10)
+        return min(1.0, rounded) if value <= 1 and name.endswith(SHARES) else rounded
 
     def _coarse(self, samples: int) -> int:
         return max(1, round(samples / self.samples_step)) * self.samples_step

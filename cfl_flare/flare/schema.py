@@ -152,11 +152,13 @@ def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Par
 def _metrics(name: str, said: Any, prefixes: tuple[str, ...]) -> dict[str, float]:
     """What a participant measured: numbers of `METRICS` in their ranges."""
     allowed = {prefix + metric: bounds for prefix in prefixes for metric, bounds in METRICS.items()}
-    if not isinstance(said, dict) or not said.keys() <= allowed.keys():
-        raise PayloadError("metric", f"{name}: {shown(said)} should be among the metrics {', '.join(allowed)}")
+    if not isinstance(said, dict):
+        raise PayloadError("metric", f"{name}: {shown(said)} should be its metrics by name")
     for key, value in said.items():
-        if not is_number(value, *allowed[key]):
-            low, high = allowed[key]
+        if key not in allowed:
+            raise PayloadError("metric", f"{name}: {shown(key)} should be one of {', '.join(allowed)}")
+        low, high = allowed[key]
+        if not is_number(value, low, high):
             raise PayloadError("metric", f"{name}: {key} = {shown(value)} should be a number in [{low:g}, {high:g}]")
     return dict(said)
 

@@ -20,6 +20,7 @@ from cfl_flare.engine.job_settings import AssignSettings
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.client_api.controller import EVALUATE, TRAIN, Scripts
+from cfl_flare.flare.client_api.results import usable
 from cfl_flare.flare.client_api.rules import check_script, fedprox_mu
 from cfl_flare.methods import (
     CAM,
@@ -170,6 +171,107 @@ def test_a_bad_answer_is_left_out_and_the_others_count(answer, code):
     assert record["failed"]["c"].startswith(f"{code}: ")
     assert play.bank("global") == [4, 0]
     assert any("c: result refused" in text for text in play.warned)
+
+
+STEPS = "NUM_STEPS_CURRENT_ROUND"
+
+
+@pytest.mark.parametrize(
+    "changes, code",
+    [
+        ({"meta": {STEPS: 10**12}}, "samples"),
+        ({"meta": {STEPS: "9"}}, "samples"),
+        ({"meta": {STEPS: float("nan")}}, "samples"),
+        ({"meta": {STEPS: [2]}}, "samples"),
+        ({"meta": {STEPS: True}}, "samples"),
+        ({"params": {"head.weight": [[1.0], [2.0]]}}, "kind"),
+        ({"params": {"head.weight": {"a": 1}}}, "kind"),
+        ({"params": {"head.weight": np.array([["x"], ["y"]])}}, "dtype"),
+        ({"params": {"head.weight": np.array([[1j], [2j]])}}, "dtype"),
+        ({"params": {"head.weight": np.full((2, 1), 3e38)}}, "too_large"),
+        ({"params": {5: np.zeros((2, 1))}}, "kind"),
+        ({"params": {"\x1b[2J" * 1000: np.zeros((2, 1))}}, "names"),
+    ],
+)
+def test_what_no_script_sends_costs_its_site_alone(changes, code):
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        for name, value in changes.items() if site == "c" else ():
+            setattr(answer, name, value)
+        return answer
+
+    play = Play(FedAvg(), script)
+    record = play.round()
+    assert set(record["failed"]) == {"c"} and record["failed"]["c"].startswith(f"{code}: ")
+    assert play.bank("global") == [4, 0]
+    assert all(len(text) < 700 and text.isprintable() for text in (*play.warned, record["failed"]["c"]))
+
+
+def test_steps_may_vary_around_those_of_the_first_round():
+    steps = iter([20, 200, 2, 201])
+
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        answer.meta = {STEPS: next(steps)} if site == "c" else {STEPS: 20}
+        return answer
+
+    play = Play(FedAvg(), script, num_rounds=4)
+    assert [play.round()["trained"] for _ in range(3)] == [["a", "b", "c"]] * 3
+    assert play.server.participants["c"].samples == 2
+    failed = play.round()["failed"]
+    assert "c reports 201 steps, but 20 in its first round" in failed["c"]
+
+
+def test_metrics_of_a_script_are_finite_numbers_with_short_names_that_a_run_does_not_use():
+    names = [
+        "val/acc_epoch",
+        "accuracy",
+        "worst_accuracy",
+        "loss_unweighted",
+        "cluster",
+        "a b",
+        "\x1b[31m",
+        "x" * 99,
+        7,
+    ]
+
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        answer.metrics = {**dict.fromkeys(names, 0.5), "huge": 1e300, "more": [1]} if site == "c" else {"accuracy": 0.5}
+        return answer
+
+    play = Play(FedAvg(), script)
+    play.round()
+    play.scripts.round()
+    measured = play.server.finish_round()
+    assert measured.participants["c"] == {"served_val/acc_epoch": 0.5, "served_accuracy": 0.5}
+    assert any("c reports 'worst_accuracy', which is no name for a metric" in text for text in play.warned)
+    assert measured.record["round"] == 0 and isinstance(measured.record["trained"], list)
+    many = {f"m{i}": 1.0 for i in range(1000)}
+    assert len(usable(many)) == 64
+
+
+def test_one_site_s_script_ends_no_job():
+    """Of three, one trains when it is asked to evaluate, or seems to train in between."""
+
+    def probed(site: str, task: str, model: FLModel) -> FLModel:
+        return FLModel(ParamsType.FULL, {"head.weight": np.zeros((2, 1))}) if site == "c" else nudged(site, task, model)
+
+    play = Play(IFCA(k=2), probed)
+    assert play.scripts.probe()
+    assert any("c, asked to evaluate: it trains when" in text for text in play.warned)
+    asked: list[str] = []
+
+    def silent_once(site: str, task: str, model: FLModel) -> FLModel:
+        answer = nudged(site, task, model)
+        if site == "c" and task == TRAIN:
+            asked.append(site)
+            answer.metrics = None if len(asked) == 1 else answer.metrics
+        return answer
+
+    play = Play(IFCA(k=2), silent_once)
+    assert play.scripts.round() and len(asked) == 2
+    assert any("c seems to train on models that it should only evaluate" in text for text in play.warned)
 
 
 def test_a_model_that_comes_back_as_it_was_is_remarked_on():

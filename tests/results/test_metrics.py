@@ -1,0 +1,64 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""By which numbers a run decides: means that no single site moves far, and honest means as they are."""
+
+import numpy as np
+import pytest
+
+from cfl_flare.methods import Participant, ServerState
+from cfl_flare.results.metrics import measure_round, steady_average
+from tests.tiny import coin
+
+STATE = ServerState({"cluster-0": coin(0, 0), "cluster-1": coin(0, 0)}, assignment={"a": 0, "b": 0, "c": 1, "d": 1})
+PEOPLE = {n: Participant(n, n, s) for n, s in zip("abcd", (10, 20, 30, 40))}
+RECORD = {"round": 0, "trained": []}
+
+
+def decided(values: dict[str, float], name: str = "served_loss", share: float | None = None) -> dict[str, float]:
+    return measure_round(RECORD, {n: {name: v} for n, v in values.items()}, PEOPLE, STATE, 2, share).deciding()
+
+
+@pytest.mark.parametrize("name", ["served_accuracy", "served_macro_f1"])
+def test_shares_decide_as_they_are_recorded(name):
+    values = {"a": 0.1, "b": 0.9, "c": 0.92, "d": 0.95}
+    measured = measure_round(RECORD, {n: {name: v} for n, v in values.items()}, PEOPLE, STATE, 2)
+    assert measured.deciding() == measured.scalars()
+
+
+def test_honest_losses_decide_as_they_are_recorded():
+    values = {"a": 1.0, "b": 1.3, "c": 0.8, "d": 1.1}
+    measured = measure_round(RECORD, {n: {"served_loss": v} for n, v in values.items()}, PEOPLE, STATE, 2)
+    assert measured.deciding() == measured.scalars()
+
+
+@pytest.mark.parametrize("value", [1e9, -1e9])
+def test_one_outlier_moves_a_decision_by_little(value):
+    """The median of 1, 1.2, 1.4 and the outlier is 1.3 or 1.1, the median deviation 0.2: within 1 of the median."""
+    honest = decided({"a": 1.0, "b": 1.2, "c": 1.4, "d": 1.2})["served_loss"]
+    values = {"a": 1.0, "b": 1.2, "c": 1.4, "d": value}
+    assert abs(decided(values)["served_loss"] - honest) < 0.5
+    record = measure_round(RECORD, {n: {"served_loss": v} for n, v in values.items()}, PEOPLE, STATE, 2).record
+    assert abs(record["served_loss"]) > 1e8  # as reported
+    assert abs(decided(values)["served_loss_unweighted"] - 1.2) < 0.5
+
+
+def test_a_share_that_is_none_is_an_outlier():
+    assert decided({"a": 0.5, "b": 0.5, "c": 0.5, "d": 1e6}, "served_accuracy")["served_accuracy"] == 0.5
+
+
+def test_a_site_decides_with_its_share_of_the_weight():
+    huge = dict(PEOPLE, d=Participant("d", "d", 10**9))
+    metrics = {n: {"served_accuracy": float(n == "d")} for n in PEOPLE}
+    assert measure_round(RECORD, metrics, huge, STATE, 2).deciding()["served_accuracy"] > 0.99
+    bounded = measure_round(RECORD, metrics, huge, STATE, 2, 1 / 3).deciding()
+    assert bounded["served_accuracy"] == pytest.approx(1 / 3, abs=0.01)
+    assert bounded["served_accuracy_unweighted"] == 0.25
+
+
+def test_many_participants_of_one_site_have_its_share():
+    metrics = {n: {"x": float(n in "cd")} for n in "abcd"}
+    weights, sites = dict.fromkeys("abcd", 1.0), {"a": "one", "b": "two", "c": "three", "d": "three"}
+    assert steady_average({n: {"accuracy": m["x"]} for n, m in metrics.items()}, weights, sites, 1 / 3) == {
+        "accuracy": pytest.approx(1 / 3)
+    }
+    assert np.isclose(steady_average({"a": {"loss": 3.0}, "b": {"loss": 5.0}}, weights, sites, 1.0)["loss"], 4)
