@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from cfl_flare.core.files import read_text
 from cfl_flare.report.files import save
 from cfl_flare.report.labels import in_figure
 
@@ -30,8 +32,7 @@ def cross_site(run: Run, table: Path, path: Path) -> Path | None:
     Returns:
         The path; None if nothing was measured.
     """
-    with table.open(newline="") as f:
-        lines = list(csv.DictReader(f))
+    lines = list(csv.DictReader(io.StringIO(read_text(table), newline="")))
     metrics = [name for name in (lines[0] if lines else ()) if name not in KEYS]
     if not metrics:
         return None

@@ -220,6 +220,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
         '{"round": 1, "participant": "a", "cluster": "b"}\n'
     ),
     "lines sparse": lambda run: (run / "assignments.jsonl").open("r+b").truncate(2**41),
+    "cross-site": lambda run: (run / "cross_site.csv").write_text("participant,cluster,model,accuracy\na,0,b,much\n"),
+    "cross-site columns": lambda run: (run / "cross_site.csv").write_text("a,b\n1,2\n"),
+    "cross-site sparse": lambda run: (run / "cross_site.csv").open("wb").truncate(2**41),
     "newcomers": lambda run: (run / "newcomers.json").write_text("[" * 100_000),
 }
 
@@ -231,7 +234,7 @@ def test_runs_of_show_and_onboard(runs: Runs, tmp_path: Path) -> None:
         run = Path(shutil.copytree(runs("wecfl"), tmp_path / f"{i}"))
         damage(run)
         cases[what] = ["show", run]
-        if i % 4 == 0:
+        if i % 4 == 0 and "cross-site" not in what:  # which it does not read
             cases[f"{what}, onboard"] = ["onboard", run, "--data", data]
     for what, path in odd_files(tmp_path, "").items():
         cases[f"{what}, show"], cases[f"{what}, onboard"] = ["show", path], ["onboard", path, "--data", data]
