@@ -12,13 +12,17 @@ from typing import Any
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.dxo import DXO, DataKind
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode, SiteType
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandNames, SiteType
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import ALL_SITES, get_job_meta_study
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.fuel.f3.cellnet import cell
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.utils.fed_utils import authorize_build_component, extract_participants
 
 from cfl_flare.core.errors import ConfigError
@@ -50,6 +54,7 @@ class PerSiteController(ModelController):
         self.late: list[str] = []
         self.plain = plain
         self._attendance = Attendance.ignored()
+        self._tasks: dict[str, Task] = {}
         self._processing = 0
         self._asks, self._asked = False, 0.0
 
@@ -69,6 +74,33 @@ class PerSiteController(ModelController):
         self.communicator.client_is_active = client_is_active
         # FLARE ends the job if one site returns one of these codes; here that site's round has failed.
         self.engine.get_component("_Server_Runner").ABORT_RETURN_CODES = []
+        self._survive_undecodable_answers()
+
+    def _survive_undecodable_answers(self) -> None:
+        """An answer that cannot be decoded fails its site's round, where FLARE would exit the server's job process."""
+        decode = cell.decode_payload
+
+        def guarded(message: Message, *args: Any, **kwargs: Any) -> None:
+            try:
+                decode(message, *args, **kwargs)
+            except Exception as error:
+                client = self.engine.client_manager.clients.get(message.get_header(CellMessageHeaderKeys.TOKEN))
+                if client is None or message.get_header(StreamHeaderKey.TOPIC) != ServerCommandNames.SUBMIT_UPDATE:
+                    raise
+                self._give_up(client.name, f"undecodable: {type(error).__name__}")
+                peer = FLContext()  # without a job's id, so that FLARE drops the answer
+                peer.set_prop(ReservedKey.IDENTITY_NAME, client.name, private=False)
+                message.payload = Shareable()
+                message.payload.set_peer_context(peer)
+
+        cell.decode_payload = guarded
+
+    def _give_up(self, site: str, reason: str) -> None:
+        """Ends a site's standing task."""
+        task = self._tasks.get(site)
+        if task is not None and task.completion_status is None:
+            self.site_errors[site] = reason
+            self.cancel_task(task, fl_ctx=self.fl_ctx)
 
     def _build_shareable(self, data: FLModel | None = None) -> Shareable:
         """A COLLECTION with one DXO per model, so that FLARE's filters act on each model separately."""
@@ -117,32 +149,31 @@ class PerSiteController(ModelController):
             False if the job was aborted meanwhile.
         """
         self.site_errors.clear()
-        tasks: dict[str, Task] = {}
+        self._tasks = {}
         self._look_for_sites()
         for site, model in data.items():
             if site in self._attendance.lost:
                 self.site_errors[site] = LOST
                 continue
             self.set_fl_context(model)
-            tasks[site] = self._prepare_task(data=model, task_name=task_name, timeout=timeout, callback=on_result)
-            self.send(tasks[site], fl_ctx=self.fl_ctx, targets=[site])
+            task = self._prepare_task(data=model, task_name=task_name, timeout=timeout, callback=on_result)
+            self._tasks[site] = task
+            self.send(task, fl_ctx=self.fl_ctx, targets=[site])
         before = time.monotonic()
         while self.get_num_standing_tasks():
             if self.abort_signal.triggered:
                 return False
             time.sleep(self._task_check_period / 2)
             now = time.monotonic()
-            self._go_on_without_lost(0.0 if self._processing else now - before, tasks)
+            self._go_on_without_lost(0.0 if self._processing else now - before)
             self._look_for_sites()
             before = now
         return not self.abort_signal.triggered
 
-    def _go_on_without_lost(self, seconds: float, tasks: Mapping[str, Task]) -> None:
-        for site in self._attendance.listen(seconds, tasks):
+    def _go_on_without_lost(self, seconds: float) -> None:
+        for site in self._attendance.listen(seconds, self._tasks):
             self.error(f"{site} is lost: it has given no sign of life for too long; rounds go on without it")
-            if tasks[site].is_standing:
-                self.site_errors[site] = LOST
-                self.cancel_task(tasks[site], fl_ctx=self.fl_ctx)
+            self._give_up(site, LOST)
 
     def _look_for_sites(self) -> None:
         """Asks the server, now and then, to start the job at sites that have connected, or come back."""
