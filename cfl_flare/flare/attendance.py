@@ -63,15 +63,19 @@ class Attendance:
         self._expected.add(site)
         self.lost.discard(site)
 
-    def listen(self, seconds: float, sites: Collection[str]) -> list[str]:
-        """Notes that the server has listened for some time; returns the sites that are lost from now on."""
-        for site in sites:
+    def listen(self, seconds: float, asked: Collection[str]) -> list[str]:
+        """Notes that the server has listened for some time, to these and all that it has heard before.
+
+        Returns:
+            The sites that are lost from now on.
+        """
+        for site in {*self._silent, *asked}:
             self._silent[site] = self._silent.get(site, 0.0) + min(seconds, LONGEST_STEP)
-        if all(self._too_long(site) for site in sites if site in self._started):
+        if all(self._too_long(site) for site in self._started):
             return []
-        found = [site for site in sites if site not in self.lost and self._too_long(site)]
+        found = sorted(site for site in self._silent if site not in self.lost and self._too_long(site))
         self.lost.update(found)
         return found
 
     def _too_long(self, site: str) -> bool:
-        return self._silent.get(site, 0.0) >= (self._longest if site in self._started else self._start)
+        return self._silent[site] >= (self._longest if site in self._started else self._start)
