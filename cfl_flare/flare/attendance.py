@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection
 
 # A site's job process sends a heartbeat every 10 s, also while it trains. One that has been silent for longer is lost.
-SILENCE = 40.0
+SILENCE = 50.0
 # The first heartbeat comes when the site's process has started, and a training script's with it.
 START = 300.0
 # The silence counts while the server listens. A longer pause of its own process says nothing of the sites.
