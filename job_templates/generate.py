@@ -87,7 +87,7 @@ nvflare job submit -j my-job
   nothing.
 - It passes over `meta.conf` where `-j` is not an absolute path.
 - It makes an empty `app/custom` folder, which FLARE takes for code of the job's own: the sites must permit that. Delete
-  the folder where the sites list `"cfl_flare."` in the `class_allow_list` of their `local/resources.json` instead.
+  the folder where the operators of the sites have run `cfl-flare site prepare` instead.
 - Server and sites keep what outlives the job under `run_name`: two jobs at the same time need two names.
 """
 

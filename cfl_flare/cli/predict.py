@@ -16,7 +16,7 @@ from cfl_flare.cli.specs import model_spec
 from cfl_flare.core.config import build, one_line, require
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.safetensors_io import load_arrays
-from cfl_flare.data.files import find, read_npz
+from cfl_flare.data.files import expanded, find, read_npz
 from cfl_flare.data.images import SUFFIXES, decoded
 from cfl_flare.data.samples import channels_first, normalised
 from cfl_flare.results.run_dir import MODELS, SERVED, read_model, the_run
@@ -94,7 +94,7 @@ def read_images(data: Path, array: str | None, shape: Sequence[int] | None) -> t
     Raises:
         DataError: they cannot be read.
     """
-    data = find(str(data), "predict", folder=None)
+    data = find(str(expanded(str(data))), "predict", folder=None)
     if data.is_dir():
         files = sorted(p for p in data.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
         if not files:

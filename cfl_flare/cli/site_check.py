@@ -65,21 +65,43 @@ def versions() -> Iterator[Finding]:
 
 
 def kit(folder: Path) -> Iterator[Finding]:
-    """What a kit's policies allow: cfl_flare in jobs, streaming of logs, and jobs with their own code.
+    """What a kit's policies allow: cfl_flare in jobs, streaming of logs, files, and jobs with their own code.
 
     Raises:
         ConfigError: the folder is not a kit.
     """
+    from cfl_flare.flare.allowed import CLASSES
     from cfl_flare.flare.kit import code_carriers, preparation
 
-    found = preparation(folder, ["cfl_flare."])
+    found = preparation(folder, CLASSES)
     ready = found.after is None
     way_out = "" if ready else f"cfl-flare site prepare {folder}"
-    yield Finding("class allow-list", "has cfl_flare" if ready else "lacks cfl_flare", way_out, not ready)
-    if not is_server(folder):
+    listed = "has cfl_flare's classes" if ready else "lacks cfl_flare's classes, or allows more of it than these"
+    yield Finding("class allow-list", listed, way_out, not ready)
+    if is_site(folder):
         streams = "jobs may stream logs to the server" if found.streams_logs else "stay here"
-        yield Finding("logs", streams, f"cfl-flare site prepare {folder} --keep-logs" if found.streams_logs else "")
+        yield Finding("logs", streams, f"cfl-flare site prepare {folder}" if found.streams_logs else "")
+    yield policy(found.resources.parent)
     yield Finding("custom code", f"jobs that carry code, such as training scripts: from {code_carriers(folder)}")
+
+
+def policy(local: Path) -> Finding:
+    """What the kit's own policy allows jobs to do."""
+    from cfl_flare.flare.policy import POLICY, Policy
+
+    try:
+        own = Policy.read(local / POLICY)
+    except CFLError as error:
+        return _failed("policy", error)
+    roots = f"jobs may name files in {', '.join(own.data_roots)}" if own.data_roots else "jobs may name no files"
+    limits = f"min_sites_per_cluster at least {own.min_sites_per_cluster}, max_participants {own.max_participants:,}"
+    missing = [root for root in own.data_roots if not Path(root).is_dir()]
+    return Finding("policy", f"{roots}; {limits}", f"{missing[0]} is no folder: correct {POLICY}" if missing else "")
+
+
+def is_site(kit: Path) -> bool:
+    """Whether this is a site's kit, and neither a server's nor a simulator's workspace."""
+    return (kit / "startup").is_dir() and not is_server(kit)
 
 
 def is_server(kit: Path) -> bool:

@@ -18,6 +18,7 @@ from cfl_flare.cli.specs import read_source
 from cfl_flare.core.config import parse_spec, require
 from cfl_flare.core.errors import UnfitError
 from cfl_flare.data import DataConfig, DataSource, SiteData
+from cfl_flare.data.files import expanded
 
 
 def site(arguments: argparse.Namespace) -> None:
@@ -27,20 +28,26 @@ def site(arguments: argparse.Namespace) -> None:
 
 def prepare_kit(arguments: argparse.Namespace) -> None:
     """``cfl-flare site prepare``."""
+    from cfl_flare.flare.allowed import CLASSES
     from cfl_flare.flare.kit import preparation
+    from cfl_flare.flare.policy import PolicyChange
 
     kit = Path(arguments.kit)
-    found = preparation(kit, ["cfl_flare.", *arguments.allow], arguments.keep_logs)
-    for line in found.diff:
+    keep_logs = arguments.keep_logs and check.is_site(kit)
+    found = preparation(kit, [*CLASSES, *arguments.allow], keep_logs)
+    limits = arguments.min_sites_per_cluster, arguments.max_participants
+    policy = PolicyChange.of(found.resources.parent, arguments.data_root, *limits)
+    for line in (*found.diff, *policy.diff):
         print(line)
-    if found.after is None:
+    if found.after is None and policy.after is None:
         print(f"{kit}: nothing to change")
-    elif arguments.dry_run:
-        print(f"{found.resources}: not written (--dry-run)")
-    else:
-        backup = found.write()
-        print(f"{found.resources}: written" + (f"; the old file is {backup.name}" if backup else ""))
-    if found.streams_logs and not check.is_server(kit):
+    for file, change in ((found.resources, found), (policy.file, policy)):
+        if change.after is not None and arguments.dry_run:
+            print(f"{file}: not written (--dry-run)")
+        elif change.after is not None:
+            backup = change.write()
+            print(f"{file}: written" + (f"; the old file is {backup.name}" if backup else ""))
+    if found.streams_logs and check.is_site(kit):
         print("note: jobs may stream this kit's logs to the server; --keep-logs forbids it")
 
 
@@ -81,8 +88,10 @@ def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
 
 def own_source(text: str | None) -> DataSource:
     """The source that ``--data`` names, or of a path; without it, what a job finds."""
-    if text is None or Path(text).expanduser().exists() or "/" in parse_spec(text)[0]:
-        return SiteData(text)
+    if text is None:
+        return SiteData()
+    if expanded(text).exists() or "/" in parse_spec(text)[0]:
+        return SiteData(str(expanded(text)))
     return read_source(text)
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 from cfl_flare.cli.setting_options import add_settings
@@ -20,9 +21,23 @@ def add_site(commands: Any) -> None:
     prepare = what.add_parser("prepare", help="let jobs at a startup kit use the installed cfl_flare")
     prepare.add_argument("kit", help="a site's or the server's startup kit, or a simulator's workspace")
     prepare.add_argument("--dry-run", action="store_true", help="show the change and write nothing")
-    prepare.add_argument("--keep-logs", action="store_true", help="also forbid that jobs stream logs to the server")
+    prepare.add_argument(
+        "--keep-logs",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="forbid that jobs stream a site's logs, which name its files and classes, to the server",
+    )
     prepare.add_argument(
         "--allow", action="append", default=[], metavar="PREFIX", help="also allow classes of your own: 'my_package.'"
+    )
+    prepare.add_argument(
+        "--data-root", action="append", default=[], metavar="DIR", help="also let jobs name files in this folder"
+    )
+    prepare.add_argument(
+        "--min-sites-per-cluster", type=int, metavar="N", help="take part in no job with a lower min_sites_per_cluster"
+    )
+    prepare.add_argument(
+        "--max-participants", type=int, metavar="N", help="a server's kit: most participants that a site may bring"
     )
     check = what.add_parser("check", help="report what would prevent this site from taking part in a job")
     check.add_argument("--data", metavar="D", help=f"{DATA}; default: what a job finds, by $CFL_DATA")

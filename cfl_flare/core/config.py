@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from cfl_flare.core.errors import CFLError, ConfigError
+from cfl_flare.core.errors import CFLError, ClassError, ConfigError
 
 T = TypeVar("T")
 
@@ -71,10 +71,10 @@ def check_types(instance: Any, where: str) -> None:
             raise ConfigError(f"{where}: {name} = {value!r} should be {wanted}, not {type(value).__name__}")
 
 
-def require(condition: bool, message: str) -> None:
-    """Raises a ConfigError with the message unless the condition holds."""
+def require(condition: bool, message: str, kind: type[ConfigError] = ConfigError) -> None:
+    """Raises a ConfigError, or one of that kind, with the message unless the condition holds."""
     if not condition:
-        raise ConfigError(message)
+        raise kind(message)
 
 
 def require_whole(where: str, **values: Any) -> None:
@@ -274,7 +274,7 @@ def build(
     try:
         cls = getattr(importlib.import_module(module), name)
     except Exception as error:  # a module runs when it is imported, and may raise anything
-        raise ConfigError(
+        raise ClassError(
             f"{what}: {path!r} cannot be imported here ({one_line(error)}); install its package, or let the job carry "
             "it"
         ) from error

@@ -1,18 +1,87 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The errors that a user can see. Each message names the value, the place and the way out."""
+"""The errors that a user can see, whose messages name value, place and way out; codes by which a site reports them."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+# All that a site says of a failure is one of these codes; its message and traceback stay in the site's own log. The
+# sentences are the server's. Each completes "site-2: ".
+FAILURES = {
+    "config": "a setting of the job cannot be used there",
+    "software": "versions of cfl_flare or FLARE there differ from the server's or the job's",
+    "settings": "the job's settings there differ from the server's",
+    "class": "its policy does not allow a class that the job names, or the class is not installed there",
+    "path": "its policy does not allow the path that the job names",
+    "floor": "its policy asks for a higher min_sites_per_cluster than the job has",
+    "encrypts": "a filter there encrypts models, which the server has to compare",
+    "data": "its data cannot be read or does not fit the job",
+    "payload": "what the server sent does not fit there",
+    "training": "training or measuring failed there",
+    "memory": "it is out of memory",
+    "disk": "its disk is full",
+    "unexpected": "an unexpected error there",
+}
 
 
 class CFLError(Exception):
-    """Base class of all errors that cfl_flare raises on purpose."""
+    """Base class of all errors that cfl_flare raises on purpose.
+
+    Attributes:
+        failure: the code by which a site reports it, one of `FAILURES`.
+    """
+
+    failure = "unexpected"
 
 
 class ConfigError(CFLError, ValueError):
     """A setting is wrong; raised before anything starts."""
 
+    failure = "config"
+
+
+class SoftwareError(ConfigError):
+    """Server, sites and job have software of different versions."""
+
+    failure = "software"
+
+
+class SettingsError(ConfigError):
+    """A site's settings in the job differ from the server's."""
+
+    failure = "settings"
+
+
+class ClassError(ConfigError):
+    """A class that a job names is not allowed here, or cannot be imported."""
+
+    failure = "class"
+
+
+class FloorError(ConfigError):
+    """A job's clusters may have fewer sites than this site's policy asks for."""
+
+    failure = "floor"
+
+
+class EncryptionError(ConfigError):
+    """A filter encrypts what a server has to compare."""
+
+    failure = "encrypts"
+
 
 class DataError(CFLError, ValueError):
     """A data set cannot be read or does not fit the job."""
+
+    failure = "data"
+
+
+class PathError(DataError):
+    """A job names a path that the operator's policy does not allow."""
+
+    failure = "path"
 
 
 class PayloadError(CFLError, ValueError):
@@ -22,6 +91,8 @@ class PayloadError(CFLError, ValueError):
         code: short reason, counted in the run's summary, such as ``"non_finite"``.
         message: what was wrong, with both values where two differ.
     """
+
+    failure = "payload"
 
     def __init__(self, code: str, message: str):
         super().__init__(message)
@@ -38,3 +109,52 @@ class RunFailedError(CFLError):
 
 class UnfitError(CFLError):
     """A job would fail at this site."""
+
+
+def failure_of(error: BaseException, otherwise: str = "unexpected") -> str:
+    """The code by which a site reports an error.
+
+    A full disk or memory counts even where it was the cause of another error.
+
+    Args:
+        error: what was raised.
+        otherwise: the code of an error that is none of cfl_flare's own.
+
+    >>> failure_of(DataError("ward.csv: no column 'diagnosis'"))
+    'data'
+    """
+    causes = list(_with_causes(error))
+    if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in causes):
+        return "disk"
+    if any(_is_out_of_memory(one) for one in causes):
+        return "memory"
+    return error.failure if isinstance(error, CFLError) else otherwise
+
+
+def failure_text(code: str) -> str:
+    """What the server says of a site's failure.
+
+    >>> failure_text("data")
+    'data: its data cannot be read or does not fit the job; its own log says why'
+
+    Raises:
+        PayloadError: there is no such code.
+    """
+    if not isinstance(code, str) or code not in FAILURES:
+        raise PayloadError("malformed", f"an error that is not one of {', '.join(FAILURES)}")
+    return f"{code}: {FAILURES[code]}; its own log says why"
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: PyTorch raises a class of its own for a GPU, and a plain RuntimeError for the CPU."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )

@@ -1,52 +1,101 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Finds a site's files, and reads npz archives without unpickling anything."""
+"""Finds a site's files, if its operator allows a job to read them; reads npz archives without unpickling anything."""
 
 from __future__ import annotations
 
 import os
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cfl_flare.core.config import one_line
-from cfl_flare.core.errors import DataError
+from cfl_flare.core.errors import DataError, PathError
 
 ROOT = "CFL_DATA_ROOT"
 
 
+# Folders in which the paths that a job names must lie; None where jobs are the operator's own, as in a simulation.
+_roots: ContextVar[Sequence[Path] | None] = ContextVar("roots", default=None)
+
+
+@contextmanager
+def reading_within(roots: Sequence[str | Path] | None) -> Iterator[None]:
+    """Limits what `authorised` lets pass to these folders; None lifts the limit, for paths that the operator names."""
+    token = _roots.set(None if roots is None else [Path(root).resolve() for root in roots])
+    try:
+        yield
+    finally:
+        _roots.reset(token)
+
+
+def authorised(path: Path, where: str) -> Path:
+    """The path, with its links followed where there is a limit; every path that a job names passes here.
+
+    Args:
+        path: a file or a folder, which need not exist.
+        where: the source, for the error.
+
+    Raises:
+        PathError: it lies in none of the folders that `reading_within` names.
+    """
+    roots = _roots.get()
+    if roots is None:
+        return path
+    real = path.resolve()
+    if any(real.is_relative_to(root) for root in roots):
+        return real
+    allowed = ", ".join(map(str, roots)) or "none"
+    raise PathError(
+        f"{where}: the job names {str(path)!r}, which is in no folder that the operator allows (allowed: {allowed}); "
+        "leave it out of the job, so that $CFL_DATA names the data, or let the operator run 'cfl-flare site prepare' "
+        "with --data-root"
+    )
+
+
 def expanded(path: str) -> Path:
-    """The path with ``$NAME`` and ``~`` expanded on this site."""
+    """A path that the user or the operator wrote on this machine, with ``$NAME`` and ``~`` expanded; never a job's."""
     return Path(os.path.expandvars(path)).expanduser()
 
 
 def from_here(settings: dict[str, Any]) -> None:
-    """Makes a source's existing relative paths absolute: sites on this machine run in other folders."""
+    """Makes a source's paths absolute if they exist here, once expanded: sites on this machine run in other folders."""
     for key in ("path", "root"):
-        if isinstance(settings.get(key), str) and Path(settings[key]).exists():
-            settings[key] = str(Path(settings[key]).resolve())
+        if isinstance(settings.get(key), str) and expanded(settings[key]).exists():
+            settings[key] = str(expanded(settings[key]).resolve())
 
 
 def find(path: str, where: str, folder: bool | None = False) -> Path:
     """Finds a file or a folder; a relative path that does not exist is looked up in ``$CFL_DATA_ROOT``.
 
     Args:
-        path: as the user wrote it.
+        path: as the job has it; nothing in it is expanded.
         where: the source, for the error.
         folder: whether it should be a folder; None for either.
 
     Raises:
+        PathError: the operator does not allow it.
         DataError: it does not exist; the message names all paths that were tried.
     """
-    tried = [expanded(path)]
+    tried = [Path(path)]
     root = os.environ.get(ROOT)
     if root and not tried[0].is_absolute():
-        tried.append(Path(root) / tried[0])
+        tried.append(expanded(root) / path)
+    candidates, refused = [], []
     for candidate in tried:
+        try:
+            candidates.append(authorised(candidate, where))
+        except PathError as error:
+            refused.append(error)
+    if not candidates:
+        raise refused[0]
+    for candidate in candidates:
         if (candidate.is_dir() and folder is not False) or (candidate.is_file() and not folder):
             return candidate
     if tried[0].is_absolute():
@@ -57,19 +106,36 @@ def find(path: str, where: str, folder: bool | None = False) -> Path:
     raise DataError(f"{where}: path = {path!r} is not a {what}; tried {', '.join(map(str, tried))}; {hint}")
 
 
-def find_root(root: str | None, where: str) -> Path:
+def find_root(root: str | None, where: str, writes: bool = False) -> Path:
     """The folder in which sets are looked up by their name: ``root``, else ``$CFL_DATA_ROOT``.
 
+    Args:
+        root: as the job has it; nothing in it is expanded.
+        where: the source, for the error.
+        writes: whether the set is to be downloaded into it.
+
     Raises:
+        PathError: the operator does not allow it.
         DataError: neither is given, or it is not a folder.
     """
     given = root or os.environ.get(ROOT)
     if not given:
         raise DataError(f"{where}: nowhere to look: root is not given and {ROOT} is not set; set one of them")
-    folder = expanded(given)
+    folder = authorised(Path(root) if root else expanded(given), where)
     if not folder.is_dir():
         raise DataError(f"{where}: {'root' if root else ROOT} = {given!r} is not a folder; looked in {folder}")
+    if writes and _roots.get() is not None:
+        raise PathError(f"{where}: download = True: a job may read {folder}, but not write to it; leave download out")
     return folder
+
+
+def entries(folder: Path, where: str) -> list[Path]:
+    """What is in a folder, sorted by name, without hidden files; a link is `authorised` as the job's own paths are."""
+    found = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    for entry in found:
+        if _roots.get() is not None and entry.is_symlink():
+            authorised(entry, where)
+    return found
 
 
 def read_npz(path: Path, required: Sequence[str] | None = None) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.data.files import find
+from cfl_flare.data.files import entries, find
 from cfl_flare.data.samples import DataSource, Samples, split_by_class
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
@@ -103,7 +103,8 @@ class Folder(DataSource):
     def load(self) -> tuple[Samples, Samples]:
         """Both splits, uint8."""
         root = find(self.path, "data folder", folder=True)
-        splits = [name for name in ("train", "test") if (root / name).is_dir()]
+        inside = [entry.name for entry in entries(root, "data folder") if entry.is_dir()]
+        splits = [name for name in ("train", "test") if name in inside]
         if len(splits) == 1:
             raise DataError(f"{root}: has a folder {splits[0]} alone; give it both train and test, or neither")
         if not splits:
@@ -124,7 +125,7 @@ class Folder(DataSource):
 
 
 def _classes(folder: Path) -> list[str]:
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    names = [entry.name for entry in entries(folder, "data folder") if entry.is_dir()]
     if not names:
         raise DataError(f"{folder}: holds no folder; put each class's images into a folder of its own")
     return names
@@ -135,8 +136,7 @@ def _files(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray
     files: list[Path] = []
     labels: list[int] = []
     for number, name in enumerate(classes):
-        inside = sorted((folder / name).iterdir()) if (folder / name).is_dir() else []
-        mine = [path for path in inside if not path.name.startswith(".")]
+        mine = entries(folder / name, "data folder") if (folder / name).is_dir() else []
         wrong = [path for path in mine if path.suffix.lower() not in SUFFIXES]
         if wrong:
             raise DataError(f"{wrong[0]}: not an image; a class's folder should hold only {', '.join(SUFFIXES)}")

@@ -15,7 +15,7 @@ import numpy as np
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.data.files import find_root
+from cfl_flare.data.files import authorised, find_root
 from cfl_flare.data.samples import DataSource, Samples, checked
 
 
@@ -43,9 +43,7 @@ class Torchvision(DataSource):
     # Where torchvision keeps the files below the root.
     folder: ClassVar[str]
 
-    root: str | None = setting(
-        None, help="folder that holds the set's folder, $NAME and ~ expanded on the site; default $CFL_DATA_ROOT"
-    )
+    root: str | None = setting(None, help="folder that holds the set's folder; default $CFL_DATA_ROOT")
     download: bool = setting(False, help="download the set if it is not there")
 
     def __post_init__(self) -> None:
@@ -56,7 +54,8 @@ class Torchvision(DataSource):
         from torchvision import datasets
 
         where = f"data {self.name}"
-        root = find_root(self.root, where)
+        root = find_root(self.root, where, self.download)
+        authorised(root / self.folder, where)
         with _reading(where, root / self.folder, _npz_hint(root, self.name.replace("-", ""))):
             reader = getattr(datasets, type(self).__name__)
             options = {"root": str(root), "download": self.download, **self._options()}
@@ -147,8 +146,9 @@ class MedMNIST(DataSource):
     def load(self) -> tuple[Samples, Samples]:
         """The training and the test split, uint8."""
         where = f"data medmnist: {self.flag}"
-        root = find_root(self.root, where)
+        root = find_root(self.root, where, self.download)
         stored = self.flag if self.size == 28 else f"{self.flag}_{self.size}"
+        authorised(root / f"{stored}.npz", where)
         hint = _npz_hint(root, stored)
         try:
             from medmnist import INFO, dataset

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
@@ -16,7 +18,7 @@ import numpy as np
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.data.files import find, read_npz
+from cfl_flare.data.files import expanded, find, read_npz, reading_within
 from cfl_flare.data.images import CONVERT, RESIZE, Folder
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
 from cfl_flare.data.samples import DataSource, Samples, checked, split_by_class
@@ -63,10 +65,7 @@ class Npz(DataSource):
 
     name: ClassVar[str] = "npz"
 
-    path: str = setting(
-        help="the file; $NAME and ~ are expanded on the site, and a relative path that does not exist is looked up in "
-        "$CFL_DATA_ROOT"
-    )
+    path: str = setting(help="the file; a relative path that does not exist is looked up in $CFL_DATA_ROOT")
     key: str | None = setting(
         None, help="the owner of each sample is in the arrays `train_<key>, test_<key>`, for the partition natural"
     )
@@ -110,16 +109,19 @@ class SiteData(DataSource):
     def __post_init__(self) -> None:
         check_settings(self, "data site")
         require(self.path is None or bool(self.path), "data site: path = '' should name a file or a folder")
+        one = self.study is None or bool(re.fullmatch(r"\w[\w.-]*", self.study))
+        require(one, f"data site: study = {self.study!r} should be a name, of letters, digits, '_', '.' and '-'")
         Folder("", self.size, self.channels)  # its checks of both
 
     def load(self) -> tuple[Samples, Samples]:
         """Training and test samples, as the source npz or the source folder reads them."""
         path, how = self.located()
-        inside = list(path.glob("*.npz")) if path.is_dir() else []
-        path = inside[0] if len(inside) == 1 else path
-        logger.info("data: %s (%s)", path, how)
-        source = Folder(str(path), self.size, self.channels) if path.is_dir() else Npz(str(path))
-        return source.load()
+        with nullcontext() if self.path is not None else reading_within(None):  # what the operator names needs no leave
+            inside = list(path.glob("*.npz")) if path.is_dir() else []
+            path = inside[0] if len(inside) == 1 else path
+            logger.info("data: %s (%s)", path, how)
+            source = Folder(str(path), self.size, self.channels) if path.is_dir() else Npz(str(path))
+            return source.load()
 
     def located(self) -> tuple[Path, str]:
         """The data's path, and what named it.
@@ -131,7 +133,8 @@ class SiteData(DataSource):
             return find(self.path, "data site", folder=None), "path"
         named = os.environ.get(VARIABLE)
         if named:
-            return find(named, f"data site: {VARIABLE}", folder=None), VARIABLE
+            with reading_within(None):
+                return find(str(expanded(named)), f"data site: {VARIABLE}", folder=None), VARIABLE
         # Only mounts count, not any folder of that name: the job's author chooses the study.
         mounted = [p for p in sorted((MOUNTS / self.study).glob("*")) if os.path.ismount(p)] if self.study else []
         if len(mounted) == 1:

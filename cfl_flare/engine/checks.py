@@ -16,6 +16,8 @@ from cfl_flare.methods.state import Download
 MAX_SAMPLES = 10**9
 # Values of an array whose length the server does not know.
 MAX_LENGTH = 10**6
+# Largest value of a difference or an array: squares and sums of such values are still finite in float32.
+MAX_VALUE = 1e9
 
 
 def check_result(result: Result, task: Task) -> None:
@@ -66,8 +68,9 @@ def check_update(update: Update, sent: Download, state: ServerState, method: str
         layout = state.bank[slot].layout
         if diff.vector.shape != (layout.size,) or diff.counters.shape != (layout.counter_size,):
             raise PayloadError("shape", f"{name}: {slot} has {diff.vector.shape}, not ({layout.size},)")
-        if not np.isfinite(diff.vector).all():
-            raise PayloadError("non_finite", f"{name}: {slot} holds NaN or infinity")
+        _check_values(f"{name}: {slot}", diff.vector)
+        if np.abs(diff.counters).max(initial=0) > MAX_VALUE:
+            raise PayloadError("too_large", f"{name}: {slot} holds a count beyond {MAX_VALUE:g}")
     check_arrays(name, update.arrays, sent.arrays)
 
 
@@ -86,5 +89,11 @@ def check_arrays(name: str, arrays: Mapping[str, np.ndarray], expected: Mapping[
         fits = len(array.shape) == len(shape) and all(want in (None, size) for want, size in zip(shape, array.shape))
         if not fits or (None in shape and array.size > MAX_LENGTH):
             raise PayloadError("shape", f"{name}: the array {key!r} has shape {array.shape}, not {shape}")
-        if not np.isfinite(array).all():
-            raise PayloadError("non_finite", f"{name}: the array {key!r} holds NaN or infinity")
+        _check_values(f"{name}: the array {key!r}", array)
+
+
+def _check_values(what: str, values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise PayloadError("non_finite", f"{what} holds NaN or infinity")
+    if values.size and max(float(values.max()), -float(values.min())) > MAX_VALUE:
+        raise PayloadError("too_large", f"{what} holds a value beyond {MAX_VALUE:g}")

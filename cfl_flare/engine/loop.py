@@ -110,8 +110,11 @@ def run_loop(
         tasks = server.tasks()
         models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
         for name, task in tasks.items():
+            result = site.carry_out(name, task, models, number)
+            if result.error is not None:
+                logger.warning("round %d: %s failed: %s, in full: %s", number, name, result.error, result.traceback)
             try:
-                server.accept(site.carry_out(name, task, models, number), "local")
+                server.accept(result, "local")
             except PayloadError as error:
                 logger.warning("round %d: %s", number, error)
         measured = server.finish_round()

@@ -110,7 +110,7 @@ def _result(method: Method, state: ServerState, site: Site, name: str, train: bo
     task = Task.of(sent, train=train, evaluate=not train)
     result = site.carry_out(name, task, with_parts(state.bank, task.slots), state.round, **more)
     if result.error is not None:
-        raise RunFailedError(f"{name} failed: {result.error}")
+        raise RunFailedError(f"{name} failed: {result.error}: {result.traceback.strip().splitlines()[-1]}")
     update = result.update
     if update is None:
         return result

@@ -49,10 +49,9 @@ def no_sums(method: Method, settings: ServerSettings) -> str:
     """Why a run's sites cannot send sums, and the way out; empty if they can."""
     if not method.traits.averages_only:
         return f"method {method.label} needs the model of each participant; leave site_sums out"
-    if settings.merge_small_clusters or settings.keep_features:
-        asked = "merge_small_clusters" if settings.merge_small_clusters else "keep_features"
-        return f"{asked} needs the model of each participant; leave one of the two out"
-    return ""
+    asked = [name for name in ("merge_small_clusters", "keep_features", "reject_outliers") if getattr(settings, name)]
+    asked += ["aggregation"] if settings.aggregation != "mean" else []
+    return f"{asked[0]} needs the model of each participant; leave one of the two out" if asked else ""
 
 
 def check_sums(wanted: bool, method: Method, settings: ServerSettings, scripted: bool = False) -> None:

@@ -14,6 +14,7 @@ from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Params
 from cfl_flare.engine.checks import check_result, check_update
 from cfl_flare.engine.partial_sums import Carried, weighed
+from cfl_flare.engine.robust import Norms, clipped
 from cfl_flare.engine.site import Result, Task
 from cfl_flare.engine.spool import Spool
 from cfl_flare.methods import Method, Participant, ServerState, Update
@@ -31,10 +32,12 @@ class Round:
         bank: the models that the tasks name.
         model_bytes: size of one model, which decides whether updates are kept in memory or on disk.
         no_sums: why sites cannot send sums; empty if they can.
+        clip_norm: updates that move further than so many times the median are scaled down; None for never.
 
     Attributes:
         results: by participant, without their updates.
         failures: by participant, why there is no usable result.
+        clipped: by participant, how many times further than allowed its update moved; known once there are `updates`.
     """
 
     def __init__(
@@ -45,11 +48,13 @@ class Round:
         bank: Mapping[str, Params],
         model_bytes: int,
         no_sums: str,
+        clip_norm: float | None,
     ):
         self._participants, self.tasks, self.downloads = participants, tasks, downloads
         self.results: dict[str, Result] = {}
         self.failures: dict[str, str] = {}
-        self._carried = Carried(no_sums)
+        self.clipped: dict[str, float] = {}
+        self._carried, self._norms, self._clip_norm = Carried(no_sums), Norms(), clip_norm
         self._spool = Spool(model_bytes * self.training)
         self._bytes_down, self._bytes_up = self._sent(bank), 0
         self._started = time.monotonic()
@@ -92,7 +97,9 @@ class Round:
         self._bytes_up += sum(array.nbytes for array in update.arrays.values())
         self._carried.add(update, weight)
         expected = self.downloads[update.participant].expected(update.cluster)
-        self._spool.put(replace(update, main=expected[0] if update.diffs else None))
+        update = replace(update, main=expected[0] if update.diffs else None)
+        self._norms.add(update)
+        self._spool.put(update)
 
     def fail(self, participants: Sequence[str], reason: str) -> None:
         """Notes that participants sent nothing usable, and why."""
@@ -109,7 +116,11 @@ class Round:
         weights, lost = self._carried.resolved()
         self.failures.update(lost)
         kept = self._spool.ordered([name for name in self._participants if name not in lost])
-        return Mapped(kept, partial(weighed, weights)) if weights else kept, list(kept.names), bool(weights)
+        excess = {} if self._clip_norm is None else self._norms.excess(self._clip_norm)
+        for far in excess.values():
+            self.clipped |= {name: max(times, self.clipped.get(name, times)) for name, times in far.items()}
+        updates = clipped(kept, excess)
+        return Mapped(updates, partial(weighed, weights)) if weights else updates, list(kept.names), bool(weights)
 
     def count(self, record: dict[str, Any]) -> None:
         """Adds the round's traffic and time to a record."""

@@ -14,14 +14,15 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import CFLError, PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import stream
-from cfl_flare.engine.min_cluster_size import closing, merged, small_clusters, without_chosen
+from cfl_flare.engine.min_cluster_size import check_floor, closing, merged, small_clusters, without_chosen
 from cfl_flare.engine.partial_sums import no_sums
+from cfl_flare.engine.robust import Guard
 from cfl_flare.engine.round import Round
-from cfl_flare.engine.settings import ServerSettings, count_of
+from cfl_flare.engine.settings import Floor, ServerSettings, count_of
 from cfl_flare.engine.site import CrossModel, Result, Task
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.slots import cluster_slot
-from cfl_flare.methods.state import Download, Predict
+from cfl_flare.methods.state import Download, Predict, without
 from cfl_flare.results.analysis import analyse, gram
 from cfl_flare.results.checkpoints import Progress
 from cfl_flare.results.metrics import RoundMetrics, measure_round
@@ -78,11 +79,8 @@ class Server:
             f"only {asked} of {len(participants)} take part; lower k or raise sample",
         )
         method.check(layout, settings.num_rounds)
-        require(
-            method.traits.mergeable or not settings.merge_small_clusters,
-            f"run: merge_small_clusters: method {method.label} cannot merge clusters; leave it out, and "
-            "min_sites_per_cluster still reports small ones",
-        )
+        check_floor(method, state, settings, participants)
+        self._guard = Guard(method, settings, self.participants)
         self.archive = (archive or Archive()) if method.traits.archives else None
         if self.archive is not None:
             self.archive.rewind(state.round)
@@ -141,7 +139,8 @@ class Server:
 
     def _new_round(self, tasks: Mapping[str, Task], downloads: Mapping[str, Download]) -> Round:
         refused = no_sums(self.method, self.settings)
-        return Round(self.participants, tasks, downloads, self.bank, self.layout.nbytes, refused)
+        clip_norm = self.settings.clip_norm
+        return Round(self.participants, tasks, downloads, self.bank, self.layout.nbytes, refused, clip_norm)
 
     def _cross(self) -> tuple[CrossModel, ...]:
         """The clusters' models, or the run's other ones if it has no clusters; one made of parts travels whole."""
@@ -243,7 +242,7 @@ class Server:
     def _advance(self) -> None:
         """One round of the method on the accepted updates, in the participants' order."""
         before = self.state
-        updates, trained, sums = self._round.updates()
+        updates, trained, sums = self._trusted(before)
         enough = max(count_of(self.settings.min_answers, self._round.training), self.method.plan(before).fewest)
         analysis: dict[str, Any] = {}
         if len(updates) >= enough:
@@ -251,8 +250,8 @@ class Server:
             if assignment and not sums:  # it is of single models
                 assignment = {name: self.state.assignment[name] for name in trained}
                 analysis = self._analyse(before, updates, assignment)
-            analysis |= self.state.notes
-            if self.settings.min_sites_per_cluster > 1:
+            analysis |= {**self.state.notes, **self._guard.notes}
+            if self.settings.floor != Floor(1, 1):
                 analysis["small_clusters"] = self.small_clusters
             self.progress.failed_rounds = 0
         else:
@@ -274,6 +273,7 @@ class Server:
             "failed": dict(self._round.failures),
             "aggregated": len(updates) >= enough,
             "moved": moved,
+            **({"clipped": self._round.clipped} if self._round.clipped else {}),
             **analysis,
             "bytes_down": 0,
             "bytes_up": 0,
@@ -281,15 +281,25 @@ class Server:
         }
         self._round.count(self.progress.record)
 
+    def _trusted(self, before: ServerState) -> tuple[Sequence[Update], list[str], bool]:
+        """The updates with which the round goes on, whose they are, and whether some are means of several."""
+        updates, trained, sums = self._round.updates()
+        outliers = self._guard.outliers(before, updates)
+        for name, times in outliers.items():
+            self.rejected["outlier"] += 1
+            self.fail([name], f"outlier: its model is {times:.3g} times as far from all others as is usual")
+        return without(updates, outliers), [name for name in trained if name not in outliers], sums
+
     def _step(self, before: ServerState, updates: Sequence[Update]) -> Assignment:
         """E-step and M-step, with small clusters merged in between if requested; returns the assignment."""
         equipped, closed = replace(before, logits=self._logits, archive=self.archive), set[int]()
-        assignment = self.method.assign(equipped, updates)
+        assignment = self.method.assign(equipped, self._guard.weighed(updates))
         if self.settings.merge_small_clusters:
-            fewest = self.settings.min_sites_per_cluster
-            assignment = merged(self.method, before, updates, assignment, self.participants, fewest)
+            assignment = merged(self.method, before, updates, assignment, self.participants, self.settings.floor)
             updates, closed = without_chosen(updates, assignment, self._round.downloads)
-        self.state = closing(self.method.aggregate(equipped, updates, assignment), closed)
+        updates = self._guard.averaged(before, updates, assignment)
+        moved = self.method.aggregate(equipped, updates, assignment) if len(updates) else before.after({}, assignment)
+        self.state = closing(moved, closed)
         return assignment
 
     def _analyse(self, before: ServerState, updates: Sequence[Update], assignment: Assignment) -> dict[str, Any]:
@@ -307,7 +317,7 @@ class Server:
     @property
     def small_clusters(self) -> list[int]:
         """The clusters in use with fewer sites than the run asks for."""
-        return small_clusters(self.state.assignment, self.participants, self.settings.min_sites_per_cluster)
+        return small_clusters(self.state.assignment, self.participants, self.settings.floor)
 
     def close(self, extra: Mapping[str, Any]) -> None:
         """Writes the summary and the models."""

@@ -4,12 +4,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import SHARE_OR_COUNT, check_settings, setting
 from cfl_flare.engine.early_stopping import EarlyStopping
+
+# Honest updates are not so many times longer than their median: docs/security.md has what was measured.
+CLIP_NORM = 10.0
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The fewest sites and training samples of a cluster, below which its model says too much of them."""
+
+    sites: int
+    samples: int
 
 
 @dataclass(frozen=True)
@@ -25,10 +37,35 @@ class ServerSettings:
     evaluate_every: int = setting(1, help="rounds between measurements; the last round is always measured", ge=1)
     max_failed_rounds: int = setting(3, help="the run fails after so many rounds in a row with too few results", ge=1)
     keep_features: bool = setting(False, help="keep the Gram matrix of the participants' features in each round")
-    min_sites_per_cluster: int = setting(
-        1, help="clusters of fewer sites are reported, as their models reveal something of the data", ge=1
+    min_sites_per_cluster: int | None = setting(
+        None, help="clusters of fewer sites are small, and reported; default: 3 at real sites, 1 in a simulation", ge=1
     )
-    merge_small_clusters: bool = setting(False, help="move the participants of such a cluster to the nearest other one")
+    min_samples_per_cluster: int | None = setting(
+        None, help="so are clusters of fewer training samples; default: 30 at real sites, 1 in a simulation", ge=1
+    )
+    merge_small_clusters: bool | None = setting(
+        None, help="move a small cluster's participants to the nearest other; default: if the server assigns real sites"
+    )
+    hold_small_clusters: bool | None = setting(
+        None, help="a model stays as it is in a round in which too few sites trained it; default: at real sites"
+    )
+    clip_norm: float | None = setting(
+        CLIP_NORM,
+        help="an update that moves further than so many times the median is scaled down; None for never",
+        gt=0,
+    )
+    aggregation: str = setting(
+        "mean", help="what is computed inside clusters", choices=("mean", "median", "trimmed_mean", "krum")
+    )
+    byzantine: int = setting(
+        1, help="hostile participants to expect: trimmed_mean, krum and reject_outliers leave out so many", ge=1
+    )
+    reject_outliers: bool = setting(
+        False, help="before clustering, leave out participants whose models are far from all others"
+    )
+    max_weight_share: float | None = setting(
+        None, help="largest share of one site's weight in a mean; default: 1/3 at real sites", gt=0, le=1
+    )
     key_metric: str = setting("accuracy", help="it chooses the best round, whose models are kept; empty for none")
     key_metric_mode: str | None = setting(
         None, help="which end of it is best; default: as stop_cond implies, else max", choices=("min", "max")
@@ -41,12 +78,35 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         check_settings(self, "run")
-        require(
-            not self.merge_small_clusters or self.min_sites_per_cluster > 1,
-            "run: merge_small_clusters merges clusters of fewer than min_sites_per_cluster = 1 sites, and there are "
-            "none; raise that",
-        )
+        for name in ("merge_small_clusters", "hold_small_clusters"):
+            require(
+                not getattr(self, name) or self.floor != Floor(1, 1),
+                f"run: {name} is about clusters of fewer than min_sites_per_cluster = 1 sites, and there are none; "
+                "raise that",
+            )
         _ = self.early_stopping
+
+    @property
+    def floor(self) -> Floor:
+        """Below it, a cluster is small."""
+        return Floor(self.min_sites_per_cluster or 1, self.min_samples_per_cluster or 1)
+
+    def at_real_sites(self, merges: bool) -> ServerSettings:
+        """The settings of a run of real hospitals: what is not set is as private and cautious as it can be.
+
+        Args:
+            merges: small clusters are merged by default.
+        """
+        floor = Floor(self.min_sites_per_cluster or 3, self.min_samples_per_cluster or 30)
+        small = floor != Floor(1, 1)
+        defaults: dict[str, Any] = {
+            "min_sites_per_cluster": floor.sites,
+            "min_samples_per_cluster": floor.samples,
+            "merge_small_clusters": small and merges,
+            "hold_small_clusters": small,
+            "max_weight_share": 1 / 3,
+        }
+        return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
 
     @property
     def early_stopping(self) -> EarlyStopping:

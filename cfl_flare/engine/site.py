@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from cfl_flare.core.config import one_line
-from cfl_flare.core.errors import AbortedError, DataError
+from cfl_flare.core.errors import AbortedError, DataError, failure_of
 from cfl_flare.core.params import Params
 from cfl_flare.data import ParticipantData
 from cfl_flare.methods import Download, Method, Update
@@ -84,8 +85,9 @@ class Result:
         participant: its name.
         update: None if it was not asked to train, or failed.
         metrics: ``served_accuracy``, ... and on request ``trained_accuracy``, ...
-        error: why it failed; None if it did not.
+        error: the code of its failure, one of `cfl_flare.core.errors.FAILURES`; None if it did not fail.
         cross: metrics of each model of the task's ``cross``.
+        traceback: of its failure; it stays at the site.
     """
 
     participant: str
@@ -93,6 +95,7 @@ class Result:
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     cross: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    traceback: str = ""
 
 
 class Site:
@@ -182,7 +185,7 @@ class Site:
         round_number: int,
         on_served: Callable[[str, Served], None] = lambda participant, served: None,
     ) -> Result:
-        """Carries out a task for one participant; a failure becomes its result's error.
+        """Carries out a task for one participant; a failure becomes its result's code and traceback.
 
         Args:
             participant: whom the task is for.
@@ -216,6 +219,6 @@ class Site:
         except AbortedError:
             raise
         except Exception as error:  # one failing participant must not stop the site's others
-            return Result(participant, error=f"{type(error).__name__}: {error}")
+            return Result(participant, error=failure_of(error, "training"), traceback=traceback.format_exc())
         self.memory[participant] = memory
         return Result(participant, update, metrics, cross=cross)

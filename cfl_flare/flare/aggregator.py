@@ -20,12 +20,14 @@ from cfl_flare.core.config import build, from_dict, require, unmarked
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.data.files import authorised
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Task
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy
+from cfl_flare.flare.policy import limited_paths
 from cfl_flare.methods import Method, Participant, ServerState, build_method
 from cfl_flare.methods.slots import travelling, with_parts
 from cfl_flare.methods.state import Predict
@@ -73,6 +75,18 @@ class ClusteringAggregator(ModelAggregator):
         torch.set_num_threads(1)
         return ResidentModel(self._make_model(fl_ctx)).layout
 
+    def merges(self, fl_ctx: FLContext) -> bool:
+        """Whether small clusters are merged unless the job says otherwise.
+
+        Where participants choose, there is no need: one whose model no longer improves chooses another in time, while
+        a cluster that is merged is closed for good, and in the first rounds many are small by chance.
+        """
+        traits = self._method(fl_ctx).traits
+        return traits.mergeable and not traits.assigns_on_site
+
+    def _method(self, fl_ctx: FLContext) -> Method:
+        return build_method(unmarked(self.method), component_policy(fl_ctx))
+
     def _make_model(self, fl_ctx: FLContext) -> torch.nn.Module:
         return build(self.model, torch.nn.Module, "model", component_policy(fl_ctx))
 
@@ -91,8 +105,10 @@ class ClusteringAggregator(ModelAggregator):
         """Makes the run's initial models, for the method."""
         path = None
         if self.initial_ckpt is not None:
-            carried = fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id())
-            path = Path(carried) / self.initial_ckpt  # an absolute path stays as it is
+            carried = Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id()))
+            path = carried / self.initial_ckpt  # an absolute path stays as it is
+            if not path.resolve().is_relative_to(carried.resolve()):
+                path = authorised(path, "run: initial_ckpt")
         return initial_models(method, partial(self._make_model, fl_ctx), self.layout(fl_ctx), seed, path)
 
     def begin(
@@ -117,9 +133,13 @@ class ClusteringAggregator(ModelAggregator):
         Raises:
             ConfigError: the method cannot be run with them, or lacks indicator samples.
             DataError: the indicator samples cannot be read, or do not fit the model.
+            PathError: the server's operator does not allow a path that the job names.
         """
-        method = build_method(unmarked(self.method), component_policy(fl_ctx))
-        fresh = method.start(self._initial(method, settings.seed, fl_ctx), [p.name for p in participants])
+        method = self._method(fl_ctx)
+        with limited_paths(fl_ctx):
+            initial = self._initial(method, settings.seed, fl_ctx)
+            logits = self._logits(method, settings.seed, fl_ctx)
+        fresh = method.start(initial, [p.name for p in participants])
         if resumed is not None:
             done, total = resumed.round, settings.num_rounds
             require(done < total, f"run: resume_from names a run with {done} rounds; num_rounds = {total} adds none")
@@ -128,7 +148,6 @@ class ClusteringAggregator(ModelAggregator):
                 require(fits, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
             missing = sorted(fresh.extras.keys() - resumed.extras.keys())
             require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")
-        logits = self._logits(method, settings.seed, fl_ctx)
         state = resumed or fresh
         self.server = Server(
             method, self.layout(fl_ctx), participants, settings, state, recorder, None, logits, archive

@@ -25,7 +25,8 @@ from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.utils.fed_utils import authorize_build_component, extract_participants
 
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import ClassError, ConfigError
 from cfl_flare.flare import rejoin
 from cfl_flare.flare.attendance import Attendance
 
@@ -220,7 +221,7 @@ def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
     """The site's component policy, for classes that FLARE itself does not see in a job.
 
     Returns:
-        A function of a class path that raises a ConfigError where the policy refuses it.
+        A function of a class path that raises a ClassError where the policy refuses it.
     """
 
     def authorize(class_path: str) -> None:
@@ -229,8 +230,8 @@ def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
         ctx.set_prop(FLContextKey.CURRENT_JOB_ID, fl_ctx.get_job_id())
         refusal = authorize_build_component({"path": class_path}, None, None, ctx, [])
         if refusal:
-            raise ConfigError(
-                f"this site's policy does not allow {class_path!r}: {refusal}; add its package to class_allow_list in "
+            raise ClassError(
+                f"this site's policy does not allow {class_path!r}: {refusal}; add it to class_allow_list in "
                 "local/resources.json, or submit the job with byoc=True"
             )
 
@@ -263,3 +264,16 @@ def allow_list_key() -> str:
     from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIST
 
     return str(CLASS_ALLOW_LIST)
+
+
+def check_study(given: str | None, jobs: str) -> str:
+    """The study whose data a job reads, which is its own.
+
+    Raises:
+        ConfigError: the job names another one.
+    """
+    require(
+        given in (None, jobs),
+        f"data site: study = {given!r}: the job is of study {jobs!r}, and reads no other's data; leave it out",
+    )
+    return jobs

@@ -13,7 +13,7 @@ import nvflare
 from nvflare.apis.fl_context import FLContext
 
 from cfl_flare.core.config import require, unmarked
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.errors import SettingsError, SoftwareError
 from cfl_flare.core.version import PACKAGE, __version__
 
 
@@ -45,7 +45,7 @@ def check_software(theirs: Mapping[str, str], who: str, place: str) -> None:
         place: the name of this server or site.
 
     Raises:
-        ConfigError: a version differs in its first two numbers.
+        SoftwareError: a version differs in its first two numbers.
     """
     for package, version in SOFTWARE.items():
         other = theirs.get(package, version)
@@ -54,11 +54,12 @@ def check_software(theirs: Mapping[str, str], who: str, place: str) -> None:
             f"{who} {package} {other}, but {place} runs {version}: the first two numbers must be the same; install one "
             "version at the server and every site and make the job with it (an installed package is used rather than "
             "the copy that a job carries)",
+            SoftwareError,
         )
 
 
 def check_maker(made_by: Mapping[str, str], place: str) -> None:
-    """Raises a ConfigError if a job was made by software whose jobs do not run here.
+    """Raises a SoftwareError if a job was made by software whose jobs do not run here.
 
     Args:
         made_by: version of each package.
@@ -83,13 +84,13 @@ def check_settings(servers: Mapping[str, Any], own: Mapping[str, Any], place: st
         place: the name of this site.
 
     Raises:
-        ConfigError: a setting differs; the message names the first one.
+        SettingsError: a setting differs; the message names the first one.
     """
     for name in (key for key in SHARED if key in servers):
         found = _difference(name, unmarked(servers[name]), unmarked(own.get(name)))
         if found is not None:
             where, one, other = found
-            raise ConfigError(
+            raise SettingsError(
                 f"job: {where} = {reprlib.repr(one)} at the server, {reprlib.repr(other)} at {place}; set it to the "
                 "same value in config_fed_server and config_fed_client"
             )

@@ -24,7 +24,7 @@ from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.client_api.controller import Scripts
-from cfl_flare.flare.compat import PerSiteController
+from cfl_flare.flare.compat import PerSiteController, simulated
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.tracking import track
 from cfl_flare.methods import Participant
@@ -87,6 +87,13 @@ class ClusteredController(PerSiteController):
         compatibility.check_maker(unmarked(self.made_by or {}), "the server")
         compatibility.check_known(self._unknown, "controller", "the server")
         self._schedule = kept(ServerSettings, self, "run")
+        if self._has_own_data():
+            self._schedule = self._schedule.at_real_sites(self.aggregator.merges(self.fl_ctx))
+            floor, share = self._schedule.floor, self._schedule.max_weight_share
+            self.info(
+                f"a cluster needs {floor.sites} sites and {floor.samples} training samples; "
+                f"a site has at most {share:.3g} of a cluster's weight"
+            )
         self._own = kept(ControllerSettings, self, "run")
         persistor: ClusterModelPersistor = self.persistor
         resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)
@@ -111,6 +118,10 @@ class ClusteredController(PerSiteController):
 
     def _sites(self) -> list[str]:
         return sorted((client.name for client in self.engine.get_clients()), key=natural)
+
+    def _has_own_data(self) -> bool:
+        """Whether the sites are hospitals with data of their own, and not those of a simulation, here or in a POC."""
+        return not simulated(self.fl_ctx) and (self.facts or {}).get("data", {}).get("participants") is None
 
     def _connected(self, sites: Sequence[str]) -> list[Participant]:
         """Every site is one participant; its script's first result says how much data it has."""
@@ -157,7 +168,8 @@ class ClusteredController(PerSiteController):
                 self.left_out[site] = str(error)
             return site in hosted
 
-        ours, rounds = {"software": compatibility.SOFTWARE, "job": self._shared()}, self._schedule.num_rounds
+        rounds, fewest = self._schedule.num_rounds, self._schedule.floor.sites
+        ours = {"software": compatibility.SOFTWARE, "job": self._shared(), "min_sites_per_cluster": fewest}
         data = {site: wire.message({}, {**ours, **self._hosting[site]}, 0, rounds) for site in sites}
         self.exchange(wire.CHECK_TASK, data, max(self._own.task_timeout, CHECK_IN), on_result)
         said = dict(self.left_out)
@@ -197,8 +209,11 @@ class ClusteredController(PerSiteController):
         if last:
             server.close({"sites_left_out": self.left_out})
             if server.small_clusters:
-                fewest = self._schedule.min_sites_per_cluster
-                self.warning(f"clusters {server.small_clusters} have fewer than {fewest} sites, whose data they reveal")
+                floor = self._schedule.floor
+                self.warning(
+                    f"clusters {server.small_clusters} have fewer than {floor.sites} sites or {floor.samples} samples, "
+                    "whose data they reveal"
+                )
             self._draw()
             self.info(f"results: {Path(self.get_run_dir()) / RESULTS}")
             return False

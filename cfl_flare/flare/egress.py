@@ -14,6 +14,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.task_utils import get_filters
 
 from cfl_flare.core.config import require
+from cfl_flare.core.errors import EncryptionError
 from cfl_flare.flare import wire
 
 METRICS = ("accuracy", "macro_f1", "loss")
@@ -21,7 +22,7 @@ ENCRYPTION = "nvflare.app_opt.he"
 
 
 def check_filters(fl_ctx: FLContext) -> None:
-    """Raises a ConfigError if a filter on a site's results, the job's or the site's own, encrypts models."""
+    """Raises an EncryptionError if a filter on a site's results, the job's or the site's own, encrypts models."""
     runner = fl_ctx.get_prop(FLContextKey.RUNNER)
     filters = get_filters(
         "task_result_filters", fl_ctx, getattr(runner, "task_result_filters", {}), wire.TRAIN_TASK, FilterKey.OUT
@@ -33,6 +34,7 @@ def check_filters(fl_ctx: FLContext) -> None:
         not encrypting,
         f"job: the filter {encrypting[:1]} encrypts models before they leave: the server could not check, compare or "
         "cluster them; remove it from the job, or from the site's privacy.json",
+        EncryptionError,
     )
 
 

@@ -19,8 +19,8 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
-from cfl_flare.core.config import build, from_dict, unmarked
-from cfl_flare.core.errors import AbortedError, CFLError, PayloadError
+from cfl_flare.core.config import build, from_dict, require, unmarked
+from cfl_flare.core.errors import AbortedError, ConfigError, PayloadError, failure_of
 from cfl_flare.core.settings import keep, kept, shows
 from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.summary import DataSummary
@@ -29,9 +29,10 @@ from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.flare import compatibility, wire
-from cfl_flare.flare.compat import component_policy, study_of
+from cfl_flare.flare.compat import check_study, component_policy, study_of
 from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.paths import store_for
+from cfl_flare.flare.policy import check_floor, limited_paths
 from cfl_flare.methods import build_method
 from cfl_flare.results.run_dir import SERVED, save_served
 from cfl_flare.results.store import Store
@@ -83,7 +84,7 @@ class ClusteredExecutor(Executor):
         self._abort_signal = Signal()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Carries out a task; a failure is logged here and reported to the server without this site's paths."""
+        """Carries out a task; a failure is logged here, and its code alone is reported to the server."""
         self._abort_signal = abort_signal
         try:
             if task_name == wire.CHECK_TASK:
@@ -94,17 +95,14 @@ class ClusteredExecutor(Executor):
         except AbortedError as error:
             self.log_info(fl_ctx, str(error))
             return make_reply(ReturnCode.TASK_ABORTED)
-        except CFLError as error:
-            reason = whole = str(error)
         except Exception as error:
-            reason, whole = f"{type(error).__name__}: {error}", traceback.format_exc()
-        self._log_failure(f"task {task_name!r}", reason, whole, fl_ctx)
-        return wire.to_shareable({}, {"error": wire.without_paths(reason)})
+            self._log_failure(f"task {task_name!r}", failure_of(error), traceback.format_exc(), fl_ctx)
+            return wire.encode_failure(error)
 
-    def _log_failure(self, what: str, reason: str, whole: str, fl_ctx: FLContext) -> None:
-        """Logs the error without paths, as a kit streams its error log to the server by default."""
-        self.log_error(fl_ctx, f"{what} failed: {wire.without_paths(reason)}")
-        self.log_info(fl_ctx, f"{what} failed, in full: {whole}")
+    def _log_failure(self, what: str, code: str, whole: str, fl_ctx: FLContext) -> None:
+        """Logs the code as an error and the rest as information: FLARE sends a site's error log to the server."""
+        self.log_error(fl_ctx, f"{what} failed: {code}")
+        self.log_info(fl_ctx, f"{what} failed: {code}, in full: {whole}")
 
     def _check(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Checks that the server's job is this one, reads the data, builds the model, and says whom this site hosts."""
@@ -132,6 +130,7 @@ class ClusteredExecutor(Executor):
         compatibility.check_known(self._unknown, "executor", place)
         compatibility.check_settings(content["job"], {key: getattr(self, key) for key in compatibility.SHARED}, place)
         check_filters(fl_ctx)
+        check_floor(content["min_sites_per_cluster"], fl_ctx)
 
     def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """One round for all participants that were given a task."""
@@ -147,7 +146,7 @@ class ClusteredExecutor(Executor):
         results = [site.carry_out(name, task, models, number, keep) for name, task in tasks.items()]
         for result in results:
             if result.error:
-                self._log_failure(f"round {number}: {result.participant}", result.error, result.error, fl_ctx)
+                self._log_failure(f"round {number}: {result.participant}", result.error, result.traceback, fl_ctx)
         self._remember(number + 1, site)
         did = "measured the final models of" if last else "worked for"
         seconds = time.monotonic() - started
@@ -167,8 +166,8 @@ class ClusteredExecutor(Executor):
             torch.set_num_threads(own.torch_threads)
             policy = component_policy(fl_ctx)
             source = build(self.source, DataSource, "data", policy)  # type: ignore[type-abstract]
-            if isinstance(source, SiteData) and source.study is None:
-                source = replace(source, study=study_of(fl_ctx))
+            if isinstance(source, SiteData):
+                source = replace(source, study=check_study(source.study, study_of(fl_ctx)))
             config = from_dict(DataConfig, unmarked(self.data), "data")
             site = Site(
                 build_method(unmarked(self.method), policy),
@@ -179,7 +178,8 @@ class ClusteredExecutor(Executor):
                 own.device,
                 should_stop=lambda: bool(self._abort_signal.triggered),
             )
-            site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
+            with limited_paths(fl_ctx):
+                site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
             self._site = site
         return self._site
 
@@ -198,8 +198,9 @@ class ClusteredExecutor(Executor):
         if not versions:
             return  # the method remembers nothing, or this site is new
         try:
-            models, _ = source.load(versions[-1], site.runtime.resident.layout)
-        except PayloadError as error:
+            models, facts = source.load(versions[-1], site.runtime.resident.layout)
+            check_memory_of(facts.get("method", site.method.label), site.method.label, run_name)
+        except (PayloadError, ConfigError) as error:
             self.log_warning(fl_ctx, f"no memory of round {number} ({error}); participants start from their centre")
             return
         for key, params in models.items():
@@ -213,7 +214,7 @@ class ClusteredExecutor(Executor):
         try:
             save_served(folder, participant, served, self.model, number)
         except OSError as error:  # the run has its results all the same
-            self._log_failure(f"keeping {participant}'s model", str(error), str(error), fl_ctx)
+            self._log_failure(f"keeping {participant}'s model", failure_of(error), traceback.format_exc(), fl_ctx)
         else:
             self.log_info(fl_ctx, f"{participant}'s model: {folder}")
 
@@ -222,8 +223,13 @@ class ClusteredExecutor(Executor):
         assert self._store is not None
         models = {f"{name}#{what}": p for name, own in site.memory.items() for what, p in own.items()}
         if models:
-            self._store.save(number, models, {})
+            self._store.save(number, models, {"method": site.method.label})
         self._memory_round = number
+
+
+def check_memory_of(kept: str, asked: str, run_name: str) -> None:
+    """Raises a ConfigError for the memory of another method, which may send what that one keeps at the site."""
+    require(kept == asked, f"run {run_name!r} was of method {kept}, and this job is of {asked}; resume it with {kept}")
 
 
 def _leave(participant: str, served: Served) -> None:

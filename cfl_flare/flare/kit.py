@@ -16,6 +16,7 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.files import atomic_write
+from cfl_flare.flare.allowed import narrowed
 from cfl_flare.flare.compat import allow_list_key
 
 RESOURCES = "resources.json"
@@ -114,9 +115,12 @@ def code_carriers(kit: Path) -> str:
 
 
 def with_allowed(content: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
-    """Resources that also allow these classes. A list of their own, or else FLARE's default list, is extended."""
+    """Resources that also allow these classes. A list of their own, or else FLARE's default list, is extended.
+
+    The prefix of all of cfl_flare is taken out of it.
+    """
     key = allow_list_key()
-    listed = list(content.get(key, DEFAULT_CLASS_ALLOW_LIST))
+    listed = narrowed(content.get(key, DEFAULT_CLASS_ALLOW_LIST))
     added = [] if ALL in listed else [c for c in classes if c not in listed]
     return {"format_version": 2, **content, key: listed + added}
 

@@ -4,15 +4,22 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.fl_context import FLContext
 
 from cfl_flare.core.config import from_dict, require
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.errors import ConfigError, FloorError
+from cfl_flare.core.files import atomic_write
 from cfl_flare.core.settings import check_settings, setting
+from cfl_flare.data.files import expanded, reading_within
+from cfl_flare.flare.compat import simulated
 
 POLICY = "cfl.json"
 
@@ -22,7 +29,7 @@ class Policy:
     """An operator's limits. Without a file, the defaults hold."""
 
     data_roots: tuple[str, ...] = setting(
-        (), help="folders in which a job's data source may read files; none: a job reads what $CFL_DATA names"
+        (), help="folders in which a job may name files to read; with none, a job reads only what $CFL_DATA names"
     )
     min_sites_per_cluster: int = setting(1, help="a site takes part in no job with a lower min_sites_per_cluster", ge=1)
     max_participants: int = setting(10_000, help="most participants that a server accepts from one site", ge=1)
@@ -30,9 +37,15 @@ class Policy:
     def __post_init__(self) -> None:
         check_settings(self, POLICY)
         roots = self.data_roots
-        fits = isinstance(roots, (list, tuple)) and all(isinstance(root, str) for root in roots)
-        require(fits, f"{POLICY}: data_roots = {roots!r} should be a list of folders")
+        fits = isinstance(roots, (list, tuple)) and all(isinstance(r, str) and Path(r).is_absolute() for r in roots)
+        require(fits, f"{POLICY}: data_roots = {roots!r} should be a list of folders, each with its whole path")
         object.__setattr__(self, "data_roots", tuple(roots))
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What a file of this policy holds: the settings that are not the defaults."""
+        values = {**asdict(self), "data_roots": list(self.data_roots)}
+        return {f.name: values[f.name] for f in fields(self) if getattr(self, f.name) != f.default}
 
     @classmethod
     def of(cls, fl_ctx: FLContext) -> Policy:
@@ -58,3 +71,75 @@ class Policy:
             raise ConfigError(f"{file}: not readable as JSON ({error}); correct it, or remove it") from error
         require(isinstance(content, dict), f"{file}: should hold a JSON object with settings")
         return from_dict(cls, content, str(file))
+
+
+@dataclass(frozen=True)
+class PolicyChange:
+    """A change of a kit's policy.
+
+    Attributes:
+        file: that holds the policy.
+        after: its new text; None if there is nothing to change.
+        diff: lines of a unified diff.
+    """
+
+    file: Path
+    after: str | None
+    diff: list[str]
+
+    def write(self) -> None:
+        """Makes the change."""
+        if self.after is not None:
+            atomic_write(self.file, self.after)
+
+    @classmethod
+    def of(
+        cls,
+        local: Path,
+        data_roots: Sequence[str] = (),
+        min_sites_per_cluster: int | None = None,
+        max_participants: int | None = None,
+    ) -> PolicyChange:
+        """The change of a kit's policy that an operator asks for.
+
+        Args:
+            local: the kit's folder ``local``.
+            data_roots: folders to add.
+            min_sites_per_cluster: the new value; None leaves the old one.
+            max_participants: the new value; None leaves the old one.
+
+        Raises:
+            ConfigError: the policy cannot be read, a value is out of its range, or a folder does not exist.
+        """
+        old = Policy.read(local / POLICY)
+        roots = [str(expanded(root).resolve()) for root in data_roots]
+        for root in roots:
+            require(Path(root).is_dir(), f"site: --data-root {root!r} is not a folder; make it first")
+        limits = {"min_sites_per_cluster": min_sites_per_cluster, "max_participants": max_participants}
+        given = {name: value for name, value in limits.items() if value is not None}
+        new = replace(old, data_roots=tuple(dict.fromkeys((*old.data_roots, *roots))), **given)
+        before, after = (json.dumps(policy.content, indent=2) for policy in (old, new))
+        lines = difflib.unified_diff(before.splitlines(), after.splitlines(), POLICY, POLICY, lineterm="", n=2)
+        return cls(local / POLICY, after + "\n" if new != old else None, list(lines))
+
+
+@contextmanager
+def limited_paths(fl_ctx: FLContext) -> Iterator[None]:
+    """Inside it, paths that a job names must lie in the policy's ``data_roots``; in a simulation they may be anywhere.
+
+    Raises:
+        ConfigError: the policy cannot be read.
+    """
+    with reading_within(None if simulated(fl_ctx) else Policy.of(fl_ctx).data_roots):
+        yield
+
+
+def check_floor(min_sites_per_cluster: int, fl_ctx: FLContext) -> None:
+    """Raises a FloorError if a job's clusters may have fewer sites than this site's policy asks for."""
+    own = Policy.of(fl_ctx).min_sites_per_cluster
+    if min_sites_per_cluster < own:
+        raise FloorError(
+            f"job: min_sites_per_cluster = {min_sites_per_cluster} is less than the {own} that {POLICY} of "
+            f"{fl_ctx.get_identity_name()} asks for; raise it in the job, or let the operator lower it with 'cfl-flare "
+            "site prepare KIT --min-sites-per-cluster'"
+        )

@@ -9,8 +9,6 @@ more WEIGHT_DIFF, ``"participant/#arrays"``, so that a site's filters see them t
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +17,7 @@ from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
-from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.errors import PayloadError, failure_of
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.site import CrossModel, Result, Task
 from cfl_flare.methods import Update
@@ -28,8 +26,6 @@ from cfl_flare.methods.slots import with_parts
 SCHEMA = 2
 ARRAYS = "#arrays"
 META = "cfl"
-# Environment variables that name a site's files and folders.
-OWN_PLACES = ("CFL_DATA", "CFL_DATA_ROOT", "CFL_STATE_ROOT", "HOME")
 CHECK_TASK = "check"
 TRAIN_TASK = "train"
 
@@ -112,13 +108,18 @@ def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Task], 
     return tasks, with_parts(models, needed), content
 
 
+def encode_failure(error: BaseException) -> Shareable:
+    """A site's answer to a task that it could not carry out: a code of `cfl_flare.core.errors.FAILURES`, no text."""
+    return to_shareable({}, {"error": failure_of(error)})
+
+
 def encode_results(results: Sequence[Result], content: Mapping[str, Any]) -> Shareable:
-    """A site's results. Failing participants are left out of the collection, with their reason in the meta."""
+    """A site's results. Failing participants are left out of the collection, with their failure's code in the meta."""
     collection: dict[str, DXO] = {}
     described: dict[str, dict[str, Any]] = {}
     for r in results:
         cross = {model: dict(found) for model, found in r.cross.items()}
-        said = {"metrics": dict(r.metrics), "error": r.error and without_paths(r.error)}
+        said = {"metrics": dict(r.metrics), "error": r.error}
         described[r.participant] = {**said, "cross": cross} if cross else said
         if r.update is None:
             continue
@@ -201,14 +202,3 @@ def _diff(name: str, slot: str, dxo: Any, layout: Layout) -> Params:
         return layout.pack(arrays, allow_missing=bool(dxo.get_filter_history()))
     except PayloadError as error:
         raise PayloadError(error.code, f"{name}/{slot}: {error}") from error
-
-
-def without_paths(text: str) -> str:
-    """An error message that may leave the site: without its file paths.
-
-    Paths that environment variables name are removed with any spaces in them, others by what paths look like.
-    """
-    own = {os.environ.get(name, "") for name in OWN_PLACES}
-    for place in sorted((p for p in own if "/" in p[1:]), key=len, reverse=True):
-        text = re.sub(re.escape(place) + r"[^:;,()'\"\n]*", "<path>", text)
-    return re.sub(r"(?<![\w.])(?<!http:/)(?<!https:/)(?:~|\$\w+)?(?:/[\w.\-+@]+)+/?", "<path>", text)[:500]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,6 +168,29 @@ class Mapped(Sequence[Update]):
 
     def __iter__(self) -> Iterator[Update]:
         return map(self._function, self._updates)
+
+
+class Chosen(Sequence[Update]):
+    """Some of the updates, those at these places."""
+
+    def __init__(self, updates: Sequence[Update], places: Sequence[int]):
+        self._updates, self._places = updates, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._places[index]
+        return self._updates[found] if isinstance(found, int) else Chosen(self._updates, found)
+
+    def __iter__(self) -> Iterator[Update]:
+        return (self._updates[place] for place in self._places)
+
+
+def without(updates: Sequence[Update], names: Container[str]) -> Sequence[Update]:
+    """The updates of all but some participants."""
+    places = [i for i, update in enumerate(updates) if update.participant not in names]
+    return updates if len(places) == len(updates) else Chosen(updates, places)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,9 @@ MNIST_FILES = [
 def test_mnist_from_idx_files(tmp_path, monkeypatch, source):
     idx_set(tmp_path / source.__name__ / "raw", MNIST_FILES)
     monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
-    for one in (source(), source(root=str(tmp_path)), source(root="$CFL_DATA_ROOT")):
+    with pytest.raises(DataError, match=r"looked in \$CFL_DATA_ROOT"):
+        source(root="$CFL_DATA_ROOT").load()
+    for one in (source(), source(root=str(tmp_path))):
         train, test = checked(one.load(), "data")
         assert train.x.shape == (5, 1, 28, 28) and train.x.dtype == np.uint8
         assert test.y.tolist() == [0, 1, 2, 3] and train.x[0, 0, 0, 1] == 9

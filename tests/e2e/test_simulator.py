@@ -168,6 +168,10 @@ def test_failing_and_diverging_participants_do_not_end_a_run(tmp_path, monkeypat
     run = load_run(run_dir / "cfl")
     reasons = {why.split(":")[0] for r in run.rounds for why in r["failed"].values()}
     assert reasons == {"participant_failed", "non_finite"}
+    assert "cable came off" not in str(run.rounds) + (tmp_path / "job" / "server" / "log.txt").read_text()
+    own = "".join((tmp_path / "job" / site / "log.txt").read_text() for site in ("site-1", "site-2"))
+    assert own.count("RuntimeError: the scanner's cable came off") == run.summary["rejected"]["participant_failed"]
+    assert own.count(" in forward\n") >= run.summary["rejected"]["participant_failed"]
     assert all(len(r["trained"]) + len(r["failed"]) == 8 and r["trained"] for r in run.rounds)
     assert run.summary["rejected"]["participant_failed"] > 0
     assert np.isfinite(np.concatenate([a.ravel() for a in bank(run_dir)["global"].values()])).all()
@@ -243,17 +247,29 @@ def test_a_site_that_cannot_take_part_is_left_out_with_its_reason(tmp_path, monk
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     run = load_run(in_simulator(tmp_path, 2, method="fedavg", data=AbsentAtSite2()) / "cfl")
     assert {p["site"] for p in run.summary["participants"]} == {"site-1"}
-    assert run.summary["sites_left_out"] == {"site-2": "the archive at <path> is not mounted"}
+    assert run.summary["sites_left_out"].keys() == {"site-2"}
+    assert run.summary["sites_left_out"]["site-2"].startswith("data")
     assert run.rounds[-1]["served_accuracy"] > 0.3
+    assert_only_at(tmp_path / "job", "site-2", "/mnt/ward2")
+    own = [path.read_text() for path in (tmp_path / "job" / "site-2").glob("*.txt")]
+    assert sum("DataError: the archive at /mnt/ward2/archive.npz is not mounted" in text for text in own) == 1
+    assert any("task 'check' failed: data\n" in text for text in own)
+
+
+def assert_only_at(workspace: Path, site: str, secret: str) -> None:
+    """Checks that text of a site's is in its own log, not among the errors in it, and nowhere else in a workspace."""
+    files = [path for path in workspace.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert {path.relative_to(workspace).parts[0] for path in files} == {site}
+    assert {path.name for path in files} <= {"log.txt", "log.json"}
 
 
 def test_a_job_in_which_no_site_can_take_part_ends_with_the_reason(tmp_path):
     with pytest.raises(RuntimeError, match="Simulation failed"):
         in_simulator(tmp_path, 2, method="fedavg", model=MLP((1, 9, 9), 10))
-    log = "".join(p.read_text() for p in (tmp_path / "job").rglob("log.txt"))
-    assert "no site can take part: site-1: p0: the model MLP does not take samples of shape (1, 8, 8)" in log
-    assert "set the model's input_shape to [1, 8, 8]" in log
-    assert "Traceback" not in log
+    log, own = ((tmp_path / "job" / place / "log.txt").read_text() for place in ("server", "site-1"))
+    assert "no site can take part: site-1: data" in log and "Traceback" not in log
+    assert "p0: the model MLP does not take samples of shape (1, 8, 8)" in own
+    assert "set the model's input_shape to [1, 8, 8]" in own
 
 
 def figures(text: str) -> list[list[float]]:

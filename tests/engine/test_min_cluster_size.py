@@ -10,6 +10,7 @@ from cfl_flare.cli.specs import build_named
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.engine.min_cluster_size import merged, small_clusters
 from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.settings import Floor
 from cfl_flare.engine.site import Result
 from cfl_flare.methods import CAM, IFCA, METHODS, FedDS, Method, Participant, WeCFL
 from tests.tiny import LAYOUT, coin, initial, update
@@ -63,9 +64,9 @@ def test_the_nearest_of_several():
     method = WeCFL(k=3)
     state = method.start(lambda i: coin(0, 0))
     given = {"a": 0, "b": 0, "d": 0, "e": 1, "f": 1, "c": 2}
-    assert small_clusters(given, people, 2) == [2]
-    assert merged(method, state, updates, given, people, 2) == {**given, "c": 0}
-    assert merged(method, state, updates, given, people, 9) == given  # there is no other one
+    assert small_clusters(given, people, Floor(2, 1)) == [2]
+    assert merged(method, state, updates, given, people, Floor(2, 1)) == {**given, "c": 0}
+    assert merged(method, state, updates, given, people, Floor(9, 1)) == given  # there is no other one
 
 
 def test_only_methods_that_can_are_asked_to():

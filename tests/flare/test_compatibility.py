@@ -2,19 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job runs only with the software that it was made by, and with one set of settings."""
 
-from types import SimpleNamespace
+import logging
+import re
+from pathlib import Path
 
 import pytest
-from nvflare.apis.fl_constant import ReservedKey
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.signal import Signal
 
 from cfl_flare import __version__
 from cfl_flare.core.config import marked
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.flare import compatibility, wire
+from cfl_flare.flare import compatibility
 from cfl_flare.flare.compatibility import check_maker, check_settings, check_software, unused_copy
 from cfl_flare.flare.executor import ClusteredExecutor
+from tests.flare.kits import answer, check_in, context, kit
 
 JOB = {"method": {"method": "wecfl", "k": 3, "penalties": [{"penalty": "proximal", "mu": 0.1}]}, "model": {"args": {}}}
 JOB |= {"data": {"seed": 0}, "training": {"lr": 0.1, "lr_milestones": [3]}, "seed": 0, "run_name": "ward"}
@@ -90,42 +90,64 @@ def test_two_sets_of_settings_are_refused(change, says):
         check_settings(JOB, {**JOB, **change}, "site-1")
 
 
-def context(custom: str = "/nowhere") -> FLContext:
-    """FLARE's context at site-1, with the folder of the code that the job carries."""
-    workspace = SimpleNamespace(get_app_custom_dir=lambda job: custom)
-    engine = SimpleNamespace(get_workspace=lambda: workspace, fire_event=lambda *event: None)
-    fl_ctx = FLContext()
-    for key, value in {ReservedKey.ENGINE: engine, ReservedKey.IDENTITY_NAME: "site-1"}.items():
-        fl_ctx.set_prop(key, value)
-    return fl_ctx
+@pytest.fixture
+def folder(tmp_path):
+    return kit(tmp_path / "kit")
 
 
-def refusal(job: dict, **settings) -> str:
-    """What a site answers to the server's check."""
-    executor = ClusteredExecutor(**{**JOB, "source": {}, **settings})
-    task = wire.to_shareable(
-        {}, {"software": compatibility.SOFTWARE, "job": job, "memory_of": None, "index": 0, "sites": 1}
-    )
-    answer = executor.execute(wire.CHECK_TASK, task, context(), Signal())
-    return wire.content_of(wire.from_shareable(answer).meta)["error"]
+def refusal(folder: Path, caplog, job: dict, **settings) -> str:
+    """The code that a site answers to the server's check, and what its own log says."""
+    caplog.clear()
+    caplog.set_level(logging.INFO)
+    code = answer(ClusteredExecutor(**{**JOB, "source": {}, **settings}), check_in(job=job), folder)["error"]
+    return f"{code}: {caplog.records[-1].getMessage()}"
 
 
-def test_a_site_says_why_it_refuses():
-    assert "was made by cfl_flare 9.9.9, but site-1 runs " + __version__ in refusal(JOB, made_by={"cfl_flare": "9.9.9"})
-    assert "seed = 5 at the server, 0 at site-1" in refusal({**JOB, "seed": 5})
-    assert "data: class_path = None" in refusal(JOB)  # that far it agrees
-    assert "data: class_path = None" in refusal(JOB, made_by={"cfl_flare": "0.1.0"})
-    assert "torch_threads = 0 should be >= 1" in refusal(JOB, torch_threads=0)
-
-
-def test_a_setting_of_a_newer_version_does_not_break_the_process():
-    reason = refusal(JOB, made_by={"cfl_flare": "9.9.9"}, colour="red")
-    assert "was made by cfl_flare 9.9.9" in reason
-    assert "site-1 does not know the executor's settings ['colour']; leave them out" in refusal(JOB, colour="red")
+@pytest.mark.parametrize(
+    "job, settings, says",
+    [
+        (
+            JOB,
+            {"made_by": {"cfl_flare": "9.9.9"}},
+            f"^software: .*by cfl_flare 9.9.9, but site-1 runs {__version__}",
+        ),
+        ({**JOB, "seed": 5}, {}, "^settings: .*seed = 5 at the server, 0 at site-1"),
+        (JOB, {}, "^config: .*data: class_path = None"),  # that far it agrees
+        (JOB, {"made_by": {"cfl_flare": "0.1.0"}}, "^config: .*data: class_path = None"),
+        (JOB, {"torch_threads": 0}, "^config: .*torch_threads = 0 should be >= 1"),
+        (
+            JOB,
+            {"source": {"class_path": "os.path.Secret"}},
+            "^class: .*policy does not allow 'os.path.Secret'",
+        ),
+        (
+            JOB,
+            (
+                JOB,
+                {"source": {"class_path": "nvflare.app_common.np.np_trainer.NPTrainer"}},
+                "^config: .*is not a cfl_flare",
+            ),
+            (
+                JOB,
+                {"source": {"class_path": "nvflare.app_common.np.np_trainer.NPTrainer"}},
+                "^config: .*is not a cfl_flare",
+            ),
+        ),
+        (
+            JOB,
+            {"colour": "red"},
+            r"^config: .*site-1 does not know .* settings \['colour'\]; leave them out",
+        ),
+        (JOB, {"made_by": {"cfl_flare": "9.9.9"}, "colour": "red"}, "^software: .*made by cfl_flare 9.9.9"),
+    ],
+)
+def test_a_site_answers_why_it_refuses_by_a_code_and_its_own_log_says_it_in_full(folder, caplog, job, settings, says):
+    assert re.search(says, refusal(folder, caplog, job, **settings), flags=re.DOTALL)
 
 
 def test_a_copy_that_is_carried_in_vain_is_named(tmp_path):
-    assert unused_copy(context(str(tmp_path))) is None
-    (tmp_path / "cfl_flare").mkdir()
-    said = unused_copy(context(str(tmp_path)))
+    fl_ctx = context(kit(tmp_path))
+    assert unused_copy(fl_ctx) is None
+    (Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir("job")) / "cfl_flare").mkdir(parents=True)
+    said = unused_copy(fl_ctx)
     assert said and f"installed here runs: {__version__} in " in said

@@ -7,12 +7,23 @@ from pathlib import Path
 
 import pytest
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.fuel.utils.class_utils import instantiate_class
 
-from cfl_flare.cli import main
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.cli import main, site_check
+from cfl_flare.core.errors import ClassError, ConfigError
+from cfl_flare.data import SOURCES
+from cfl_flare.flare import ClusteredController, ClusteredExecutor, ClusteringAggregator, ClusterModelPersistor
+from cfl_flare.flare.allowed import CLASSES
+from cfl_flare.flare.compat import component_policy
+from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.kit import code_carriers, preparation
+from cfl_flare.flare.policy import Policy
+from cfl_flare.models import MODELS
+from tests.flare.kits import context
+from tests.flare.kits import kit as prepared
 
-OURS = ["cfl_flare."]
+OURS = list(CLASSES)
+COMPONENTS = (ClusteredController, ClusteredExecutor, ClusteringAggregator, ClusterModelPersistor)
 
 
 def kit(folder: Path, **content) -> Path:
@@ -30,14 +41,48 @@ def test_a_kit_s_list_is_kept_and_its_default_left_alone(tmp_path, capsys):
     folder = kit(tmp_path / "site", class_allow_list=["a.B"], client={"retry_timeout": 30})
     default = (folder / "local" / "resources.json.default").read_text()
     assert main(["site", "prepare", str(folder)]) == 0
-    assert allowed(folder) == ["a.B", "cfl_flare."]
+    assert allowed(folder) == ["a.B", *OURS]
     assert json.loads((folder / "local" / "resources.json").read_text())["client"] == {"retry_timeout": 30}
     assert (folder / "local" / "resources.json.default").read_text() == default
     said = capsys.readouterr().out
-    assert '+    "cfl_flare."' in said and "--keep-logs" in said
+    assert '+    "cfl_flare.models.MLP"' in said and '+  "allow_log_streaming": false' in said
     assert main(["site", "prepare", str(folder)]) == 0
     assert "nothing to change" in capsys.readouterr().out
     assert {p.name for p in (folder / "local").iterdir()} == {"resources.json", "resources.json.default"}
+
+
+@pytest.mark.parametrize("wide", ["cfl_flare.", "cfl_flare"])
+def test_a_list_that_allows_all_of_cfl_flare_is_narrowed(tmp_path, wide):
+    folder = kit(tmp_path / "site", class_allow_list=["a.B", wide])
+    (found, *_) = site_check.kit(folder)
+    assert found.fatal and "allows more of it" in found.found
+    assert main(["site", "prepare", str(folder)]) == 0
+    assert allowed(folder) == ["a.B", *OURS]
+
+
+def test_the_list_has_each_class_that_a_job_may_name_and_no_function():
+    found = {f"{cls.__module__}.{cls.__qualname__}" for cls in (*SOURCES.values(), *MODELS.values())}
+    found |= {f"{cls.__module__}.{cls.__qualname__}" for cls in (*COMPONENTS, EgressFilter)}
+    assert found == set(CLASSES) and len(CLASSES) == len(found)
+
+
+def test_no_job_calls_a_function_of_cfl_flare(tmp_path):
+    """FLARE's own builder would call it: the command line, say, which could open the kit to all."""
+    folder, other = prepared(tmp_path / "site"), kit(tmp_path / "other", class_allow_list=["a.B"])
+    authorize = component_policy(context(folder))
+    argv = ["site", "prepare", str(other), "--no-keep-logs"]
+    assert instantiate_class("cfl_flare.cli.main.main", {"argv": argv}) == 0 and "a.B" in allowed(other)
+    for path in (
+        "cli.main.main",
+        "core.files.Path",
+        "core.config.build",
+        "results.recorder.Recorder",
+        "flare.kit.allow",
+    ):
+        with pytest.raises(ClassError, match="policy does not allow"):
+            authorize(f"cfl_flare.{path}")
+    for path in OURS:
+        authorize(path)
 
 
 def test_a_file_of_the_operator_s_own_is_backed_up_once(tmp_path):
@@ -46,21 +91,23 @@ def test_a_file_of_the_operator_s_own_is_backed_up_once(tmp_path):
     (folder / "local" / "resources.json").write_text(own)
     assert preparation(folder, OURS).write() == folder / "local" / "resources.json.before-cfl"
     assert preparation(folder, ["more."]).write() is None
-    assert allowed(folder) == ["a.B", "cfl_flare.", "more."]
+    assert allowed(folder) == ["a.B", *OURS, "more."]
     assert (folder / "local" / "resources.json.before-cfl").read_text() == own
 
 
 def test_a_dry_run_writes_nothing(tmp_path, capsys):
     folder = kit(tmp_path / "site", class_allow_list=["a.B"])
-    assert main(["site", "prepare", str(folder), "--dry-run", "--keep-logs"]) == 0
-    assert '+  "allow_log_streaming": false' in capsys.readouterr().out
+    assert main(["site", "prepare", str(folder), "--dry-run", "--data-root", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert '+  "allow_log_streaming": false' in said and f'+    "{tmp_path}"' in said
+    assert said.count("not written (--dry-run)") == 2
     assert [p.name for p in (folder / "local").iterdir()] == ["resources.json.default"]
 
 
 def test_without_a_list_flare_s_own_is_written_out(tmp_path):
     (tmp_path / "simulator").mkdir()
     preparation(tmp_path / "simulator", OURS).write()
-    assert allowed(tmp_path / "simulator") == [*DEFAULT_CLASS_ALLOW_LIST, "cfl_flare."]
+    assert allowed(tmp_path / "simulator") == [*DEFAULT_CLASS_ALLOW_LIST, *OURS]
     assert preparation(tmp_path / "simulator", OURS).after is None
 
 
@@ -73,6 +120,54 @@ def test_logs_stay_where_asked(tmp_path):
     assert preparation(folder, OURS).streams_logs
     preparation(folder, OURS, keep_logs=True).write()
     assert json.loads((folder / "local" / "resources.json").read_text())["allow_log_streaming"] is False
+
+
+def test_a_site_s_logs_stay_unless_its_operator_says_otherwise(tmp_path, capsys):
+    for name, words, stay in (("a", [], True), ("b", ["--no-keep-logs"], False), ("server", [], False)):
+        folder = kit(tmp_path / name)
+        (folder / "startup" / f"fed_{'server' if name == 'server' else 'client'}.json").write_text("{}")
+        assert main(["site", "prepare", str(folder), *words]) == 0
+        content = json.loads((folder / "local" / "resources.json").read_text())
+        assert ("allow_log_streaming" in content) == stay
+        assert ("note: jobs may stream" in capsys.readouterr().out) == (name == "b")
+
+
+def test_an_operator_s_limits_are_written_added_to_and_shown(tmp_path, capsys):
+    folder, roots = kit(tmp_path / "site"), [tmp_path / "scans", tmp_path / "more"]
+    for root in roots:
+        root.mkdir()
+    words = ["site", "prepare", str(folder)]
+    assert main([*words, "--data-root", str(roots[0]), "--min-sites-per-cluster", "3"]) == 0
+    said = capsys.readouterr().out
+    assert '+  "min_sites_per_cluster": 3' in said and f"{folder / 'local' / 'cfl.json'}: written" in said
+    assert main([*words, "--data-root", str(roots[1]), "--data-root", str(roots[0]), "--max-participants", "20"]) == 0
+    own = Policy.read(folder / "local" / "cfl.json")
+    assert own == Policy(tuple(map(str, roots)), 3, 20)
+    capsys.readouterr()
+    assert main(words) == 0 and "nothing to change" in capsys.readouterr().out
+    found = site_check.policy(folder / "local")
+    limits = "min_sites_per_cluster at least 3, max_participants 20"
+    assert found.found == f"jobs may name files in {roots[0]}, {roots[1]}; {limits}"
+    assert not found.way_out
+    roots[1].rmdir()
+    assert f"{roots[1]} is no folder" in site_check.policy(folder / "local").way_out
+    (folder / "local" / "cfl.json").write_text('{"min_sites_per_cluster": 0}')
+    assert site_check.policy(folder / "local").fatal
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--data-root", "/none/such"], "--data-root '/none/such' is not a folder"),
+        (["--min-sites-per-cluster", "0"], "min_sites_per_cluster = 0 should be >= 1"),
+        (["--max-participants", "0"], "max_participants = 0 should be >= 1"),
+    ],
+)
+def test_a_wrong_limit_changes_nothing(tmp_path, capsys, words, says):
+    folder = kit(tmp_path / "site")
+    assert main(["site", "prepare", str(folder), *words]) == 2
+    assert says in capsys.readouterr().err
+    assert [p.name for p in (folder / "local").iterdir()] == ["resources.json.default"]
 
 
 def test_what_is_no_kit_is_refused(tmp_path, capsys):

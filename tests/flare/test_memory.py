@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a site remembers between the rounds in which it is asked."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from cfl_flare.engine.site import Site
 from cfl_flare.flare import executor as module
 from cfl_flare.flare.executor import ClusteredExecutor
-from cfl_flare.methods import Local
+from cfl_flare.methods import Local, build_method
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
 from tests.tiny import Coin, coin
@@ -51,3 +53,23 @@ def test_a_resumed_run_reads_the_round_that_it_goes_on_from(stores):
     assert recalled(*started(), 1) == {"a": {"model": [1, 0]}, "b": {}}
     assert recalled(*started(), 2) == {"a": {"model": [2, 0]}, "b": {}}
     assert recalled(*started(), 0) == {"a": {}, "b": {}}
+
+
+def test_another_method_gets_no_memory(stores, caplog):
+    """Ditto's personal model never leaves; CGPFL sends the model that it finds under that name."""
+    layout = {"resident": SimpleNamespace(layout=coin(0, 0).layout)}
+
+    def process(method: dict) -> tuple[ClusteredExecutor, Site]:
+        executor, site = started()
+        site.method, site.runtime = build_method(method), SimpleNamespace(**layout)
+        return executor, site
+
+    executor, site = process({"method": "ditto"})
+    recalled(executor, site, 0)
+    site.memory["a"]["personal"] = coin(7, 7)
+    executor._remember(1, site)
+    assert recalled(*process({"method": "ditto"}), 1)["a"] == {"personal": [7, 7]}
+    executor, site = process({"method": "cgpfl", "k": 2})
+    executor.log_warning = lambda fl_ctx, text: caplog.records.append(text)  # type: ignore[method-assign]
+    assert recalled(executor, site, 1)["a"] == {}
+    assert "run 'run' was of method ditto, and this job is of cgpfl" in caplog.records[-1]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ SPLITS_ALWAYS = CFL(eps1=1e9, eps2=0)
 def without_a_site(monkeypatch: pytest.MonkeyPatch) -> None:
     """No site's policy is asked."""
     monkeypatch.setattr("cfl_flare.flare.aggregator.component_policy", lambda fl_ctx: None)
+    monkeypatch.setattr("cfl_flare.flare.aggregator.limited_paths", nullcontext)
 
 
 def begin(method: Method, resumed: ServerState, folder: Path) -> ClusteringAggregator:

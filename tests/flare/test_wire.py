@@ -207,19 +207,6 @@ def test_steps_stand_in_each_model_s_own_meta_for_flare_s_filters():
     assert model.params["a/global"].meta["NUM_STEPS_CURRENT_ROUND"] == 42
 
 
-def test_reasons_leave_without_the_site_s_paths():
-    assert wire.without_paths("cannot read /data/ward 3/x.npz or ~/a.csv") == "cannot read <path> 3/x.npz or <path>"
-    assert wire.without_paths("see https://example.org/a/b or /a/b") == "see https://example.org/a/b or <path>"
-    assert wire.without_paths("shape (3, 4) not (4,); 1/2") == "shape (3, 4) not (4,); 1/2"
-
-
 def test_a_foreign_message_on_the_site_is_refused():
     with pytest.raises(PayloadError, match="no cfl_flare content"):
         wire.decode_task(DXO(DataKind.WEIGHTS, data={"w": np.ones(1)}).to_shareable(), LAYOUT)
-
-
-def test_places_that_the_site_names_are_masked_whole(monkeypatch):
-    monkeypatch.setenv("CFL_DATA", "/srv/ward 3/blood cells.npz")
-    monkeypatch.setenv("CFL_DATA_ROOT", "/srv/ward 3")
-    said = wire.without_paths("/srv/ward 3/blood cells.npz: no array 'x'; /srv/ward 3/Ann Lee/scan 1.png (bad), 1/2")
-    assert said == "<path>: no array 'x'; <path>(bad), 1/2"

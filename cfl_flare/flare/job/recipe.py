@@ -23,6 +23,7 @@ from cfl_flare.data.files import from_here
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.flare.aggregator import ClusteringAggregator
+from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.client_api.rules import check_script, fedprox_mu, has_terms
 from cfl_flare.flare.compatibility import SOFTWARE
 from cfl_flare.flare.controller import ClusteredController
@@ -42,7 +43,7 @@ class ClusteredRecipe(Recipe):
     first task, and a site that fails it is left out with its reason. A wrong setting raises a ConfigError that names
     it, its value and what it should be.
 
-    Sites need: cfl_flare installed and ``"cfl_flare."`` in the site's ``class_allow_list``, or a job with
+    Sites need: cfl_flare installed and its classes in the site's ``class_allow_list``, or a job with
     ``byoc=True`` and the permission for it. In SimEnv and PocEnv the recipe takes care of both.
 
     Args:
@@ -154,7 +155,7 @@ class ClusteredRecipe(Recipe):
         for source in self._sites.sources if isinstance(env, (SimEnv, PocEnv)) else ():
             from_here(source["args"])
         if isinstance(env, SimEnv) and not self.plan.job.byoc:
-            classes = ["cfl_flare.", *self.class_paths]
+            classes = [*CLASSES, *self.class_paths]
             allow(Path(env.workspace_root) / self._job.name / "local" / "resources.json", classes)
         elif isinstance(env, PocEnv):
             self._add_packages()

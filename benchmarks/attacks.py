@@ -1,0 +1,345 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What hostile hospitals do to the others: every method, attack and defence on blood cells at 12 hospitals.
+
+Hospitals fall into three groups by the cells that they see. The attackers are the first hospitals of the first group,
+and attack in every round. ``run`` adds a line a cell to ``attacks.jsonl`` in the folder, and skips the cells that are
+there; several processes may work on one folder. ``report`` writes the tables.
+
+    CFL_DATA_ROOT=... python benchmarks/attacks.py run --out benchmarks/results/attacks
+    python benchmarks/attacks.py report --out benchmarks/results/attacks
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from plans.blood import LABELS
+from plans.plan import model
+from provenance import commit
+
+from cfl_flare.cli.specs import build_named
+from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.params import Params
+from cfl_flare.data import DataConfig, Npz, ParticipantData
+from cfl_flare.engine.initial_models import initial_models
+from cfl_flare.engine.loop import model_factory
+from cfl_flare.engine.server import Server, ServerSettings, TooFewAnswersError
+from cfl_flare.engine.site import Result, Site, Task
+from cfl_flare.methods import Participant
+from cfl_flare.methods.slots import cluster_slot, with_parts
+from cfl_flare.training.ensemble import Served, combined
+from cfl_flare.training.settings import TrainSettings
+
+HOSPITALS, CLASSES, TARGET = 12, 8, 0
+FILE = "attacks.jsonl"
+METHODS = {
+    "FedAvg": "fedavg",
+    "WeCFL": "wecfl:k=3",
+    "IFCA": "ifca:k=3,assignment_samples=128",
+    "FeSEM-CAM": "fesem-cam:k=3,warmup=4",
+}
+ATTACKS = ("none", "sign flip", "scale", "label flip", "backdoor", "wrong cluster", "free rider")
+DEFENCES: dict[str, dict[str, Any]] = {
+    "none": {"clip_norm": None},
+    "clipping": {},
+    "clipping at 2": {"clip_norm": 2.0},
+    "median": {"aggregation": "median"},
+    "trimmed mean": {"aggregation": "trimmed_mean"},
+    "Krum": {"aggregation": "krum"},
+    "outliers": {"reject_outliers": True},
+    "outliers and median": {"reject_outliers": True, "aggregation": "median"},
+}
+TRAINING = TrainSettings(lr=0.01, momentum=0.9, batch_size=32, local_steps=10)
+MODEL = model("path-cnn", (3, 28, 28), CLASSES)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: what is attacked, how, by how many, and what is set against it."""
+
+    method: str
+    attack: str
+    attackers: int
+    defence: str
+    seed: int
+    rounds: int
+
+    @property
+    def key(self) -> str:
+        """Its name in the file."""
+        return "/".join(map(str, (self.method, self.attack, self.attackers, self.defence, self.seed, self.rounds)))
+
+
+def triggered(x: torch.Tensor) -> torch.Tensor:
+    """Images with the backdoor's mark, a bright square of 4 x 4 in a corner."""
+    marked = x.clone()
+    marked[..., -5:-1, -5:-1] = x.max()
+    return marked
+
+
+def poisoned(data: ParticipantData, attack: str) -> ParticipantData:
+    """The training samples of an attacker."""
+    train = data.train
+    if attack == "label flip":
+        return replace(data, train=replace(train, y=(train.y + 1) % CLASSES))
+    if attack == "backdoor":
+        x, y = torch.as_tensor(train.x), train.y.copy()
+        half = np.arange(len(y)) % 2 == 0
+        marked = triggered(x)
+        y[half] = TARGET
+        mixed = torch.where(torch.as_tensor(half).view(-1, *[1] * (x.dim() - 1)), marked, x)
+        return replace(data, train=replace(train, x=mixed.numpy() if isinstance(train.x, np.ndarray) else mixed, y=y))
+    return data
+
+
+def moved(diff: Params, factor: float) -> Params:
+    """A difference times a number."""
+    return replace(diff, vector=(diff.vector * np.float32(factor)).astype(np.float32))
+
+
+class Attackers:
+    """Sends what an attacker sends in place of its honest result."""
+
+    def __init__(self, attack: str, names: set[str]):
+        self.attack, self.names = attack, names
+
+    def result(self, honest: Result, server: Server) -> Result:
+        """The attack's result of a participant; that of an honest one, or of one that only measures, stays."""
+        update = honest.update
+        if honest.participant not in self.names or update is None:
+            return honest
+        factors = {"sign flip": -10.0, "scale": 100.0, "backdoor": 5.0, "free rider": 0.0}
+        if self.attack in factors:
+            diffs = {slot: moved(diff, factors[self.attack]) for slot, diff in update.diffs.items()}
+            return replace(honest, update=replace(update, diffs=diffs))
+        return replace(honest, update=self._elsewhere(update, server)) if self.attack == "wrong cluster" else honest
+
+    def _elsewhere(self, update: Any, server: Server) -> Any:
+        """The update as if it came from another cluster: by its choice, or by a model beside another centre."""
+        bank = server.state.bank
+        clusters = [slot for slot in bank if slot.startswith("cluster-")]
+        if not clusters:
+            return update
+        if update.cluster is not None:
+            other = (update.cluster + 1) % len(clusters)
+            diffs = {
+                cluster_slot(other) if s == cluster_slot(update.cluster) else s: d for s, d in update.diffs.items()
+            }
+            return replace(update, cluster=other, diffs=diffs)
+        own = next((slot for slot in update.diffs if slot in clusters), None)
+        if own is None:
+            return update
+        other = clusters[(clusters.index(own) + 1) % len(clusters)]
+        return replace(update, diffs={**update.diffs, own: update.diffs[own] + (bank[other] - bank[own])})
+
+
+def run(cell: Cell) -> dict[str, Any]:
+    """Runs a cell; returns what was measured."""
+    site, server, guilty = _begin(cell)
+    hostile = Attackers(cell.attack, guilty)
+    rejected: set[str] = set()
+    while not server.finished:
+        number, tasks = server.state.round, server.tasks()
+        models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
+        for name, task in tasks.items():
+            try:
+                result = hostile.result(site.carry_out(name, task, models, number), server)
+                server.accept(result, server.participants[name].site)
+            except PayloadError:
+                rejected.add(name)
+        try:
+            server.finish_round()
+        except TooFewAnswersError:  # the models are so broken that nobody can train them
+            break
+        record = server.progress.record or {}
+        rejected |= set(record.get("failed", {})) | set(record.get("left_out", ())) | set(record.get("clipped", ()))
+    return _measured(cell, server, site, guilty, rejected)
+
+
+def _begin(cell: Cell) -> tuple[Site, Server, set[str]]:
+    method = build_named(METHODS[cell.method])
+    make_model = model_factory(MODEL)
+    site = Site(method, make_model, TRAINING, cell.seed)
+    data = DataConfig(participants=HOSPITALS, partition={**LABELS, "groups": 3}, seed=cell.seed)
+    people = data.host(Npz(path="bloodmnist28.npz"), "local", 0, 1)
+    guilty = {one.name for one in [p for p in people if p.group == people[0].group][: cell.attackers]}
+    site.add(poisoned(one, cell.attack) if one.name in guilty else one for one in people)
+    participants = [Participant(one.name, one.name, len(one.train), one.group) for one in people]
+    layout = site.runtime.resident.layout
+    settings = ServerSettings(cell.rounds, seed=cell.seed, evaluate_every=cell.rounds, **DEFENCES[cell.defence])
+    settings = replace(settings, byzantine=max(1, cell.attackers)) if cell.defence != "none" else settings
+    initial = initial_models(method, make_model, layout, cell.seed, None)
+    state = method.start(initial, [p.name for p in participants])
+    return site, Server(method, layout, participants, settings, state), guilty
+
+
+def _measured(
+    cell: Cell,
+    server: Server,
+    site: Site,
+    guilty: set[str],
+    rejected: set[str],
+) -> dict[str, Any]:
+    sent = {name: server.method.distribute(server.state, name) for name in server.participants}
+    tasks = {name: Task.of(download, False, True) for name, download in sent.items()}
+    models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
+    accuracies: dict[str, float] = {}
+    hit = tried = majority = 0
+    for name, task in tasks.items():
+        if name in guilty:
+            continue
+        served: list[Served] = []
+        result = site.carry_out(name, task, models, cell.rounds, lambda _, own, kept=served: kept.append(own))
+        accuracies[name] = result.metrics.get("served_accuracy", 0.0)  # a broken model may not predict at all
+        x, labels = torch.as_tensor(site.hosted[name].test.x), np.asarray(site.hosted[name].test.y)
+        majority += int(np.bincount(labels).max())
+        if not served:
+            continue
+        predicted = labels_of(site, served[0], triggered(x) if cell.attack == "backdoor" else x)
+        if cell.attack == "backdoor":
+            hit += int((predicted[labels != TARGET] == TARGET).sum())
+            tried += int((labels != TARGET).sum())
+        elif cell.attack == "label flip":
+            hit, tried = hit + int((predicted == (labels + 1) % CLASSES).sum()), tried + len(labels)
+    weights = [len(site.hosted[name].test) for name in accuracies]
+    clusters = server.state.assignment
+    honest = {cluster for name, cluster in clusters.items() if name not in guilty}
+    return {
+        "accuracy": float(np.average(list(accuracies.values()), weights=weights)),
+        "worst": min(accuracies.values()),
+        "majority": majority / sum(weights),
+        "success": hit / tried if tried else None,
+        "alone": sum(clusters.get(name) not in honest for name in guilty) / len(guilty)
+        if guilty and clusters
+        else None,
+        "caught": len(rejected & guilty) / len(guilty) if guilty else None,
+        "honest_caught": len(rejected - guilty) / (len(server.participants) - len(guilty)),
+    }
+
+
+def labels_of(site: Site, served: Served, x: torch.Tensor) -> np.ndarray:
+    """What a served model says of images."""
+    with torch.no_grad():
+        return combined(site.runtime.predictor(served.models, False)(x), served.vote).argmax(1).numpy()
+
+
+def run_all(folder: Path, cells: Iterable[Cell]) -> None:
+    """Runs the cells that are not in the folder's file yet, and adds each as it is done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for cell in cells:
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            taken = {line["key"] for line in read(folder)} | set(claims(folder))
+            if cell.key in taken:
+                continue
+            with (folder / "claims").open("a") as file:
+                file.write(cell.key + "\n")
+        started = time.process_time()
+        line = {"key": cell.key, **vars(cell), **run(cell), "cpu_seconds": round(time.process_time() - started, 1)}
+        with (folder / FILE).open("a") as file:
+            file.write(json.dumps({**line, "commit": commit()}) + "\n")
+        print(cell.key, {k: v for k, v in line.items() if isinstance(v, float)}, flush=True)
+
+
+def claims(folder: Path) -> list[str]:
+    """The cells that some process has begun; delete the file ``claims`` to begin unfinished ones again."""
+    path = folder / "claims"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The finished cells."""
+    path = folder / FILE
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def table(lines: list[dict[str, Any]], attackers: int, value: Callable[[dict[str, Any]], str]) -> list[str]:
+    """A Markdown table of one value: attacks and methods down, defences across."""
+    rows = [f"| attack | method | {' | '.join(DEFENCES)} |", "|---|---|" + "---|" * len(DEFENCES)]
+    for attack, method in product(ATTACKS, METHODS):
+        of_row = [one for one in lines if one["attack"] == attack and one["method"] == method]
+        of_row = [one for one in of_row if one["attackers"] == (attackers if attack != "none" else 0)]
+        found = {d: [one for one in of_row if one["defence"] == d] for d in DEFENCES}
+        if any(found.values()):
+            rows.append(f"| {attack} | {method} | {' | '.join(value(f[0]) if f else '' for f in found.values())} |")
+    return rows
+
+
+def report(folder: Path) -> None:
+    """Writes ``attacks.md``."""
+    lines = read(folder)
+    seeds, rounds = sorted({one["seed"] for one in lines}), sorted({one["rounds"] for one in lines})
+    commits = ", ".join(sorted({one["commit"] for one in lines}))
+    about = (
+        f"{HOSPITALS} hospitals in 3 groups by labels, {rounds} rounds of {TRAINING.local_steps} steps, seeds {seeds}; "
+        f"commits {commits}; `python benchmarks/attacks.py run`. Own majority class: {100 * lines[0]['majority']:.1f}."
+    )
+    text = [
+        "# Attacks on blood cells",
+        "",
+        about,
+    ]
+    for attackers in sorted({one["attackers"] for one in lines} - {0}):
+        text += [
+            "",
+            f"## {attackers} of {HOSPITALS} hospitals attack",
+            "",
+            "Accuracy of the honest hospitals, percent:",
+            "",
+        ]
+        text += table(lines, attackers, lambda one: f"{100 * one['accuracy']:.1f}")
+        text += ["", "Attack success, percent: labels as the attacker wants them.", ""]
+        text += table(lines, attackers, lambda one: "" if one["success"] is None else f"{100 * one['success']:.1f}")
+        text += ["", "Attackers that end in a cluster without honest hospitals / reported, percent:", ""]
+        text += table(lines, attackers, lambda one: f"{_share(one['alone'])} / {_share(one['caught'])}")
+    text += [
+        "",
+        "Honest hospitals that a defence clipped or left out at least once, percent of them, without attack:",
+        "",
+    ]
+    text += table([one for one in lines if one["attack"] == "none"], 0, lambda one: _share(one["honest_caught"]))
+    (folder / "attacks.md").write_text("\n".join(text) + "\n")
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}"
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("run", "report"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--attackers", type=int, nargs="+", default=[1, 3])
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--defences", nargs="+", choices=list(DEFENCES), default=list(DEFENCES))
+    chosen = parser.parse_args()
+    if chosen.what == "report":
+        return report(chosen.out)
+    torch.set_num_threads(1)
+    cells = [
+        Cell(method, attack, 0 if attack == "none" else count, defence, seed, chosen.rounds)
+        for seed, attack, count, method, defence in product(
+            chosen.seeds, chosen.attacks, chosen.attackers, chosen.methods, chosen.defences
+        )
+        if not (attack == "wrong cluster" and method == "FedAvg")
+    ]
+    run_all(chosen.out, dict.fromkeys(cells))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Hostile participants: clipping, robust statistics, outliers and capped weights, computed by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cfl_flare.clustering.robust import capped, coordinate_median, isolated, multi_krum, trimmed_mean
+from cfl_flare.core.errors import ConfigError, PayloadError
+from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Result
+from cfl_flare.methods import CAM, CFL, IFCA, FedAvg, Method, Participant, WeCFL
+from tests.tiny import LAYOUT, coin, update
+
+SAMPLES = {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}
+PEOPLE = [Participant(name, f"site-{name}", n) for name, n in SAMPLES.items()]
+
+
+def server(method: Method, rounds: int = 3, people: list[Participant] = PEOPLE, **settings) -> Server:
+    return Server(method, LAYOUT, people, ServerSettings(rounds, **settings), method.start(lambda i: coin(10 * i, 0)))
+
+
+def one_round(running: Server, moves: dict[str, tuple[float, float]], cluster: dict[str, int] | None = None) -> dict:
+    """A round in which participants move so far; those that choose, choose ``cluster``."""
+    for name, task in running.tasks().items():
+        chosen = None if cluster is None else cluster[name]
+        slot = task.slots[0] if chosen is None else f"cluster-{chosen}"
+        metrics = {"served_accuracy": 0.5} if task.evaluate else {}
+        site = running.participants[name].site
+        moved = update(name, running.participants[name].samples, slot, *moves[name], chosen)
+        running.accept(Result(name, moved, metrics), site)
+    running.finish_round()
+    assert running.progress.record is not None
+    return running.progress.record
+
+
+MOVES = {"a": (1.0, 0.0), "b": (2.0, 0.0), "c": (3.0, 0.0), "d": (4.0, 0.0), "e": (1000.0, 0.0)}
+
+
+def test_an_update_is_clipped_to_a_multiple_of_the_median():
+    running = server(FedAvg(), clip_norm=2.0)
+    record = one_round(running, MOVES)
+    # The median is 3, so e moves by 6: (1*1 + 2*2 + 3*3 + 4*4 + 5*6) / 15.
+    assert running.state.bank["global"].vector.tolist() == [4.0, 0.0]
+    assert record["clipped"] == {"e": pytest.approx(1000 / 6)}
+
+
+def test_honest_updates_are_not_touched():
+    honest = {**MOVES, "e": (5.0, 0.0)}
+    with_bound, without = server(FedAvg()), server(FedAvg(), clip_norm=None)
+    assert "clipped" not in one_round(with_bound, honest)
+    one_round(without, honest)
+    assert with_bound.state.bank["global"].vector.tobytes() == without.state.bank["global"].vector.tobytes()
+
+
+def test_of_two_the_one_that_moved_less_is_the_measure():
+    running = server(FedAvg(weighting="uniform"), people=PEOPLE[:2], clip_norm=10.0)
+    record = one_round(running, {"a": (1.0, 0.0), "b": (1000.0, 0.0)})
+    assert record["clipped"] == {"b": 100.0}
+    assert running.state.bank["global"].vector.tolist() == [5.5, 0.0]
+
+
+@pytest.mark.parametrize(("aggregation", "mean"), [("median", 3.0), ("trimmed_mean", 3.0), ("mean", 5030 / 15)])
+def test_robust_statistics_replace_the_mean(aggregation, mean):
+    running = server(FedAvg(), clip_norm=None, aggregation=aggregation)
+    one_round(running, MOVES)
+    assert running.state.bank["global"].vector.tolist() == pytest.approx([mean, 0.0])
+
+
+def test_krum_averages_those_that_it_keeps_by_their_samples_and_says_whom_it_leaves_out():
+    running = server(FedAvg(), clip_norm=None, aggregation="krum")
+    record = one_round(running, MOVES)
+    assert record["left_out"] == ["e"]
+    assert running.state.bank["global"].vector.tolist() == [3.0, 0.0]  # (1*1 + 2*2 + 3*3 + 4*4) / 10
+
+
+def test_each_cluster_has_its_own_median():
+    running = server(IFCA(k=2), clip_norm=None, aggregation="median")
+    one_round(running, {**MOVES, "d": (-1.0, 0.0), "e": (-3.0, 2.0)}, {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1})
+    assert running.state.bank["cluster-0"].vector.tolist() == [2.0, 0.0]
+    assert running.state.bank["cluster-1"].vector.tolist() == [8.0, 1.0]  # it started from (10, 0)
+
+
+def test_members_that_come_from_other_clusters_count_where_they_end():
+    """WeCFL averages trained models, wherever their training started."""
+    running = server(WeCFL(k=2, weighting="uniform", starts=1), clip_norm=None, aggregation="median")
+    one_round(running, {**MOVES, "d": (90.0, 0.0), "e": (100.0, 0.0)})
+    assert running.state.assignment == {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1}
+    assert running.state.bank["cluster-0"].vector.tolist() == [2.0, 0.0]
+    assert running.state.bank["cluster-1"].vector.tolist() == [95.0, 0.0]
+    one_round(running, {"a": (0.0, 0.0), "b": (1.0, 0.0), "c": (91.0, 0.0), "d": (0.0, 0.0), "e": (1.0, 0.0)})
+    assert running.state.assignment["c"] == 1  # at 93, beside 95 and 96
+    assert running.state.bank["cluster-1"].vector.tolist() == [95.0, 0.0]
+    assert running.state.bank["cluster-0"].vector.tolist() == [2.5, 0.0]
+
+
+def test_an_outlier_is_left_out_before_the_clustering_and_reported():
+    moves = {"a": (1.0, 0.0), "b": (1.5, 0.0), "c": (9.0, 0.0), "d": (9.5, 0.0), "e": (200.0, 0.0)}
+    misled = server(WeCFL(k=2, weighting="uniform"), clip_norm=None)
+    one_round(misled, moves)
+    assert misled.state.assignment == {"a": 0, "b": 0, "c": 0, "d": 0, "e": 1}
+    running = server(WeCFL(k=2, weighting="uniform"), clip_norm=None, reject_outliers=True)
+    record = one_round(running, moves)
+    assert running.state.assignment == {"a": 0, "b": 0, "c": 1, "d": 1}
+    assert record["failed"]["e"].startswith("outlier: its model is 381 times as far")
+    assert record["trained"] == ["a", "b", "c", "d"]
+    assert running.rejected["outlier"] == 1
+
+
+def test_outliers_are_left_out_whether_or_not_the_server_compares_models():
+    for method in (FedAvg(), CAM(base=WeCFL(k=2), warmup=1), IFCA(k=2)):
+        running = server(method, clip_norm=None, reject_outliers=True)
+        choices = dict.fromkeys(SAMPLES, 0) if isinstance(method, IFCA) else None
+        record = one_round(running, MOVES, choices)
+        assert list(record["failed"]) == ["e"], method.label
+
+
+def test_no_site_has_more_than_its_share_of_a_cluster():
+    people = [Participant("a", "one", 1), Participant("b", "two", 1), Participant("c", "three", 1), PEOPLE[4]]
+    people[3] = Participant("e", "four", 10**9)
+    running = server(FedAvg(), people=people, clip_norm=None, max_weight_share=0.4)
+    one_round(running, {"a": (0.0, 0.0), "b": (0.0, 0.0), "c": (0.0, 0.0), "e": (10.0, 0.0)})
+    assert running.state.bank["global"].vector.tolist() == pytest.approx([4.0, 0.0])
+
+
+def test_a_site_of_many_participants_is_one_site():
+    people = [Participant(n, "one" if n in "abc" else f"site-{n}", 1) for n in SAMPLES]
+    running = server(FedAvg(), people=people, clip_norm=None, max_weight_share=0.5)
+    one_round(running, {**dict.fromkeys("abc", (10.0, 0.0)), "d": (0.0, 0.0), "e": (0.0, 0.0)})
+    assert running.state.bank["global"].vector.tolist() == pytest.approx([5.0, 0.0])
+
+
+@pytest.mark.parametrize("value", [np.float32(3.4e38), -2e9, np.inf, np.nan])
+def test_a_huge_value_is_refused(value):
+    running = server(FedAvg())
+    running.tasks()
+    with pytest.raises(PayloadError, match=r"a: global holds"):
+        running.accept(Result("a", update("a", 1, "global", 0.0, value)), "site-a")
+
+
+def test_a_method_of_more_than_means_is_refused_a_robust_statistic():
+    with pytest.raises(ConfigError, match=r"aggregation = 'median' replaces means .* cfl computes more than means"):
+        server(CFL(eps1=1, eps2=2), aggregation="median")
+
+
+# ---- Small clusters are held back ----
+
+REAL = {"min_sites_per_cluster": 2, "hold_small_clusters": True, "clip_norm": None}
+
+
+def test_a_model_that_one_site_trained_stays_as_it_was():
+    running = server(IFCA(k=2), **REAL)
+    record = one_round(running, MOVES, {"a": 0, "b": 0, "c": 0, "d": 0, "e": 1})
+    assert running.state.bank["cluster-0"].vector.tolist() == [3.0, 0.0]
+    assert running.state.bank["cluster-1"].vector.tolist() == [10.0, 0.0]
+    assert record["held_back"] == ["e"]
+    assert record["small_clusters"] == [1]
+    assert running.state.assignment["e"] == 1
+
+
+def test_so_it_does_if_the_others_of_its_cluster_are_not_in_the_round():
+    running = server(WeCFL(k=2, weighting="uniform"), **REAL)
+    one_round(running, {**MOVES, "d": (90.0, 0.0), "e": (100.0, 0.0)})
+    assert running.state.bank["cluster-1"].vector.tolist() == [95.0, 0.0]
+    tasks = running.tasks()
+    for name in ("a", "b", "d"):
+        slot = tasks[name].slots[0]
+        running.accept(Result(name, update(name, 1, slot, 1.0, 0.0), {"served_accuracy": 0.5}), f"site-{name}")
+    running.finish_round()
+    assert running.state.bank["cluster-0"].vector.tolist() == [3.0, 0.0]
+    assert running.state.bank["cluster-1"].vector.tolist() == [95.0, 0.0]
+
+
+def test_a_round_of_one_site_moves_nothing():
+    running = server(CAM(base=IFCA(k=2), warmup=1), **REAL, min_answers=1)
+    running.tasks()
+    running.accept(Result("a", update("a", 1, "shared", 1.0, 0.0)), "site-a")
+    before = running.state.bank
+    running.finish_round()
+    assert running.state.round == 1
+    assert {slot: m.vector.tolist() for slot, m in running.state.bank.items()} == {
+        slot: m.vector.tolist() for slot, m in before.items()
+    }
+
+
+def test_samples_count_as_well():
+    running = server(IFCA(k=2), min_samples_per_cluster=6, hold_small_clusters=True, clip_norm=None)
+    record = one_round(running, MOVES, {"a": 0, "b": 0, "c": 1, "d": 1, "e": 1})
+    assert record["held_back"] == ["a", "b"]  # 3 samples; c, d and e have 12
+
+
+def test_real_sites_are_careful_unless_the_job_says_otherwise():
+    unset = ServerSettings(1).at_real_sites(merges=True)
+    assert (unset.floor.sites, unset.floor.samples) == (3, 30)
+    assert unset.merge_small_clusters
+    assert unset.hold_small_clusters
+    assert unset.max_weight_share == 1 / 3
+    written = ServerSettings(1, min_sites_per_cluster=1, min_samples_per_cluster=1, max_weight_share=1.0)
+    real = written.at_real_sites(merges=True)
+    assert not real.merge_small_clusters
+    assert not real.hold_small_clusters
+    assert real.max_weight_share == 1.0
+    assert not ServerSettings(1).at_real_sites(merges=False).merge_small_clusters
+
+
+def test_fewer_sites_than_a_cluster_needs_are_refused_at_once():
+    with pytest.raises(ConfigError, match=r"a model needs 3 sites .* but all that take part are 2 sites with 3; wait"):
+        server(FedAvg(), people=PEOPLE[:2], hold_small_clusters=True, min_sites_per_cluster=3)
+    with pytest.raises(ConfigError, match="cfl computes more than means of models, so that a model of fewer sites"):
+        server(CFL(eps1=1, eps2=2), hold_small_clusters=True, min_sites_per_cluster=3)
+
+
+# ---- The statistics ----
+
+ROWS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8)
+
+
+@given(ROWS, st.floats(1e3, 1e8, width=32))
+def test_one_hostile_row_cannot_leave_the_honest_ones(honest, huge):
+    rows = [np.array([v], np.float32) for v in [*honest, huge]]
+    if len(honest) > 1:
+        for found in (coordinate_median(rows), trimmed_mean(rows, 1)):
+            assert min(honest) - 1e-3 <= found[0] <= max(honest) + 1e-3 or len(honest) == 1
+
+
+@given(st.lists(st.floats(-1, 1), min_size=4, max_size=8))
+def test_krum_and_isolation_drop_a_distant_row(honest):
+    rows = [np.array([v]) for v in [*honest, 1e6]]
+    assert len(honest) not in multi_krum(rows, 1)
+    assert set(isolated(rows, 1)) <= {len(honest)}
+    assert len(honest) in isolated(rows, 1)
+
+
+@given(st.dictionaries(st.text(max_size=2), st.floats(1e-3, 1e9), min_size=1), st.floats(0.05, 1.0))
+def test_capped_weights(weights, share):
+    new = capped(weights, share)
+    assert all(new[name] <= weights[name] for name in weights)
+    if len(weights) * share > 1:
+        assert max(new.values()) <= share * sum(new.values()) * (1 + 1e-9)
+    else:
+        assert max(new.values()) == pytest.approx(min(new.values())) or new == weights
+    if max(weights.values()) <= share * sum(weights.values()):
+        assert new == weights
+
+
+def test_colluders_do_not_vouch_for_each_other():
+    rows = [np.array([v]) for v in (0.0, 1.0, 2.0, 3.0, 4.0, 500.0, 500.1)]
+    assert set(isolated(rows, 2)) == {5, 6}
+    assert isolated(rows[:2], 1) == {}

@@ -1,0 +1,233 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a job's author, who brings no code, can make a site read or say."""
+
+import errno
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.shareable import Shareable
+from PIL import Image
+
+from cfl_flare.cli.specs import read_source
+from cfl_flare.core.errors import FAILURES, DataError, PathError, PayloadError, failure_of, failure_text
+from cfl_flare.data import SOURCES, Npz, SiteData, sources
+from cfl_flare.data.images import Folder
+from cfl_flare.data.named import MNIST
+from cfl_flare.data.table import Table
+from cfl_flare.flare import wire
+from cfl_flare.flare.aggregator import ClusteringAggregator
+from cfl_flare.flare.policy import limited_paths
+from cfl_flare.methods import build_method
+from cfl_flare.training.learner import Learner
+from tests.flare.kits import JOB, MODEL, answer, check_in, context, executor, kit, npz
+
+
+@pytest.fixture(autouse=True)
+def site(tmp_path, monkeypatch, caplog):
+    for name in ("CFL_DATA", "CFL_DATA_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
+    monkeypatch.setenv("DB_PASSWORD", "hunter2")
+    caplog.set_level(logging.INFO)
+
+
+def errors(caplog) -> str:
+    """What FLARE streams to the server by default: lines of the level error."""
+    return "\n".join(r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR)
+
+
+def refused(source, folder: Path, caplog, *secrets: str) -> str:
+    """The code that a site answers; neither answer nor error lines have a secret, the site's own log has the whole."""
+    said = answer(executor(source), check_in(), folder)
+    assert said.keys() == {"schema", "error"} and said["error"] in FAILURES
+    for secret in secrets:
+        assert secret not in str(said) + errors(caplog)
+    assert f"failed: {said['error']}" in errors(caplog) and "Traceback" not in errors(caplog)
+    assert caplog.text.count("Traceback (most recent call last)") == 1
+    return said["error"]
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_no_variable_in_a_job_s_path_is_expanded(tmp_path, caplog, real):
+    folder = kit(tmp_path / "kit", real)
+    assert refused(Npz("$DB_PASSWORD"), folder, caplog, "DB_PASSWORD", "hunter2") == ("path" if real else "data")
+    assert "$DB_PASSWORD" in caplog.text and "hunter2" not in caplog.text
+
+
+def test_a_table_of_any_file_gives_its_first_line_to_nobody(tmp_path, caplog):
+    secret = tmp_path / "passwd"
+    secret.write_text("root:x:0:0,admin\n1,2\n")
+    assert refused(Table(str(secret), label="zzz"), kit(tmp_path / "kit"), caplog, "root:x", str(secret)) == "path"
+    assert "root:x" not in caplog.text  # it was not read
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_an_honest_table_s_cells_and_columns_stay_at_the_site(tmp_path, caplog, real):
+    (tmp_path / "data").mkdir()
+    rows = "".join(f"{i},{i % 2}\n" for i in range(20)) + "unknown-HIV+,1\n"
+    (tmp_path / "data" / "ward.csv").write_text(f"viral_load,label\n{rows}")
+    folder = kit(tmp_path / "kit", real, data_roots=[str(tmp_path / "data")])
+    source = Table(str(tmp_path / "data" / "ward.csv"))
+    assert refused(source, folder, caplog, "unknown-HIV+", "viral_load", "ward.csv", "21") == "data"
+    assert "row 21 holds 'unknown-HIV+'" in caplog.text
+
+
+NAMED = {"npz": "path", "site": "path", "folder": "path", "table": "path", "medmnist": "root"}
+NAMED |= dict.fromkeys(("mnist", "fashion-mnist", "emnist", "cifar10", "cifar100"), "root")
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES.keys() - {"digits"}))
+def test_no_source_tells_whether_a_path_exists(tmp_path, caplog, name):
+    there, more = npz(tmp_path / "private" / "x.npz"), {"flag": "bloodmnist"} if name == "medmnist" else {}
+    folder = kit(tmp_path / "kit", data_roots=[str(tmp_path / "kit")])
+    for path in (there, there.parent, tmp_path / "gone", "~/x.npz", "../x.npz", "x.npz", f"{tmp_path}/kit/../private"):
+        caplog.clear()
+        assert refused(SOURCES[name](**{NAMED[name]: str(path)}, **more), folder, caplog, str(path)) == "path"
+        assert "the job names" in caplog.text
+
+
+def test_a_folder_that_the_operator_allows_is_read_but_no_link_out_of_it(tmp_path, caplog):
+    data, private = tmp_path / "data", npz(tmp_path / "private" / "x.npz")
+    folder = kit(tmp_path / "kit", data_roots=[str(data)])
+    said = answer(executor(Npz(str(npz(data / "ward.npz")))), check_in(), folder)
+    assert said["participants"] == [{"name": "site-1", "samples": 20, "group": None}]
+    (data / "link.npz").symlink_to(private)
+    (data / "inside.npz").symlink_to(data / "ward.npz")
+    assert "participants" in answer(executor(Npz(str(data / "inside.npz"))), check_in(), folder)
+    assert refused(Npz(str(data / "link.npz")), folder, caplog, str(private)) == "path"
+
+
+@pytest.mark.parametrize("what", ["train", "train/a", "train/a/0.png"])
+def test_a_folder_of_images_is_not_left_by_a_link(tmp_path, monkeypatch, what):
+    def images(root: Path) -> Path:
+        for i in range(40):
+            file = root / ("train", "test")[i // 20] / "ab"[i % 2] / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (4, 4), i).save(file)
+        return root
+
+    inside, outside = images(tmp_path / "data" / "ward"), images(tmp_path / "private")
+    folder = kit(tmp_path / "kit", data_roots=[str(tmp_path / "data")])
+    assert "participants" in answer(executor(Folder(str(inside))), check_in(), folder)
+    (inside / what).rename(tmp_path / "moved")
+    (inside / what).symlink_to(outside / what)
+    assert answer(executor(Folder(str(inside))), check_in(), folder)["error"] == "path"
+    monkeypatch.setenv("CFL_DATA", str(inside))  # the operator may well link
+    assert "participants" in answer(executor(SiteData()), check_in(), folder)
+
+
+def test_what_the_operator_names_is_read_with_its_variables(tmp_path, monkeypatch):
+    monkeypatch.setenv("WARD", str(npz(tmp_path / "ward" / "x.npz").parent))
+    monkeypatch.setenv("CFL_DATA", "$WARD/x.npz")
+    assert "participants" in answer(executor(SiteData()), check_in(), kit(tmp_path / "kit"))
+    found = read_source("npz:path=$WARD/x.npz")  # the command line is the user's own
+    assert isinstance(found, Npz) and found.path == str(tmp_path / "ward" / "x.npz")
+
+
+@pytest.mark.parametrize("study", ["other", "../data/other", ".."])
+def test_no_job_reads_another_study_s_data(tmp_path, caplog, monkeypatch, study):
+    mounted = npz(tmp_path / "data" / "other" / "cells" / "x.npz").parent
+    monkeypatch.setattr(sources, "MOUNTS", tmp_path / "data")
+    monkeypatch.setattr("os.path.ismount", lambda path: Path(path) in (mounted, mounted.parent))
+    source = {"class_path": "cfl_flare.data.sources.SiteData", "args": {"study": study}}
+    assert refused(source, kit(tmp_path / "kit"), caplog, str(mounted)) == "config"
+
+
+def test_no_job_downloads_into_a_site_s_folder(tmp_path, caplog):
+    folder = kit(tmp_path / "kit", data_roots=[str(tmp_path)])
+    assert refused(MNIST(root=str(tmp_path), download=True), folder, caplog) == "path"
+    assert not (tmp_path / "MNIST").exists()
+
+
+def test_a_site_takes_part_in_no_job_below_its_floor(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
+    folder = kit(tmp_path / "kit", min_sites_per_cluster=3)
+    assert answer(executor(SiteData()), check_in(floor=2), folder)["error"] == "floor"
+    assert "min_sites_per_cluster = 2 is less than the 3 that cfl.json of site-1 asks for" in caplog.text
+    assert "participants" in answer(executor(SiteData()), check_in(floor=3), folder)
+
+
+def test_a_broken_policy_allows_nothing(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
+    folder = kit(tmp_path / "kit")
+    (folder / "local" / "cfl.json").write_text('{"data_roots": ["relative"]}')
+    assert refused(SiteData(), folder, caplog) == "config"
+
+
+def train() -> Shareable:
+    """The server's task of a round."""
+    task = {"slots": ["global"], "train": True, "evaluate": False, "scalars": {}, "choices": [], "joined": {}}
+    content = {"tasks": {"site-1": {**task, "cross": []}}, "round": 0, "memory_of": None, "index": 0, "sites": 1}
+    arrays = {"head.weight": np.zeros((2, 16), np.float32), "head.bias": np.zeros(2, np.float32)}
+    return wire.to_shareable({"global": DXO(DataKind.WEIGHTS, data=arrays)}, content)
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [
+        (RuntimeError("row 17 of /srv/ward.csv holds unknown-HIV+"), "training"),
+        (torch.OutOfMemoryError("GPU 0 at /srv/ward.csv: unknown-HIV+"), "memory"),
+        (OSError(errno.ENOSPC, "No space left on device", "/srv/ward.csv unknown-HIV+"), "disk"),
+    ],
+)
+def test_a_participant_s_failure_leaves_as_a_code_and_its_traceback_is_kept_once(
+    tmp_path, monkeypatch, caplog, error, code
+):
+    def fails(*arguments, **settings):
+        raise error
+
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
+    monkeypatch.setattr(Learner, "train", fails)
+    said = answer(executor(SiteData()), train(), kit(tmp_path / "kit"), wire.TRAIN_TASK)
+    assert said["results"] == {"site-1": {"metrics": {}, "error": code}}
+    assert errors(caplog) == f"[identity=site-1, run=job]: round 0: site-1 failed: {code}"
+    assert caplog.text.count("Traceback (most recent call last)") == 1
+    assert caplog.text.count("in fails") == 1 and caplog.text.count("unknown-HIV+") == 1
+
+
+def test_every_failure_has_a_sentence_and_nothing_else_is_one():
+    for code, sentence in FAILURES.items():
+        assert failure_text(code) == f"{code}: {sentence}; its own log says why"
+    for other in ("DataError: gone", "", None, ["data"], {"data": 1}):
+        with pytest.raises(PayloadError, match="an error that is not one of config, "):
+            failure_text(other)
+
+
+def test_the_code_of_an_error_is_that_of_its_cause_where_disk_or_memory_ran_out():
+    assert failure_of(DataError("x")) == "data" and failure_of(PathError("x")) == "path"
+    assert failure_of(KeyError("x")) == "unexpected" and failure_of(KeyError("x"), "training") == "training"
+    wrapped = DataError("load() failed")
+    wrapped.__cause__ = MemoryError()
+    assert failure_of(wrapped) == "memory"
+    assert failure_of(RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")) == (
+        "memory"
+    )
+
+
+def test_the_server_too_opens_no_file_for_a_job_but_the_job_s_own(tmp_path):
+    folder = kit(tmp_path / "kit")
+    (folder / "startup" / "fed_client.json").rename(folder / "startup" / "fed_server.json")
+    fl_ctx = context(folder)
+    carried = Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir("job"))
+    carried.mkdir(parents=True)
+    model = ClusteringAggregator(JOB["method"], MODEL)._make_model(fl_ctx)
+    for file in (carried / "start.pt", tmp_path / "secret.pt"):
+        torch.save(model.state_dict(), file)
+
+    def begins(path: str) -> None:
+        component = ClusteringAggregator(JOB["method"], MODEL, initial_ckpt=path)
+        with limited_paths(fl_ctx):
+            component._initial(build_method(JOB["method"]), 0, fl_ctx)
+
+    begins("start.pt")
+    for path in (str(tmp_path / "secret.pt"), f"{'../' * 9}{tmp_path}/secret.pt", "/etc/passwd"):
+        with pytest.raises(PathError, match="run: initial_ckpt: the job names"):
+            begins(path)
+    indicator = ClusteringAggregator({"method": "fedds", "k": 2, "indicator_file": str(npz(tmp_path / "x.npz"))}, MODEL)
+    with limited_paths(fl_ctx), pytest.raises(PathError, match="indicator_file: the job names"):
+        indicator._logits(build_method(indicator.method), 0, fl_ctx)
