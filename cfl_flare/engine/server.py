@@ -105,7 +105,8 @@ class Server:
 
         A new one is treated like any that was not in the rounds before.
         """
-        self.participants = {p.name: p for p in participants}
+        self.participants.clear()  # in place: others hold it
+        self.participants.update({p.name: p for p in participants})
 
     def _asked(self) -> int:
         """How many participants train in the coming round."""

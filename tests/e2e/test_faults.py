@@ -21,7 +21,7 @@ from cfl_flare.data import SiteData
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import Logistic
 from cfl_flare.results.run_dir import Run, load_run
-from tests.e2e.deployment import SERVER, Deployment, hospitals, until
+from tests.e2e.deployment import SERVER, TRUSTING, Deployment, hospitals, until
 
 pytestmark = pytest.mark.slow
 ROUNDS = 12
@@ -43,7 +43,7 @@ class Faulty(Deployment):
         return self.folder / f"{name}.faults"
 
     def exported(self, name: str, method: str, sites: list[str] | None = None, **settings) -> Path:
-        values = {"num_rounds": ROUNDS, "min_clients": 2, "task_timeout": 240}
+        values = {"num_rounds": ROUNDS, "min_clients": 2, "task_timeout": 240, **TRUSTING}
         values |= {} if "train_script" in settings else {"data": SiteData(), "training": {"lr": 0.05}}
         recipe = ClusteredRecipe(name=name, method=method, model=Logistic((3, 14, 14), 8), **{**values, **settings})
         if sites:
@@ -182,7 +182,6 @@ def test_wrong_answers_a_full_disk_and_a_lost_memory_fail_single_rounds(trial):
     trial.start(ONE)
     status, run = trial.ended(job_id)
     trial.faults(TWO).unlink()
-    print([r["failed"] for r in run.rounds], run.summary["sites_left_out"])
     assert status == "FINISHED:COMPLETED"
     reasons = {r["round"]: r["failed"] for r in run.rounds}
     assert "undecodable" in reasons[1][TWO]
