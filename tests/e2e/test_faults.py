@@ -19,6 +19,7 @@ from nvflare.recipe.utils import set_per_site_config
 from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import SiteData
 from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.flare.compat import LOST
 from cfl_flare.models import Logistic
 from cfl_flare.results.run_dir import Run, load_run
 from tests.e2e.deployment import SERVER, TRUSTING, Deployment, hospitals, until
@@ -129,6 +130,13 @@ def test_late_slow_and_absent_hospitals(trial):
     assert failed == {ONE: "no result in time"}
 
 
+@pytest.fixture
+def everyone(trial) -> None:
+    """All hospitals but the fourth are there, also if a test runs alone."""
+    for site in {ONE, TWO, THREE} - trial.processes.keys():
+        trial.restart(site)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(trial) -> Run:
     if THREE not in trial.processes:
@@ -146,7 +154,6 @@ def test_a_client_that_its_daemon_restarts_loses_nothing(trial, undisturbed):
     status, run = trial.ended(job_id)
     assert status == "FINISHED:COMPLETED"
     assert not any(r["failed"] for r in run.rounds)
-    assert max(r["seconds"] for r in run.rounds) < 60
     assert_same_models(undisturbed, run)
 
 
@@ -171,7 +178,7 @@ def test_a_killed_server_process_a_damaged_checkpoint_and_an_abort_resume_to_the
     assert_same_models(undisturbed, run)
 
 
-def test_wrong_answers_a_full_disk_and_a_lost_memory_fail_single_rounds(trial):
+def test_wrong_answers_a_full_disk_and_a_lost_memory_fail_single_rounds(trial, everyone):
     """With Ditto, whose participants keep a model of their own."""
     trial.faults(TWO).write_text(json.dumps({"1": "undecodable", "2": "TASK_UNKNOWN", "3": "RUN_MISMATCH"}))
     trial.restart(THREE, inside=SMALL_DISK)
@@ -191,18 +198,23 @@ def test_wrong_answers_a_full_disk_and_a_lost_memory_fail_single_rounds(trial):
     assert run.rounds[-1]["trained"] == [ONE, TWO]
 
 
-def test_hospitals_without_data_or_with_another_version_are_left_out(trial):
+def test_hospitals_without_data_or_with_another_version_are_left_out_until_they_are_repaired(trial, everyone):
+    """One is repaired in the middle of the job: its client is restarted, and it takes part."""
     trial.faults(THREE).write_text(json.dumps({"version": "0.0.1"}))
     trial.data[TWO].rename(trial.folder / "elsewhere.npz")
     try:
-        job = trial.exported("unfit", "fedavg", min_clients=3, num_rounds=2)
-        status, run = trial.ended(trial.submit(job))
+        job_id = trial.submit(trial.exported("unfit", "fedavg", min_clients=3, num_rounds=60))
+        trial.after("unfit", 1)
+        left_out = trial.log(job_id)
     finally:
         (trial.folder / "elsewhere.npz").rename(trial.data[TWO])
         trial.faults(THREE).unlink()
+    trial.restart(TWO)
+    status, run = trial.ended(job_id)
     assert status == "FINISHED:COMPLETED"
-    assert run.summary["sites_left_out"].keys() == {TWO, THREE}
-    assert run.rounds[-1]["trained"] == [ONE]
+    assert f"{TWO} is left out: data" in left_out and f"{THREE} is left out:" in left_out
+    assert run.summary["sites_left_out"].keys() == {THREE}
+    assert run.rounds[0]["trained"] == [ONE] and run.rounds[-1]["trained"] == [ONE, TWO]
 
 
 SCRIPT = """
@@ -224,13 +236,14 @@ while flare.is_running():
 """
 
 
-def test_a_script_crashes_and_a_hospital_goes_for_good(trial, monkeypatch):
+def test_a_script_crashes_and_a_hospital_goes_for_good(trial, everyone, monkeypatch):
     (trial.folder / "client.py").write_text(SCRIPT)
     monkeypatch.chdir(trial.folder)
-    job = trial.exported("script", "fedavg", train_script="client.py", num_rounds=30, task_timeout=20)
+    job = trial.exported("script", "fedavg", train_script="client.py", num_rounds=12)
     job_id = trial.submit(job)
     trial.after("script", 4)
     trial.kill(TWO)
     status, run = trial.ended(job_id)
     assert status == "FINISHED:COMPLETED"
     assert run.rounds[-1]["trained"] == [ONE]
+    assert run.rounds[-1]["failed"] == {TWO: LOST, THREE: "EXECUTION_EXCEPTION"}
