@@ -120,19 +120,7 @@ def refusal(folder: Path, caplog, job: dict, **settings) -> str:
             {"source": {"class_path": "os.path.Secret"}},
             "^class: .*policy does not allow 'os.path.Secret'",
         ),
-        (
-            JOB,
-            (
-                JOB,
-                {"source": {"class_path": "nvflare.app_common.np.np_trainer.NPTrainer"}},
-                "^config: .*is not a cfl_flare",
-            ),
-            (
-                JOB,
-                {"source": {"class_path": "nvflare.app_common.np.np_trainer.NPTrainer"}},
-                "^config: .*is not a cfl_flare",
-            ),
-        ),
+        (JOB, {"source": {"class_path": "cfl_flare.models.MLP"}}, "^config: .*is not a cfl_flare.data"),
         (
             JOB,
             {"colour": "red"},
