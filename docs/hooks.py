@@ -45,6 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "examples/*/README.md",
     "benchmarks/results/*/*.md",
     "benchmarks/results/**/*.png",

@@ -7,6 +7,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
+from cfl_flare.core.text import plain
+
 # All that a site says of a failure is one of these codes; its message and traceback stay in the site's own log. The
 # sentences are the server's. Each completes "site-2: ".
 FAILURES = {
@@ -85,7 +87,7 @@ class PathError(DataError):
 
 
 class PayloadError(CFLError, ValueError):
-    """Something that was received, or read from a file, is refused.
+    """Something that was received, or read from a file, is refused; its message is one line of plain text.
 
     Args:
         code: short reason, counted in the run's summary, such as ``"non_finite"``.
@@ -95,7 +97,7 @@ class PayloadError(CFLError, ValueError):
     failure = "payload"
 
     def __init__(self, code: str, message: str):
-        super().__init__(message)
+        super().__init__(plain(message))
         self.code = code
 
 

@@ -107,6 +107,17 @@ class DataConfig:
         held_back = set(stream(self.seed, "unseen").permutation(count)[: int(held)].tolist())
         return [i for i in range(count) if (i in held_back) == unseen]
 
+    def _block(self, index: int, sites: int) -> list[int]:
+        """The indices of a simulation's participants that a site hosts."""
+        block = self._indices(unseen=False)
+        return block[index * len(block) // sites : (index + 1) * len(block) // sites]
+
+    def names_at(self, site: str, index: int, sites: int) -> list[str]:
+        """The names of the participants that `host` gives a site."""
+        if self.partition is None:
+            return [site]
+        return [participant_names(self.participants or 0)[i] for i in self._block(index, sites)]
+
     def host(self, source: DataSource, site: str, index: int, sites: int) -> list[ParticipantData]:
         """The participants that a site hosts: its block of a simulation's, by its index among the sites, or itself.
 
@@ -114,8 +125,7 @@ class DataConfig:
             DataError: the samples cannot be read, are not valid, or too few.
         """
         if self.partition is not None:
-            block = self._indices(unseen=False)
-            return self._people(source, block[index * len(block) // sites : (index + 1) * len(block) // sites])
+            return self._people(source, self._block(index, sites))
         train, test = _read(source)
         require(
             len(train) >= self.min_samples,

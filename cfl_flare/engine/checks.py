@@ -1,44 +1,80 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The server's checks of a result before it uses any part of it."""
+"""The server's checks of a result before it uses any part of it, and the bounds of all numbers and names in it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.errors import PayloadError, failure_text
+from cfl_flare.core.text import shown
 from cfl_flare.engine.site import Result, Task
-from cfl_flare.methods import ServerState, Update
+from cfl_flare.methods import Participant, ServerState, Update
 from cfl_flare.methods.state import Download
 
 MAX_SAMPLES = 10**9
+MAX_GROUPS = 10**6
 # Values of an array whose length the server does not know.
 MAX_LENGTH = 10**6
+MAX_METRICS = 64
+MAX_METRIC = 1e12
+# What a run makes of metrics, and the columns beside them, have these names.
+OWN = re.compile(r"worst_accuracy|bottom_accuracy|.*_unweighted|participant|site|group|cluster|model")
+METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_./-]{0,79}")
 # Largest value of a difference or an array: squares and sums of such values are still finite in float32.
 MAX_VALUE = 1e9
 
 
-def check_result(result: Result, task: Task) -> None:
-    """Checks everything but the update.
+def is_count(value: Any, fewest: int, most: int) -> bool:
+    """Whether a value is a whole number in a range; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and fewest <= value <= most
+
+
+def is_number(value: Any, low: float = -MAX_METRIC, high: float = MAX_METRIC) -> bool:
+    """Whether a value is a finite number in a range."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_metric_name(name: Any) -> bool:
+    """Whether a metric may have this name: a short identifier that a run does not use itself."""
+    return isinstance(name, str) and METRIC.fullmatch(name) is not None and OWN.fullmatch(name) is None
+
+
+def check_result(result: Result, task: Task, participant: Participant) -> None:
+    """Checks everything but what the update holds.
+
+    Args:
+        result: what arrived.
+        task: what was asked.
+        participant: whose result it is, with the number of samples that it named before.
 
     Raises:
         PayloadError: the participant failed, or did not do what it was asked to do.
     """
     name = result.participant
     if result.error is not None:
-        raise PayloadError("participant_failed", f"{name} failed: {result.error}")
+        raise PayloadError("participant_failed", f"{name} failed: {failure_text(result.error)}")
+    asked = ("served_",) * task.evaluate + ("trained_",) * task.train
+    for key in result.metrics:
+        if not (key.startswith(asked) and is_metric_name(key.partition("_")[2])):
+            raise PayloadError("metric", f"{name} was not asked to measure {shown(key)}")
     for found in (result.metrics, *result.cross.values()):
         for key, value in found.items():
-            if not isinstance(value, (int, float)) or not np.isfinite(value):
-                raise PayloadError("metric", f"{name}: {key} = {value!r} is not a finite number")
+            if not is_metric_name(key) or not is_number(value) or len(found) > MAX_METRICS:
+                raise PayloadError("metric", f"{name}: {shown(key)} = {shown(value)} is not a finite number in range")
     strange = sorted(result.cross.keys() - {model.name for model in task.cross})
     if strange:
-        raise PayloadError("metric", f"{name} was not asked to measure {strange[0]!r}")
+        raise PayloadError("metric", f"{name} was not asked to measure the model {shown(strange[0])}")
     if task.train != (result.update is not None):
         said = "asked to train, but sent no update" if task.train else "not asked to train"
         raise PayloadError("no_update", f"{name} was {said}")
+    update, known = result.update, participant.samples
+    if update is not None and is_count(update.samples, 1, MAX_SAMPLES) and update.samples != known:
+        raise PayloadError("samples", f"{name} says that it has {update.samples} samples, but said {known} before")
 
 
 def check_update(update: Update, sent: Download, state: ServerState, method: str) -> None:
@@ -54,13 +90,15 @@ def check_update(update: Update, sent: Download, state: ServerState, method: str
         PayloadError: the samples, the cluster, the slots, a shape or a value is not what it should be.
     """
     name, samples, cluster = update.participant, update.samples, update.cluster
-    if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= MAX_SAMPLES:
-        raise PayloadError("samples", f"{name}: samples = {samples!r} should be a whole number in 1..{MAX_SAMPLES}")
+    if not is_count(samples, 1, MAX_SAMPLES):
+        raise PayloadError(
+            "samples", f"{name}: samples = {shown(samples)} should be a whole number in 1..{MAX_SAMPLES}"
+        )
     if sent.must_name:
         if not isinstance(cluster, int) or isinstance(cluster, bool) or cluster not in sent.choices:
-            raise PayloadError("cluster", f"{name}: cluster = {cluster!r} should be one of {[*sent.choices]}")
+            raise PayloadError("cluster", f"{name}: cluster = {shown(cluster)} should be one of {[*sent.choices]}")
     elif cluster is not None:
-        raise PayloadError("cluster", f"{name}: sent cluster = {cluster!r}, but {method} assigns on the server")
+        raise PayloadError("cluster", f"{name}: sent cluster = {shown(cluster)}, but {method} assigns on the server")
     expected = () if update.carrier is not None else sent.expected(cluster)
     if set(update.diffs) != set(expected):
         raise PayloadError("slots", f"{name}: sent the models {sorted(update.diffs)}, should be {sorted(expected)}")

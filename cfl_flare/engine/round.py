@@ -12,6 +12,7 @@ from typing import Any
 
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Params
+from cfl_flare.core.text import plain, shown
 from cfl_flare.engine.checks import check_result, check_update
 from cfl_flare.engine.partial_sums import Carried, weighed
 from cfl_flare.engine.robust import Norms, clipped
@@ -79,12 +80,12 @@ class Round:
         """
         name, update = result.participant, result.update
         if name not in self._participants or self._participants[name].site != site:
-            raise PayloadError("unknown_participant", f"{site} hosts no participant {name!r}")
+            raise PayloadError("unknown_participant", f"{site} hosts no participant {shown(name)}")
         if name not in self.tasks:
             raise PayloadError("not_asked", f"{name} was not asked in this round")
         if name in self.results:
             raise PayloadError("twice", f"{name} sent a second result")
-        check_result(result, self.tasks[name])
+        check_result(result, self.tasks[name], self._participants[name])
         if update is not None:
             if update.carrier is not None:
                 self._carried.check(update, self._participants)
@@ -103,7 +104,7 @@ class Round:
 
     def fail(self, participants: Sequence[str], reason: str) -> None:
         """Notes that participants sent nothing usable, and why."""
-        self.failures.update({name: reason for name in participants if name in self.tasks})
+        self.failures.update({name: plain(reason) for name in participants if name in self.tasks})
 
     def end(self) -> None:
         """Ends the round: participants without a result have failed."""

@@ -171,14 +171,19 @@ class Server:
         try:
             self._round.accept(result, site, self.method, self.state)
         except PayloadError as error:
-            self.refuse(result.participant, error)
+            self.refuse(result.participant, error, site)
 
-    def refuse(self, participant: str, error: PayloadError) -> None:
-        """Counts and notes a refused result, and raises its reason."""
+    def refuse(self, participant: str, error: PayloadError, site: str) -> None:
+        """Counts a refused result, notes it if the participant is the site's own, and raises its reason."""
         self.rejected[error.code] += 1
-        if participant not in self._round.results:
+        own = participant in self.participants and self.participants[participant].site == site
+        if own and participant not in self._round.results:
             self._round.fail([participant], f"{error.code}: {error}")
         raise error
+
+    def hosted_by(self, site: str) -> list[str]:
+        """The names of a site's participants."""
+        return [name for name, p in self.participants.items() if p.site == site]
 
     def fail(self, participants: Sequence[str], reason: str) -> None:
         """Notes that participants sent nothing that could be used."""
@@ -187,7 +192,7 @@ class Server:
     def fail_sites(self, reasons: Mapping[str, str]) -> None:
         """The same for all participants of some sites, each site with its reason."""
         for site, reason in reasons.items():
-            self.fail([name for name, p in self.participants.items() if p.site == site], reason)
+            self.fail(self.hosted_by(site), reason)
 
     def finish_round(self) -> RoundMetrics | None:
         """Assigns, averages, and records.
@@ -215,7 +220,7 @@ class Server:
         The measured round's models are those of the state as it is now, before the coming round moves it.
         """
         stopping, progress = self.settings.early_stopping, self.progress
-        number, scalars = measured.record["round"], measured.scalars()
+        number, scalars = measured.record["round"], measured.deciding()
         best = None if stopping.key is None else stopping.key.best(progress.best, number, scalars)
         if best != progress.best:
             progress.best = best
@@ -232,7 +237,8 @@ class Server:
         results = self._round.results
         served = {n: results[n].metrics for n in self.participants if n in results and results[n].metrics}
         clusters = self.method.clusters_in(self.state)
-        measured = measure_round(self.progress.record, served, self.participants, self.state, clusters)
+        share = self.settings.max_weight_share
+        measured = measure_round(self.progress.record, served, self.participants, self.state, clusters, share)
         if self.finished:
             self._round.count(measured.record)
         self.progress.record = None
@@ -262,7 +268,7 @@ class Server:
         if self.progress.failed_rounds >= most:
             raise TooFewAnswersError(
                 f"{self.progress.failed_rounds} rounds in a row had fewer than {enough} valid results; "
-                f"the last reasons: {dict(Counter(self._round.failures.values()))}"
+                f"the last reasons: {dict(Counter(self._round.failures.values()).most_common(5))}"
             )
         old, new = before.assignment, self.state.assignment
         moved = sum(name in old and old[name] != cluster for name, cluster in new.items())

@@ -91,13 +91,14 @@ class ServerSettings:
         """Below it, a cluster is small."""
         return Floor(self.min_sites_per_cluster or 1, self.min_samples_per_cluster or 1)
 
-    def at_real_sites(self, merges: bool) -> ServerSettings:
+    def at_real_sites(self, merges: bool, counts_samples: bool = True) -> ServerSettings:
         """The settings of a run of real hospitals: what is not set is as private and cautious as it can be.
 
         Args:
             merges: small clusters are merged by default.
+            counts_samples: sites say how many samples they have; a training script says how many steps it took.
         """
-        floor = Floor(self.min_sites_per_cluster or 3, self.min_samples_per_cluster or 30)
+        floor = Floor(self.min_sites_per_cluster or 3, self.min_samples_per_cluster or (30 if counts_samples else 1))
         small = floor != Floor(1, 1)
         defaults: dict[str, Any] = {
             "min_sites_per_cluster": floor.sites,

@@ -28,11 +28,16 @@ from cfl_flare.engine.site import Task
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy
 from cfl_flare.flare.policy import limited_paths
+from cfl_flare.flare.schema import decode_results
 from cfl_flare.methods import Method, Participant, ServerState, build_method
 from cfl_flare.methods.slots import travelling, with_parts
 from cfl_flare.methods.state import Predict
 from cfl_flare.results.recorder import Recorder
+from cfl_flare.results.run_dir import ROUNDS
 from cfl_flare.training.resident import ResidentModel
+
+# Of a site's refused results in a round, so many reasons are logged.
+LOGGED = 10
 
 
 class ClusteringAggregator(ModelAggregator):
@@ -175,21 +180,25 @@ class ClusteringAggregator(ModelAggregator):
             Whether anything of it was accepted.
         """
         server, site = self.running, model.meta.get("client_name", "?")
-        accepted = 0
+        accepted, refused, hosted = 0, list[str](), set(server.hosted_by(site))
         try:
-            for result in wire.decode_results(model, server.state.bank, server.state.round):
+            for result in decode_results(model, server.state.bank, server.state.round, hosted):
                 try:
                     if isinstance(result, tuple):
-                        server.refuse(*result)
+                        server.refuse(*result, site)
                     else:
                         server.accept(result, site)
                         accepted += 1
                 except PayloadError as error:
-                    self.warning(f"round {server.state.round}: {site}: result refused ({error.code}): {error}")
+                    refused.append(f"result refused ({error.code}): {error}")
         except PayloadError as error:
             server.rejected[error.code] += 1
-            server.fail([n for n, p in server.participants.items() if p.site == site], f"{error.code}: {error}")
-            self.warning(f"round {server.state.round}: {site}: all results refused ({error.code}): {error}")
+            server.fail(list(hosted), f"{error.code}: {error}")
+            refused = [f"all results refused ({error.code}): {error}"]
+        if len(refused) > LOGGED:
+            refused[LOGGED:] = [f"{len(refused) - LOGGED} more results refused; the run's {ROUNDS} has the reasons"]
+        for reason in refused:
+            self.warning(f"round {server.state.round}: {site}: {reason}")
         return accepted > 0
 
     def aggregate_model(self) -> FLModel:
@@ -212,9 +221,10 @@ class ClusteringAggregator(ModelAggregator):
                 f"no round has reported {unknown!r} so far, which decides on the best models or the end of the job; "
                 f"round {measured.record['round']} has {', '.join(sorted(scalars))}"
             )
-        name = key and key.name_in(scalars)
+        name = None if key is None else key.name_in(scalars)
         if key is not None and name is not None:
             info["key_metric"] = {"name": name, "mode": key.mode}
+            scalars[name] = measured.deciding()[name]
         return FLModel(
             params={},
             metrics=scalars,

@@ -18,6 +18,7 @@ from nvflare.apis.job_def import ALL_SITES, get_job_meta_study
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.fuel.f3.cellnet import cell
 from nvflare.fuel.f3.message import Message
@@ -25,12 +26,14 @@ from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.utils.fed_utils import authorize_build_component, extract_participants
 
-from cfl_flare.core.config import require
-from cfl_flare.core.errors import ClassError, ConfigError
+from cfl_flare.core.config import one_line, require
+from cfl_flare.core.errors import ClassError, ConfigError, PayloadError
+from cfl_flare.core.text import plain, shown
 from cfl_flare.flare import rejoin
 from cfl_flare.flare.attendance import Attendance
 
 SIMULATED_JOB = "simulate_job"
+RETURN_CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
 LOST = "lost: it gives no sign of life"
 # Seconds between questions to the server whether a site has connected meanwhile.
 ASK_EVERY = 5.0
@@ -44,7 +47,7 @@ class PerSiteController(ModelController):
     site that is lost, see `cfl_flare.flare.attendance.Attendance`, until it is heard again.
 
     Attributes:
-        site_errors: why each site whose last result could not be used has failed: FLARE's return code, or a reason.
+        site_errors: why each site's last result cannot be used: FLARE's return code, or a reason.
         late: sites where the job has been started, or started again, in its middle.
         plain: tasks are plain FLModels with one model each, as FLARE's Client API expects.
     """
@@ -68,7 +71,8 @@ class PerSiteController(ModelController):
         hear = self.communicator.client_is_active
 
         def client_is_active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
-            if self._attendance.hear(client_name):
+            ours = any(client.name == client_name for client in self.engine.get_clients())
+            if ours and self._attendance.hear(client_name):
                 self.info(f"{client_name} is heard again; it takes part from the next round")
             hear(client_name, reason, fl_ctx)
 
@@ -117,10 +121,38 @@ class PerSiteController(ModelController):
     def _accept_train_result(
         self, client_name: str, result: Shareable, fl_ctx: FLContext, is_unknown_task: bool = False
     ) -> bool:
-        code = result.get_return_code()
-        if code and code != ReturnCode.OK:
-            self.site_errors[client_name] = str(code)
+        try:
+            code = result.get_return_code() or ReturnCode.OK
+            if code not in RETURN_CODES:
+                raise ValueError(f"return code {shown(code)}")
+            if code == ReturnCode.OK:
+                FLModelUtils.from_shareable(result)
+        except Exception as error:  # what a site sends can break FLARE's own code as well
+            self._refuse(client_name, f"malformed: FLARE cannot read it ({one_line(error)})")
+            return False
+        if code != ReturnCode.OK:
+            self.site_errors[client_name] = code
         return bool(super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task))
+
+    def _prepare_task(self, data: FLModel, task_name: str, timeout: int, callback: Callable[[FLModel], bool]) -> Task:
+        """A task whose results are refused, with the reason, where the callback raises an error."""
+
+        def checked(result: FLModel) -> bool:
+            site = result.meta["client_name"]
+            try:
+                return callback(result)
+            except PayloadError as error:
+                self._refuse(site, str(error) if error.code == "site_failed" else f"{error.code}: {error}")
+            except Exception as error:
+                self._refuse(site, f"malformed: it cannot be used ({one_line(error)})")
+            return False
+
+        return super()._prepare_task(data=data, task_name=task_name, timeout=timeout, callback=checked)
+
+    def _refuse(self, site: str, reason: str) -> None:
+        """Notes why a site's result is refused."""
+        self.site_errors[site] = plain(reason)
+        self.warning(f"{site}: result refused: {self.site_errors[site]}")
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext

@@ -17,8 +17,9 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from cfl_flare.core.config import from_dict, require, unmarked
-from cfl_flare.core.errors import CFLError, PayloadError
+from cfl_flare.core.errors import CFLError
 from cfl_flare.core.settings import keep, kept, shows
+from cfl_flare.data import DataConfig
 from cfl_flare.engine.job_settings import AssignSettings, ControllerSettings
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import compatibility, wire
@@ -26,6 +27,8 @@ from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.client_api.controller import Scripts
 from cfl_flare.flare.compat import PerSiteController, simulated
 from cfl_flare.flare.persistor import ClusterModelPersistor
+from cfl_flare.flare.policy import Policy
+from cfl_flare.flare.schema import decode_check_in
 from cfl_flare.flare.tracking import track
 from cfl_flare.methods import Participant
 from cfl_flare.results.recorder import Recorder
@@ -87,8 +90,8 @@ class ClusteredController(PerSiteController):
         compatibility.check_maker(unmarked(self.made_by or {}), "the server")
         compatibility.check_known(self._unknown, "controller", "the server")
         self._schedule = kept(ServerSettings, self, "run")
-        if self._has_own_data():
-            self._schedule = self._schedule.at_real_sites(self.aggregator.merges(self.fl_ctx))
+        if not simulated(self.fl_ctx):
+            self._schedule = self._schedule.at_real_sites(self.aggregator.merges(self.fl_ctx), self.judge is None)
             floor, share = self._schedule.floor, self._schedule.max_weight_share
             self.info(
                 f"a cluster needs {floor.sites} sites and {floor.samples} training samples; "
@@ -119,10 +122,6 @@ class ClusteredController(PerSiteController):
     def _sites(self) -> list[str]:
         return sorted((client.name for client in self.engine.get_clients()), key=natural)
 
-    def _has_own_data(self) -> bool:
-        """Whether the sites are hospitals with data of their own, and not those of a simulation, here or in a POC."""
-        return not simulated(self.fl_ctx) and (self.facts or {}).get("data", {}).get("participants") is None
-
     def _connected(self, sites: Sequence[str]) -> list[Participant]:
         """Every site is one participant; its script's first result says how much data it has."""
         return [Participant(name, name, 1) for name in sites]
@@ -151,31 +150,24 @@ class ClusteredController(PerSiteController):
     def _check_in(self, sites: Sequence[str]) -> list[Participant]:
         """Asks sites which participants they host. A site that cannot take part is left out, with its reason."""
         known = len(self._hosting)
-        common = {"sites": known + len(sites), "memory_of": self.persistor.resume_from}
+        common: dict[str, Any] = {"sites": known + len(sites), "memory_of": self.persistor.resume_from}
         self._hosting |= {site: {"index": i, **common} for i, site in enumerate(sites, known)}
         hosted: dict[str, list[Participant]] = {}
+        data_config = from_dict(DataConfig, unmarked((self.facts or {}).get("data", {})), "data")
+        policy = Policy.of(self.fl_ctx)
 
         def on_result(result: FLModel) -> bool:
             site = result.meta["client_name"]
-            try:
-                content = wire.content_of(result.meta)
-                if "error" in content:
-                    raise PayloadError("site_failed", str(content["error"]))
-                hosted[site] = [
-                    Participant(p["name"], site, int(p["samples"]), p["group"]) for p in content["participants"]
-                ]
-            except (PayloadError, KeyError, TypeError, ValueError) as error:
-                self.left_out[site] = str(error)
-            return site in hosted
+            expected = data_config.names_at(site, self._hosting[site]["index"], common["sites"])
+            hosted[site] = decode_check_in(result, site, expected, policy.max_participants)
+            return True
 
         rounds, fewest = self._schedule.num_rounds, self._schedule.floor.sites
         ours = {"software": compatibility.SOFTWARE, "job": self._shared(), "min_sites_per_cluster": fewest}
         data = {site: wire.message({}, {**ours, **self._hosting[site]}, 0, rounds) for site in sites}
         self.exchange(wire.CHECK_TASK, data, max(self._own.task_timeout, CHECK_IN), on_result)
-        said = dict(self.left_out)
-        silent = {site: self.site_errors.get(site, "no result in time") for site in sites}
         for site in (site for site in sites if site not in hosted):
-            self.left_out[site] = said.get(site, silent[site])
+            self.left_out[site] = self.site_errors.get(site, "no result in time")
             self.error(f"{site} is left out: {self.left_out[site]}")
         return [p for site in sites for p in hosted.get(site, [])]
 

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cfl_flare.report.colours import COLOURS, palette
+from cfl_flare.report.labels import in_figure
 
 if TYPE_CHECKING:
     from cfl_flare.results.run_dir import Run
@@ -49,7 +50,7 @@ def _stack(axes: Any, run: Run, colours: Sequence[str]) -> None:
         bottom = [b + h for b, h in zip(bottom, heights)]
     final = sorted(run.rounds[-1]["cluster_sizes"], reverse=True)
     shown = ", ".join(map(str, final[:MOST])) + (", ..." if len(final) > MOST else "")
-    axes.set_title(f"{run.name}\nfinally {shown}", fontsize=10)
+    axes.set_title(f"{in_figure(run.name)}\nfinally {shown}", fontsize=10)
     axes.set(xlabel="round", ylabel="participants")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -80,7 +81,7 @@ def analysis(run: Run, path: Path) -> Path:
     for axes in (objective, clusterability, cosines, spread):
         axes.grid(alpha=0.3)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.suptitle(run.name, fontsize=11)
+    figure.suptitle(in_figure(run.name), fontsize=11)
     figure.savefig(path, dpi=120)
     return path
 
@@ -143,6 +144,6 @@ def tuning(run: Run, path: Path) -> Path:
     for axes in (number, loose):
         axes.grid(alpha=0.3)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.suptitle(run.name, fontsize=11)
+    figure.suptitle(in_figure(run.name), fontsize=11)
     figure.savefig(path, dpi=120)
     return path

@@ -12,6 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from cfl_flare.report.labels import in_figure
+
 if TYPE_CHECKING:
     from cfl_flare.results.run_dir import Run
 
@@ -50,9 +52,9 @@ def cross_site(run: Run, table: Path, path: Path) -> Path | None:
             if values.size <= WRITTEN and np.isfinite(values[row, column]):
                 box = {"facecolor": "white", "alpha": 0.6, "linewidth": 0, "pad": 1}
                 axes.text(column, row, f"{values[row, column]:.2f}", ha="center", va="center", fontsize=7, bbox=box)
-    axes.set_xticks(range(len(models)), models, rotation=45, ha="right")
-    axes.set_yticks(range(len(people)), people, fontsize=7)
-    axes.set_title(f"{run.name}: {metric} on each participant's test split", fontsize=10)
-    figure.colorbar(image, ax=axes, label=metric)
+    axes.set_xticks(range(len(models)), [in_figure(m) for m in models], rotation=45, ha="right")
+    axes.set_yticks(range(len(people)), [in_figure(p) for p in people], fontsize=7)
+    axes.set_title(f"{in_figure(run.name)}: {in_figure(metric)} on each participant's test split", fontsize=10)
+    figure.colorbar(image, ax=axes, label=in_figure(metric))
     figure.savefig(path, dpi=120)
     return path

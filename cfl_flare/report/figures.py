@@ -15,6 +15,7 @@ from cfl_flare.report.clusters import analysis, cluster_sizes, tuning
 from cfl_flare.report.colours import palette
 from cfl_flare.report.cross_site import cross_site
 from cfl_flare.report.flows import flows
+from cfl_flare.report.labels import in_figure
 
 if TYPE_CHECKING:
     from cfl_flare.results.run_dir import Run
@@ -66,7 +67,7 @@ def compare(runs: Sequence[Run], path: Path) -> Path:
     for colour, run in zip(palette(len(runs)), runs):
         measured = [r for r in run.rounds if "served_accuracy" in r]
         rounds = [r["round"] + 1 for r in measured]
-        axes.plot(rounds, [r["served_accuracy"] for r in measured], color=colour, label=run.name)
+        axes.plot(rounds, [r["served_accuracy"] for r in measured], color=colour, label=in_figure(run.name))
         axes.plot(rounds, [r["served_worst_accuracy"] for r in measured], color=colour, linestyle=":", linewidth=1)
     axes.set(xlabel="round", ylabel="accuracy on own test split", ylim=(0, 1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -12,6 +12,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from cfl_flare.report.colours import palette
+from cfl_flare.report.labels import in_figure
 
 if TYPE_CHECKING:
     from cfl_flare.results.run_dir import Run
@@ -74,7 +75,7 @@ def flows(run: Run, path: Path) -> Path:
     axes.set(xlabel="round", xlim=(-0.3, len(labels) - 0.7))
     axes.autoscale_view(scalex=False)
     by = "true group" if truth else "last cluster"
-    axes.set_title(f"{run.name}: one line per participant, coloured by {by}", fontsize=10)
+    axes.set_title(f"{in_figure(run.name)}: one line per participant, coloured by {by}", fontsize=10)
     figure.savefig(path, dpi=120)
     return path
 

@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 
 from cfl_flare.report.colours import palette
+from cfl_flare.report.labels import in_figure, in_table
 
 if TYPE_CHECKING:
     from cfl_flare.data import PartitionReport
@@ -49,7 +50,8 @@ def draw_partition(report: PartitionReport, path: Path) -> Path:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     axes.set(xlabel="participant", ylabel="class", xlim=(-1, participants), ylim=(-0.7, classes - 0.3))
     axes.set_title(
-        f"{report.rule}: {int(report.train.sum())} training samples (largest bubble {int(counts.max())})", fontsize=10
+        f"{in_figure(report.rule)}: {int(report.train.sum())} training samples (largest bubble {int(counts.max())})",
+        fontsize=10,
     )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
@@ -72,7 +74,7 @@ def partition_table(report: PartitionReport) -> Table:
     for name, group, train, test in zip(report.names, report.truth, report.train, report.test):
         largest = [c for c in np.argsort(-train, kind="stable")[:5] if train[c]]
         table.add_row(
-            name,
+            in_table(name),
             "-" if group is None else str(group),
             str(train.sum()),
             str(test.sum()),

@@ -11,6 +11,8 @@ from rich import filesize
 from rich.measure import Measurement
 from rich.table import Table
 
+from cfl_flare.report.labels import in_table
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -38,8 +40,8 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
         final, s = run.summary["final"], run.summary
         sizes = [int(v) for k, v in final.items() if k.startswith("cluster-") and k.endswith("/size")]
         table.add_row(
-            run.name,
-            str(s["rounds"]),
+            in_table(run.name),
+            in_table(s["rounds"]),
             _number(final.get("served_accuracy")),
             _number(final.get("served_macro_f1")),
             _number(final.get("served_worst_accuracy")),
@@ -48,7 +50,7 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
             _number(final.get("ari")),
             filesize.decimal(s["bytes_down"] + s["bytes_up"]),
             f"{s['seconds']:.1f}",
-            *([folders[i]] if folders else []),
+            *([in_table(folders[i])] if folders else []),
         )
     return table
 

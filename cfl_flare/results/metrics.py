@@ -4,18 +4,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from cfl_flare.clustering.measures import agreement, size_entropy
+from cfl_flare.clustering.robust import capped
 from cfl_flare.methods import Participant, ServerState
 from cfl_flare.methods.slots import cluster_slot
 
 # FedDSMIC's bottom accuracy is the mean over this many of the worst participants (sec. 5.3).
 BOTTOM = 5
+# Endings of metrics that are shares, whose mean no value in [0, 1] moves far.
+SHARES = ("accuracy", "macro_f1")
+# How many median deviations from the median a value counts as, at most.
+REACH = 5.0
 
 
 @dataclass(frozen=True)
@@ -25,10 +30,12 @@ class RoundMetrics:
     Attributes:
         record: JSON values: ``round``, ``served_accuracy``, ``ari``, ``cluster_sizes``, ...
         participants: each participant's own metrics.
+        steady: means of the record's that an outlier moved, as they are without it: by these a run decides.
     """
 
     record: dict[str, Any]
     participants: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    steady: Mapping[str, float] = field(default_factory=dict)
 
     def scalars(self) -> dict[str, float]:
         """The numbers alone, with one series per cluster: ``cluster-0/served_accuracy``."""
@@ -42,6 +49,10 @@ class RoundMetrics:
             flat.update({f"{name}/{metric}": float(value) for metric, value in per_cluster.items()})
         flat.pop("round")
         return flat
+
+    def deciding(self) -> dict[str, float]:
+        """The numbers by which a run chooses its best round and ends early."""
+        return {**self.scalars(), **self.steady}
 
 
 def average(metrics: Mapping[str, Mapping[str, float]], weights: Mapping[str, float]) -> dict[str, float]:
@@ -58,12 +69,42 @@ def average(metrics: Mapping[str, Mapping[str, float]], weights: Mapping[str, fl
     return out
 
 
+def steady_average(
+    metrics: Mapping[str, Mapping[str, float]], weights: Mapping[str, float], sites: Mapping[str, str], share: float
+) -> dict[str, float]:
+    """Mean of each metric over participants, weighted, that no single site decides.
+
+    A site has no more than its share of the weight. Values that are no shares are taken as at most `REACH` times the
+    median deviation from their median away; of one or two participants nobody knows which is the outlier.
+
+    >>> metrics = {"a": {"loss": 1.0}, "b": {"loss": 1.2}, "c": {"loss": 1e9}}
+    >>> round(steady_average(metrics, dict.fromkeys("abc", 1.0), {}, 1.0)["loss"], 3)
+    1.467
+    """
+    out = {}
+    for name in sorted({key for own in metrics.values() for key in own}):
+        values = np.array([own[name] for own in metrics.values() if name in own])
+        own = {p: weights[p] for p in metrics if name in metrics[p]}
+        of_site: dict[str, float] = {}
+        for p, weight in own.items():
+            of_site[sites.get(p, p)] = of_site.get(sites.get(p, p), 0.0) + weight
+        allowed = capped(of_site, share)
+        w = [weight * (allowed[sites.get(p, p)] / of_site[sites.get(p, p)]) for p, weight in own.items()]
+        if len(values) > 2 and not (name.endswith(SHARES) and values.min() >= 0 and values.max() <= 1):
+            middle = np.median(values)
+            reach = REACH * np.median(np.abs(values - middle))
+            values = np.clip(values, middle - reach, middle + reach)
+        out[name] = float(np.average(values, weights=w))
+    return out
+
+
 def measure_round(
     record: dict[str, Any],
     metrics: Mapping[str, Mapping[str, float]],
     participants: Mapping[str, Participant],
     state: ServerState,
     clusters: int,
+    share: float | None = None,
 ) -> RoundMetrics:
     """Completes a round's record.
 
@@ -75,6 +116,7 @@ def measure_round(
         participants: all of them.
         state: after the round.
         clusters: K, or 0.
+        share: the largest share of one site's weight in a mean that decides; None for no bound.
     """
     record = dict(record)
     weights = {name: float(p.samples) for name, p in participants.items()}
@@ -103,4 +145,22 @@ def measure_round(
     grouped = [(p.group, assignment[n]) for n, p in participants.items() if p.group is not None and n in assignment]
     if clusters and grouped:
         record.update(agreement([g for g, _ in grouped], [c for _, c in grouped]))
-    return RoundMetrics(record, metrics)
+    return RoundMetrics(record, metrics, _steady(metrics, participants, members, share))
+
+
+def _steady(
+    metrics: Mapping[str, Mapping[str, float]],
+    participants: Mapping[str, Participant],
+    members: Mapping[int, Sequence[str]],
+    share: float | None,
+) -> dict[str, float]:
+    """The record's means as `steady_average` has them: of all participants, and of each cluster's."""
+    weights = {name: float(p.samples) for name, p in participants.items()}
+    sites = {name: p.site for name, p in participants.items()}
+    found = steady_average(metrics, weights, sites, share or 1.0)
+    alike = steady_average(metrics, dict.fromkeys(weights, 1.0), sites, share or 1.0)
+    found.update({f"{name}_unweighted": value for name, value in alike.items()})
+    for k, names in members.items():
+        own = steady_average({n: metrics[n] for n in names if n in metrics}, weights, sites, share or 1.0)
+        found.update({f"cluster-{k}/{name}": value for name, value in own.items()})
+    return found

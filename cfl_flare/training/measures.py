@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 
+# What a participant measures of a model on its test split, with the range of each.
+METRICS = {"accuracy": (0.0, 1.0), "macro_f1": (0.0, 1.0), "loss": (0.0, 1e9)}
+
 
 def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
     """Share of correct predictions.

@@ -17,7 +17,7 @@ from cfl_flare.data import Digits
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import MLP
 from cfl_flare.results.run_dir import load_run
-from tests.e2e.deployment import commands_with
+from tests.e2e.deployment import TRUSTING, commands_with
 from tests.e2e.plugin import SlowMLP
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def gone(workspace: str) -> None:
 
 def recipe(**settings) -> ClusteredRecipe:
     values = {"name": "poc", "method": "wecfl:k=3", "model": MLP((1, 8, 8), 10), "data": Digits(), "participants": 6}
-    values |= {"partition": "label_permutation:groups=3", "num_rounds": 3, "min_clients": 2}
+    values |= {"partition": "label_permutation:groups=3", "num_rounds": 3, "min_clients": 2, **TRUSTING}
     values |= {"training": {"lr": 0.05}}
     return ClusteredRecipe(**{**values, **settings})
 

@@ -154,7 +154,7 @@ def test_a_run_in_which_nobody_has_a_cluster_is_refused(tmp_path: Path) -> None:
     class Refusing(Site):
         def carry_out(self, participant: str, order: Any, models: Any, number: int, *more: Any) -> Any:
             found = super().carry_out(participant, order, models, number, *more)
-            return found if number == 0 else replace(found, update=None, error="no")
+            return found if number == 0 else replace(found, update=None, error="training")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cfl_flare.engine.loop.Site", Refusing)

@@ -25,7 +25,7 @@ from cfl_flare.training.settings import TrainSettings
 from tests.joining import method_of
 from tests.tiny import LAYOUT, coin, initial, update
 
-PEOPLE = [Participant(n, "site-1", 1) for n in "abc"] + [Participant("d", "site-2", 1)]
+PEOPLE = [Participant(n, "site-1", s) for n, s in zip("abc", (1, 2, 3))] + [Participant("d", "site-2", 2)]
 
 
 def server(method=None, **settings) -> Server:
@@ -70,7 +70,7 @@ def test_who_is_carried_by_a_refused_update_is_left_out_with_it():
     s.tasks()
     with pytest.raises(PayloadError):
         s.accept(Result("a", update("a", 1, "global", np.nan, 0)), "site-1")
-    s.accept(Result("b", Update("b", 3, carrier="a")), "site-1")
+    s.accept(Result("b", Update("b", 2, carrier="a")), "site-1")
     s.accept(Result("c", Update("c", 3, carrier="b")), "site-1")  # b is not a carrier itself
     s.accept(Result("d", update("d", 2, "global", 3, 3)), "site-2")
     s.finish_round()
@@ -86,14 +86,14 @@ def test_a_carrier_is_another_participant_of_the_same_site(carrier):
     s = server()
     s.tasks()
     with pytest.raises(PayloadError, match="is not another participant of its site"):
-        s.accept(Result("b", Update("b", 3, carrier=carrier)), "site-1")
+        s.accept(Result("b", Update("b", 2, carrier=carrier)), "site-1")
 
 
 def test_another_cluster_s_model_carries_nobody():
     s = server(build_method({"method": "ifca", "k": 2}))
     s.tasks()
     s.accept(Result("a", update("a", 1, "cluster-0", 1, 1, cluster=0)), "site-1")
-    s.accept(Result("b", Update("b", 1, cluster=1, carrier="a")), "site-1")
+    s.accept(Result("b", Update("b", 2, cluster=1, carrier="a")), "site-1")
     s.finish_round()
     assert s.progress.record["trained"] == ["a"]
     assert "none of its cluster" in s.progress.record["failed"]["b"]
@@ -103,7 +103,7 @@ def test_a_run_that_needs_single_models_refuses_sums():
     s = server(build_method({"method": "wecfl", "k": 2}))
     s.tasks()
     with pytest.raises(PayloadError, match="method wecfl needs the model of each participant"):
-        s.accept(Result("b", Update("b", 3, carrier="a")), "site-1")
+        s.accept(Result("b", Update("b", 2, carrier="a")), "site-1")
     job = {"model": MLP((1, 8, 8), 10), "data": Digits(), "participants": 6, "partition": "iid", "num_rounds": 2}
     job |= {"min_clients": 2, "site_sums": True}
     with pytest.raises(ConfigError, match="site_sums = True, but method wecfl needs"):

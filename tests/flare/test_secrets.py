@@ -191,7 +191,9 @@ def test_a_participant_s_failure_leaves_as_a_code_and_its_traceback_is_kept_once
 
 
 def test_every_failure_has_a_sentence_and_nothing_else_is_one():
+    page = (Path(__file__).parents[2] / "docs" / "egress.md").read_text()
     for code, sentence in FAILURES.items():
+        assert f"| `{code}` | {sentence} |" in page
         assert failure_text(code) == f"{code}: {sentence}; its own log says why"
     for other in ("DataError: gone", "", None, ["data"], {"data": 1}):
         with pytest.raises(PayloadError, match="an error that is not one of config, "):

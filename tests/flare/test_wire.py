@@ -15,6 +15,7 @@ from cfl_flare.engine.checks import check_arrays
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import CrossModel, Result, Task
 from cfl_flare.flare import ClusteringAggregator, wire
+from cfl_flare.flare.schema import decode_results
 from cfl_flare.methods import FedAvg, Participant, Update
 from tests.tiny import LAYOUT, coin, initial, update
 
@@ -70,7 +71,7 @@ def test_models_to_measure_arrive_as_they_were_sent_and_so_do_their_metrics():
     orders, arrived, _ = wire.decode_task(shareable, LAYOUT)
     assert orders == {"a": order} and set(arrived) == set(order.needed)
     answer = Result("a", None, {"served_accuracy": 0.5}, cross={"global": {"accuracy": 0.5}})
-    assert list(wire.decode_results(arriving([answer]), {}, 0)) == [answer]
+    assert list(decode_results(arriving([answer]), {}, 0, "a")) == [answer]
 
 
 def test_arrays_that_are_no_model_travel_as_what_filters_see():
@@ -78,13 +79,13 @@ def test_arrays_that_are_no_model_travel_as_what_filters_see():
     sent = wire.encode_results([Result("a", Update("a", 4, arrays=arrays))], {"round": 0})
     dxo = from_shareable(sent)
     assert dxo.data["a/#arrays"].data_kind == DataKind.WEIGHT_DIFF
-    (result,) = wire.decode_results(FLModelUtils.from_shareable(sent), {}, 0)
+    (result,) = decode_results(FLModelUtils.from_shareable(sent), {}, 0, "a")
     assert result.update.diffs == {}
     assert {name: array.tolist() for name, array in result.update.arrays.items()} == {
         "histogram": [0.25, 0.75], "losses": [1, 2]
     }  # fmt: skip
     filtered = ExcludeVars(["histogram"]).process(sent, FLContext())
-    (result,) = wire.decode_results(FLModelUtils.from_shareable(filtered), {}, 0)
+    (result,) = decode_results(FLModelUtils.from_shareable(filtered), {}, 0, "a")
     with pytest.raises(PayloadError, match=r"sent the arrays \['losses'\], should be \['histogram', 'losses'\]"):
         check_arrays("a", result.update.arrays, {"histogram": (2,), "losses": (None,)})
 
@@ -180,8 +181,14 @@ def test_a_damaged_message_is_refused_as_a_whole(what):
 
 def test_another_site_cannot_answer_for_a_participant():
     component = aggregator()
+    component.running.participants["c"] = Participant("c", "site-2", 1)
     assert not component.accept_model(arriving(two(), site="site-2"))
-    assert component.running.rejected["unknown_participant"] == 2
+    assert component.running.rejected == {"malformed": 1}  # it hosts one, and sends two
+    assert not component.accept_model(arriving(two()[:1], site="site-2"))
+    assert component.running.rejected["unknown_participant"] == 1
+    assert component.accept_model(arriving(two()))
+    component.running.finish_round()
+    assert not component.running.progress.record["failed"]  # what site-2 sent is not held against them
 
 
 def test_other_real_dtypes_are_cast():

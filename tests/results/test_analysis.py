@@ -219,7 +219,7 @@ def test_the_record_holds_the_analysis_as_plain_json(tmp_path):
 
 def test_empty_clusters_are_named_and_have_no_clusterability_series():
     method = WeCFL(k=2, clustering_rounds=1)
-    server = Server(method, LAYOUT, [Participant("a", "s", 1)], ServerSettings(1), BEFORE)
+    server = Server(method, LAYOUT, [Participant("a", "s", 3)], ServerSettings(1), BEFORE)
     server.tasks()
     server.accept(Result("a", UPDATES[0]), "s")
     server.finish_round()

@@ -9,6 +9,7 @@ with metrics of the model that it was sent, and with its number of steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -16,10 +17,11 @@ from nvflare.app_common.app_constant import AlgorithmConstants, AppConstants
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, PayloadError
+from cfl_flare.core.text import shown
 from cfl_flare.engine.job_settings import AssignSettings
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.site import Result, Task
-from cfl_flare.flare.client_api.results import ScriptResults, is_finite, metric_of
+from cfl_flare.flare.client_api.results import ScriptResults, metric_of, usable
 from cfl_flare.methods import describe_method
 from cfl_flare.methods.slots import cluster_slot, travelling, with_parts
 
@@ -63,7 +65,7 @@ class Scripts:
         """Asks every script to evaluate, once, if the method needs that.
 
         Raises:
-            ConfigError: a script cannot; the message has the lines to add. Or there was no result at all.
+            ConfigError: most scripts cannot; the message has the lines to add. Or there was no result at all.
         """
         if not self._server.method.traits.assigns_on_site:
             return True
@@ -83,12 +85,14 @@ class Scripts:
 
         first = next(iter(self._server.state.bank))
         went = self._exchange(EVALUATE, {name: self._model(first) for name in self._server.participants}, look)
-        if problems:
-            site, problem = next(iter(problems.items()))
+        site, problem = next(iter(problems.items()), ("", ""))
+        if 2 * len(problems) > len(answered):  # one site alone ends no job
             raise ConfigError(
                 f"run: method {self._server.method.label} has each model evaluated by the sites' script, but at {site} "
                 f"{problem}. Add to its loop, on training data, by which it chooses:{HOW_TO_EVALUATE}"
             )
+        if problems:
+            self._remark(f"{site}, asked to evaluate: {problem} ({len(problems)} sites in all): it cannot take part")
         require(
             bool(answered) or not went,
             f"run: method {self._server.method.label} has each model evaluated by the sites' script, but no site "
@@ -101,7 +105,7 @@ class Scripts:
         """One round of the server's, ready to be finished. False if the job was aborted.
 
         Raises:
-            ConfigError: in the first round, a script's loop does not suit a method in which sites choose.
+            ConfigError: in the first round, most scripts' loop does not suit a method in which sites choose.
         """
         tasks = self._server.tasks()
         several = tasks if self._server.method.traits.assigns_on_site else {}
@@ -135,12 +139,15 @@ class Scripts:
 
         if again and not self._exchange(TRAIN, again, look):
             return False
-        if found:
+        trained = sum(task.train for task in tasks.values())
+        if 2 * len(found) > trained:  # one site alone ends no job
             raise ConfigError(
                 f"run: method {self._server.method.label} has several models evaluated in a row, and the script at "
                 f"{min(found)} trains on them in between, as FLARE's Lightning patch does when trainer.fit() follows "
                 f"each trainer.validate(). Make its loop:{HOW_TO_EVALUATE_IN_LIGHTNING}"
             )
+        if found:
+            self._remark(f"{min(found)} seems to train on models that it should only evaluate ({len(found)} in all)")
         return True
 
     def _measure_all(self, tasks: Mapping[str, Task]) -> bool:
@@ -149,8 +156,7 @@ class Scripts:
         for model in next(iter(tasks.values())).cross if tasks else ():
 
             def note(result: FLModel, name: str = model.name) -> bool:
-                site, found = result.meta["client_name"], result.metrics or {}
-                self._cross[site][name] = {key: float(value) for key, value in found.items() if is_finite(value)}
+                found = self._cross[result.meta["client_name"]][name] = usable(result.metrics or {})
                 return bool(found)
 
             if not self._exchange(EVALUATE, {name: self._model(model.slots[0]) for name in tasks}, note):
@@ -229,7 +235,7 @@ class Scripts:
             try:
                 update = self._results.update(result, self._sent[name]) if tasks[name].train else None
             except PayloadError as error:
-                server.refuse(name, error)
+                server.refuse(name, error, name)
             metrics = self._results.metrics(result) if tasks[name].evaluate else {}
             server.accept(Result(name, update, metrics, cross=self._cross[name]), name)
         except PayloadError as error:
@@ -244,4 +250,4 @@ class Scripts:
 
 
 def _names(result: FLModel) -> str:
-    return ", ".join(map(repr, result.metrics)) if result.metrics else "nothing"
+    return ", ".join(map(shown, islice(result.metrics, 10))) if result.metrics else "nothing"

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,15 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Params
+from cfl_flare.core.text import plain, shown
+from cfl_flare.engine.checks import MAX_METRICS, MAX_SAMPLES, is_count, is_metric_name, is_number
 from cfl_flare.engine.server import Server
 from cfl_flare.methods import Update
 from cfl_flare.methods.slots import cluster_slot
 
 STEPS = FLMetaKey.NUM_STEPS_CURRENT_ROUND
+# How many times more or fewer steps than in its first round a script may report.
+MOST_TIMES = 10
 
 
 class ScriptResults:
@@ -32,6 +37,7 @@ class ScriptResults:
 
     def __init__(self, server: Server, remark: Callable[[str], None]):
         self._server, self._remark = server, remark
+        self._first: dict[str, int] = {}
 
     def update(self, result: FLModel, slot: str) -> Update:
         """The update of a script that was sent the model of a slot; also notes its number of steps as its samples.
@@ -42,17 +48,30 @@ class ScriptResults:
         server, name = self._server, result.meta["client_name"]
         if not isinstance(result.params, dict) or not result.params:
             raise PayloadError("no_update", "it sends no model: flare.send() an FLModel with params=model.state_dict()")
-        steps = result.meta.get(STEPS)
-        if steps is None:
-            self._remark(f"{name} reports no number of steps: it counts as 1; add meta={{{STEPS!r}: steps}}")
-        samples = 1 if steps is None else steps
-        if isinstance(samples, (float, np.integer)) and float(samples).is_integer():
-            samples = int(samples)
+        samples = self._steps(name, result.meta.get(STEPS))
         diff = self._diff(name, result, server.state.bank[slot])
         chosen = next((k for k in range(server.method.clusters) if slot == cluster_slot(k)), None)
-        if isinstance(samples, int) and not isinstance(samples, bool):
-            server.participants[name] = replace(server.participants[name], samples=samples)
+        server.participants[name] = replace(server.participants[name], samples=samples)
         return Update(name, samples, {slot: diff}, chosen if server.method.traits.assigns_on_site else None)
+
+    def _steps(self, name: str, said: Any) -> int:
+        """Its number of steps, by which it is weighted: about as many as in its first round.
+
+        Raises:
+            PayloadError: it is no number of steps, or `MOST_TIMES` more or fewer than the first.
+        """
+        if said is None:
+            self._remark(f"{name} reports no number of steps: it counts as 1; add meta={{{STEPS!r}: steps}}")
+        steps = 1 if said is None else said
+        if isinstance(steps, (float, np.integer)) and float(steps).is_integer():
+            steps = int(steps)
+        if not is_count(steps, 1, MAX_SAMPLES):
+            raise PayloadError("samples", f"{name}: {shown(steps)} steps should be a whole number in 1..{MAX_SAMPLES}")
+        first = self._first.setdefault(name, steps)
+        if not first / MOST_TIMES <= steps <= first * MOST_TIMES:
+            says = f"{steps} steps, but {first} in its first round; they may be up to {MOST_TIMES} times more or fewer"
+            raise PayloadError("samples", f"{name} reports {says}")
+        return steps
 
     def _diff(self, name: str, result: FLModel, sent: Params) -> Params:
         """Its model less the one that it was sent. Missing arrays are unchanged; unknown ones are ignored.
@@ -61,23 +80,26 @@ class ScriptResults:
         """
         whole = result.params_type != ParamsType.DIFF
         known, given = {e.name for e in sent.layout.entries}, dict(result.params)
+        odd = [key for key, array in given.items() if not isinstance(key, str) or not is_array(array)]
+        if odd:
+            raise PayloadError("kind", f"{name}: {shown(odd[0])} is no named array")
         strange, missing = sorted(given.keys() - known), sorted(known - given.keys())
         if not known & given.keys():
-            raise PayloadError("names", f"it sends {strange[0]!r} and others, of which the job's model has none")
+            raise PayloadError("names", f"it sends {shown(strange[0])} and others, of which the job's model has none")
         if strange:
-            self._remark(
-                f"{name} sends {strange[0]!r}, which the job's model does not have: left out ({len(strange)} in all)"
-            )
+            left = f"left out ({len(strange)} in all)"
+            self._remark(f"{name} sends {shown(strange[0])}, which the job's model does not have: {left}")
         if missing:
             self._remark(f"{name} does not send {missing[0]!r}: taken as unchanged ({len(missing)} in all)")
         kinds = sorted({str(np.asarray(a).dtype) for n, a in given.items() if n in known} - {"float32", "int64"})
         if kinds:
             self._remark(f"{name} sends {', '.join(kinds)}: kept as float32, whole counts as int64")
-        history = result.meta.get(MetaKey.FILTER_HISTORY) or ()
-        filters = [name for name in history if "ExcludeVars" not in name]
+        history = result.meta.get(MetaKey.FILTER_HISTORY)
+        history = history if isinstance(history, list) else []
+        filters = [name for name in history if "ExcludeVars" not in str(name)]
         if whole and filters:
-            reason = f"the site's filter {filters[0]} acts on differences, but the script sends whole models"
-            raise PayloadError("filtered", f"{reason}: set params_transfer_type = 'DIFF' in the recipe")
+            reason = f"the site's filter {plain(str(filters[0]), 100)} acts on differences, but the script sends whole"
+            raise PayloadError("filtered", f"{reason} models: set params_transfer_type = 'DIFF' in the recipe")
         start = sent.arrays() if whole else {n: np.zeros_like(a) for n, a in sent.arrays().items()}
         model = sent.layout.pack({**start, **{n: a for n, a in given.items() if n in known}})
         diff = model - sent if whole else model
@@ -93,10 +115,21 @@ class ScriptResults:
             self._remark(
                 f"{name} reports no metrics of the model that it is sent: FLModel(..., metrics={{'accuracy': ...}})"
             )
-        odd = sorted(key for key, value in given.items() if not is_finite(value))
-        if odd:
-            self._remark(f"{name} reports {odd[0]} = {given[odd[0]]!r}, which is not a finite number: left out")
-        return {f"served_{key}": float(value) for key, value in given.items() if is_finite(value)}
+        kept = usable(given)
+        odd = next((key for key in given if key not in kept), None)
+        if odd is not None:
+            what = f"{odd} = {shown(given[odd])}, which is not a finite number" if is_metric_name(odd) else ""
+            what = (
+                what
+                or f"{shown(odd)}, which is no name for a metric: letters, digits, _ . / -, and none of a run's own"
+            )
+            self._remark(f"{name} reports {what}: left out")
+        return {f"served_{key}": value for key, value in kept.items()}
+
+
+def usable(metrics: Mapping[Any, Any]) -> dict[str, float]:
+    """The finite numbers with names that metrics may have, of at most `MAX_METRICS`."""
+    return {key: float(v) for key, v in islice(metrics.items(), MAX_METRICS) if is_metric_name(key) and is_finite(v)}
 
 
 def metric_of(result: FLModel, name: str) -> float | None:
@@ -106,5 +139,10 @@ def metric_of(result: FLModel, name: str) -> float | None:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a reported value is a finite number."""
-    return isinstance(value, (int, float, np.number)) and bool(np.isfinite(value))
+    """Whether a reported value is a finite number, within bounds."""
+    return is_number(value.item() if isinstance(value, np.number) else value)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value can be one of a model's arrays."""
+    return isinstance(value, (np.ndarray, np.generic, int, float))

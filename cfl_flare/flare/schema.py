@@ -1,0 +1,183 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a site may send: one bounded schema for its check-in and its results, read in time linear in their size.
+
+Fields, kinds and ranges are checked here, before anything is stored or logged; `cfl_flare.engine.checks` compares the
+rest with what was asked. What does not fit costs the site, or the participant, its own part and nobody else anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.app_common.abstract.fl_model import FLModel
+
+from cfl_flare.core.errors import PayloadError, failure_text
+from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.text import shown
+from cfl_flare.engine.checks import MAX_GROUPS, MAX_SAMPLES, is_count, is_number
+from cfl_flare.engine.site import Result
+from cfl_flare.flare.wire import ARRAYS, content_of
+from cfl_flare.methods import Participant, Update
+from cfl_flare.training.measures import METRICS
+
+KEYS = frozenset({"schema", "error", "participants", "round", "results"})
+OF_PARTICIPANT = frozenset({"name", "samples", "group"})
+OF_RESULT = frozenset({"metrics", "error", "cross", "samples", "cluster", "carrier"})
+NUMBERS = (np.ndarray, np.generic, int, float)
+
+
+def decode_check_in(message: FLModel, site: str, expected: Collection[str], most: int) -> list[Participant]:
+    """Whom a site hosts.
+
+    Args:
+        message: the site's.
+        site: its name.
+        expected: the names of those whom it hosts: itself, or in a simulation those that are dealt to it.
+        most: how many participants the operator allows a site.
+
+    Raises:
+        PayloadError: the site failed, names others or too few, or what it says of one is malformed.
+    """
+    said = _content(message).get("participants")
+    if not isinstance(said, list) or len(said) > most:
+        count = f"{len(said)} participants, of which the server takes {most}" if isinstance(said, list) else shown(said)
+        raise malformed(f"{site} should list its participants, not {count}")
+    found: dict[str, Participant] = {}
+    for one in said:
+        if not isinstance(one, dict) or one.keys() != OF_PARTICIPANT:
+            raise malformed(f"{site}: a participant should have {', '.join(sorted(OF_PARTICIPANT))}, not {shown(one)}")
+        name, samples, group = one["name"], one["samples"], one["group"]
+        if not isinstance(name, str) or name not in expected or name in found:
+            raise malformed(f"{site} hosts no participant {shown(name)}, or names it twice")
+        if not is_count(samples, 1, MAX_SAMPLES):
+            raise malformed(f"{name}: samples = {shown(samples)} should be a whole number in 1..{MAX_SAMPLES}")
+        if group is not None and not is_count(group, 0, MAX_GROUPS):
+            raise malformed(f"{name}: group = {shown(group)} should be None or a whole number in 0..{MAX_GROUPS}")
+        found[name] = Participant(name, site, samples, group)
+    if len(found) < len(expected):
+        raise malformed(f"{site} names {len(found)} of the {len(expected)} participants that it hosts")
+    return list(found.values())
+
+
+def decode_results(
+    message: FLModel, bank: Mapping[str, Params], number: int, hosted: Collection[str]
+) -> Iterator[Result | tuple[str, PayloadError]]:
+    """A site's results, one at a time: a result, or the participant's name and why it is refused.
+
+    Args:
+        message: the site's.
+        bank: the models that the differences refer to.
+        number: the round.
+        hosted: the names of the site's participants.
+
+    Raises:
+        PayloadError: the message as a whole is of another round or schema, or is malformed.
+    """
+    content = _content(message)
+    said = content.get("round")
+    if not is_count(said, 0, number) or said != number:
+        raise PayloadError("round", f"the results are of round {shown(said)}, the current one is {number}")
+    described = content.get("results")
+    collection = message.params if message.params is not None else {}
+    if not isinstance(described, dict) or not isinstance(collection, dict):
+        raise malformed("the message has no results by participant, or no collection of models")
+    if len(described) > len(hosted):
+        raise malformed(f"results of {len(described)} participants, but the site hosts {len(hosted)}")
+    own: dict[str, dict[str, Any]] = {name: {} for name in described}
+    for key, dxo in collection.items():
+        name, _, slot = key.rpartition("/") if isinstance(key, str) else (None, "", "")
+        if name not in own:
+            raise PayloadError("unknown_participant", f"model {shown(key)} is of no participant with a result")
+        own[name][slot] = dxo
+    for name, said in described.items():
+        try:
+            if name not in hosted:
+                raise PayloadError("unknown_participant", f"the site hosts no participant {shown(name)}")
+            yield _result(name, said, own[name], bank)
+        except PayloadError as error:
+            yield name, error
+
+
+def malformed(message: str) -> PayloadError:
+    """The reason to refuse what no honest site sends."""
+    return PayloadError("malformed", message)
+
+
+def _content(message: FLModel) -> dict[str, Any]:
+    """The message's content, which is no failure."""
+    content = content_of(message.meta)
+    unknown = [key for key in content if key not in KEYS]
+    if unknown:
+        raise malformed(f"the message has an unknown field {shown(unknown[0])}")
+    if "error" in content:
+        raise PayloadError("site_failed", failure_text(content["error"]))
+    return content
+
+
+def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Params]) -> Result:
+    if not isinstance(said, dict) or not said.keys() <= OF_RESULT:
+        raise malformed(f"{name}: its result should have {', '.join(sorted(OF_RESULT))} alone, not {shown(said)}")
+    metrics = _metrics(name, said.get("metrics", {}), ("served_", "trained_"))
+    cross = said.get("cross", {})
+    if not isinstance(cross, dict) or not all(isinstance(model, str) for model in cross):
+        raise malformed(f"{name}: cross = {shown(cross)} should have metrics for each model")
+    cross = {model: _metrics(name, found, ("",)) for model, found in cross.items()}
+    if said.get("error") is not None:
+        failure_text(said["error"])
+        return Result(name, None, metrics, said["error"], cross)
+    if "samples" not in said:
+        if models:
+            raise malformed(f"{name}: it sends models, but no number of samples")
+        return Result(name, None, metrics, None, cross)
+    samples, cluster, carrier = said["samples"], said.get("cluster"), said.get("carrier")
+    if not is_count(samples, 1, MAX_SAMPLES):
+        raise PayloadError(
+            "samples", f"{name}: samples = {shown(samples)} should be a whole number in 1..{MAX_SAMPLES}"
+        )
+    if not isinstance(carrier, (str, type(None))):
+        raise malformed(f"{name}: carrier = {shown(carrier)} should be a participant's name")
+    arrays = models.pop(ARRAYS, None)
+    others = {} if arrays is None else {key: np.asarray(a) for key, a in _named(name, ARRAYS, arrays).items()}
+    strange = [slot for slot in models if slot not in bank]
+    if strange:
+        raise PayloadError("slots", f"{name}: there is no model {shown(strange[0])}; there are {', '.join(bank)}")
+    diffs = {slot: _diff(name, slot, dxo, bank[slot].layout) for slot, dxo in models.items()}
+    return Result(name, Update(name, samples, diffs, cluster, others, carrier=carrier), metrics, None, cross)
+
+
+def _metrics(name: str, said: Any, prefixes: tuple[str, ...]) -> dict[str, float]:
+    """What a participant measured: numbers of `METRICS` in their ranges."""
+    allowed = {prefix + metric: bounds for prefix in prefixes for metric, bounds in METRICS.items()}
+    if not isinstance(said, dict) or not said.keys() <= allowed.keys():
+        raise PayloadError("metric", f"{name}: {shown(said)} should be among the metrics {', '.join(allowed)}")
+    for key, value in said.items():
+        if not is_number(value, *allowed[key]):
+            low, high = allowed[key]
+            raise PayloadError("metric", f"{name}: {key} = {shown(value)} should be a number in [{low:g}, {high:g}]")
+    return dict(said)
+
+
+def _named(name: str, slot: str, dxo: Any) -> dict[str, Any]:
+    """The named arrays of a DXO; `cfl_flare.core.params` and `cfl_flare.engine.checks` say what they must hold."""
+    if not isinstance(dxo, DXO) or not isinstance(dxo.data, dict):
+        raise PayloadError("kind", f"{name}/{slot}: not a DXO of named arrays but {type(dxo).__name__}")
+    if dxo.data_kind != DataKind.WEIGHT_DIFF:
+        raise PayloadError("kind", f"{name}/{slot}: kind {shown(dxo.data_kind)}, expected {DataKind.WEIGHT_DIFF}")
+    for key, array in dxo.data.items():
+        if not isinstance(key, str) or not isinstance(array, NUMBERS):
+            raise PayloadError("kind", f"{name}/{slot}: {shown(key)} is no named array but {type(array).__name__}")
+    return dxo.data
+
+
+def _diff(name: str, slot: str, dxo: Any, layout: Layout) -> Params:
+    """One difference. A name that a site's filter removed counts as unchanged."""
+    arrays = _named(name, slot, dxo)
+    history = dxo.get_filter_history()
+    try:
+        return layout.pack(arrays, allow_missing=isinstance(history, list) and bool(history))
+    except PayloadError as error:
+        raise PayloadError(error.code, f"{name}/{slot}: {error}") from error

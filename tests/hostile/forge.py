@@ -1,0 +1,208 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a hostile site may send in place of an honest answer: strategies over the whole schema, and beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+
+from cfl_flare.flare import wire
+from tests.hostile.bench import EVERYONE, HOSTILE, PEOPLE, samples_of
+
+# Changes an honest answer in place, or gives another one.
+Forgery = Callable[[Shareable], Shareable | None]
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=40) | st.sampled_from(
+    [
+        "\x1b[2J\x1b]0;owned\x07",
+        "[red]x[/red]",
+        "a\nERROR - all is lost",
+        "$\\frac{",
+        "../../etc",
+        "=cmd()",
+        "x" * 10_000,
+    ]
+)
+WHOLE = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, -1, 10**9, -(10**15), 2**63 - 1])
+NUMBER = WHOLE | st.floats() | st.booleans()
+ARRAY = st.sampled_from(
+    [np.zeros(3, np.float32), np.array(7.0), np.array(["a"]), np.zeros((0, 2)), np.array([1j]), np.full(2, np.nan)]
+)
+LEAF = st.none() | NUMBER | TEXT | st.binary(max_size=20) | ARRAY
+JUNK = st.recursive(
+    LEAF,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT | st.integers(0, 9), inner, max_size=4),
+    max_leaves=12,
+)
+NAME = st.sampled_from([*EVERYONE, HOSTILE, "site-1", "", "p", "P2", "p2 ", "x" * 300]) | TEXT
+METRIC = st.sampled_from(
+    ["served_accuracy", "served_loss", "served_macro_f1", "trained_loss", "round", "trained", "failed", "accuracy"]
+)
+
+
+def _edit(change: Callable[[DXO, dict[str, Any]], None]) -> Forgery:
+    """A change of the DXO and of its content."""
+
+    def forge(answer: Shareable) -> Shareable:
+        dxo = from_shareable(answer)
+        content = dxo.meta[wire.META]
+        change(dxo, content)
+        return dxo.update_shareable(answer)
+
+    return forge
+
+
+@st.composite
+def check_ins(draw: st.DrawFn) -> Forgery:
+    """A check-in that is not true, or none at all."""
+    own = draw(st.sampled_from([0, 1]))
+    what = draw(st.sampled_from(["name", "samples", "group", "field", "fewer", "whole", "list", "more", "twice"]))
+    junk = draw({"name": NAME | JUNK, "samples": NUMBER | JUNK, "group": NUMBER | JUNK}.get(what, JUNK))
+
+    def change(dxo: DXO, content: dict[str, Any]) -> None:
+        said = content["participants"]
+        match what:
+            case "name" | "samples" | "group":
+                said[own][what] = junk
+            case "field":
+                said[own]["more"] = junk
+            case "fewer":
+                del said[own]["samples"]
+            case "whole":
+                said[own] = junk
+            case "list":
+                content["participants"] = junk
+            case "more":
+                said.append({"name": "p0", "samples": 3, "group": None})
+            case "twice":
+                said.append(dict(said[own]))
+
+    return _edit(change)
+
+
+@st.composite
+def contents(draw: st.DrawFn) -> Forgery:
+    """Results whose content is not what the schema allows."""
+    own = draw(st.sampled_from(PEOPLE[HOSTILE]))
+    fields = ["metrics", "error", "cross", "samples", "cluster", "carrier", "more"]
+    what = draw(st.sampled_from([*fields, "metric", "whole", "results", "round", "schema", "unknown", "other", "many"]))
+    junk = draw({"samples": NUMBER | JUNK, "carrier": NAME | JUNK, "round": NUMBER | JUNK}.get(what, JUNK))
+    name, value = draw(METRIC | NAME), draw(NUMBER | JUNK)
+    victim = draw(st.sampled_from(EVERYONE) | NAME)
+
+    def change(dxo: DXO, content: dict[str, Any]) -> None:
+        said = content["results"]
+        match what:
+            case "metric":
+                said[own]["metrics"] = {name: value}
+            case "whole":
+                said[own] = junk
+            case "results" | "round" | "schema":
+                content[what] = junk
+            case "unknown":
+                content[victim] = junk
+            case "other":
+                said[victim] = said.pop(own)
+            case "many":
+                said.update({f"x{i}": said[own] for i in range(50)})
+            case _:
+                said[own][what] = junk
+
+    return _edit(change)
+
+
+DTYPES = ["float16", "float64", "longdouble", "complex64", "S3", "U3", "M8[s]", "bool", "uint64", "int8", "V4"]
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Forgery:
+    """Results whose arrays are not those of the model that was sent."""
+    own = draw(st.sampled_from(PEOPLE[HOSTILE]))
+    names = ["head.weight", "head.bias"]
+    shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+    what = draw(
+        st.sampled_from(["array", "value", "shape", "name", "missing", "kind", "history", "key", "dxo", "meta"])
+    )
+    shape, dtype = draw(shapes), draw(st.sampled_from(DTYPES))
+    bad = draw(st.sampled_from([np.nan, np.inf, -np.inf, 3.4e38, 1e30, -1e12]))
+    kind = draw(st.sampled_from([DataKind.WEIGHTS, DataKind.METRICS, DataKind.COLLECTION, "?"]))
+    junk, text, which = draw(JUNK), draw(NAME), draw(st.sampled_from([0, 1]))
+
+    def change(dxo: DXO, content: dict[str, Any]) -> None:
+        key = next(key for key in dxo.data if key.startswith(own))
+        part: DXO = dxo.data[key]
+        name = sorted(part.data)[which % len(part.data)]
+        assert name in names or part.data
+        match what:
+            case "array":
+                part.data[name] = junk
+            case "value":
+                part.data[name] = np.full(part.data[name].shape, bad, np.float32)
+            case "shape":
+                part.data[name] = np.zeros((*shape, 3), dtype)
+            case "name":
+                part.data[text] = part.data.pop(name)
+            case "missing":
+                del part.data[name]
+            case "kind":
+                part.data_kind = kind
+            case "history":
+                part.data.pop(name)
+                part.meta[MetaKey.FILTER_HISTORY] = None if isinstance(junk, list) else junk
+            case "key":
+                dxo.data[text] = dxo.data.pop(key)
+            case "dxo":
+                dxo.data[key] = junk
+            case "meta":
+                part.meta = {"NUM_STEPS_CURRENT_ROUND": junk}
+
+    return _edit(change)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Forgery:
+    """Another message in place of the answer."""
+    kinds = ["empty", "code", "header", "body", "kind", "meta", "content", "check-in", "error", "results", "nothing"]
+    what = draw(st.sampled_from(kinds))
+    junk, text = draw(JUNK), draw(TEXT)
+    code = draw(st.sampled_from([c for n, c in vars(ReturnCode).items() if n.isupper() and c != "OK"]) | TEXT | JUNK)
+    kind = draw(st.sampled_from([DataKind.WEIGHTS, DataKind.METRICS, DataKind.WEIGHT_DIFF, DataKind.ANALYTIC, "?"]))
+
+    def forge(answer: Shareable) -> Shareable | None:
+        match what:
+            case "nothing":
+                return None
+            case "empty":
+                return Shareable()
+            case "code":
+                reply = make_reply(ReturnCode.ERROR)
+                reply.set_header(ReservedHeaderKey.RC, code)
+                return reply
+            case "header":
+                answer.set_header(ReservedHeaderKey.CONTENT_TYPE, junk)
+            case "body":
+                answer["DXO"] = junk
+            case "kind":
+                answer["DXO"]["kind"] = kind
+                answer["DXO"]["data"] = {"x": np.ones(2)}
+            case "meta":
+                answer["DXO"]["meta"] = junk
+            case "content":
+                answer["DXO"]["meta"] = {wire.META: junk}
+            case "error":
+                return wire.to_shareable({}, {"error": text})
+            case "results":
+                return wire.to_shareable({}, {"results": {}, "round": 0, text: junk})
+            case "check-in":
+                hosted = [{"name": n, "samples": samples_of(n), "group": None} for n in PEOPLE[HOSTILE]]
+                return wire.to_shareable({}, {"participants": hosted, "schema": junk})
+        return answer
+
+    return forge

@@ -1,0 +1,116 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Generated answers of one hostile site of three: what they cost, they cost that site alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nvflare.apis.dxo import from_shareable
+from nvflare.apis.shareable import Shareable
+
+from cfl_flare.flare import wire
+from tests.hostile import forge
+from tests.hostile.bench import EVERYONE, HOSTILE, PEOPLE, ROUNDS, Run, play
+
+METHODS = {"wecfl": {"method": "wecfl", "k": 2}, "ifca": {"method": "ifca", "k": 2}}
+OWN = frozenset(PEOPLE[HOSTILE])
+
+
+def cases(count: int):
+    """Always the same cases, of which none is kept between runs."""
+    return settings(
+        max_examples=count, derandomize=True, database=None, deadline=None, suppress_health_check=[*HealthCheck]
+    )
+
+
+@cache
+def without(method: str, absent: tuple[frozenset[str], ...]) -> Mapping[str, np.ndarray]:
+    """The models of a run in which some of the site's participants do not take part: at all, or in a round."""
+
+    def attack(task: str, number: int, answer: Shareable) -> Shareable | None:
+        gone = absent[number] if number < len(absent) else frozenset()
+        if task == wire.CHECK_TASK or not gone:
+            return answer if absent[-1] is not None else None
+        dxo = from_shareable(answer)
+        for name in gone:
+            dxo.meta[wire.META]["results"][name] = {"error": "training"}
+            dxo.data = {key: part for key, part in dxo.data.items() if not key.startswith(f"{name}/")}
+        return dxo.update_shareable(answer)
+
+    return play(attack, METHODS[method]).models
+
+
+@cache
+def without_site(method: str) -> Mapping[str, np.ndarray]:
+    """The models of a run that the site never joins."""
+    return play(lambda task, number, answer: None, METHODS[method]).models
+
+
+def check(run: Run, method: str, reasons: bool = True) -> None:
+    """Nobody but the hostile site is harmed, and what it did is said in few words."""
+    assert not run.panics
+    assert len(run.records) == ROUNDS
+    for record in run.records:
+        assert set(record["failed"]) <= OWN
+        assert set(record["trained"]) >= set(EVERYONE) - OWN
+        for reason in record["failed"].values():
+            assert reason.isprintable() and len(reason) <= 500
+    for reason in run.left_out.values():
+        assert reason.isprintable() and len(reason) <= 500
+    assert all(line.isprintable() and len(line) < 1500 for line in run.log)
+    assert sum(map(len, run.log)) < 20_000
+    assert not [line for line in run.log if "bound method" in line or "<function" in line]
+    assert reasons is False or not [line for line in run.log if "no result in time" in line]
+    if run.left_out:
+        assert set(run.left_out) == {HOSTILE}
+        expected = without_site(method)
+    else:
+        absent = tuple(OWN - run.trained(number) for number in range(ROUNDS))
+        for number, gone in enumerate(absent):
+            assert gone == set(run.records[number]["failed"])
+        expected = without(method, absent)
+    assert run.models.keys() == expected.keys()
+    for slot, model in run.models.items():
+        np.testing.assert_array_equal(model, expected[slot])
+
+
+def in_round(number: int, forgery: forge.Forgery):
+    """An attack in one round alone; -1 is the check-in."""
+    return lambda task, current, answer: forgery(answer) if current == number else answer
+
+
+@given(forge.check_ins() | forge.messages())
+@cases(300)
+def test_check_ins(forgery):
+    check(play(in_round(-1, forgery), METHODS["wecfl"]), "wecfl", reasons=False)
+
+
+@given(forge.contents(), st.integers(0, ROUNDS), st.sampled_from(sorted(METHODS)))
+@cases(350)
+def test_contents_of_results(forgery, number, method):
+    check(play(in_round(number, forgery), METHODS[method]), method)
+
+
+@given(forge.models(), st.integers(0, ROUNDS - 1), st.sampled_from(sorted(METHODS)))
+@cases(300)
+def test_models(forgery, number, method):
+    check(play(in_round(number, forgery), METHODS[method]), method)
+
+
+@given(forge.messages(), st.integers(0, ROUNDS), st.sampled_from(sorted(METHODS)))
+@cases(150)
+def test_other_messages(forgery, number, method):
+    check(play(in_round(number, forgery), METHODS[method]), method, reasons=False)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_the_honest_run_has_everybody(method):
+    run = play(lambda task, number, answer: answer, METHODS[method])
+    check(run, method)
+    assert all(set(record["trained"]) == set(EVERYONE) for record in run.records)

@@ -1,0 +1,213 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Answers that once ended a job, decided it, or were stored and shown as they were sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from nvflare.apis.dxo import from_shareable
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_common.abstract.fl_model import FLModel
+
+from cfl_flare.core.errors import FAILURES
+from cfl_flare.flare import wire
+from cfl_flare.flare.schema import decode_results
+from tests.hostile.bench import HOSTILE, PEOPLE, Run, play
+from tests.hostile.test_generated import METHODS, check, in_round
+
+WECFL = METHODS["wecfl"]
+OWN = set(PEOPLE[HOSTILE])
+Change = Callable[[dict[str, Any]], Any]
+
+
+def changed(change: Change) -> Callable[[Shareable], Shareable]:
+    """An answer whose content is changed."""
+
+    def forge(answer: Shareable) -> Shareable:
+        dxo = from_shareable(answer)
+        change(dxo.meta[wire.META])
+        return dxo.update_shareable(answer)
+
+    return forge
+
+
+def of_check_in(change: Change) -> Callable[[Shareable], Shareable]:
+    """A check-in whose second participant is changed."""
+    return changed(lambda content: change(content["participants"][1]))
+
+
+def of_result(change: Change) -> Callable[[Shareable], Shareable]:
+    """Results of which p3's is changed."""
+    return changed(lambda content: change(content["results"]["p3"]))
+
+
+HUGE = [{"name": f"x{i}", "samples": 1, "group": None} for i in range(20_000)]
+CHECK_INS = {
+    "another's name": (of_check_in(lambda p: p.update(name="p0")), "hosts no participant 'p0'"),
+    "another site's name": (of_check_in(lambda p: p.update(name="site-1")), "hosts no participant 'site-1'"),
+    "a list as name": (of_check_in(lambda p: p.update(name=["p3"])), r"hosts no participant \['p3'\]"),
+    "a long name": (of_check_in(lambda p: p.update(name="p" * 300)), r"hosts no participant 'ppp+\.\.\.p+'"),
+    "a name twice": (of_check_in(lambda p: p.update(name="p2")), "names it twice"),
+    "no name": (of_check_in(lambda p: p.pop("name")), "a participant should have group, name, samples"),
+    "NaN as group": (of_check_in(lambda p: p.update(group=float("nan"))), "group = nan should be"),
+    "a huge group": (of_check_in(lambda p: p.update(group=10**12)), "group = 1000000000000 should be"),
+    "no samples": (of_check_in(lambda p: p.update(samples=0)), "samples = 0 should be a whole number"),
+    "negative samples": (of_check_in(lambda p: p.update(samples=-(10**15))), "samples = -10+ should be"),
+    "10^12 samples": (of_check_in(lambda p: p.update(samples=10**12)), "samples = 10+ should be a whole number"),
+    "half a sample": (of_check_in(lambda p: p.update(samples=20.5)), "samples = 20.5 should be"),
+    "True as samples": (of_check_in(lambda p: p.update(samples=True)), "samples = True should be"),
+    "too many": (changed(lambda c: c.update(participants=HUGE)), "20000 participants, of which the server takes 10000"),
+    "no list": (changed(lambda c: c.update(participants={"p2": 1})), "should list its participants"),
+    "text as error": (changed(lambda c: c.update(error="\x1b[2J secret")), "^malformed: an error that is not one of"),
+    "nothing that FLARE reads": (lambda answer: Shareable(), "^malformed: FLARE cannot read it"),
+    "a code that FLARE has not": (lambda answer: make_reply("\x1b[2J" * 1000), "^malformed: FLARE cannot read it"),
+}
+
+
+@pytest.mark.parametrize("case", CHECK_INS)
+def test_a_check_in_that_is_not_true_leaves_out_that_site(case):
+    forgery, reason = CHECK_INS[case]
+    run = play(in_round(-1, forgery), WECFL)
+    check(run, "wecfl")
+    assert set(run.left_out) == {HOSTILE}
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(run.left_out[HOSTILE])
+
+
+def test_a_server_takes_no_more_participants_from_a_site_than_its_operator_allows():
+    run = play(lambda task, number, answer: answer, WECFL, {"max_participants": 1})
+    assert "2 participants, of which the server takes 1" in run.panics[0]
+
+
+@pytest.mark.parametrize("code", FAILURES)
+def test_a_site_s_failure_is_shown_in_the_server_s_words(code):
+    run = play(in_round(-1, changed(lambda content: content.update(error=code))), WECFL)
+    assert run.left_out == {HOSTILE: f"{code}: {FAILURES[code]}; its own log says why"}
+
+
+RESULTS = {
+    "10^9 samples": (of_result(lambda r: r.update(samples=10**9)), "samples: p3 says that it has 1000000000"),
+    "-1 samples": (of_result(lambda r: r.update(samples=-1)), "samples: p3: samples = -1 should be"),
+    "a metric named round": (of_result(lambda r: r.update(metrics={"round": 7.0})), "metric: p3: .*should be among"),
+    "a metric named trained": (of_result(lambda r: r.update(metrics={"trained": 1.0})), "should be among the metrics"),
+    "an accuracy of 10^6": (of_result(lambda r: r.update(metrics={"served_accuracy": 1e6})), r"in \[0, 1\]"),
+    "a negative loss": (of_result(lambda r: r.update(metrics={"served_loss": -1e9})), "should be a number in"),
+    "a huge number": (of_result(lambda r: r.update(metrics={"served_loss": 2**63})), "should be a number in"),
+    "NaN": (of_result(lambda r: r.update(metrics={"served_accuracy": float("nan")})), "should be a number in"),
+    "many metrics": (of_result(lambda r: r.update(metrics={f"m{i}": 1.0 for i in range(10**4)})), "should be among"),
+    "a model not asked for": (of_result(lambda r: r.update(cross={"m": {"loss": 1.0}})), "not asked to measure"),
+    "text as error": (of_result(lambda r: r.update(error="a\nERROR [red]b[/red]")), "malformed: an error that is not"),
+    "a failure": (of_result(lambda r: r.update(error="training")), "p3 failed: training: training or measuring failed"),
+    "nobody's field": (of_result(lambda r: r.update(weight=10**9)), "malformed: p3: its result should have"),
+}
+
+
+@pytest.mark.parametrize("case", RESULTS)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_result_that_is_not_true_leaves_out_that_participant(case, number):
+    forgery, reason = RESULTS[case]
+    run = play(in_round(number, forgery), WECFL)
+    check(run, "wecfl")
+    failed = run.records[number]["failed"]
+    assert set(failed) == {"p3"}
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(failed["p3"])
+
+
+def stolen(content: dict[str, Any]) -> None:
+    """The site says that another's participants failed, in place of its own results."""
+    content["results"] = {"p0": {"error": "training"}, "p4": {"error": "training"}}
+
+
+WHOLE = {
+    "for others": (changed(stolen), "unknown_participant: "),
+    "for too many": (changed(lambda c: c["results"].update({f"x{i}": {} for i in range(8_000)})), "malformed: results"),
+    "of another round": (changed(lambda c: c.update(round=7)), "round: the results are of round 7"),
+    "of a round that is no number": (changed(lambda c: c.update(round=True)), "round: the results are of round True"),
+    "a failure in other words": (changed(lambda c: c.update(error="no\x1b")), "malformed: an error that is not one"),
+    "a failure": (changed(lambda c: c.update(error="data")), "site_failed: data: its data cannot be read"),
+    "nothing that FLARE reads": (lambda answer: Shareable(), "malformed: FLARE cannot read it"),
+    "FLARE's code": (lambda answer: make_reply(ReturnCode.EXECUTION_EXCEPTION), "EXECUTION_EXCEPTION"),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_results_that_are_refused_as_a_whole_have_a_reason(case):
+    forgery, reason = WHOLE[case]
+    run = play(in_round(1, forgery), WECFL)
+    check(run, "wecfl", reasons=case != "for others")
+    failed = run.records[1]["failed"]
+    assert set(failed) == OWN
+    assert case == "for others" or all(text.startswith(reason) for text in failed.values())
+
+
+def accuracies(values: dict[str, float], metric: str = "served_accuracy") -> Callable[[str, int, Shareable], Shareable]:
+    """The hostile participants report these."""
+
+    def attack(task: str, number: int, answer: Shareable) -> Shareable:
+        if number < 1:
+            return answer
+        dxo = from_shareable(answer)
+        for name, value in values.items():
+            dxo.meta[wire.META]["results"][name]["metrics"][metric] = value
+        return dxo.update_shareable(answer)
+
+    return attack
+
+
+def best_of(run: Run) -> Any:
+    return run.controller.aggregator.running.progress.best
+
+
+def test_no_site_stops_a_job_or_chooses_its_best_round_by_what_it_reports():
+    """Honest accuracy is about 0.55, and every round's the same; the loss is 1."""
+    stops = {"stop_cond": "accuracy >= 0.75", "num_rounds": 3}
+    run = play(accuracies({"p2": 1.0, "p3": 1.0}), WECFL, **stops)
+    assert len(run.records) == 3 and run.controller.aggregator.running.progress.stopped is None
+    run = play(accuracies({"p2": 1e6, "p3": 1e6}), WECFL, **stops)
+    assert len(run.records) == 3 and run.records[1]["failed"].keys() == OWN
+    settings = {"key_metric": "loss", "key_metric_mode": "max", "num_rounds": 3}
+
+    def late(task: str, number: int, answer: Shareable) -> Shareable:
+        return accuracies({"p2": 1e8, "p3": 1e8}, "served_loss")(task, number, answer) if number == 2 else answer
+
+    honest, attacked = play(lambda task, number, answer: answer, WECFL, **settings), play(late, WECFL, **settings)
+    assert attacked.records[1]["served_loss"] > 1e6  # it is recorded as reported
+    assert best_of(attacked) == best_of(honest) == {"round": 0, "value": 1.0}
+
+
+class Counted(dict):
+    """A dictionary that counts how often it is walked through."""
+
+    walks = 0
+
+    def items(self):
+        Counted.walks += 1
+        return super().items()
+
+    def __iter__(self):
+        Counted.walks += 1
+        return super().__iter__()
+
+
+def test_reading_walks_through_the_models_once_however_many_there_are():
+    results = {f"p{i}": {"metrics": {}} for i in range(8_000)}
+    content = {"schema": wire.SCHEMA, "round": 0, "results": results}
+    model = FLModel(params={}, params_type="FULL", meta={wire.META: content})
+    model.params = Counted({f"p{i}/global": None for i in range(8_000)})
+    found = list(decode_results(model, {}, 0, set(results)))
+    assert len(found) == 8_000 and Counted.walks == 1
+
+
+def test_what_is_logged_of_many_refusals_is_short():
+    def broken(content: dict[str, Any]) -> None:
+        for said in content["results"].values():
+            said["metrics"] = {"x" * 10**5: "y" * 10**5}
+
+    run = play(in_round(1, changed(broken)), WECFL)
+    check(run, "wecfl")
+    assert sum(map(len, run.log)) < 5_000
