@@ -45,12 +45,12 @@ def test_a_participant_that_joins_between_rounds_trains_and_counts_from_the_next
     s = server(max_weight_share=0.5)
     s.tasks()
     for name, samples in (("a", 1), ("b", 3), ("c", 2)):
-        s.accept(good(name, samples), "site-2" if name == "c" else "site-1")
+        s.accept(Result(name, update(name, samples, "global", 1, 1)), "site-2" if name == "c" else "site-1")
     s.finish_round()
     s.admit([*PEOPLE, Participant("d", "site-3", 100)])
     assert s.tasks()["d"].train
     for name, samples, site in (("a", 1, "site-1"), ("b", 3, "site-1"), ("c", 2, "site-2"), ("d", 100, "site-3")):
-        s.accept(good(name, samples, float(name == "d")), site)
+        s.accept(Result(name, update(name, samples, "global", float(name == "d"), 1)), site)
     before = s.state.bank["global"].vector.copy()
     s.finish_round()
     assert s.progress.record["trained"] == ["a", "b", "c", "d"]
