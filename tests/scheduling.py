@@ -7,6 +7,7 @@ from xdist.scheduler import LoadScopeScheduling
 # Files whose slow tests share a running FLARE system, or may not run two at once.
 DEPLOYMENTS = (
     "tests/e2e/test_ghost_job.py",
+    "tests/e2e/test_faults.py",
     "tests/e2e/test_guides.py",
     "tests/e2e/test_poc.py",
     "tests/e2e/test_provisioned.py",

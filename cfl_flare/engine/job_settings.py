@@ -18,7 +18,7 @@ class JobSettings:
     """The job as a whole."""
 
     min_clients: int = setting(
-        help="fewest sites with which FLARE starts the job; one that connects later misses it", ge=1
+        help="fewest sites with which FLARE starts the job; one that connects later joins it", ge=1
     )
     name: str = setting("clustered", help="name of the job, and of the run's folder under each site's state root")
     initial_ckpt: str | None = setting(

@@ -100,6 +100,14 @@ class Server:
         """The models that tasks name."""
         return {**self.state.bank, **self._whole}
 
+    def admit(self, participants: Sequence[Participant]) -> None:
+        """Replaces the participants, between two rounds, by these, some of whom are new.
+
+        A new one is treated like any that was not in the rounds before.
+        """
+        self.participants.clear()  # in place: others hold it
+        self.participants.update({p.name: p for p in participants})
+
     def _asked(self) -> int:
         """How many participants train in the coming round."""
         everyone = len(self.participants)

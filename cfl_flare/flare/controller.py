@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,7 @@ class ClusteredController(PerSiteController):
         self.facts, self.made_by, self.judge = facts, made_by, judge
         self.aggregator_id = aggregator_id
         self.left_out: dict[str, str] = {}
+        self._hosting: dict[str, dict[str, Any]] = {}
 
     def run(self) -> None:
         """The whole job: check in, rounds, results."""
@@ -99,7 +100,8 @@ class ClusteredController(PerSiteController):
         self._own = kept(ControllerSettings, self, "run")
         persistor: ClusterModelPersistor = self.persistor
         resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)
-        participants = self._check_in() if self.judge is None else self._connected()
+        participants = self._check_in(self._sites()) if self.judge is None else self._connected(self._sites())
+        self.left_out |= dict.fromkeys(self.sites_that_never_came(), "it was not connected when the job started")
         reasons = "; ".join(f"{site}: {reason}" for site, reason in self.left_out.items())
         require(bool(participants), f"run: no site can take part: {reasons}")
         facts = {
@@ -117,10 +119,27 @@ class ClusteredController(PerSiteController):
             self.scripts = Scripts(self.aggregator.running, assign, self._exchange, self.warning)
             self.scripts.probe()
 
-    def _connected(self) -> list[Participant]:
+    def _sites(self) -> list[str]:
+        return sorted((client.name for client in self.engine.get_clients()), key=natural)
+
+    def _connected(self, sites: Sequence[str]) -> list[Participant]:
         """Every site is one participant; its script's first result says how much data it has."""
-        names = sorted((client.name for client in self.engine.get_clients()), key=natural)
-        return [Participant(name, name, 1) for name in names]
+        return [Participant(name, name, 1) for name in sites]
+
+    def _admit(self) -> None:
+        """Sites that have connected since the job's start take part from the coming round."""
+        server, heard = self.aggregator.running, [site for site in self.late if self._attendance.heard(site)]
+        self.late = [site for site in self.late if site not in heard]
+        new = sorted({*heard} - {p.site for p in server.participants.values()}, key=natural)
+        if not new:
+            return
+        for site in new:
+            self.left_out.pop(site, None)
+        admitted = self._check_in(new) if self.judge is None else self._connected(new)
+        names = [p.name for p in admitted if p.name not in server.participants]
+        everyone = [*server.participants.values(), *(p for p in admitted if p.name in names)]
+        server.admit(sorted(everyone, key=lambda p: natural(p.site)))
+        self.info(f"round {server.state.round}: {', '.join(names) or 'nobody'} joined")
 
     def _exchange(self, task: str, data: Mapping[str, FLModel], on_result: Callable[[FLModel], bool]) -> bool:
         """One exchange with scripts; if a site fails, its participant does."""
@@ -128,28 +147,28 @@ class ClusteredController(PerSiteController):
         self.aggregator.running.fail_sites(self.site_errors)
         return went
 
-    def _check_in(self) -> list[Participant]:
-        """Asks every site which participants it hosts. A site that cannot take part is left out, with its reason."""
-        sites = sorted((client.name for client in self.engine.get_clients()), key=natural)
-        common = {"sites": len(sites), "memory_of": self.persistor.resume_from}
-        self._hosting = {site: {"index": i, **common} for i, site in enumerate(sites)}
+    def _check_in(self, sites: Sequence[str]) -> list[Participant]:
+        """Asks sites which participants they host. A site that cannot take part is left out, with its reason."""
+        known = len(self._hosting)
+        common: dict[str, Any] = {"sites": known + len(sites), "memory_of": self.persistor.resume_from}
+        self._hosting |= {site: {"index": i, **common} for i, site in enumerate(sites, known)}
         hosted: dict[str, list[Participant]] = {}
         data_config = from_dict(DataConfig, unmarked((self.facts or {}).get("data", {})), "data")
         policy = Policy.of(self.fl_ctx)
 
         def on_result(result: FLModel) -> bool:
             site = result.meta["client_name"]
-            expected = data_config.names_at(site, self._hosting[site]["index"], len(sites))
+            expected = data_config.names_at(site, self._hosting[site]["index"], common["sites"])
             hosted[site] = decode_check_in(result, site, expected, policy.max_participants)
             return True
 
         rounds, fewest = self._schedule.num_rounds, self._schedule.floor.sites
         ours = {"software": compatibility.SOFTWARE, "job": self._shared(), "min_sites_per_cluster": fewest}
-        data = {site: wire.message({}, {**ours, **content}, 0, rounds) for site, content in self._hosting.items()}
+        data = {site: wire.message({}, {**ours, **self._hosting[site]}, 0, rounds) for site in sites}
         self.exchange(wire.CHECK_TASK, data, max(self._own.task_timeout, CHECK_IN), on_result)
-        self.left_out = {s: self.site_errors.get(s, "no result in time") for s in sites if s not in hosted}
-        for site, reason in self.left_out.items():
-            self.error(f"{site} is left out: {reason}")
+        for site in (site for site in sites if site not in hosted):
+            self.left_out[site] = self.site_errors.get(site, "no result in time")
+            self.error(f"{site} is left out: {self.left_out[site]}")
         return [p for site in sites for p in hosted.get(site, [])]
 
     def _shared(self) -> dict[str, Any]:
@@ -163,6 +182,8 @@ class ClusteredController(PerSiteController):
         if self.abort_signal.triggered:
             return False
         server, last = self.aggregator.running, self.aggregator.running.finished
+        if not last:
+            self._admit()
         number = server.state.round
         self.event(AppEventType.ROUND_STARTED)
         if not (self._ask() if self.judge is None else self.scripts.round()):
@@ -178,7 +199,7 @@ class ClusteredController(PerSiteController):
             accuracy = metrics.metrics.get("served_accuracy", float("nan"))
             self.info(f"round {metrics.current_round} of {self._schedule.num_rounds}: served_accuracy = {accuracy:.4f}")
         if last:
-            server.close({})
+            server.close({"sites_left_out": self.left_out})
             if server.small_clusters:
                 floor = self._schedule.floor
                 self.warning(

@@ -24,6 +24,7 @@ from cfl_flare.flare.compat import allow_list_key
 RESOURCES = "resources.json"
 BACKUP = "resources.json.before-cfl"
 ALL = "*"
+REJOIN = "cfl_flare.flare.rejoin.Rejoin"
 STREAMS_LOGS = "allow_log_streaming"
 
 
@@ -101,6 +102,8 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
     if not isinstance(listed, list):
         raise ConfigError(f"site: {source}: {allow_list_key()} should be a list of class paths")
     changed = with_allowed(content, classes)
+    if (kit / "startup" / "fed_server.json").is_file():
+        changed = with_rejoin(changed)
     if keep_logs:
         changed[STREAMS_LOGS] = False
     old, new = (json.dumps(c, indent=2).splitlines() for c in (content, changed))
@@ -167,6 +170,14 @@ def with_allowed(content: dict[str, Any], classes: Sequence[str]) -> dict[str, A
     listed = narrowed(content.get(key, DEFAULT_CLASS_ALLOW_LIST))
     added = [] if ALL in listed else [c for c in classes if c not in listed]
     return {"format_version": 2, **content, key: listed + added}
+
+
+def with_rejoin(content: dict[str, Any]) -> dict[str, Any]:
+    """A server's resources with the component that takes sites into running jobs; see `cfl_flare.flare.rejoin`."""
+    components = content.get("components", [])
+    if any(component.get("path") == REJOIN for component in components):
+        return content
+    return {**content, "components": [*components, {"id": "cfl_rejoin", "path": REJOIN, "args": {}}]}
 
 
 def allow(resources: Path, classes: list[str]) -> None:

@@ -116,13 +116,17 @@ class Deployment:
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def start(self, *names: str) -> None:
-        """Starts kits by FLARE's own script, which becomes the server or the site itself."""
+    def start(self, *names: str, inside: tuple[str, ...] = ()) -> None:
+        """Starts kits by FLARE's own script, which becomes the server or the site itself; inside a command if given."""
         for name in names:
             script = self.kits / name / "startup" / "sub_start.sh"
             with (self.folder / f"{name}.out").open("a") as out:
                 self.processes[name] = subprocess.Popen(
-                    ["bash", str(script), "--once"], env=self.env(name), stdout=out, stderr=out, start_new_session=True
+                    [*inside, "bash", str(script), "--once"],
+                    env=self.env(name),
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
                 )
 
     def start_all(self) -> None:

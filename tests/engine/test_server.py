@@ -41,6 +41,23 @@ def test_a_round_in_any_order_of_arrival_gives_equal_bits():
     np.testing.assert_array_equal(*results)
 
 
+def test_a_participant_that_joins_between_rounds_trains_and_counts_from_the_next_one():
+    s = server(max_weight_share=0.5)
+    s.tasks()
+    for name, samples in (("a", 1), ("b", 3), ("c", 2)):
+        s.accept(Result(name, update(name, samples, "global", 1, 1)), "site-2" if name == "c" else "site-1")
+    s.finish_round()
+    s.admit([*PEOPLE, Participant("d", "site-3", 100)])
+    assert s.tasks()["d"].train
+    for name, samples, site in (("a", 1, "site-1"), ("b", 3, "site-1"), ("c", 2, "site-2"), ("d", 100, "site-3")):
+        s.accept(Result(name, update(name, samples, "global", float(name == "d"), 1)), site)
+    before = s.state.bank["global"].vector.copy()
+    s.finish_round()
+    assert s.progress.record["trained"] == ["a", "b", "c", "d"]
+    moved = (s.state.bank["global"].vector - before)[0]
+    assert 0 < moved <= 0.5 + 1e-6  # its share of the weight is bounded like anyone's
+
+
 BAD = {
     "unknown_participant": (Result("z", update("z", 1, "global", 1, 1)), "site-1"),
     "participant of another site": (good("c"), "site-1"),

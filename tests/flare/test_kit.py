@@ -18,6 +18,7 @@ from cfl_flare.flare.compat import component_policy
 from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.kit import code_carriers, preparation
 from cfl_flare.flare.policy import Policy
+from cfl_flare.flare.rejoin import Rejoin
 from cfl_flare.models import MODELS
 from tests.flare.kits import context
 from tests.flare.kits import kit as prepared
@@ -93,6 +94,16 @@ def test_a_file_of_the_operator_s_own_is_backed_up_once(tmp_path):
     assert preparation(folder, ["more."]).write() is None
     assert allowed(folder) == ["a.B", *OURS, "more."]
     assert (folder / "local" / "resources.json.before-cfl").read_text() == own
+
+
+def test_only_the_server_gets_the_component_that_takes_sites_into_running_jobs(tmp_path):
+    server, site = (kit(tmp_path / name, components=[{"id": "a", "path": "a.A"}]) for name in ("server", "site"))
+    (server / "startup" / "fed_server.json").write_text("{}")
+    for folder in (server, site, server):
+        preparation(folder, OURS).write()
+    components = [json.loads((f / "local" / "resources.json").read_text())["components"] for f in (server, site)]
+    assert [[c["path"] for c in own] for own in components] == [["a.A", "cfl_flare.flare.rejoin.Rejoin"], ["a.A"]]
+    assert components[0][1]["path"] == f"{Rejoin.__module__}.{Rejoin.__name__}"
 
 
 def test_a_dry_run_writes_nothing(tmp_path, capsys):

@@ -1,0 +1,249 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong at hospitals, at the server and between them, and what the operator's guide promises for it.
+
+The tests run in order, on one deployment: four hospitals are provisioned, two start, the third joins later, and the
+fourth never comes. Where nothing is lost, the final models are those of a run without a fault.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from nvflare.recipe.utils import set_per_site_config
+
+from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.data import SiteData
+from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.flare.compat import LOST
+from cfl_flare.models import Logistic
+from cfl_flare.results.run_dir import Run, load_run
+from tests.e2e.deployment import SERVER, TRUSTING, Deployment, hospitals, until
+
+pytestmark = pytest.mark.slow
+ROUNDS = 12
+# A site's own view of the files, in which what outlives a job is on a disk that is too small for a model.
+SMALL_DISK = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+SMALL_DISK += ('mkdir -p "$CFL_STATE_ROOT" && mount -t tmpfs -o size=16k tmpfs "$CFL_STATE_ROOT" && exec "$@"', "sh")
+FAULTS = Path(__file__).parent / "faults"
+ONE, TWO, THREE, FOUR = (f"hospital-{i}" for i in (1, 2, 3, 4))
+
+
+class Faulty(Deployment):
+    """A deployment whose hospitals can be made to answer wrongly."""
+
+    def env(self, name: str = "") -> dict[str, str]:
+        env = super().env(name)
+        return {**env, "PYTHONPATH": f"{FAULTS}:{env['PYTHONPATH']}", "CFL_FAULTS": str(self.faults(name))}
+
+    def faults(self, name: str) -> Path:
+        return self.folder / f"{name}.faults"
+
+    def exported(self, name: str, method: str, sites: list[str] | None = None, **settings) -> Path:
+        values = {"num_rounds": ROUNDS, "min_clients": 2, "task_timeout": 240, **TRUSTING}
+        values |= {} if "train_script" in settings else {"data": SiteData(), "training": {"lr": 0.05}}
+        recipe = ClusteredRecipe(name=name, method=method, model=Logistic((3, 14, 14), 8), **{**values, **settings})
+        if sites:
+            set_per_site_config(recipe, {site: {} for site in sites})
+        recipe.export(str(self.folder / "jobs"))
+        return self.folder / "jobs" / name
+
+    def submit(self, job: Path) -> str:
+        with self.session() as session:
+            return str(session.submit_job(str(job)))
+
+    def ended(self, job_id: str) -> tuple[str, Run]:
+        with self.session() as session:
+            status, results = self.wait(session, job_id)
+        return status, load_run(results / "cfl")
+
+    def after(self, name: str, rounds: int) -> None:
+        until(f"round {rounds} of {name}", lambda: self.rounds(name) >= rounds)
+
+    def restart(self, name: str, inside: tuple[str, ...] = ()) -> None:
+        """The daemon's part: the client was killed, and is started again."""
+        before = self.registrations(name)
+        if name in self.processes:
+            self.kill(name)
+        self.start(name, inside=inside)
+        self.until_registered(name, before)
+
+    def log(self, job_id: str) -> str:
+        """The log of a job's server process; it is in the job's folder until the job has ended."""
+        return (self.kits / SERVER / job_id / "log.txt").read_text()
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory) -> Iterator[Faulty]:
+    source = Path(os.environ.get("CFL_DATA_ROOT", "")) / "bloodmnist28.npz"
+    if not source.is_file():
+        pytest.skip("CFL_DATA_ROOT holds no bloodmnist28.npz")
+    folder = tmp_path_factory.mktemp("faults")
+    deployment = Faulty(folder, hospitals(source, folder / "data", count=4))
+    try:
+        deployment.start(SERVER, ONE, TWO)
+        for site in (ONE, TWO):
+            deployment.until_registered(site, 0)
+        yield deployment
+    finally:
+        deployment.stop()
+
+
+def models(run: Run) -> dict[str, dict[str, np.ndarray]]:
+    return {path.stem: load_arrays(path)[0] for path in sorted((run.folder / "clusters").glob("*.safetensors"))}
+
+
+def assert_same_models(one: Run, other: Run) -> None:
+    expected, found = models(one), models(other)
+    assert expected.keys() == found.keys() != set()
+    for name, arrays in expected.items():
+        for key, array in arrays.items():
+            np.testing.assert_allclose(found[name][key], array, atol=1e-6, err_msg=f"{name} {key}")
+
+
+def test_late_slow_and_absent_hospitals(trial):
+    """The third connects in the job's middle, the first stands still for longer than a round may take."""
+    sites = [ONE, TWO, THREE, FOUR]
+    job_id = trial.submit(trial.exported("late", "fedavg", sites, task_timeout=12, num_rounds=40))
+    trial.after("late", 1)
+    trial.start(THREE)
+    until("the third hospital to join", lambda: f"{THREE} joined" in trial.log(job_id))
+    paused = trial.jobs_of(ONE)
+    for process in paused:
+        process.suspend()
+    before = trial.rounds("late")
+    try:
+        until("rounds to go on without the first", lambda: trial.rounds("late") > before + 1)
+    finally:
+        for process in paused:
+            process.resume()
+    status, run = trial.ended(job_id)
+    assert status == "FINISHED:COMPLETED"
+    assert run.summary["sites_left_out"] == {FOUR: "it was not connected when the job started"}
+    assert {p["name"] for p in run.summary["participants"]} == {ONE, TWO, THREE}
+    assert run.rounds[0]["trained"] == [ONE, TWO] and run.rounds[-1]["trained"] == [ONE, TWO, THREE]
+    failed = {name: reason for r in run.rounds for name, reason in r["failed"].items()}
+    assert failed == {ONE: "no result in time"}
+
+
+@pytest.fixture
+def everyone(trial) -> None:
+    """All hospitals but the fourth are there, also if a test runs alone."""
+    for site in {ONE, TWO, THREE} - trial.processes.keys():
+        trial.restart(site)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trial) -> Run:
+    if THREE not in trial.processes:
+        trial.restart(THREE)
+    status, run = trial.ended(trial.submit(trial.exported("undisturbed", "wecfl:k=2", min_clients=3)))
+    assert status == "FINISHED:COMPLETED" and not any(r["failed"] for r in run.rounds)
+    return run
+
+
+def test_a_client_that_its_daemon_restarts_loses_nothing(trial, undisturbed):
+    """Its round waits until it is back, and the job ends as if nothing had been."""
+    job_id = trial.submit(trial.exported("restarted", "wecfl:k=2", min_clients=3))
+    trial.after("restarted", 3)
+    trial.restart(TWO)
+    status, run = trial.ended(job_id)
+    assert status == "FINISHED:COMPLETED"
+    assert not any(r["failed"] for r in run.rounds)
+    assert_same_models(undisturbed, run)
+
+
+def test_a_killed_server_process_a_damaged_checkpoint_and_an_abort_resume_to_the_same_models(trial, undisturbed):
+    name = "resumed"
+    job_id = trial.submit(trial.exported(name, "wecfl:k=2", min_clients=3))
+    trial.after(name, 3)
+    for process in trial.jobs_of(SERVER):
+        process.kill()
+    with trial.session() as session:
+        until("the job's end", lambda: session.get_job_meta(job_id)["status"].startswith("FINISHED"))
+    newest = max(trial.state_root(SERVER).glob(f"{name}/*/round-*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-100])
+    resumed = trial.exported(name, "wecfl:k=2", min_clients=3, resume_from=name)
+    job_id, damaged = trial.submit(resumed), int(newest.stem.removeprefix("round-"))
+    until("the resumed run", lambda: trial.rounds(name) > damaged + 1)
+    with trial.session() as session:
+        session.abort_job(job_id)
+        until("the job's end", lambda: session.get_job_meta(job_id)["status"] == "FINISHED:ABORTED")
+    status, run = trial.ended(trial.submit(resumed))
+    assert status == "FINISHED:COMPLETED" and run.summary["resumed_at"] > damaged
+    assert_same_models(undisturbed, run)
+
+
+def test_wrong_answers_a_full_disk_and_a_lost_memory_fail_single_rounds(trial, everyone):
+    """With Ditto, whose participants keep a model of their own."""
+    trial.faults(TWO).write_text(json.dumps({"1": "undecodable", "2": "TASK_UNKNOWN", "3": "RUN_MISMATCH"}))
+    trial.restart(THREE, inside=SMALL_DISK)
+    job_id = trial.submit(trial.exported("wrong", "ditto", min_clients=3))
+    trial.after("wrong", 5)
+    trial.kill(ONE)
+    shutil.rmtree(trial.state_root(ONE) / "wrong")
+    trial.start(ONE)
+    status, run = trial.ended(job_id)
+    trial.faults(TWO).unlink()
+    assert status == "FINISHED:COMPLETED"
+    reasons = {r["round"]: r["failed"] for r in run.rounds}
+    assert "undecodable" in reasons[1][TWO]
+    assert "TASK_UNKNOWN" in reasons[2][TWO] and "RUN_MISMATCH" in reasons[3][TWO]
+    assert TWO not in reasons[4] and all(THREE in failed for failed in reasons.values())
+    assert not any(ONE in failed for failed in reasons.values())
+    assert run.rounds[-1]["trained"] == [ONE, TWO]
+
+
+def test_hospitals_without_data_or_with_another_version_are_left_out_until_they_are_repaired(trial, everyone):
+    """One is repaired in the middle of the job: its client is restarted, and it takes part."""
+    trial.faults(THREE).write_text(json.dumps({"version": "0.0.1"}))
+    trial.data[TWO].rename(trial.folder / "elsewhere.npz")
+    try:
+        job_id = trial.submit(trial.exported("unfit", "fedavg", min_clients=3, num_rounds=60))
+        trial.after("unfit", 1)
+        left_out = trial.log(job_id)
+    finally:
+        (trial.folder / "elsewhere.npz").rename(trial.data[TWO])
+        trial.faults(THREE).unlink()
+    trial.restart(TWO)
+    status, run = trial.ended(job_id)
+    assert status == "FINISHED:COMPLETED"
+    assert f"{TWO} is left out: data" in left_out and f"{THREE} is left out:" in left_out
+    assert run.summary["sites_left_out"].keys() == {THREE}
+    assert run.rounds[0]["trained"] == [ONE] and run.rounds[-1]["trained"] == [ONE, TWO]
+
+
+SCRIPT = """
+import sys
+
+import nvflare.client as flare
+import torch
+
+from cfl_flare.models import Logistic
+
+flare.init()
+model = Logistic((3, 14, 14), 8)
+while flare.is_running():
+    received = flare.receive()
+    if flare.get_site_name() == "hospital-3" and received.current_round == 2:
+        raise OSError("the scanner's share is gone")
+    model.load_state_dict(received.params)
+    flare.send(flare.FLModel(params=model.state_dict(), metrics={"accuracy": 0.5}, meta={"NUM_STEPS_CURRENT_ROUND": 1}))
+"""
+
+
+def test_a_script_crashes_and_a_hospital_goes_for_good(trial, everyone, monkeypatch):
+    (trial.folder / "client.py").write_text(SCRIPT)
+    monkeypatch.chdir(trial.folder)
+    job = trial.exported("script", "fedavg", train_script="client.py", num_rounds=12)
+    job_id = trial.submit(job)
+    trial.after("script", 4)
+    trial.kill(TWO)
+    status, run = trial.ended(job_id)
+    assert status == "FINISHED:COMPLETED"
+    assert run.rounds[-1]["trained"] == [ONE]
+    assert run.rounds[-1]["failed"] == {TWO: LOST, THREE: "EXECUTION_EXCEPTION"}
