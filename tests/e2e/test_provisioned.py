@@ -103,6 +103,20 @@ def test_a_personal_model_stays_with_its_hospital(trial, undisturbed):
     assert not np.allclose(held["hospital-1"]["head.weight"], held["hospital-2"]["head.weight"])
 
 
+def test_hospitals_that_agreed_on_nothing_are_careful_with_each_other(trial):
+    """Three hospitals are as few as a model needs, so there is one cluster, and no site outweighs half of the rest."""
+    ended, results = trial.run(exported(trial, "careful", "wecfl:k=2", num_rounds=3, **dict.fromkeys(TRUSTING)))
+    assert ended == "FINISHED:COMPLETED"
+    run = load_run(results / "cfl")
+    assert len({p["cluster"] for p in run.summary["participants"]}) == 1
+    asked = {name: run.summary["run"][name] for name in (*TRUSTING, "merge_small_clusters", "hold_small_clusters")}
+    assert list(asked.values()) == [3, 30, 1 / 3, True, True]
+    assert not any("held_back" in record for record in run.rounds)
+    ended, results = trial.run(exported(trial, "alone", "cfl:eps1=1,eps2=2", num_rounds=3, **dict.fromkeys(TRUSTING)))
+    assert ended != "FINISHED:COMPLETED"
+    assert "min_sites_per_cluster = 3: method cfl computes more than means" in (results / "log.txt").read_text()
+
+
 class Console:
     """FLARE's admin console in a terminal of its own."""
 
