@@ -167,7 +167,9 @@ def test_so_it_does_if_the_others_of_its_cluster_are_not_in_the_round():
     tasks = running.tasks()
     for name in ("a", "b", "d"):
         slot = tasks[name].slots[0]
-        running.accept(Result(name, update(name, SAMPLES[name], slot, 1.0, 0.0), {"served_accuracy": 0.5}), f"site-{name}")
+        running.accept(
+            Result(name, update(name, SAMPLES[name], slot, 1.0, 0.0), {"served_accuracy": 0.5}), f"site-{name}"
+        )
     running.finish_round()
     assert running.state.bank["cluster-0"].vector.tolist() == [3.0, 0.0]
     assert running.state.bank["cluster-1"].vector.tolist() == [95.0, 0.0]
