@@ -138,7 +138,7 @@ def describe_run(data: DataConfig, settings: ServerSettings, training: TrainSett
     """The run's settings, for its summary."""
     return {
         "data": dataclasses.asdict(data),
-        "run": dataclasses.asdict(settings),
+        "run": dataclasses.asdict(settings.in_simulation()),
         "training": dataclasses.asdict(training),
     }
 
@@ -154,11 +154,12 @@ def as_written_now(run: Mapping[str, Any]) -> dict[str, Any]:
     method = run["method"]
     with contextlib.suppress(PermissionError):
         method = describe_method(build_method(method, _refuse))
-    parts = {"data": DataConfig, "run": ServerSettings, "training": TrainSettings}
     return {
         **run,
         "method": method,
-        **{name: dataclasses.asdict(from_dict(cls, run[name], name)) for name, cls in parts.items()},
+        "data": dataclasses.asdict(from_dict(DataConfig, run["data"], "data")),
+        "run": dataclasses.asdict(from_dict(ServerSettings, run["run"], "run").in_simulation()),
+        "training": dataclasses.asdict(from_dict(TrainSettings, run["training"], "training")),
     }
 
 

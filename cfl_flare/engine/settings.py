@@ -100,13 +100,24 @@ class ServerSettings:
         """
         floor = Floor(self.min_sites_per_cluster or 3, self.min_samples_per_cluster or (30 if counts_samples else 1))
         small = floor != Floor(1, 1)
-        defaults: dict[str, Any] = {
-            "min_sites_per_cluster": floor.sites,
-            "min_samples_per_cluster": floor.samples,
-            "merge_small_clusters": small and merges,
-            "hold_small_clusters": small,
-            "max_weight_share": 1 / 3,
-        }
+        return self._with(
+            min_sites_per_cluster=floor.sites,
+            min_samples_per_cluster=floor.samples,
+            merge_small_clusters=small and merges,
+            hold_small_clusters=small,
+            max_weight_share=1 / 3,
+        )
+
+    def in_simulation(self) -> ServerSettings:
+        """The settings of a simulation, whose participants have nothing to hide from each other."""
+        return self._with(
+            min_sites_per_cluster=1,
+            min_samples_per_cluster=1,
+            merge_small_clusters=False,
+            hold_small_clusters=False,
+        )
+
+    def _with(self, **defaults: Any) -> ServerSettings:
         return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
 
     @property
