@@ -86,6 +86,8 @@ class Received(DXOFilter):
         self.path = path
 
     def process_dxo(self, dxo: DXO, shareable, fl_ctx) -> None:
+        if not dxo.data:
+            return
         values = np.concatenate([np.ravel(array) for array in dxo.data.values()])
         steps = dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)
         seen = {"names": sorted(dxo.data), "steps": steps, "largest": float(np.abs(values).max())}

@@ -2,15 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training script in a process of its own, with all that a job can ask of one: choosing, penalties, differences."""
 
+import json
 import textwrap
 
 import pytest
 from nvflare.recipe.sim_env import SimEnv
 
 from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.flare.allowed import CLASSES
+from cfl_flare.flare.kit import allow
 from cfl_flare.methods import IFCA, Contrastive, KnowledgeSharing
 from cfl_flare.models import Logistic
 from cfl_flare.results.run_dir import find_runs
+from tests.e2e.plugin import Received
 
 pytestmark = pytest.mark.slow
 
@@ -68,3 +72,30 @@ def test_an_external_process_chooses_and_adds_penalties(tmp_path, monkeypatch):
     assert [r["trained"] for r in run.rounds] == [["site-1", "site-2"]] * 3
     assert not any(r["failed"] for r in run.rounds)
     assert run.rounds[-1]["served_accuracy"] > 0.8
+
+
+def test_a_script_that_only_trains_sends_no_model_that_nobody_asked_for(tmp_path, monkeypatch):
+    """It trains for the last task as well, which only measures; what leaves then would pass no filter of training."""
+    monkeypatch.chdir(tmp_path)
+    script = (
+        textwrap.dedent(SCRIPT).replace("flare.is_evaluate()", "False").replace("cfl_flare.client.penalty(model)", "0")
+    )
+    (tmp_path / "client.py").write_text(script)
+    recipe = ClusteredRecipe(
+        name="trains",
+        method="fedavg",
+        model=Logistic((1, 8, 8), 10),
+        train_script="client.py",
+        exclude_vars="bias",
+        num_rounds=2,
+        min_clients=2,
+    )
+    for task in ("train", "validate"):
+        recipe.add_server_input_filter(Received(str(tmp_path / task)), tasks=[task])
+    allow(tmp_path / "flare" / "local" / "resources.json", [*CLASSES, "tests.e2e.plugin."])
+    recipe.execute(SimEnv(num_clients=2, workspace_root=str(tmp_path / "flare")))
+    (run,) = find_runs(tmp_path / "flare")
+    assert run.rounds[-1]["served_accuracy"] > 0.3  # of the last models, which it was asked to measure
+    seen = [json.loads(line)["names"] for line in (tmp_path / "train").read_text().splitlines()]
+    assert seen == [["head.weight"]] * 4
+    assert not (tmp_path / "validate").exists()

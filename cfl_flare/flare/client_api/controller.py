@@ -75,7 +75,7 @@ class Scripts:
         def look(result: FLModel) -> bool:
             site = result.meta["client_name"]
             answered.add(site)
-            if result.params:
+            if result.params is not None:  # the parameters themselves stay at the site
                 problems[site] = "it trains when it is asked to evaluate"
             elif metric_of(result, self._assign.metric) is None:
                 problems[site] = (

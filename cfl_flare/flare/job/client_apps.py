@@ -26,6 +26,7 @@ from cfl_flare.flare import wire
 from cfl_flare.flare.client_api.controller import EVALUATE, TRAIN
 from cfl_flare.flare.compat import check_site_names
 from cfl_flare.flare.executor import ClusteredExecutor
+from cfl_flare.flare.job.fedavg_settings import without_parameters
 
 
 class ClientApps:
@@ -78,6 +79,8 @@ class ClientApps:
             job.to(worker, target, tasks=tasks)
             if self.leaving is not None:
                 job.to(self.leaving, target, filter_type=FilterType.TASK_RESULT, tasks=[TRAIN])
+            if self.scripted:
+                job.to(without_parameters(), target, filter_type=FilterType.TASK_RESULT, tasks=[EVALUATE])
 
     def _worker(self, site: str, own: Mapping[str, Any]) -> Any:
         """The executor or script runner of a site."""

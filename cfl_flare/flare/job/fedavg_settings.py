@@ -54,6 +54,17 @@ def exclude(pattern: str, model: Mapping[str, Any], method: Method) -> ExcludeVa
     return ExcludeVars([e.name for e in out])
 
 
+def without_parameters() -> ExcludeVars:
+    """A filter that takes all parameters out of an answer, for tasks that ask for none.
+
+    A script that does not look whether it should only evaluate trains, and sends its model: past the filters of the
+    task to train. FLARE's own filter does it, so that such a job's sites need not have cfl_flare.
+    """
+    found = ExcludeVars(".")
+    found.exclude_vars = "."  # it keeps a compiled pattern, which cannot be written to a job
+    return found
+
+
 def place_checkpoint(path: str | None, job: FedJob) -> str | None:
     """As in FLARE's recipes: an absolute path is the server's; a local file is sent with the job.
 
