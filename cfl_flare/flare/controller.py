@@ -90,7 +90,9 @@ class ClusteredController(PerSiteController):
         compatibility.check_maker(unmarked(self.made_by or {}), "the server")
         compatibility.check_known(self._unknown, "controller", "the server")
         self._schedule = kept(ServerSettings, self, "run")
-        if not simulated(self.fl_ctx):
+        if simulated(self.fl_ctx):
+            self._schedule = self._schedule.in_simulation()
+        else:
             self._schedule = self._schedule.at_real_sites(self.aggregator.merges(self.fl_ctx), self.judge is None)
             floor, share = self._schedule.floor, self._schedule.max_weight_share
             self.info(

@@ -66,6 +66,7 @@ class Reader:
 
 
 def lines(name: str) -> list[str]:
+    """The commands in ``sh`` blocks; those in ``bash`` blocks have a test of their own (`test_ghost_job`)."""
     found = [line.split("  #")[0].strip() for block in guide(name, "sh") for line in block.splitlines()]
     return [line for line in found if line and line != INSTALL]
 
@@ -88,6 +89,9 @@ def test_what_installs_is_what_the_readme_says():
 
 def test_the_operator_s_guide(trial):
     names = {"/srv/ward/cells.npz": shlex.quote(str(trial.data[SITE])), "/srv/cfl_state": str(trial.state_root(SITE))}
+    table = trial.folder / "ward.csv"
+    table.write_text("age,marker,diagnosis\n" + "".join(f"{40 + i},{i % 7},{i % 2}\n" for i in range(80)))
+    names["/srv/ward/ward.csv"] = shlex.quote(str(table))
     reader = Reader(trial.folder / "operator", trial, {**names, "28,28": "14,14"}, SITE)
     (reader.folder / "new-images").mkdir()
     images = np.random.default_rng(1).integers(0, 256, (20, 14, 14, 3)).astype(np.uint8)
