@@ -89,12 +89,14 @@ class PerSiteController(ModelController):
             try:
                 decode(message, *args, **kwargs)
             except Exception as error:
-                client = self.engine.client_manager.clients.get(message.get_header(CellMessageHeaderKeys.TOKEN))
-                if client is None or message.get_header(StreamHeaderKey.TOPIC) != ServerCommandNames.SUBMIT_UPDATE:
+                if message.get_header(StreamHeaderKey.TOPIC) != ServerCommandNames.SUBMIT_UPDATE:
                     raise
-                self._give_up(client.name, f"undecodable: {type(error).__name__}")
+                # An unknown token is that of a client that was killed while it was sending, and has come back since.
+                client = self.engine.client_manager.clients.get(message.get_header(CellMessageHeaderKeys.TOKEN))
+                name = "?" if client is None else client.name
+                self._give_up(name, f"undecodable: {type(error).__name__}")
                 peer = FLContext()  # without a job's id, so that FLARE drops the answer
-                peer.set_prop(ReservedKey.IDENTITY_NAME, client.name, private=False)
+                peer.set_prop(ReservedKey.IDENTITY_NAME, name, private=False)
                 message.payload = Shareable()
                 message.payload.set_peer_context(peer)
 
