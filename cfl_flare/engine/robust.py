@@ -20,7 +20,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.engine.min_cluster_size import held_back
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
-from cfl_flare.methods.state import Mapped, without
+from cfl_flare.methods.state import Mapped, heads, without
 from cfl_flare.methods.wrapper import Clustering
 
 # Which updates are averaged with each other: a cluster's id, or the name of a slot.
@@ -47,7 +47,7 @@ class Norms:
         """Notes an update's norms: of the parameters and of the buffers, of its main model and of each other one."""
         for slot, diff in update.diffs.items():
             for part, vector in _parts(diff):
-                norm = float(np.linalg.norm(vector.astype(np.float64)))
+                norm = float(np.linalg.norm(vector))  # no value is so large that its square is not finite
                 self._norms.setdefault(_kind(update, slot, part), {})[update.participant] = norm
 
     def excess(self, bound: float) -> dict[tuple[str, str], dict[str, float]]:
@@ -113,13 +113,15 @@ class Guard:
         if not self._settings.reject_outliers:
             return {}
         clustering, traits = Clustering.of(self._method, before), self._method.traits
-        own = [u for u in updates if u.diffs or u.arrays]
-        by_vector = bool(self._method.clusters) and not traits.assigns_on_site
-        if by_vector and all(clustering.seen(u).diffs or not traits.compares_models for u in own):
-            rows = [clustering.vector(u) for u in own]
-        else:  # nobody is compared by the server, or not in CAM's warm-up
-            rows = [_parts(u.main_diff)[0][1] for u in own]
-        return {own[i].participant: times for i, times in isolated(rows, self._settings.byzantine).items()}
+        server_compares = bool(self._method.clusters) and not traits.assigns_on_site
+        if server_compares and traits.compares_models:  # but not in CAM's warm-up
+            server_compares = all(clustering.seen(u).diffs for u in heads(updates) if u.diffs)
+        names, rows = [], []
+        for update in updates:
+            if update.diffs or update.arrays:
+                names.append(update.participant)
+                rows.append(clustering.vector(update) if server_compares else _parts(update.main_diff)[0][1])
+        return {names[i]: times for i, times in isolated(rows, self._settings.byzantine).items()}
 
     def weighed(self, updates: Sequence[Update], assignment: Assignment | None = None) -> Sequence[Update]:
         """The updates with weights of which no site's is too large a share of its cluster's, or of all."""
@@ -127,7 +129,7 @@ class Guard:
         if share is None:
             return updates
         weights: dict[int | None, dict[str, dict[str, float]]] = {}
-        for update in updates:
+        for update in heads(updates):
             cluster = None if assignment is None else assignment.get(update.participant)
             site = self._participants[update.participant].site
             weights.setdefault(cluster, {}).setdefault(site, {})[update.participant] = self._method.weight(update)
@@ -144,7 +146,7 @@ class Guard:
         """The updates as the M-step takes them; ``notes`` then say whose are not in its models."""
         self.notes = {}
         if self._settings.hold_small_clusters:
-            held = held_back(updates, assignment, self._participants, self._settings.floor)
+            held = held_back(heads(updates), assignment, self._participants, self._settings.floor)
             updates = without(updates, held)
             self.notes |= {"held_back": sorted(held)} if held else {}
         return self._robust(before, self.weighed(updates, assignment), assignment)

@@ -97,7 +97,8 @@ class Round:
         expected = self.downloads[update.participant].expected(update.cluster)
         update = replace(update, main=expected[0] if update.diffs else None)
         self._spool.put(update)
-        self._norms.add(update)
+        if self._clip_norm is not None:
+            self._norms.add(update)
         self._bytes_up += sum(state.bank[slot].layout.nbytes for slot in update.diffs)
         self._bytes_up += sum(array.nbytes for array in update.arrays.values())
         self._carried.add(update, weight)

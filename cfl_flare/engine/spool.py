@@ -62,6 +62,10 @@ class Spool:
         vectors = {s: np.load(self._folder / f"{number}-{s}.npy", allow_pickle=False) for s in update.diffs}
         return replace(update, diffs={s: replace(d, vector=vectors[s]) for s, d in update.diffs.items()})
 
+    def head(self, participant: str) -> Update:
+        """An update as it is in memory: without its vectors if these are on disk."""
+        return self._updates[participant]
+
     def ordered(self, names: Sequence[str]) -> Updates:
         """The updates of these participants, in this order, each read when it is accessed."""
         return Updates(self, [name for name in names if name in self._updates])
@@ -95,3 +99,7 @@ class Updates(Sequence[Update]):
 
     def __iter__(self) -> Iterator[Update]:
         return (self._spool.get(name) for name in self.names)
+
+    def heads(self) -> Iterator[Update]:
+        """See `cfl_flare.methods.state.heads`."""
+        return (self._spool.head(name) for name in self.names)

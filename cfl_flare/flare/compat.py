@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The private FLARE 2.9 hooks that cfl_flare relies on, all in one place."""
+"""The private FLARE 2.9 hooks that cfl_flare relies on, but for those of lost and returning sites (`rejoin`)."""
 
 from __future__ import annotations
 

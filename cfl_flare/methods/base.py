@@ -242,7 +242,7 @@ class Method(ABC):
         for update in updates:
             if update.diffs:
                 weights[assignment[update.participant]] += self.weight(update)
-        return (weights / weights.sum()).tolist()
+        return (weights / (weights.sum() or 1.0)).tolist()  # all zero if nobody trained one
 
     def common(self, centres: Mapping[str, Params], weights: Sequence[float]) -> Params:
         """Theta_g, the weighted mean of the centres (thesis Eq. 5.6)."""

@@ -169,6 +169,10 @@ class Mapped(Sequence[Update]):
     def __iter__(self) -> Iterator[Update]:
         return map(self._function, self._updates)
 
+    def heads(self) -> Iterator[Update]:
+        """See `heads`."""
+        return map(self._function, heads(self._updates))
+
 
 class Chosen(Sequence[Update]):
     """Some of the updates, those at these places."""
@@ -186,10 +190,20 @@ class Chosen(Sequence[Update]):
     def __iter__(self) -> Iterator[Update]:
         return (self._updates[place] for place in self._places)
 
+    def heads(self) -> Iterator[Update]:
+        """See `heads`."""
+        kept = set(self._places)
+        return (update for i, update in enumerate(heads(self._updates)) if i in kept)
+
+
+def heads(updates: Sequence[Update]) -> Iterator[Update]:
+    """The updates, with empty vectors where those are on disk: for what reads names and counts alone."""
+    return updates.heads() if hasattr(updates, "heads") else iter(updates)
+
 
 def without(updates: Sequence[Update], names: Container[str]) -> Sequence[Update]:
     """The updates of all but some participants."""
-    places = [i for i, update in enumerate(updates) if update.participant not in names]
+    places = [i for i, update in enumerate(heads(updates)) if update.participant not in names]
     return updates if len(places) == len(updates) else Chosen(updates, places)
 
 

@@ -7,11 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cfl_flare.cli.specs import build_named
 from cfl_flare.clustering.robust import capped, coordinate_median, isolated, multi_krum, trimmed_mean
 from cfl_flare.core.errors import ConfigError, PayloadError
+from cfl_flare.data import DataConfig, Digits
+from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Result
-from cfl_flare.methods import CAM, CFL, IFCA, FedAvg, Method, Participant, WeCFL
+from cfl_flare.engine.spool import Spool
+from cfl_flare.methods import CAM, CFL, IFCA, METHODS, FedAvg, Method, Participant, WeCFL
+from cfl_flare.training.settings import TrainSettings
 from tests.tiny import LAYOUT, coin, update
 
 SAMPLES = {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}
@@ -251,3 +256,59 @@ def test_colluders_do_not_vouch_for_each_other():
     rows = [np.array([v]) for v in (0.0, 1.0, 2.0, 3.0, 4.0, 500.0, 500.1)]
     assert set(isolated(rows, 2)) == {5, 6}
     assert isolated(rows[:2], 1) == {}
+
+
+# ---- All methods ----
+
+DATA = DataConfig(participants=9, partition="label_permutation:groups=3", indicator_samples=10)
+SPECS = (
+    *("fedavg", "fedprox", "finetune", "local", "fedper", "fedbabu", "ditto", "per-fedavg", "ifca:k=3", "fesem:k=3"),
+    *("ifca:k=3,shared_backbone=True", "wecfl:k=3", "cgpfl:k=3", "fedac:k=3", "fedds:k=3", "feddsmic:k=3"),
+    *("fedcuau:k=2", "cfl:eps1=9,eps2=0", "fl-hc:k=3,rounds_before=1", "fedgroup:k=3", "ifca-cam:k=3,warmup=1"),
+    *("fesem-cam:k=3,warmup=1", "fedavg+:k=2", "fedavg+ifca:k=3", "fedavg+fesem:k=3"),
+)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_method_works_behind_every_defence(spec):
+    """All at once, so tight that each has something to do; a method of more than means has those that it may have."""
+    method = build_named(spec)
+    settings = {"clip_norm": 1.0, "max_weight_share": 0.2, "reject_outliers": True, "sample": 0.9}
+    if method.traits.averages_only or method.traits.mergeable:
+        settings |= {"aggregation": "trimmed_mean", "hold_small_clusters": True, "min_samples_per_cluster": 200}
+    model = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10}}
+    training = TrainSettings(lr=0.05, local_steps=4)
+    ran = run_loop(
+        method=method,
+        model=model,
+        source=Digits(),
+        data=DATA,
+        settings=ServerSettings(3, **settings),
+        training=training,
+    )
+    assert ran.state.round == 3
+    assert all(np.isfinite(model.vector).all() for model in ran.state.bank.values())
+
+
+def test_every_method_is_among_them():
+    assert (
+        METHODS.keys() - {"cam", "ensemble", "together", "hypcluster"}
+        == {s.partition(":")[0] for s in SPECS} & METHODS.keys()
+    )
+
+
+def test_holding_and_capping_read_no_model_from_disk(monkeypatch):
+    monkeypatch.setattr("cfl_flare.engine.spool.SPOOL_BYTES", 0)
+    read: list[str] = []
+    get = Spool.get
+    monkeypatch.setattr(Spool, "get", lambda spool, name: read.append(name) or get(spool, name))
+    counts, cluster_0 = [], []
+    for settings in ({"clip_norm": None}, {**REAL, "max_weight_share": 0.5}):
+        read.clear()
+        running = server(IFCA(k=2), **settings)
+        one_round(running, MOVES, {"a": 0, "b": 0, "c": 0, "d": 0, "e": 1})
+        counts.append(len(read))
+        cluster_0.append(running.state.bank["cluster-0"].vector.tolist())
+    assert 0 < counts[1] <= counts[0]
+    assert cluster_0[0] == pytest.approx(cluster_0[1])
+    assert running.state.bank["cluster-1"].vector.tolist() == [10.0, 0.0]
