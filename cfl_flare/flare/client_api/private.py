@@ -1,0 +1,147 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Private layers for training scripts: arrays that each site trains for itself, with the script unchanged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.dxo_filter import DXOFilter
+from nvflare.apis.filter import FilterChainType, FilterContextKey
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.recipe.spec import Recipe
+
+from cfl_flare.core.config import check_run_name, require
+from cfl_flare.core.files import make_folder, writing
+from cfl_flare.core.safetensors_io import load_arrays, save_arrays
+from cfl_flare.flare.paths import store_for
+
+TRAIN, EVALUATE, SUBMIT = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION, AppConstants.TASK_SUBMIT_MODEL
+KINDS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
+FILE = "private.safetensors"
+# In the folder of the job, which FLARE makes anew for each: the file is that of this job.
+MARKER = "cfl_private"
+
+
+class PrivateArrays(DXOFilter):
+    """Takes a site's private arrays out of all that leaves it, and puts them into the models that arrive.
+
+    It is a filter on tasks and on results, at the site. What a site keeps is what its script sent when it trained
+    last, or what arrived first; it is in ``private.safetensors`` in the run's folder below the site's state root.
+
+    Args:
+        private: the arrays' names, or a regular expression that is searched in the names.
+        run_name: the run's folder.
+        resume_from: name of the run that a resumed one goes on with.
+    """
+
+    def __init__(self, private: str | list[str], run_name: str, resume_from: str | None = None):
+        super().__init__(KINDS, KINDS)
+        self.private, self.run_name, self.resume_from = private, run_name, resume_from
+        check_run_name(run_name)
+        try:
+            re.compile(private if isinstance(private, str) else "")
+        except re.error as error:
+            require(False, f"private = {private!r} is not a regular expression: {error}")
+
+    def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO | None:
+        """Changes a model that arrives or leaves."""
+        arrives = self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN
+        kept = self._kept(fl_ctx)
+        found = {name: numbers(array) for name, array in dxo.data.items() if self._is_private(name)}
+        require(
+            bool(found or kept),
+            f"private = {self.private!r} matches none of {', '.join(map(str, dxo.data))}; name arrays of the model",
+        )
+        if arrives:
+            return self._put_back(dxo, found, kept, fl_ctx)
+        if found and fl_ctx.get_prop(FLContextKey.TASK_NAME) == TRAIN:
+            moved = dxo.data_kind == DataKind.WEIGHT_DIFF
+            self._keep({**kept, **{n: kept[n] + a if moved else a for n, a in found.items()}}, fl_ctx)
+        dxo.data = {name: array for name, array in dxo.data.items() if name not in found}
+        return dxo
+
+    def _put_back(
+        self, dxo: DXO, found: Mapping[str, np.ndarray], kept: Mapping[str, np.ndarray], fl_ctx: FLContext
+    ) -> DXO | None:
+        """The model with the site's own arrays; those that arrive for the first time become the site's own."""
+        if dxo.data_kind != DataKind.WEIGHTS:
+            return None
+        if found.keys() - kept.keys():
+            self._keep({**found, **kept}, fl_ctx)
+        for name in found.keys() & kept.keys():
+            require(
+                found[name].shape == kept[name].shape,
+                f"run {self.run_name!r}: {name} has shape {found[name].shape}, but this site keeps one of "
+                f"{kept[name].shape}; resume a run of the same model",
+            )
+        dxo.data = {**dxo.data, **alike(kept, dxo.data.values())}
+        return dxo
+
+    def _is_private(self, name: str) -> bool:
+        return name in self.private if isinstance(self.private, list) else bool(re.search(self.private, name))
+
+    def _keep(self, arrays: Mapping[str, np.ndarray], fl_ctx: FLContext) -> None:
+        broken = [name for name, array in arrays.items() if not np.isfinite(array).all()]
+        if broken:
+            self.log_warning(fl_ctx, f"private array {broken[0]} is not finite: those of the round before are kept")
+        else:
+            save_arrays(self._path(fl_ctx), arrays, {})
+
+    def _kept(self, fl_ctx: FLContext) -> dict[str, np.ndarray]:
+        path = self._path(fl_ctx)
+        return load_arrays(path)[0] if path.exists() else {}
+
+    def _path(self, fl_ctx: FLContext) -> Path:
+        """The site's file, which is empty or that of the resumed run when a job begins."""
+        path = store_for(self.run_name, fl_ctx).folder / FILE
+        marker = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / MARKER
+        if not marker.exists():
+            make_folder(path.parent)
+            before = None if self.resume_from is None else store_for(self.resume_from, fl_ctx).folder / FILE
+            if path.exists() and before != path:
+                with writing(path):
+                    path.replace(path.with_name(f"previous-{FILE}"))
+            if before is not None and before != path and before.exists():
+                save_arrays(path, load_arrays(before)[0], {})
+            with writing(marker):
+                marker.touch()
+        return path
+
+
+def keep_private(recipe: Recipe, private: str, run_name: str) -> None:
+    """Has each site keep some layers for itself, in any of FLARE's recipes whose script uses the Client API.
+
+    With `ClusteredRecipe`, use its setting ``private``.
+
+    Args:
+        recipe: such as FLARE's FedAvgRecipe.
+        private: a regular expression that is searched in the names of the model's arrays.
+        run_name: of the folder below a site's state root in which it keeps them.
+    """
+    recipe._job.job.set_app_packages(["cfl_flare"])
+    for task in (TRAIN, EVALUATE, SUBMIT):
+        recipe.add_client_input_filter(PrivateArrays(private, run_name), tasks=[task])
+        recipe.add_client_output_filter(PrivateArrays(private, run_name), tasks=[task])
+
+
+def numbers(array: Any) -> np.ndarray:
+    """An array or a torch tensor as NumPy's."""
+    return np.asarray(array.detach().cpu().numpy() if hasattr(array, "detach") else array)
+
+
+def alike(arrays: Mapping[str, np.ndarray], others: Iterable[Any]) -> dict[str, Any]:
+    """The arrays as torch tensors if the others are tensors."""
+    if not any(hasattr(other, "detach") for other in others):
+        return dict(arrays)
+    import torch
+
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
