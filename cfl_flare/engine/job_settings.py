@@ -78,6 +78,9 @@ class ScriptSettings:
     params_transfer_type: str = setting(
         "FULL", help="the script sends its model, or the difference from what it received", choices=("FULL", "DIFF")
     )
+    private: str | None = setting(
+        None, help="a regular expression for the names of arrays that each site with a script trains for itself"
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "recipe")

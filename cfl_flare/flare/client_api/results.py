@@ -25,6 +25,8 @@ from cfl_flare.methods.slots import cluster_slot
 STEPS = FLMetaKey.NUM_STEPS_CURRENT_ROUND
 # How many times more or fewer steps than in its first round a script may report.
 MOST_TIMES = 10
+# Filters that only leave arrays out.
+REMOVING = ("ExcludeVars", "PrivateArrays")
 
 
 class ScriptResults:
@@ -96,7 +98,7 @@ class ScriptResults:
             self._remark(f"{name} sends {', '.join(kinds)}: kept as float32, whole counts as int64")
         history = result.meta.get(MetaKey.FILTER_HISTORY)
         history = history if isinstance(history, list) else []
-        filters = [name for name in history if "ExcludeVars" not in str(name)]
+        filters = [name for name in history if not str(name).startswith(REMOVING)]
         if whole and filters:
             reason = f"the site's filter {plain(str(filters[0]), 100)} acts on differences, but the script sends whole"
             raise PayloadError("filtered", f"{reason} models: set params_transfer_type = 'DIFF' in the recipe")

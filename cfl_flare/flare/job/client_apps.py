@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.flare import wire
 from cfl_flare.flare.client_api.controller import EVALUATE, TRAIN
+from cfl_flare.flare.client_api.private import PrivateArrays
 from cfl_flare.flare.compat import check_site_names
 from cfl_flare.flare.executor import ClusteredExecutor
-from cfl_flare.flare.job.fedavg_settings import without_parameters
+from cfl_flare.flare.job.fedavg_settings import staying, without_parameters
 
 
 class ClientApps:
@@ -37,12 +39,22 @@ class ClientApps:
         shared: arguments of the executor that are the server's as well, as the job holds them.
         leaving: a filter on what the sites send; None for none.
 
+    Raises:
+        ConfigError: private arrays that the model does not have, or that do not go with the method.
+
     Attributes:
+        private: names of the arrays that each site keeps for itself.
         workers: the executor or script runner of each site; one for all sites, unless they have their own settings.
     """
 
     def __init__(self, plan: RunPlan, shared: Mapping[str, Any], leaving: Filter | None = None):
         self.plan, self.shared, self.leaving = plan, shared, leaving
+        pattern = plan.script.private
+        self.private = [] if pattern is None else staying("private", pattern, plan.model, plan.method)
+        require(
+            self.scripted or not self.private,
+            f"recipe: private = {pattern!r} is for a train_script; where cfl_flare trains, take the method fedper",
+        )
         self.workers = {ALL_SITES: self._worker(ALL_SITES, {})}
 
     @property
@@ -77,10 +89,18 @@ class ClientApps:
         tasks = [TRAIN, EVALUATE] if self.scripted else [wire.CHECK_TASK, wire.TRAIN_TASK]
         for target, worker in self.workers.items():
             job.to(worker, target, tasks=tasks)
+            self._add_private(job, target)
             if self.leaving is not None:
                 job.to(self.leaving, target, filter_type=FilterType.TASK_RESULT, tasks=[TRAIN])
             if self.scripted:
                 job.to(without_parameters(), target, filter_type=FilterType.TASK_RESULT, tasks=[EVALUATE])
+
+    def _add_private(self, job: FedJob, target: str) -> None:
+        """Adds what keeps private arrays at a site; on results, before other filters."""
+        for kind, task in product((FilterType.TASK_DATA, FilterType.TASK_RESULT), (TRAIN, EVALUATE)):
+            if self.private:
+                kept = PrivateArrays(self.private, self.plan.job.name, self.plan.job.resume_from)
+                job.to(kept, target, filter_type=kind, tasks=[task])
 
     def _worker(self, site: str, own: Mapping[str, Any]) -> Any:
         """The executor or script runner of a site."""

@@ -21,19 +21,26 @@ from cfl_flare.methods import Method
 
 
 def exclude(pattern: str, model: Mapping[str, Any], method: Method) -> ExcludeVars:
-    """FLARE's filter that keeps some of a model's arrays at the site.
+    """FLARE's filter that keeps some of a model's arrays at the site; see `staying`.
 
     It gets their names, not the pattern: a compiled pattern cannot be written to a job.
+    """
+    return ExcludeVars(staying("exclude_vars", pattern, model, method))
+
+
+def staying(setting: str, pattern: str, model: Mapping[str, Any], method: Method) -> list[str]:
+    """The names of those of a model's arrays that do not leave the sites.
 
     Args:
-        pattern: a regular expression that is searched in the names.
+        setting: its name.
+        pattern: its value, a regular expression that is searched in the names.
         model: ``{"class_path", "args"}``.
         method: the job's.
 
     Raises:
         ConfigError: it is not a regular expression, or matches none or all of the model, or all that is clustered on.
     """
-    where = f"recipe: exclude_vars = {pattern!r}"
+    where = f"recipe: {setting} = {pattern!r}"
     try:
         found = re.compile(pattern)
     except (re.error, TypeError) as error:
@@ -51,7 +58,7 @@ def exclude(pattern: str, model: Mapping[str, Any], method: Method) -> ExcludeVa
             f"{where} matches all that method {method.label} clusters on ({cluster_on}); set its cluster_on to what "
             "the sites send",
         )
-    return ExcludeVars([e.name for e in out])
+    return [e.name for e in out]
 
 
 def without_parameters() -> ExcludeVars:
