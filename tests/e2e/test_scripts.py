@@ -6,13 +6,15 @@ import json
 import textwrap
 
 import pytest
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe.sim_env import SimEnv
 
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.allowed import CLASSES
+from cfl_flare.flare.client_api.private import keep_private
 from cfl_flare.flare.kit import allow
 from cfl_flare.methods import IFCA, Contrastive, KnowledgeSharing
-from cfl_flare.models import Logistic
+from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.run_dir import find_runs
 from tests.e2e.plugin import Received
 
@@ -99,3 +101,28 @@ def test_a_script_that_only_trains_sends_no_model_that_nobody_asked_for(tmp_path
     seen = [json.loads(line)["names"] for line in (tmp_path / "train").read_text().splitlines()]
     assert seen == [["head.weight"]] * 4
     assert not (tmp_path / "validate").exists()
+
+
+@pytest.mark.parametrize("flares_own", [False, True])
+def test_private_layers_never_leave_a_site_that_goes_on_with_them(tmp_path, monkeypatch, flares_own):
+    """Two groups name the classes differently, so that one model for all is right for half of them at most."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
+    script = textwrap.dedent(SCRIPT).replace("cfl_flare.client.penalty(model)", "0").replace("Logistic", "MLP")
+    script += '    print(metrics["accuracy"], file=open(f"{flare.get_site_name()}.txt", "a"))\n'
+    (tmp_path / "client.py").write_text(script.replace('open(f"', f'open(f"{tmp_path}/'))
+    job = {"name": "own", "model": MLP((1, 8, 8), 10), "train_script": "client.py", "num_rounds": 4, "min_clients": 2}
+    if flares_own:
+        recipe = FedAvgRecipe(**job)
+        keep_private(recipe, "head", "own")
+    else:
+        recipe = ClusteredRecipe(**job, method="fedavg", private="head")
+    recipe.add_server_input_filter(Received(str(tmp_path / "seen")), tasks=["train"])
+    allow(tmp_path / "flare" / "local" / "resources.json", [*CLASSES, "tests.e2e.plugin."])
+    recipe.execute(SimEnv(num_clients=2, workspace_root=str(tmp_path / "flare")))
+    seen = [name for line in (tmp_path / "seen").read_text().splitlines() for name in json.loads(line)["names"]]
+    assert seen and not any("head" in name for name in seen)
+    for site in ("site-1", "site-2"):
+        reached = [float(line) for line in (tmp_path / f"{site}.txt").read_text().splitlines()]
+        assert reached[0] < 0.3 and reached[-1] > 0.8
+        assert (tmp_path / "state" / "own" / site / "private.safetensors").is_file()

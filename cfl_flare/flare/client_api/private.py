@@ -127,7 +127,8 @@ def keep_private(recipe: Recipe, private: str, run_name: str) -> None:
         private: a regular expression that is searched in the names of the model's arrays.
         run_name: of the folder below a site's state root in which it keeps them.
     """
-    recipe._job.job.set_app_packages(["cfl_flare"])
+    job = recipe._job.job
+    job.set_app_packages([*job.app_packages, "cfl_flare"])  # it is installed at the sites, and not sent with the job
     for task in (TRAIN, EVALUATE, SUBMIT):
         recipe.add_client_input_filter(PrivateArrays(private, run_name), tasks=[task])
         recipe.add_client_output_filter(PrivateArrays(private, run_name), tasks=[task])

@@ -102,6 +102,21 @@ def test_sites_with_settings_of_their_own_are_named_to_the_simulator():
     job.check_env(SimEnv(clients=["site-1", "site-2"]))
 
 
+def test_private_arrays_are_named_to_the_sites_before_any_other_filter():
+    job = recipe(**SCRIPT, exclude_vars="bias", private="head", resume_from="earlier")
+    client = exported(job)[1]
+    for chains in (client["task_data_filters"], client["task_result_filters"]):
+        assert {task for chain in chains for task in chain["tasks"]} == {"train", "validate"}
+        for chain in chains:
+            first = chain["filters"][0]
+            assert first["path"] == "cfl_flare.flare.client_api.private.PrivateArrays"
+            assert first["args"] == {
+                "private": ["head.weight", "head.bias"],
+                "run_name": "job",
+                "resume_from": "earlier",
+            }
+
+
 def test_each_site_has_its_own_script_arguments():
     job = recipe(**SCRIPT, exclude_vars="bias", client_memory_gc_rounds=1)
     set_per_site_config(job, {"site-1": {"train_args": "--lr 0.5"}, "site-2": {}})
@@ -122,6 +137,9 @@ def test_each_site_has_its_own_script_arguments():
         ({"exclude_vars": "nothing"}, "matches none of "),
         ({"exclude_vars": "."}, "matches all parameters"),
         ({"exclude_vars": "head", "method": "wecfl:k=2,cluster_on=head"}, "matches all that method wecfl clusters on"),
+        ({**SCRIPT, "private": "nothing"}, "private = 'nothing' matches none of "),
+        ({**SCRIPT, "private": "head", "method": "wecfl:k=2,cluster_on=head"}, "private = 'head' matches all that"),
+        ({"private": "head"}, "is for a train_script; where cfl_flare trains, take the method fedper"),
         ({"initial_ckpt": "none.pt"}, "is not a file, seen from this folder"),
         ({"initial_ckpt": "/none.pt", "method": "ifca:k=2"}, "begins with 2 different models"),
         ({"initial_ckpt": "/none.pt", "resume_from": "earlier"}, "both say where to start"),
