@@ -109,8 +109,8 @@ def test_private_layers_never_leave_a_site_that_goes_on_with_them(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
     script = textwrap.dedent(SCRIPT).replace("cfl_flare.client.penalty(model)", "0").replace("Logistic", "MLP")
-    script += '    print(metrics["accuracy"], file=open(f"{flare.get_site_name()}.txt", "a"))\n'
-    (tmp_path / "client.py").write_text(script.replace('open(f"', f'open(f"{tmp_path}/'))
+    script += f'    with open("{tmp_path}/" + flare.get_site_name(), "a") as f:\n        f.write(f"{{accuracy}}\\n")\n'
+    (tmp_path / "client.py").write_text(script)
     job = {"name": "own", "model": MLP((1, 8, 8), 10), "train_script": "client.py", "num_rounds": 4, "min_clients": 2}
     if flares_own:
         recipe = FedAvgRecipe(**job)
@@ -123,6 +123,6 @@ def test_private_layers_never_leave_a_site_that_goes_on_with_them(tmp_path, monk
     seen = [name for line in (tmp_path / "seen").read_text().splitlines() for name in json.loads(line)["names"]]
     assert seen and not any("head" in name for name in seen)
     for site in ("site-1", "site-2"):
-        reached = [float(line) for line in (tmp_path / f"{site}.txt").read_text().splitlines()]
+        reached = [float(line) for line in (tmp_path / site).read_text().splitlines()]
         assert reached[0] < 0.3 and reached[-1] > 0.8
         assert (tmp_path / "state" / "own" / site / "private.safetensors").is_file()
