@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
+from cfl_flare.clustering.kmeans import first_kmeans, stacked
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.parts import on_backbone, shared_backbone, whole_models
-from cfl_flare.methods.state import Assignment, Download, ServerState, Update
+from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
 from cfl_flare.methods.traits import Traits
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
@@ -36,6 +39,9 @@ class IFCA(Method):
     shared_backbone: bool = setting(
         False, help="weight sharing: the K models share all layers but the head, so that only heads travel K times"
     )
+    warm_start: bool = setting(
+        False, help="all train one model in the first round, and its k-means centres are the K models to choose from"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,6 +49,10 @@ class IFCA(Method):
             not (self.shared_backbone and self.penalties),
             f"method ifca: penalties = {[p.name for p in self.penalties]} do not go with shared_backbone = True, where "
             "no whole centres travel; leave one of them out",
+        )
+        require(
+            not (self.shared_backbone and self.warm_start),
+            "method ifca: warm_start = True compares whole models, which shared_backbone = True has not; leave one out",
         )
 
     @property
@@ -52,7 +62,7 @@ class IFCA(Method):
             clusters=self.k,
             joins_by="smallest loss on its training data",
             assigns_on_site=True,
-            averages_only=True,
+            averages_only=not self.warm_start,
             mergeable=True,
             whole_models=not self.shared_backbone,
         )
@@ -64,12 +74,22 @@ class IFCA(Method):
             layout.select("backbone")
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
-        """K models from K seeds."""
-        models = {cluster_slot(k): initial(k) for k in range(self.k)}
+        """K models from K seeds; from one, if the first round makes them."""
+        models = {cluster_slot(k): initial(0 if self.warm_start else k) for k in range(self.k)}
         return ServerState(bank=shared_backbone(models) if self.shared_backbone else models)
+
+    def warming(self, state: ServerState) -> bool:
+        """Whether the K models are still to be made, from what all participants train of one."""
+        return self.warm_start and not state.assignment
+
+    def plan(self, state: ServerState) -> Plan:
+        """Each centre of a warm start needs a participant."""
+        return Plan(fewest=self.k if self.warming(state) else 1)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """All K models; the participant reports which one it trained."""
+        if self.warming(state):
+            return Download((cluster_slot(0),))
         choices = self.choices(state)
         sent = Download(tuple(choices.values()), choices=choices)
         return on_backbone(sent) if self.shared_backbone else self.with_penalties(state, sent)
@@ -81,24 +101,34 @@ class IFCA(Method):
         return list(download.choices)[int(losses.argmin())]
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Trains a copy of the chosen model."""
+        """Trains a copy of the chosen model, or of the only one."""
+        if not download.choices:
+            return super().local_update(learner, download)
         chosen = self.choose(learner, download)
         return self.trained(learner, download, cluster_slot(chosen), cluster=chosen)
 
-    def serve(self, learner: Learner, download: Download) -> Params:
+    def serve(self, learner: Learner, download: Download) -> Params | Served:
         """The model that fits best now."""
+        if not download.choices:
+            return super().serve(learner, download)
         return download.model(cluster_slot(self.choose(learner, download)))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """The participants have chosen already."""
-        return {u.participant: u.cluster for u in updates if u.cluster is not None}
+        """The participants have chosen already. In a warm start, k-means over the directions of their updates."""
+        if not self.warming(state):
+            return {u.participant: u.cluster for u in updates if u.cluster is not None}
+        rows = ((direction(u.main_diff), self.weight(u)) for u in updates)
+        features, weights = stacked(rows, len(updates))
+        labels = first_kmeans(features, self.k, weights)
+        return dict(zip([u.participant for u in updates], labels.tolist()))
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """Averages each model over the participants that chose it (thesis Eq. 3.1a); an empty cluster keeps its model.
 
         With penalties, the mean of the K models is kept as well (thesis Eq. 5.6).
         """
-        means = self.means(state, updates)
+        warm = self.warming(state)
+        means = self.centres(state, updates, assignment) if warm else self.means(state, updates)
         if not self.penalties:
             return state.after(means, assignment)
         weights = self.cluster_weights(updates, assignment)
@@ -107,3 +137,9 @@ class IFCA(Method):
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The K models."""
         return whole_models(state, layout, self.choices(state).values())
+
+
+def direction(difference: Params) -> np.ndarray:
+    """An update as a vector of length 1, so that how far a participant moves says nothing."""
+    vector = difference.part("all")
+    return np.asarray(vector / (np.linalg.norm(vector) or 1.0), np.float32)

@@ -89,7 +89,7 @@ class Scripts:
         if 2 * len(problems) > len(answered):  # one site alone ends no job
             raise ConfigError(
                 f"run: method {self._server.method.label} has each model evaluated by the sites' script, but at {site} "
-                f"{problem}. Add to its loop, on training data, by which it chooses:{HOW_TO_EVALUATE}"
+                f"{problem}. Add to its loop, on training data, by which it chooses:{HOW_TO_EVALUATE}{others}"
             )
         if problems:
             self._remark(f"{site}, asked to evaluate: {problem} ({len(problems)} sites in all): it cannot take part")
@@ -108,7 +108,8 @@ class Scripts:
             ConfigError: in the first round, most scripts' loop does not suit a method in which sites choose.
         """
         tasks = self._server.tasks()
-        several = tasks if self._server.method.traits.assigns_on_site else {}
+        chooses = self._server.method.traits.assigns_on_site
+        several = {name: task for name, task in tasks.items() if chooses and task.choices}
         self._sent = {name: task.slots[0] for name, task in tasks.items() if name not in several}
         if not self._measure_all(tasks):
             return False
@@ -233,7 +234,11 @@ class Scripts:
             self._silent.add(name)
         try:
             try:
-                update = self._results.update(result, self._sent[name]) if tasks[name].train else None
+                update = (
+                    self._results.update(result, self._sent[name], bool(tasks[name].choices))
+                    if tasks[name].train
+                    else None
+                )
             except PayloadError as error:
                 server.refuse(name, error, name)
             metrics = self._results.metrics(result) if tasks[name].evaluate else {}

@@ -41,8 +41,13 @@ class ScriptResults:
         self._server, self._remark = server, remark
         self._first: dict[str, int] = {}
 
-    def update(self, result: FLModel, slot: str) -> Update:
-        """The update of a script that was sent the model of a slot; also notes its number of steps as its samples.
+    def update(self, result: FLModel, slot: str, chosen: bool = False) -> Update:
+        """The update of a script; also notes its number of steps as its samples.
+
+        Args:
+            result: what it sent.
+            slot: of the model that it was sent.
+            chosen: it had chosen that cluster.
 
         Raises:
             PayloadError: it has no model, or one that does not fit.
@@ -52,9 +57,9 @@ class ScriptResults:
             raise PayloadError("no_update", "it sends no model: flare.send() an FLModel with params=model.state_dict()")
         samples = self._steps(name, result.meta.get(STEPS))
         diff = self._diff(name, result, server.state.bank[slot])
-        chosen = next((k for k in range(server.method.clusters) if slot == cluster_slot(k)), None)
+        cluster = next((k for k in range(server.method.clusters) if chosen and slot == cluster_slot(k)), None)
         server.participants[name] = replace(server.participants[name], samples=samples)
-        return Update(name, samples, {slot: diff}, chosen if server.method.traits.assigns_on_site else None)
+        return Update(name, samples, {slot: diff}, cluster)
 
     def _steps(self, name: str, said: Any) -> int:
         """Its number of steps, by which it is weighted: about as many as in its first round.
