@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from cfl_flare.cli.specs import build_named
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
@@ -170,3 +171,51 @@ def test_shared_backbone_of_one_cluster_is_fedavg():
     shared, plain = run(IFCA(k=1, shared_backbone=True)), run(FedAvg())
     whole = shared.method.models(shared.state, shared.layout)["cluster-0"].models[0]
     np.testing.assert_array_equal(whole.vector, plain.state.bank["global"].vector)
+
+
+def test_a_warm_start_makes_its_models_of_a_round_in_which_all_train_one():
+    """Two directions, of unlike lengths, are two clusters; from then on participants choose."""
+    method = IFCA(k=2, warm_start=True)
+    state = method.start(initial)
+    np.testing.assert_array_equal(state.bank["cluster-1"].vector, state.bank["cluster-0"].vector)
+    assert method.plan(state).fewest == 2
+    assert method.distribute(state, "a") == Download(("cluster-0",))
+    alone = replace(method.distribute(state, "a"), models=(coin(0, 0),))
+    done = method.local_update(learner([0]), alone)
+    assert done.cluster is None and set(done.diffs) == {"cluster-0"}
+    assert method.serve(learner([0]), alone) is alone.models[0]
+    updates = [
+        update("a", 1, "cluster-0", 1, -1),
+        update("b", 3, "cluster-0", 9, -9),
+        update("c", 5, "cluster-0", -2, 2),
+    ]
+    assignment = method.assign(state, updates)
+    assert assignment == {"a": 0, "b": 0, "c": 1}
+    after = method.aggregate(state, updates, assignment)
+    np.testing.assert_allclose(after.bank["cluster-0"].vector, [7, -7])
+    np.testing.assert_allclose(after.bank["cluster-1"].vector, [-2, 2])
+    assert method.plan(after).fewest == 1
+    assert method.distribute(after, "late") == IFCA(k=2).distribute(after, "late")
+    assert method.assign(after, [update("a", 1, "cluster-1", 1, 1, cluster=1)]) == {"a": 1}
+
+
+def test_a_warm_start_needs_each_participants_own_whole_model():
+    assert not IFCA(k=2, warm_start=True).traits.averages_only and IFCA(k=2).traits.averages_only
+    with pytest.raises(ConfigError, match="warm_start = True compares whole models"):
+        IFCA(k=2, warm_start=True, shared_backbone=True)
+
+
+@pytest.mark.parametrize("method", ["ifca:k=2", "ifca-cam:k=2,warmup=1", "fedavg+ifca:k=2"])
+def test_a_warm_start_runs_in_the_loop_and_beside_other_methods(tmp_path, method):
+    name, _, rest = method.partition(":")
+    found = run_loop(
+        method=build_named(f"{name}:{rest},warm_start=True"),
+        model=MLP((1, 8, 8), 10),
+        source=Digits(),
+        data=DataConfig(participants=6, partition="iid"),
+        settings=ServerSettings(4),
+        training=TrainSettings(lr=0.05, local_steps=3),
+        folder=tmp_path,
+    )
+    chosen = found.state.assignment
+    assert set(chosen.values()) <= {0, 1} and len(chosen) == 6

@@ -63,6 +63,11 @@ class ClientApps:
         return self.plan.script.train_script is not None
 
     @property
+    def tasks(self) -> list[str]:
+        """The job's tasks."""
+        return [TRAIN, EVALUATE] if self.scripted else [wire.CHECK_TASK, wire.TRAIN_TASK]
+
+    @property
     def named(self) -> list[str]:
         """The sites that have settings of their own."""
         return [site for site in self.workers if site != ALL_SITES]
@@ -86,21 +91,19 @@ class ClientApps:
 
     def add_to(self, job: FedJob) -> None:
         """Adds them to the job."""
-        tasks = [TRAIN, EVALUATE] if self.scripted else [wire.CHECK_TASK, wire.TRAIN_TASK]
         for target, worker in self.workers.items():
-            job.to(worker, target, tasks=tasks)
+            job.to(worker, target, tasks=self.tasks)
             self._add_private(job, target)
-            if self.leaving is not None:
-                job.to(self.leaving, target, filter_type=FilterType.TASK_RESULT, tasks=[TRAIN])
+            for task in self.tasks if self.leaving is not None else ():
+                job.to(self.leaving, target, filter_type=FilterType.TASK_RESULT, tasks=[task])
             if self.scripted:
                 job.to(without_parameters(), target, filter_type=FilterType.TASK_RESULT, tasks=[EVALUATE])
 
     def _add_private(self, job: FedJob, target: str) -> None:
         """Adds what keeps private arrays at a site; on results, before other filters."""
-        for kind, task in product((FilterType.TASK_DATA, FilterType.TASK_RESULT), (TRAIN, EVALUATE)):
-            if self.private:
-                kept = PrivateArrays(self.private, self.plan.job.name, self.plan.job.resume_from)
-                job.to(kept, target, filter_type=kind, tasks=[task])
+        for kind, task in product((FilterType.TASK_DATA, FilterType.TASK_RESULT), self.tasks if self.private else ()):
+            kept = PrivateArrays(self.private, self.plan.job.name, self.plan.job.resume_from)
+            job.to(kept, target, filter_type=kind, tasks=[task])
 
     def _worker(self, site: str, own: Mapping[str, Any]) -> Any:
         """The executor or script runner of a site."""
