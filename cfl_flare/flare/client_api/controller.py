@@ -263,9 +263,10 @@ class Scripts:
     def _accept(self, result: FLModel, tasks: Mapping[str, Task]) -> bool:
         """Turns a script's result into an update; what does not fit is left out, with its reason."""
         name, server = result.meta["client_name"], self._server
+        chose = bool(tasks[name].choices)
         if not tasks[name].train:
             self._evaluated(result)
-        elif not result.metrics and not self._loops_checked:
+        elif chose and not result.metrics and not self._loops_checked:
             self._silent.add(name)
         try:
             try:

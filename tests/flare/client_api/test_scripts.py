@@ -467,9 +467,20 @@ def test_the_probe_names_the_lines_to_add(answer, problem):
         play.scripts.probe()
 
 
+def test_a_warm_start_has_all_scripts_train_one_model_before_they_choose():
+    play = Play(IFCA(k=2, warm_start=True))
+    play.round()
+    assert play.asked == [("a", TRAIN), ("b", TRAIN), ("c", TRAIN)]
+    assert play.server.state.assignment == {"a": 0, "b": 0, "c": 1}
+    assert (play.bank("cluster-0"), play.bank("cluster-1")) == ([4, 0], [0, 8])
+    play.round()
+    assert play.asked[3:] == 2 * [("a", EVALUATE), ("b", EVALUATE), ("c", EVALUATE)] + play.asked[:3]
+    assert play.server.state.assignment == {"a": 0, "b": 0, "c": 1}
+
+
 def test_the_probe_offers_to_choose_by_what_a_script_reports():
     play = Play(IFCA(k=2), lambda site, task, model: FLModel(metrics={"a": 1.0, "accuracy": 1.0}))
-    with pytest.raises(ConfigError, match="assign_metric='accuracy', assign_mode='max'$"):
+    with pytest.raises(ConfigError, match=r"assign_metric='accuracy', assign_mode='max'$"):
         play.scripts.probe()
 
 
