@@ -21,8 +21,8 @@ in each group. Digits are scikit-learn's own, and blood cells are those of ``$CF
 
     CFL_DATA_ROOT=... python benchmarks/ifca_starts.py --out benchmarks/results/ifca-starts.json
 
-``--hospitals`` measures the setting that came of it, ``warm_start``: IFCA with K = 4 without and with it in the loop, on
-the blood cells of the plan of `tables.py`, whose 40 hospitals are in four groups.
+``--hospitals`` measures the setting that came of it, ``warm_start``: IFCA with K = 4 without and with it in the loop,
+on the blood cells of the plan of `tables.py`, whose 40 hospitals are in four groups.
 
 It saves after each run and continues where it was.
 """
@@ -34,7 +34,7 @@ import copy
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -291,6 +291,7 @@ def measured(run: Run, design: str) -> dict[str, Any]:
     return {
         "design": design,
         "seed": run.seed,
+        "rounds": run.task.rounds,
         "clusters_in_use": len(set(chosen.tolist())),
         "ari": float(adjusted_rand_score(groups, chosen)),
         "score": float(np.mean(scores)),
@@ -364,7 +365,8 @@ def main() -> None:
     for seed in given.seeds:
         for task in given.tasks:
             left = [d for d in given.designs if (task, d, seed) not in done]
-            run = Run(TASKS[task], seed) if left else None
+            rounds = given.rounds or TASKS[task].rounds
+            run = Run(replace(TASKS[task], rounds=rounds), seed) if left else None
             for design in left:
                 assert run is not None
                 rows.append({"task": task, **measured(run, design)})
