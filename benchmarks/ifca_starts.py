@@ -351,6 +351,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     options.add_argument("--designs", nargs="+", choices=DESIGNS, default=list(DESIGNS))
+    options.add_argument("--rounds", type=int, help="in place of each task's own")
     options.add_argument("--seeds", nargs="+", type=int, default=list(range(8)))
     options.add_argument(
         "--hospitals", type=int, metavar="ROUNDS", help="of cfl_flare's own IFCA, in place of the rest"
