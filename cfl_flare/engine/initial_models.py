@@ -77,11 +77,20 @@ def _from_torch(path: Path) -> dict[str, np.ndarray]:
     }
 
 
-def check_initial(method: Method, layout: Layout) -> None:
-    """Raises a ConfigError if a method cannot start from one given model.
+def check_initial(method: Method, layout: Layout, given: str = "initial_ckpt") -> None:
+    """Checks that a method can start from one given model.
 
     It cannot if it begins with more than one model, or if its sites build their initial models themselves.
+
+    Args:
+        method: the method.
+        layout: of the model.
+        given: what holds the model, ``"initial_ckpt"`` or ``"model"`` (arrays, which are not drawn at random).
+
+    Raises:
+        ConfigError: it cannot.
     """
+    way_out = "or leave initial_ckpt out" if given == "initial_ckpt" else "or give a torch.nn.Module as the model"
     asked: set[int] = set()
 
     def untrained(index: int) -> Params:
@@ -91,9 +100,8 @@ def check_initial(method: Method, layout: Layout) -> None:
     method.start(untrained)
     require(
         len(asked) <= 1,
-        f"run: initial_ckpt: method {method.label} begins with {len(asked)} different models, which one checkpoint "
-        "would make equal; choose a method that begins with one (fedavg, fesem, wecfl, cfl, fl-hc, ...), or leave "
-        "initial_ckpt out",
+        f"run: {given}: method {method.label} begins with {len(asked)} different models, which one that is given would "
+        f"make equal; choose a method that begins with one (fedavg, fesem, wecfl, cfl, fl-hc, ...), {way_out}",
     )
     require(
         not method.traits.starts_on_site,
