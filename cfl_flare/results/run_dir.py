@@ -29,7 +29,7 @@ from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.core.text import plain
 from cfl_flare.methods import GLOBAL
 from cfl_flare.results import schema
-from cfl_flare.results.model_file import check_weights, is_ours, layout_of, model_of, parts_of
+from cfl_flare.results.model_file import ARRAYS, check_weights, is_ours, layout_of, model_of, parts_of
 from cfl_flare.training.ensemble import Ensemble, Served
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
 FEATURES, STATE, NEWCOMERS, BEST, CROSS_SITE = "features", "state", "newcomers.json", "best", "cross_site.csv"
-ARRAYS = "cfl_flare.models.NamedArrays"
 # At a site, in its folder of the run below the state root: what each of its participants predicts with.
 SERVED = "served"
 
