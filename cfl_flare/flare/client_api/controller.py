@@ -26,6 +26,8 @@ from cfl_flare.methods import describe_method
 from cfl_flare.methods.slots import cluster_slot, travelling, with_parts
 
 TRAIN, EVALUATE = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION
+# Reasons for which a script's result is refused that lie in the script and the recipe, not in a round.
+UNFIT = ("names", "no_update", "kind", "shape", "filtered")
 PENALTY_META = "cfl_penalty"
 HOW_TO_EVALUATE = """
     input_model = flare.receive()
@@ -58,6 +60,7 @@ class Scripts:
         self._said: set[str] = set()
         self._sent: dict[str, str] = {}
         self._silent: set[str] = set()
+        self._unfit: dict[str, str] = {}
         self._loops_checked = not server.method.traits.assigns_on_site
         self._cross: dict[str, dict[str, dict[str, float]]] = {}
 
@@ -119,7 +122,17 @@ class Scripts:
             models = {n: self._model(slot, tasks[n] if train else None) for n, slot in asked.items()}
             if models and not self._exchange(task, models, lambda result: self._accept(result, tasks)):
                 return False
+        self._check_results(tasks)
         return self._loops_checked or self._check_loops(tasks)
+
+    def _check_results(self, tasks: Mapping[str, Task]) -> None:
+        """Ends the job in its first round if most scripts send what no later round could use either."""
+        trained = sum(task.train for task in tasks.values())
+        if self._server.state.round == 0 and 2 * len(self._unfit) > trained:  # one site alone ends no job
+            site, reason = next(iter(self._unfit.items()))
+            raise ConfigError(
+                f"run: the script's results cannot be used, at {len(self._unfit)} of {trained} sites: {site}: {reason}"
+            )
 
     def _check_loops(self, tasks: Mapping[str, Task]) -> bool:
         """Refuses, in the first round, scripts that train on models that they should only evaluate.
@@ -239,6 +252,8 @@ class Scripts:
             metrics = self._results.metrics(result) if tasks[name].evaluate else {}
             server.accept(Result(name, update, metrics, cross=self._cross[name]), name)
         except PayloadError as error:
+            if error.code in UNFIT:
+                self._unfit[name] = str(error)
             self._warn(f"round {server.state.round}: {name}: result refused ({error.code}): {error}")
             return False
         return True

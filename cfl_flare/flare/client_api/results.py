@@ -85,7 +85,13 @@ class ScriptResults:
             raise PayloadError("kind", f"{name}: {shown(odd[0])} is no named array")
         strange, missing = sorted(given.keys() - known), sorted(known - given.keys())
         if not known & given.keys():
-            raise PayloadError("names", f"it sends {shown(strange[0])} and others, of which the job's model has none")
+            theirs, ours = (", ".join(map(shown, names[:3])) for names in (strange, sorted(known)))
+            raise PayloadError(
+                "names",
+                f"it sends {theirs}, of which the job's model has none; it has {ours}. A script sends the model that it "
+                "trained, by the names that it received; gradients, Hessians or other statistics are for recipes whose "
+                "server computes with them",
+            )
         if strange:
             left = f"left out ({len(strange)} in all)"
             self._remark(f"{name} sends {shown(strange[0])}, which the job's model does not have: {left}")
