@@ -35,8 +35,8 @@ def named_arrays(model: Any) -> dict[str, np.ndarray] | None:
         require(isinstance(name, str) and bool(name), f"{where} should be a name: text that is not empty")
         require(
             not isinstance(value, (str, bool, int, float, Mapping)) and value is not None,
-            f"{where} = {value!r} is no array. A model is what is averaged, such as {{'coef': np.zeros((1, 13))}}, with "
-            "a single number as [0.0]; a module should be {'class_path': 'package.Class', 'args': {...}}. "
+            f"{where} = {value!r} is no array. A model is what is averaged, such as {{'coef': np.zeros((1, 13))}}, "
+            "with a single number as [0.0]; a module should be {'class_path': 'package.Class', 'args': {...}}. "
             "Hyperparameters belong in train_args: a script that receives them as its model has to be changed",
         )
     return {name: _array(value, f"model: {name!r}") for name, value in model.items()}

@@ -22,6 +22,8 @@ from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.methods import Method
 
 INITIAL = "initial_model.safetensors"
+# A pattern that is found in every name, an empty one as well.
+EVERYTHING = "^"
 
 
 def exclude(pattern: str, model: Mapping[str, Any], method: Method) -> ExcludeVars:
@@ -64,8 +66,8 @@ def without_parameters() -> ExcludeVars:
     A script that does not look whether it should only evaluate trains, and sends its model: past the filters of the
     task to train. FLARE's own filter does it, so that such a job's sites need not have cfl_flare.
     """
-    found = ExcludeVars(".")
-    found.exclude_vars = "."  # it keeps a compiled pattern, which cannot be written to a job
+    found = ExcludeVars(EVERYTHING)
+    found.exclude_vars = EVERYTHING  # it keeps a compiled pattern, which cannot be written to a job
     return found
 
 
