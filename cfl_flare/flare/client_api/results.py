@@ -56,7 +56,8 @@ class ScriptResults:
         Raises:
             ConfigError: the scripts, or the recipe, have to be changed; one site alone ends no job.
         """
-        for site, reason in self._unfit.items() if 2 * len(self._unfit) > trained else ():
+        if 2 * len(self._unfit) > trained:
+            site, reason = next(iter(self._unfit.items()))
             many = f"{len(self._unfit)} of {trained} sites"
             raise ConfigError(f"run: the script's results cannot be used, at {many}: {site}: {reason}")
 
