@@ -136,7 +136,7 @@ def test_private_layers_never_leave_a_site_that_goes_on_with_them(tmp_path, monk
         keep_private(recipe, "head", "own")
     else:
         recipe = ClusteredRecipe(**job, method="fedavg", private="head")
-    recipe.add_server_input_filter(Received(str(tmp_path / "seen")))
+    recipe.add_server_input_filter(Received(str(tmp_path / "seen")), tasks=["train"])
     allow(tmp_path / "flare" / "local" / "resources.json", [*CLASSES, "tests.e2e.plugin."])
     recipe.execute(SimEnv(num_clients=2, workspace_root=str(tmp_path / "flare")))
     seen = [name for line in (tmp_path / "seen").read_text().splitlines() for name in json.loads(line)["names"]]
