@@ -36,7 +36,7 @@ from cfl_flare.flare.patience import Patience
 SIMULATED_JOB = "simulate_job"
 RETURN_CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
 LOST = "lost: it gives no sign of life"
-UNWAITED = "no result; it had left so many tasks unanswered that it is no longer waited for"
+UNWAITED = "no result; it has missed too many tasks in a row to be waited for"
 # Seconds between questions to the server whether a site has connected meanwhile.
 ASK_EVERY = 5.0
 
@@ -224,7 +224,9 @@ class PerSiteController(ModelController):
     def _count_misses(self) -> None:
         for site, task in self._tasks.items():
             if task.completion_status == TaskCompletionStatus.TIMEOUT and self.patience.miss(site):
-                self.error(f"{site} has left too many tasks in a row unanswered: it is asked, but not waited for")
+                self.error(
+                    f"{site} has missed too many tasks in a row: it is still asked, but rounds no longer wait for it"
+                )
 
     def _go_on_without_lost(self, seconds: float) -> None:
         for site in self._attendance.listen(seconds, self._tasks):

@@ -18,4 +18,6 @@ def check_failure(result: FLModel) -> None:
         return
     name = result.meta[FAILED]
     fits = isinstance(name, str) and len(name) <= LONGEST and name.isascii() and name.isidentifier()
-    raise PayloadError("site_failed", f"{name if fits else 'an error'} in its script; its own log says more")
+    if name == SystemExit.__name__:
+        raise PayloadError("site_failed", "its script ended before the job")
+    raise PayloadError("site_failed", f"{name if fits else 'an error'} in its script")
