@@ -121,7 +121,7 @@ class ClusteredController(PerSiteController):
         self.info(f"{len(participants)} participants on {len({p.site for p in participants})} sites")
         if self.judge is not None:
             assign = from_dict(AssignSettings, unmarked(self.judge), "judge")
-            self.scripts = Scripts(self.aggregator.running, assign, self._exchange, self.warning)
+            self.scripts = Scripts(self.aggregator.running, assign, self._exchange, self.warning, self.site_errors)
             self.scripts.probe()
 
     def _sites(self) -> list[str]:

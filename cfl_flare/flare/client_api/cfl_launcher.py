@@ -8,6 +8,7 @@ once, with the error's type. The error's text and traceback stay in the site's o
 """
 
 import logging
+import os
 import runpy
 import sys
 import traceback
@@ -45,6 +46,8 @@ def main() -> None:
     try:
         runpy.run_path(str(script), run_name="__main__")
     except (Exception, SystemExit) as error:
+        if os.environ.get("RANK", "0") != "0":
+            raise  # only the first of several processes speaks with the server; the others end with theirs
         failure = type(error).__name__
         logging.getLogger("train_script").error(traceback.format_exc())
     answer(failure)

@@ -29,14 +29,14 @@ class LaunchedScript(ScriptRunner):
     def __init__(self, script: str, script_args: str = "", **settings: Any):
         name = os.path.basename(script) if os.path.isabs(script) else os.path.normpath(script)
         super().__init__(script=script, script_args=f"{quote(name)} {script_args}", **settings)
+        self._script: str = script
 
     def _external_process_argv(self) -> list[str]:
-        started = self._script
+        script, self._script = self._script, LAUNCHER.name
         try:
-            self._script = LAUNCHER.name
             return list(super()._external_process_argv())
         finally:
-            self._script = started
+            self._script = script
 
     def add_to_fed_job(self, job: FedJob, ctx: JobCtx, **kwargs: Any) -> dict[str, Any]:
         """Adds the script, what it imports, and the launcher, which is what the site's executor runs."""
