@@ -15,7 +15,7 @@ from cfl_flare.report.missed import missed_lines
 from cfl_flare.results.run_dir import find_runs
 
 pytestmark = pytest.mark.slow
-ROUNDS = 15
+ROUNDS = 10
 
 SCRIPT = """
     import sys
@@ -43,7 +43,7 @@ SCRIPT = """
             (folder / "hangs").touch()
             while len(list(folder.glob("trained-*"))) < 3:  # rounds go on
                 time.sleep(0.2)
-        if how == "trains" and received.current_round > 5:
+        if how == "trains" and received.current_round > 3:
             time.sleep(0.5)
         flare.send(flare.FLModel(params=model.state_dict(), metrics={"accuracy": 0.5}))
 """

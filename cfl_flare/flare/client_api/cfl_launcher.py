@@ -7,7 +7,6 @@ what it would see without it. If it raises an error, or ends before the job does
 once, with the error's type. The error's text and traceback stay in the site's own log.
 """
 
-import logging
 import os
 import runpy
 import sys
@@ -49,7 +48,7 @@ def main() -> None:
         if os.environ.get("RANK", "0") != "0":
             raise  # only the first of several processes speaks with the server; the others end with theirs
         failure = type(error).__name__
-        logging.getLogger("train_script").error(traceback.format_exc())
+        print(traceback.format_exc())  # FLARE may send lines of level error to the server, but not what a script prints
     answer(failure)
 
 

@@ -100,10 +100,11 @@ class Scripts:
             )
         if problems:
             self._remark(f"{site}, asked to evaluate: {problem} ({len(problems)} sites in all): it cannot take part")
+        reasons = "".join(f"; {site}: {why}" for site, why in self._errors.items())
         require(
             bool(answered) or not went,
             f"run: method {self._server.method.label} has each model evaluated by the sites' script, but no site "
-            f"sent a result ({'; '.join(f'{s}: {why}' for s, why in self._errors.items())}); the sites' logs say more",
+            f"sent a result; the sites' logs say why{reasons}",
         )
         self._remark(f"participants choose by their script's {self._assign.metric!r}: measure it on training data")
         return went
