@@ -256,4 +256,4 @@ def test_a_script_crashes_and_a_hospital_goes_for_good(trial, everyone, monkeypa
     status, run = trial.ended(job_id)
     assert status == "FINISHED:COMPLETED"
     assert run.rounds[-1]["trained"] == [ONE]
-    assert run.rounds[-1]["failed"] == {TWO: LOST, THREE: "EXECUTION_EXCEPTION"}
+    assert run.rounds[-1]["failed"] == {TWO: LOST, THREE: "OSError in its script"}
