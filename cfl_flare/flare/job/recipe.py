@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from nvflare.apis.job_def import SERVER_SITE_NAME
 from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
@@ -32,6 +34,7 @@ from cfl_flare.flare.job.client_apps import ClientApps
 from cfl_flare.flare.job.fedavg_settings import exclude, place_checkpoint
 from cfl_flare.flare.kit import allow
 from cfl_flare.flare.persistor import ClusterModelPersistor
+from cfl_flare.flare.tracking import ServerRun, opens_runs_of_sites
 from cfl_flare.methods import Method, describe_method
 from cfl_flare.training.settings import TrainSettings
 
@@ -134,6 +137,14 @@ class ClusteredRecipe(Recipe):
             self._add_packages()
         elif self._sites.scripted:
             self._add_packages(own=False)
+
+    def finalize(self) -> None:
+        """FLARE's hook before use: gives the server a run of its own in MLflow and Weights & Biases."""
+        components = self._job._deploy_map[SERVER_SITE_NAME].app_config.components
+        if any(isinstance(component, ServerRun) for component in components.values()):
+            return
+        for receiver in [found for found in components.values() if opens_runs_of_sites(found)]:
+            self._job.to_server(ServerRun(copy(receiver)), id="server_run")
 
     @property
     def class_paths(self) -> list[str]:

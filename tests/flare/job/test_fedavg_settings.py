@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from nvflare.recipe.sim_env import SimEnv
-from nvflare.recipe.utils import set_per_site_config
+from nvflare.recipe.utils import add_experiment_tracking, set_per_site_config
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import Digits
@@ -71,6 +71,19 @@ def test_settings_reach_the_job(tmp_path):
     assert leaving["filters"][0]["path"].endswith(".ExcludeVars")
     names = leaving["filters"][0]["args"]["exclude_vars"]
     assert names and all("bias" in name for name in names)
+
+
+def test_the_server_has_a_run_of_its_own_where_flare_opens_one_for_each_site():
+    pytest.importorskip("mlflow", reason="FLARE's receiver imports it")
+    job = recipe()
+    add_experiment_tracking(job, "mlflow", {"tracking_uri": "http://localhost:5000"})
+    for _ in range(2):  # as when a job is exported and then run
+        server, _ = exported(job)
+    receiver, own = [c for c in server["components"] if c["id"] in ("receiver", "server_run")]
+    assert own["args"]["receiver"]["path"] == receiver["path"]
+    assert own["args"]["receiver"]["args"] == {**receiver["args"], "events": ["analytix_log_stats"]}
+    assert receiver["args"]["events"] == ["fed.analytix_log_stats"]
+    assert len([c for c in server["components"] if c["path"] == own["path"]]) == 1
 
 
 def test_a_checkpoint_at_the_server_is_not_carried():
