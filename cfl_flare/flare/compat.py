@@ -35,6 +35,7 @@ from cfl_flare.flare.attendance import Attendance
 SIMULATED_JOB = "simulate_job"
 RETURN_CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
 LOST = "lost: it gives no sign of life"
+ENCRYPTED = ": a filter there encrypts models, which the server has to compare; remove it from the site's privacy.json"
 # Seconds between questions to the server whether a site has connected meanwhile.
 ASK_EVERY = 5.0
 
@@ -94,7 +95,8 @@ class PerSiteController(ModelController):
                 # An unknown token is that of a client that was killed while it was sending, and has come back since.
                 client = self.engine.client_manager.clients.get(message.get_header(CellMessageHeaderKeys.TOKEN))
                 name = "?" if client is None else client.name
-                self._give_up(name, f"undecodable: {type(error).__name__}")
+                encrypted = ENCRYPTED if "tenseal" in str(error) else ""
+                self._give_up(name, f"undecodable: {type(error).__name__}{encrypted}")
                 peer = FLContext()  # without a job's id, so that FLARE drops the answer
                 peer.set_prop(ReservedKey.IDENTITY_NAME, name, private=False)
                 message.payload = Shareable()

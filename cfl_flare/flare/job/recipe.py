@@ -20,16 +20,19 @@ from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
 from cfl_flare.core.config import MARK, marked, require
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import settings_of, shows
 from cfl_flare.data import DataSource
 from cfl_flare.data.files import from_here
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.engine.preflight import check_plans
+from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.client_api.rules import check_script, evaluates, fedprox_mu, has_terms
 from cfl_flare.flare.compatibility import SOFTWARE
 from cfl_flare.flare.controller import ClusteredController
+from cfl_flare.flare.egress import check_readable
 from cfl_flare.flare.job.byoc import packages_of, stage
 from cfl_flare.flare.job.client_apps import ClientApps
 from cfl_flare.flare.job.fedavg_settings import exclude, place_checkpoint
@@ -71,6 +74,7 @@ class ClusteredRecipe(Recipe):
         if plan.script.train_script is not None:
             given: dict[str, Any] = {"data": data, "training": training}
             given |= {"participants": plan.data.participants, "partition": plan.data.partition}
+            given |= {name: settings.get(name) for name in settings_of(SiteSettings)}
             check_script(plan.script.train_script, plan.method, given, plan.server.cross_site_evaluation)
         check_plans([plan])
         self._assemble(plan)
@@ -145,9 +149,27 @@ class ClusteredRecipe(Recipe):
         elif self._sites.scripted:
             self._add_packages(own=False)
 
+    @property
+    def _cse_added(self) -> bool:
+        """Where FLARE's ``add_cross_site_evaluation`` and ``add_final_global_evaluation`` look first."""
+        raise ConfigError(
+            "recipe: FLARE's evaluation after the training looks for one model, and this job has several; set "
+            "cross_site_evaluation = True: every cluster's model is measured on every test split"
+        )
+
+    @_cse_added.setter
+    def _cse_added(self, value: bool) -> None:
+        """FLARE's constructor sets it."""
+
     def finalize(self) -> None:
-        """FLARE's hook before use: gives the server a run of its own in MLflow and Weights & Biases."""
-        components = self._job._deploy_map[SERVER_SITE_NAME].app_config.components
+        """FLARE's hook before use: checks filters, and gives the server its own run in MLflow and Weights & Biases.
+
+        Raises:
+            EncryptionError: one of the job's filters encrypts models.
+        """
+        apps = {target: app.app_config for target, app in self._job._deploy_map.items()}
+        check_readable(f for app in apps.values() for _, filters in app.task_result_filters for f in filters)
+        components = apps[SERVER_SITE_NAME].components
         if any(isinstance(component, ServerRun) for component in components.values()):
             return
         for receiver in [found for found in components.values() if opens_runs_of_sites(found)]:
@@ -229,6 +251,12 @@ class ClusteredRecipe(Recipe):
         require(
             sites is None or self.plan.data.participants is None or sites <= len(self.plan.data.names),
             f"{where}: num_clients = {sites} is more than {self.plan.data.who_trains}; each site hosts at least one",
+        )
+        method = self.plan.method
+        require(
+            sites is None or self.plan.data.participants is not None or method.clusters <= sites,
+            f"method {method.name}: k = {method.clusters} is more than {where}'s num_clients = {sites}, each of which "
+            "is one participant; lower k",
         )
         if isinstance(env, SimEnv):
             named = self._sites.named
