@@ -74,7 +74,7 @@ class ClusteredRecipe(Recipe):
         if plan.script.train_script is not None:
             given: dict[str, Any] = {"data": data, "training": training}
             given |= {"participants": plan.data.participants, "partition": plan.data.partition}
-            given |= {name: settings.get(name) for name in settings_of(SiteSettings)}
+            given |= {name: value for name, value in asdict(plan.site).items() if value != getattr(SiteSettings, name)}
             check_script(plan.script.train_script, plan.method, given, plan.server.cross_site_evaluation)
         check_plans([plan])
         self._assemble(plan)
