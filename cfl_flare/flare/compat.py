@@ -66,6 +66,7 @@ class PerSiteController(ModelController):
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Prepares a job: at real sites, it follows which of them are heard."""
         super().start_controller(fl_ctx)
+        self._survive_undecodable_answers()
         if simulated(fl_ctx):
             return
         self._attendance, self._asks = Attendance(), True
@@ -80,7 +81,6 @@ class PerSiteController(ModelController):
         self.communicator.client_is_active = client_is_active
         # FLARE ends the job if one site returns one of these codes; here that site's round has failed.
         self.engine.get_component("_Server_Runner").ABORT_RETURN_CODES = []
-        self._survive_undecodable_answers()
 
     def _survive_undecodable_answers(self) -> None:
         """An answer that cannot be decoded fails its site's round, where FLARE would exit the server's job process."""
