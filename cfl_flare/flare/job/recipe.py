@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from nvflare.apis.filter import Filter
 from nvflare.apis.job_def import SERVER_SITE_NAME
@@ -19,7 +20,7 @@ from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
-from cfl_flare.core.config import MARK, marked, require
+from cfl_flare.core.config import MARK, marked
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import settings_of, shows
 from cfl_flare.data import DataSource
@@ -35,7 +36,8 @@ from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.egress import check_readable
 from cfl_flare.flare.job.byoc import packages_of, stage
 from cfl_flare.flare.job.client_apps import ClientApps
-from cfl_flare.flare.job.fedavg_settings import exclude, place_checkpoint
+from cfl_flare.flare.job.environment import check_env
+from cfl_flare.flare.job.fedavg_settings import exclude, place_arrays, place_checkpoint
 from cfl_flare.flare.kit import allow
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.tracking import ServerRun, opens_runs_of_sites
@@ -55,7 +57,8 @@ class ClusteredRecipe(Recipe):
 
     Args:
         method: a method, its dictionary ``{"method": "wecfl", "k": 3}``, or ``"wecfl:k=3"``.
-        model: the untrained module, or ``{"class_path": "package.Class", "args": {...}}``.
+        model: the untrained module, or ``{"class_path": "package.Class", "args": {...}}``. With a ``train_script`` that
+            needs no module: an array, which the script receives as ``"numpy_key"``, or a dictionary of arrays by name.
         data: what a site reads: a DataSource, or its ``{"class_path", "args"}``; None with ``train_script``.
         training: TrainSettings or a dictionary of them.
     """
@@ -65,7 +68,7 @@ class ClusteredRecipe(Recipe):
         self,
         *,
         method: Method | Mapping[str, Any] | str,
-        model: torch.nn.Module | Mapping[str, Any],
+        model: torch.nn.Module | Mapping[str, Any] | Sequence[Any] | np.ndarray,
         data: DataSource | Mapping[str, Any] | None = None,
         training: TrainSettings | Mapping[str, Any] | None = None,
         **settings: Any,
@@ -114,6 +117,9 @@ class ClusteredRecipe(Recipe):
         dealt = {} if plan.data.participants is None else {"source": shared["source"]}
         held = {**dealt, "data": shared["data"], **MARK} if plan.method.traits.indicator is not None else None
         start = place_checkpoint(plan.job.initial_ckpt, job)
+        if plan.arrays is not None and start is None and plan.job.resume_from is None:
+            self._initial = tempfile.TemporaryDirectory(prefix="cfl-model-")  # until the job is made
+            start = place_arrays(plan.arrays, Path(self._initial.name), job)
         job.to_server(ClusteringAggregator(shared["method"], shared["model"], held, start), id="aggregator")
         persistor = ClusterModelPersistor(run_name=plan.job.name, resume_from=plan.job.resume_from)
         job.to_server(persistor, id="persistor")
@@ -241,35 +247,7 @@ class ClusteredRecipe(Recipe):
         Raises:
             ConfigError: too few or too many sites, or a folder in which FLARE's simulator cannot work.
         """
-        if not isinstance(env, (SimEnv, PocEnv)):
-            return  # the sites of a provisioned project are not known here
-        where, sites, fewest = type(env).__name__, env.num_clients, self.plan.job.min_clients
-        require(
-            sites is None or sites >= fewest,
-            f"{where}: num_clients = {sites} is less than the job's min_clients = {fewest}; it would never start",
-        )
-        require(
-            sites is None or self.plan.data.participants is None or sites <= len(self.plan.data.names),
-            f"{where}: num_clients = {sites} is more than {self.plan.data.who_trains}; each site hosts at least one",
-        )
-        method = self.plan.method
-        require(
-            sites is None or self.plan.data.participants is not None or method.clusters <= sites,
-            f"method {method.name}: k = {method.clusters} is more than {where}'s num_clients = {sites}, each of which "
-            "is one participant; lower k",
-        )
-        if isinstance(env, SimEnv):
-            named = self._sites.named
-            require(
-                not named or env.clients is not None,
-                f"{where}: the job has settings for each of its sites; name them: SimEnv(clients={named})",
-            )
-            folder = str(env.workspace_root)
-            require(  # FLARE writes it into a command line without quotes
-                not re.search(r"[\s'\"\\\\]", folder),
-                f"{where}: FLARE's simulator cannot work in {folder!r}: its path has a space, a quote or a backslash; "
-                "choose another folder",
-            )
+        check_env(env, self.plan, self._sites.named)
 
     def _add_packages(self, own: bool = True) -> None:
         """Puts the user's modules that the job names, and cfl_flare itself, into the job's custom folder."""

@@ -5,10 +5,12 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
+from nvflare.fuel.utils.constants import FrameworkType
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.utils import (
     add_cross_site_evaluation,
@@ -18,6 +20,7 @@ from nvflare.recipe.utils import (
 )
 
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import Digits
 from cfl_flare.data.sources import SiteData
 from cfl_flare.flare import ClusteredRecipe
@@ -226,7 +229,7 @@ def test_what_the_script_decides_is_refused_beside_it(given):
 @pytest.mark.parametrize("kind", [SCRIPT, {}])
 def test_more_clusters_than_sites_are_refused_before_the_job(kind, tmp_path):
     job = recipe(method="ifca:k=4", **kind)
-    with pytest.raises(ConfigError, match=r"method ifca: k = 4 is more than SimEnv's num_clients = 3, .* lower k"):
+    with pytest.raises(ConfigError, match=r"SimEnv: num_clients = 3 is less than method ifca's k = 4, .*; lower k"):
         job.execute(SimEnv(num_clients=3, workspace_root=str(tmp_path / "work")))
     assert not (tmp_path / "work").exists()
     job.check_env(SimEnv(num_clients=4, workspace_root=str(tmp_path / "work")))
@@ -239,3 +242,26 @@ def test_a_filter_that_encrypts_is_refused_before_the_job(kind):
     with pytest.raises(ConfigError, match=r"filter \['HEModelEncryptor'\] encrypts models .*; remove it"):
         job.export("jobs")
     assert not Path("jobs").exists()
+
+
+def test_a_model_of_arrays_travels_as_the_checkpoint_that_the_job_starts_from():
+    server, client = exported(recipe(**SCRIPT, method="fedavg", model={"a.b": [1.0, 2.0], "path": np.ones((1, 3))}))
+    aggregator = next(c["args"] for c in server["components"] if c["id"] == "aggregator")
+    (carried,) = Path("jobs/job").rglob(aggregator["initial_ckpt"])
+    arrays, _ = load_arrays(carried)
+    np.testing.assert_array_equal(arrays["a.b"], [1, 2])
+    assert arrays["path"].shape == (1, 3)
+    assert executor(client)["params_exchange_format"] == "numpy"
+
+
+def test_a_checkpoint_or_an_earlier_run_comes_before_the_arrays():
+    for more, says in (({"initial_ckpt": "/at/the/server.npy"}, "/at/the/server.npy"), ({"resume_from": "a"}, None)):
+        server, _ = exported(recipe(**SCRIPT, method="fedavg", model=[1.0], framework=FrameworkType.NUMPY, **more))
+        aggregator = next(c["args"] for c in server["components"] if c["id"] == "aggregator")
+        assert aggregator.get("initial_ckpt") == says
+
+
+def test_a_script_s_framework(tmp_path):
+    for framework, form in ((None, "pytorch"), ("pytorch", "pytorch"), ("numpy", "numpy")):
+        _, client = exported(recipe(**SCRIPT, framework=framework))
+        assert executor(client)["params_exchange_format"] == form
