@@ -16,7 +16,6 @@ from nvflare.client.config import TransferType
 from nvflare.fuel.utils.constants import FrameworkType
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
-from nvflare.job_config.script_runner import ScriptRunner
 
 from cfl_flare.core.config import build, describe, marked, require
 from cfl_flare.core.settings import settings_of
@@ -30,6 +29,7 @@ from cfl_flare.flare.client_api.private import PrivateArrays
 from cfl_flare.flare.compat import check_site_names
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.job.fedavg_settings import staying, without_parameters
+from cfl_flare.flare.job.launched import LaunchedScript
 
 
 class ClientApps:
@@ -141,9 +141,9 @@ def _per_site(cls: type) -> list[str]:
     return [known.name for known in settings_of(cls).values() if known.per_site]
 
 
-def _runner(script: ScriptSettings, executor: ExecutorSettings) -> ScriptRunner:
+def _runner(script: ScriptSettings, executor: ExecutorSettings) -> LaunchedScript:
     """FLARE's runner of a script."""
-    return ScriptRunner(
+    return LaunchedScript(
         script=str(script.train_script),
         script_args=script.train_args,
         launch_external_process=script.launch_external_process,
