@@ -16,7 +16,7 @@ from nvflare.apis.utils.task_utils import get_filters
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import EncryptionError
 from cfl_flare.flare import wire
-from cfl_flare.results.metrics import SHARES
+from cfl_flare.results.key_metric import is_share
 from cfl_flare.training.measures import METRICS
 
 ENCRYPTION = "nvflare.app_opt.he"
@@ -106,7 +106,7 @@ class EgressFilter(Filter):
         """A multiple of the step; a share stays one."""
         assert self.round_to is not None
         rounded = round(round(value / self.round_to) * self.round_to, 10)
-        return min(1.0, rounded) if value <= 1 and name.endswith(SHARES) else rounded
+        return min(1.0, rounded) if is_share(name, value, value) else rounded
 
     def _coarse(self, samples: int) -> int:
         return max(1, round(samples / self.samples_step)) * self.samples_step
