@@ -248,7 +248,7 @@ class ClusteringAggregator(ModelAggregator):
         for unknown in stopping.unknown(progress.best, progress.watched):
             self.warning(
                 f"no round has reported {unknown!r} so far, which decides on the best models or the end of the job; "
-                f"the first one has {', '.join(sorted(scalars))}"
+                f"the first one has {', '.join(name for name in sorted(scalars) if not name.startswith('cluster-'))}"
             )
 
     def reset_stats(self) -> None:

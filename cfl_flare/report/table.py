@@ -13,15 +13,15 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from cfl_flare.report.labels import in_table
-from cfl_flare.results.key_metric import is_loss
+from cfl_flare.results.key_metric import of_training
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from cfl_flare.results.run_dir import Run
 
-# Metrics that a run's line shows, of which the first is the one by which it is judged.
-MOST = 3
+# Metrics that are shown beside those by which the runs are judged.
+MOST = 2
 
 
 def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
@@ -64,10 +64,10 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
 
 
 def _metrics(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
-    """The metrics by which runs are judged, and those that are shown: these, and up to two more that are no losses."""
+    """The metrics by which runs are judged, and those that are shown: these, and a few more that tell of the models."""
     leading = list(dict.fromkeys(run.metric.name for run in runs))
-    others = dict.fromkeys(name for run in runs for name in run.reported if name not in leading and not is_loss(name))
-    return leading, [*leading, *islice(others, MOST - 1)]
+    others = dict.fromkeys(name for run in runs for name in run.reported if not of_training(name))
+    return leading, [*leading, *islice((name for name in others if name not in leading), MOST)]
 
 
 def _label(metric: str) -> str:

@@ -42,14 +42,14 @@ def best_end(name: str) -> str | None:
     found = words(name)
     if "neg" in found:
         return "max"
-    if found & SMALLER or is_loss(name) or any(word.endswith("error") for word in found):
+    if found & SMALLER or any(word.endswith(("loss", "error")) for word in found):
         return "min"
     return "max" if found & LARGER else None
 
 
-def is_loss(name: str) -> bool:
-    """Whether a metric is a loss, by its name."""
-    return any(word.endswith("loss") for word in words(name))
+def of_training(name: str) -> bool:
+    """Whether a metric tells of training rather than of the model, by its name: a loss, or of the training data."""
+    return any(word.endswith("loss") or word == "train" for word in words(name))
 
 
 def is_share(name: str, low: float, high: float) -> bool:
@@ -131,7 +131,7 @@ def leading(wanted: Iterable[Metric], names: Collection[str]) -> Metric:
         names: what participants report.
 
     Returns:
-        The first one wanted that is among them; else accuracy, else one that is no loss, before training.
+        The first one wanted that is among them; else accuracy, else one whose largest value is best, if there is one.
     """
     for metric in wanted:
         if metric.of_participants.name in names:
