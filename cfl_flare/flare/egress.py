@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
@@ -95,9 +96,9 @@ class EgressFilter(Filter):
         self._coarsen(dxo)
 
     def _allowed(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """The metrics to send, rounded. Names are ``served_accuracy``, ``trained_loss``; in a script ``val_loss``."""
-        withheld = self.withhold or ()
-        sent = {n: v for n, v in metrics.items() if n not in withheld and n.partition("_")[2] not in withheld}
+        """The metrics to send, rounded. What is withheld is the end of a name: ``trained_loss``, ``val/loss``."""
+        ends = tuple(f"_{name}" for name in self.withhold or ())
+        sent = {n: v for n, v in metrics.items() if not re.sub("[./-]", "_", f"_{n}").endswith(ends)}
         if self.round_to is None:
             return sent
         return {n: self._rounded(n, v) if isinstance(v, (int, float)) else v for n, v in sent.items()}

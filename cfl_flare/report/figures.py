@@ -22,6 +22,9 @@ from cfl_flare.results.key_metric import ACCURACY, is_share
 if TYPE_CHECKING:
     from cfl_flare.results.run_dir import Run
 
+# A figure has so many panels at most.
+PANELS = 12
+
 
 def draw(run: Run) -> list[Path]:
     """Draws a run's figures into its folder.
@@ -68,7 +71,7 @@ def compare(runs: Sequence[Run], folder: Path) -> Path:
     The file is ``accuracy.png`` if it is accuracy, else ``key_metric.png``.
     """
     colours = dict(enumerate(palette(len(runs))))
-    metrics = list(dict.fromkeys(run.metric.name for run in runs))
+    metrics = list(dict.fromkeys(run.metric.name for run in runs))[:PANELS]
     figure = Figure(figsize=(7, 4 * len(metrics)), layout="constrained")
     for axes, name in zip(figure.subplots(len(metrics), squeeze=False).ravel(), metrics):
         _over_rounds(axes, name, [(colours[i], run) for i, run in enumerate(runs) if run.metric.name == name])

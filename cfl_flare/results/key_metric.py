@@ -131,11 +131,15 @@ def leading(wanted: Iterable[Metric], names: Collection[str]) -> Metric:
         names: what participants report.
 
     Returns:
-        The first one wanted that is among them; else accuracy, else one whose largest value is best, if there is one.
+        The first one wanted that is among them; else accuracy; else one whose largest value is best; else one whose
+        smallest is, and which is no loss.
     """
     for metric in wanted:
         if metric.of_participants.name in names:
             return metric.of_participants
-    ends = ("max", "min", None)
-    order = sorted(names, key=lambda n: (n != ACCURACY, "train" in words(n), ends.index(best_end(n)), n))
-    return Metric.of_name(next(iter(order), ACCURACY))
+
+    def place(name: str) -> tuple[bool | int | str, ...]:
+        end = ("max", "min", None).index(best_end(name))
+        return name != ACCURACY, "train" in words(name), end, of_training(name), name
+
+    return Metric.of_name(min(names, key=place, default=ACCURACY))
