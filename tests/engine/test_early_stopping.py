@@ -168,16 +168,25 @@ def test_a_metric_that_was_asked_for_is_not_replaced_by_another(tmp_path):
 
 
 def test_the_metric_is_chosen_once(tmp_path):
-    """One that all report only later does not take over: its values cannot be compared with those before."""
+    """One that all report only later does not take over: its values cannot be compared with those before.
+
+    A round without any metric chooses none.
+    """
     method = FedAvg()
     server = Server(method, LAYOUT, [Participant("a", "s", 1)], ServerSettings(3), method.start(initial))
-    for number in range(4):
-        found = {"served_dice": 0.5} if number < 2 else {"served_dice": 0.4, "served_accuracy": 0.9}
+    for found in ({}, {}, {"served_dice": 0.5}, {"served_dice": 0.4, "served_accuracy": 0.9}):
         for name, order in server.tasks().items():
             moved = update(name, 1, "global", 1, 1) if order.train else None
             server.accept(Result(name, moved, found if order.evaluate else {}), "s")
         server.finish_round()
-    assert server.progress.best == {"round": 0, "value": 0.5}
+    assert server.progress.best == {"round": 1, "value": 0.5}
+
+
+def test_a_condition_may_be_about_the_worst_of_another_metric(tmp_path):
+    run(tmp_path, [0.2, 0.5, 0.6], stop_cond="worst_loss <= 0.8")  # the loss is 0.8 in all rounds
+    found = load_run(tmp_path)
+    assert found.summary["stopped"] == "worst_loss <= 0.8 in round 0"
+    assert {"served_worst_accuracy", "served_worst_loss"} <= found.rounds[0].keys()
 
 
 def test_the_name_says_which_end_is_best_unless_the_settings_do():

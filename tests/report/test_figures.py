@@ -11,6 +11,7 @@ from matplotlib.image import imread
 
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, WeCFL
 from cfl_flare.report.colours import COLOURS, palette
+from cfl_flare.report.cross_site import cross_site
 from cfl_flare.report.figures import _over_rounds, draw, draw_comparison
 from cfl_flare.report.flows import _heights, chosen_rounds
 from cfl_flare.results.run_dir import Run, load_run
@@ -132,6 +133,18 @@ def test_runs_of_two_metrics_are_compared_in_a_panel_each(tmp_path):
     runs = [judged(tmp_path / name, [0.2, 0.4], name) for name in ("dice", "r2")]
     assert [file.name for file in draw_comparison(runs, tmp_path)] == ["key_metric.png"]
     assert imread(tmp_path / "key_metric.png").shape[0] > 1.5 * imread(draw(runs[0])[0]).shape[0]
+
+
+@pytest.mark.parametrize(("mode", "colours"), [("max", "viridis"), ("min", "viridis_r")])
+def test_models_are_compared_by_the_metric_of_the_run(tmp_path, monkeypatch, mode, colours):
+    """The best is yellow."""
+    run, table = judged(tmp_path, [1.0], "gap", mode), tmp_path / "cross_site.csv"
+    table.write_text("participant,site,group,cluster,model,accuracy,gap\na,s,,0,global,0.5,40.0\n")
+    monkeypatch.setattr("cfl_flare.report.cross_site.save", lambda figure, path: figure)
+    axes = cross_site(run, table, tmp_path / "x.png").axes[0]
+    (image,) = axes.images
+    assert image.get_array().tolist() == [[40.0]] and image.get_cmap().name == colours
+    assert axes.get_title().endswith("gap on each participant's test split")
 
 
 def test_a_run_without_measured_rounds_is_drawn(tmp_path):
