@@ -46,6 +46,9 @@ class ControllerSettings:
     """The server's process."""
 
     task_timeout: int = setting(3600, help="seconds that a round may take; later results are dropped", ge=1)
+    max_missed_tasks: int = setting(
+        2, help="a site that misses so many tasks in a row is still asked, but no longer waited for", ge=1
+    )
     memory_gc_rounds: int = setting(0, help=MEMORY.format("the server's"), ge=0, name="server_memory_gc_rounds")
 
     def __post_init__(self) -> None:
@@ -76,6 +79,11 @@ class ScriptSettings:
     train_args: str = setting("", help="the script's command line", per_site=True)
     launch_external_process: bool = setting(False, help="run the script in a separate process", per_site=True)
     command: str = setting("python3 -u", help="what starts that process", per_site=True)
+    framework: str | None = setting(
+        None,
+        help="what the script's arrays are; by default NumPy's if the model is given as arrays, else PyTorch's",
+        choices=("pytorch", "numpy"),
+    )
     params_transfer_type: str = setting(
         "FULL", help="the script sends its model, or the difference from what it received", choices=("FULL", "DIFF")
     )

@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from cfl_flare.report.labels import in_table
+from cfl_flare.report.missed import missed_lines
 from cfl_flare.results.key_metric import of_training
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     that participants report. Worst is the participant with the worst value of the run's metric; unseen is the mean of
     that metric over participants that were held back and joined afterwards; ARI compares the clusters with the true
     groups; bytes are the models' arrays in both directions; seconds are those of the rounds, without the start of the
-    processes.
+    processes. Below are the participants that missed rounds, with the reason.
     """
     title = "served models, on the participants' own test splits"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
@@ -60,6 +61,8 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
             f"{s['seconds']:.1f}",
             *([in_table(folders[i])] if folders else []),
         )
+    table.caption = "\n".join(missed_lines(runs)) or None
+    table.caption_justify = "left"
     return table
 
 

@@ -75,6 +75,8 @@ SUMMARY: dict[str, Fits] = {
     "seconds": number,
     "participants": each(record(name=text, group=maybe(whole))),
 }
+# What only a run through FLARE has.
+THROUGH_FLARE: dict[str, Fits] = {"sites_left_out": named(text)}
 ROUND: dict[str, Fits] = {"round": whole, "cluster_sizes": each(whole)}
 # What a summary need not have.
 ADDED: dict[str, Fits] = {"metric": metric}
@@ -83,6 +85,8 @@ MEASURED: dict[str, Fits] = {
     **dict.fromkeys(("served_", "clusters_in_use"), number),
     **dict.fromkeys(("objective", "intra_cosine", "inter_cosine", "size_entropy"), maybe(number)),
     **dict.fromkeys(("largest_share", "moved_share", "ari"), maybe(number)),
+    "trained": each(text),
+    "failed": named(text),
     "clusterability": each(maybe(number)),
     **dict.fromkeys(("dispersion", "looseness"), maybe(named(maybe(number)))),
 }
