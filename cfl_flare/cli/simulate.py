@@ -30,7 +30,9 @@ from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_data, check_plans
+from cfl_flare.results.key_metric import leading
 from cfl_flare.results.run_dir import ROUNDS, Run, load_run, read_lines
+from cfl_flare.training.measures import METRICS
 
 
 def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) -> list[Run]:
@@ -62,7 +64,8 @@ def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) ->
         for name, job in jobs.items():
             folder = out / name
             make_folder(folder)
-            with Display(console, name, plan.server.num_rounds) as display:
+            metric = leading(plan.server.early_stopping.named, METRICS).name
+            with Display(console, name, plan.server.num_rounds, metric) as display:
                 job(folder, display)
             if plan.data.unseen:
                 failed = onboard_unseen(folder, plan.reader)["failed"]
@@ -187,13 +190,13 @@ def output_to(path: Path) -> Iterator[None]:
 
 
 class Display:
-    """A bar with rounds, and the last measured accuracy."""
+    """A bar with rounds, and the last value of the metric by which the run is judged."""
 
-    def __init__(self, console: Console, name: str, rounds: int):
+    def __init__(self, console: Console, name: str, rounds: int, metric: str):
         columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
         self._task = self._progress.add_task(name, total=rounds, note="starting")
-        self._seen = 0
+        self._seen, self._metric = 0, metric
 
     def __enter__(self) -> Display:
         self._progress.start()
@@ -205,9 +208,9 @@ class Display:
     def update(self, records: list[dict[str, Any]]) -> None:
         """Shows rounds that have been measured."""
         for record in records:
-            note = ""
-            if "served_accuracy" in record:
-                note = f"accuracy {record['served_accuracy']:.3f}, worst {record['served_worst_accuracy']:.3f}"
+            note, name = "", self._metric
+            if f"served_{name}" in record:
+                note = f"{name} {record[f'served_{name}']:.3f}, worst {record[f'served_worst_{name}']:.3f}"
             if record.get("ari") is not None:
                 note += f", ARI {record['ari']:.2f}"
             self._progress.update(self._task, completed=record["round"] + 1, note=note)

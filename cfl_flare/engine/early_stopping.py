@@ -6,51 +6,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.results.key_metric import ACCURACY, Metric
 
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq}
 MODES = {">=": "max", ">": "max", "<=": "min", "<": "min"}
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number of a round's record, and which way is better.
-
-    Attributes:
-        name: as in the record; ``served_`` may be left out: ``accuracy``, ``cluster-0/accuracy``.
-        mode: ``max`` or ``min``.
-    """
-
-    name: str
-    mode: str = "max"
-
-    def name_in(self, scalars: Mapping[str, float]) -> str | None:
-        """Its name among a round's numbers; None if it is not among them.
-
-        >>> Metric("cluster-0/accuracy").name_in({"cluster-0/served_accuracy": 0.5})
-        'cluster-0/served_accuracy'
-        """
-        cluster, slash, last = self.name.rpartition("/")
-        return next((name for name in (self.name, f"{cluster}{slash}served_{last}") if name in scalars), None)
-
-    def of(self, scalars: Mapping[str, float]) -> float | None:
-        """Its value in a round; None if the round lacks it."""
-        name = self.name_in(scalars)
-        return None if name is None else scalars[name]
-
-    def best(
-        self, before: Mapping[str, Any] | None, number: int, scalars: Mapping[str, float]
-    ) -> dict[str, Any] | None:
-        """The best round so far, ``{"round", "value"}``: the earlier one or this one. The first of equals wins."""
-        value = self.of(scalars)
-        better = operator.gt if self.mode == "max" else operator.lt
-        if value is not None and (before is None or better(value, before["value"])):
-            return {"round": number, "value": value}
-        return None if before is None else dict(before)
 
 
 @dataclass(frozen=True)
@@ -79,7 +43,7 @@ class Condition:
         try:
             name, sign, number = text.split()
             _ = OPERATORS[sign]
-            return cls(text, Metric(name, MODES.get(sign, "max")), sign, float(number))
+            return cls(text, Metric.of_name(name, MODES.get(sign)), sign, float(number))
         except (ValueError, KeyError) as error:
             raise ConfigError(
                 f"run: stop_cond = {text!r} should be '<metric> <sign> <number>' with one of {' '.join(OPERATORS)}, "
@@ -124,7 +88,17 @@ class EarlyStopping:
             patience is None or stop is not None or bool(key_metric),
             f"run: patience = {patience} waits for a metric to improve; name it as key_metric, or in stop_cond",
         )
-        return cls(Metric(key_metric, mode or implied or "max") if key_metric else None, stop, patience)
+        return cls(Metric.of_name(key_metric, mode or implied) if key_metric else None, stop, patience)
+
+    @property
+    def named(self) -> list[Metric]:
+        """The metrics that the settings name, the one that chooses the best round first."""
+        return [metric for metric in (self.key, None if self.stop is None else self.stop.metric) if metric is not None]
+
+    def following(self, metric: Metric) -> EarlyStopping:
+        """The same, with this metric in place of the default one, accuracy, where participants do not report that."""
+        default = self.key is not None and self.key.name == ACCURACY
+        return replace(self, key=metric) if default and metric.name != ACCURACY else self
 
     @property
     def watched(self) -> Metric | None:

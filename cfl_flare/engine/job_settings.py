@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from cfl_flare.core.config import check_run_name
 from cfl_flare.core.settings import check_settings, setting
+from cfl_flare.results.key_metric import best_end
 
 MEMORY = "rounds between clean-ups of {} memory; 0 for none"
 
@@ -107,7 +108,12 @@ class AssignSettings:
     metric: str = setting(
         "loss", help="ifca: the script's metric, on its training data, that chooses the model", name="assign_metric"
     )
-    mode: str = setting("min", help="which end of that metric is best", choices=("min", "max"), name="assign_mode")
+    mode: str | None = setting(
+        None,
+        help="which end of that metric is best; default: as its name says, else min",
+        choices=("min", "max"),
+        name="assign_mode",
+    )
     every: int = setting(1, help="rounds between choices of a cluster", ge=1, name="assign_every")
     penalties: bool = False
     fedprox_mu: float | None = None
@@ -118,4 +124,5 @@ class AssignSettings:
 
     def best(self, found: Mapping[str, float]) -> str:
         """The slot with the best metric; the first of equals."""
-        return (min if self.mode == "min" else max)(found, key=lambda slot: found[slot])
+        mode = self.mode or best_end(self.metric) or "min"
+        return (min if mode == "min" else max)(found, key=lambda slot: found[slot])

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from cfl_flare.core.archive import Archive
@@ -14,6 +14,7 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import CFLError, PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import stream
+from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.min_cluster_size import check_floor, closing, merged, small_clusters, without_chosen
 from cfl_flare.engine.partial_sums import no_sums
 from cfl_flare.engine.robust import Guard
@@ -25,6 +26,7 @@ from cfl_flare.methods.slots import cluster_slot
 from cfl_flare.methods.state import Download, Predict, without
 from cfl_flare.results.analysis import analyse, gram
 from cfl_flare.results.checkpoints import Progress
+from cfl_flare.results.key_metric import ACCURACY, Metric, leading, reported
 from cfl_flare.results.metrics import RoundMetrics, measure_round
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.training.ensemble import Served
@@ -217,12 +219,22 @@ class Server:
         self._round.close()
         return measured
 
+    @property
+    def metric(self) -> Metric:
+        """The metric that tells how good the run is; of those that participants report, once they have."""
+        return Metric(ACCURACY) if self.progress.metric is None else Metric(**self.progress.metric)
+
+    @property
+    def early_stopping(self) -> EarlyStopping:
+        """Which round is the best, and when the run ends, by metrics that participants report."""
+        return self.settings.early_stopping.following(self.metric)
+
     def _check_stopping(self, measured: RoundMetrics) -> str | None:
         """Keeps the models of the best round so far. Returns why the run should end early; None if not.
 
         The measured round's models are those of the state as it is now, before the coming round moves it.
         """
-        stopping, progress = self.settings.early_stopping, self.progress
+        stopping, progress = self.early_stopping, self.progress
         number, scalars = measured.record["round"], measured.deciding()
         best = None if stopping.key is None else stopping.key.best(progress.best, number, scalars)
         if best != progress.best:
@@ -241,7 +253,12 @@ class Server:
         served = {n: results[n].metrics for n in self.participants if n in results and results[n].metrics}
         clusters = self.method.clusters_in(self.state)
         share = self.settings.max_weight_share
-        measured = measure_round(self.progress.record, served, self.participants, self.state, clusters, share)
+        names, named = reported(served.values()), self.settings.early_stopping.named
+        if names and self.progress.metric is None:
+            self.progress.metric = asdict(leading(named, names))
+        ranked = {m.name: m for m in (Metric(ACCURACY), *(m.of_participants for m in named), self.metric)}
+        of_round = (self.progress.record, served, self.participants, self.state)
+        measured = measure_round(*of_round, clusters, share, ranked.values())
         if self.finished:
             self._round.count(measured.record)
         self.progress.record = None
@@ -334,7 +351,8 @@ class Server:
         if self._recorder is not None:
             facts = {**extra, "rejected": dict(self.rejected), "seed": self.settings.seed}
             facts["small_clusters"] = self.small_clusters
-            key, best = self.settings.early_stopping.key, self.progress.best
+            facts["metric"] = asdict(self.metric)
+            key, best = self.early_stopping.key, self.progress.best
             facts["best"] = None if key is None or best is None else {"metric": key.name, "mode": key.mode, **best}
             facts["stopped"] = self.progress.stopped
             if self.settings.cross_site_evaluation:

@@ -68,7 +68,9 @@ class ServerSettings:
     )
     key_metric: str = setting("accuracy", help="it chooses the best round, whose models are kept; empty for none")
     key_metric_mode: str | None = setting(
-        None, help="which end of it is best; default: as stop_cond implies, else max", choices=("min", "max")
+        None,
+        help="which end of it is best; default: as stop_cond or its name says: min for loss, mae, ..., else max",
+        choices=("min", "max"),
     )
     stop_cond: str | None = setting(None, help="the run ends once it holds: 'accuracy >= 0.8', 'cluster-0/loss < 0.3'")
     patience: int | None = setting(

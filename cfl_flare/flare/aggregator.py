@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ class ClusteringAggregator(ModelAggregator):
         self.held = held
         self.initial_ckpt = initial_ckpt
         self.server: Server | None = None
+        self._remarked = False
 
     @property
     def running(self) -> Server:
@@ -215,12 +216,8 @@ class ClusteringAggregator(ModelAggregator):
             return FLModel(params={})
         scalars = measured.scalars()
         info = {"metric_source": "cfl_flare", "metric_split": "test", "use_contribution_sites": False}
-        key, progress = self.running.settings.early_stopping.key, self.running.progress
-        for unknown in self.running.settings.early_stopping.unknown(progress.best, progress.watched):
-            self.warning(
-                f"no round has reported {unknown!r} so far, which decides on the best models or the end of the job; "
-                f"round {measured.record['round']} has {', '.join(sorted(scalars))}"
-            )
+        self._remark_on_metrics(scalars)
+        key = self.running.early_stopping.key
         name = None if key is None else key.name_in(scalars)
         if key is not None and name is not None:
             info["key_metric"] = {"name": name, "mode": key.mode}
@@ -232,6 +229,27 @@ class ClusteringAggregator(ModelAggregator):
             total_rounds=self.running.settings.num_rounds,
             meta={AppConstants.METRICS_AGGREGATION_INFO: info},
         )
+
+    def _remark_on_metrics(self, scalars: Mapping[str, float]) -> None:
+        """Says once, after the first round that was measured, which of the job's metrics nobody reports."""
+        asked, stopping, progress = (
+            self.running.settings.early_stopping,
+            self.running.early_stopping,
+            self.running.progress,
+        )
+        if self._remarked or progress.metric is None:
+            return
+        self._remarked = True
+        if stopping.key != asked.key and stopping.key is not None:
+            self.warning(
+                f"sites report no accuracy: the best round is the one with the {stopping.key.mode}imum of "
+                f"{stopping.key.name!r}; key_metric and key_metric_mode name another metric"
+            )
+        for unknown in stopping.unknown(progress.best, progress.watched):
+            self.warning(
+                f"no round has reported {unknown!r} so far, which decides on the best models or the end of the job; "
+                f"the first one has {', '.join(name for name in sorted(scalars) if not name.startswith('cluster-'))}"
+            )
 
     def reset_stats(self) -> None:
         """Nothing to reset: planning a round drops the results of the one before."""

@@ -206,8 +206,9 @@ class ClusteredController(PerSiteController):
                 AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, metrics
             )
             track(self, metrics.metrics, metrics.current_round)
-            accuracy = metrics.metrics.get("served_accuracy", float("nan"))
-            self.info(f"round {metrics.current_round} of {self._schedule.num_rounds}: served_accuracy = {accuracy:.4f}")
+            name = f"served_{server.metric.name}"
+            value = metrics.metrics.get(name, float("nan"))
+            self.info(f"round {metrics.current_round} of {self._schedule.num_rounds}: {name} = {value:.4f}")
         if last:
             server.close({"sites_left_out": self.left_out})
             if server.small_clusters:

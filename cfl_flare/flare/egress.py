@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +18,7 @@ from nvflare.apis.utils.task_utils import get_filters
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import EncryptionError
 from cfl_flare.flare import wire
-from cfl_flare.results.metrics import SHARES
+from cfl_flare.results.key_metric import is_share
 from cfl_flare.training.measures import METRICS
 
 ENCRYPTION = "nvflare.app_opt.he"
@@ -102,9 +103,9 @@ class EgressFilter(Filter):
         self._coarsen(dxo)
 
     def _allowed(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """The metrics to send, rounded. Names are ``served_accuracy``, ``trained_loss``; in a script ``val_loss``."""
-        withheld = self.withhold or ()
-        sent = {n: v for n, v in metrics.items() if n not in withheld and n.partition("_")[2] not in withheld}
+        """The metrics to send, rounded. What is withheld is the end of a name: ``trained_loss``, ``val/loss``."""
+        ends = tuple(f"_{name}" for name in self.withhold or ())
+        sent = {n: v for n, v in metrics.items() if not re.sub("[./-]", "_", f"_{n}").endswith(ends)}
         if self.round_to is None:
             return sent
         return {n: self._rounded(n, v) if isinstance(v, (int, float)) else v for n, v in sent.items()}
@@ -113,7 +114,7 @@ class EgressFilter(Filter):
         """A multiple of the step; a share stays one."""
         assert self.round_to is not None
         rounded = round(round(value / self.round_to) * self.round_to, 10)
-        return min(1.0, rounded) if value <= 1 and name.endswith(SHARES) else rounded
+        return min(1.0, rounded) if is_share(name, value, value) else rounded
 
     def _coarse(self, samples: int) -> int:
         return max(1, round(samples / self.samples_step)) * self.samples_step

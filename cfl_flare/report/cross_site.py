@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A figure of every model's accuracy on every participant's test split."""
+"""A figure of how good every model is on every participant's test split, by the run's metric."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from matplotlib.patches import Rectangle
 from cfl_flare.core.files import read_text
 from cfl_flare.report.files import save
 from cfl_flare.report.labels import in_figure
+from cfl_flare.results.key_metric import leading
 
 if TYPE_CHECKING:
     from cfl_flare.results.run_dir import Run
@@ -36,17 +37,17 @@ def cross_site(run: Run, table: Path, path: Path) -> Path | None:
     metrics = [name for name in (lines[0] if lines else ()) if name not in KEYS]
     if not metrics:
         return None
-    metric = "accuracy" if "accuracy" in metrics else metrics[0]
+    metric = leading([run.metric], metrics)
     cluster = {line["participant"]: line["cluster"] for line in lines}
     people = sorted(cluster, key=lambda name: (len(cluster[name]), cluster[name]))  # cluster 10 after cluster 9
     models = list(dict.fromkeys(line["model"] for line in lines))
     values = np.full((len(people), len(models)), np.nan)
     for line in lines:
-        if line[metric]:
-            values[people.index(line["participant"]), models.index(line["model"])] = float(line[metric])
+        if line[metric.name]:
+            values[people.index(line["participant"]), models.index(line["model"])] = float(line[metric.name])
     figure = Figure(figsize=(min(20, 3 + 0.9 * len(models)), min(30, 1.5 + 0.28 * len(people))), layout="constrained")
     axes = figure.add_subplot()
-    image = axes.imshow(values, aspect="auto", cmap="viridis")
+    image = axes.imshow(values, aspect="auto", cmap="viridis" if metric.mode == "max" else "viridis_r")
     for row, name in enumerate(people):
         for column, model in enumerate(models):
             if model == f"cluster-{cluster[name]}":
@@ -56,6 +57,6 @@ def cross_site(run: Run, table: Path, path: Path) -> Path | None:
                 axes.text(column, row, f"{values[row, column]:.2f}", ha="center", va="center", fontsize=7, bbox=box)
     axes.set_xticks(range(len(models)), [in_figure(m) for m in models], rotation=45, ha="right")
     axes.set_yticks(range(len(people)), [in_figure(p) for p in people], fontsize=7)
-    axes.set_title(f"{in_figure(run.name)}: {in_figure(metric)} on each participant's test split", fontsize=10)
-    figure.colorbar(image, ax=axes, label=in_figure(metric))
+    axes.set_title(f"{in_figure(run.name)}: {in_figure(metric.name)} on each participant's test split", fontsize=10)
+    figure.colorbar(image, ax=axes, label=in_figure(metric.name))
     return save(figure, path)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rich import filesize
@@ -13,40 +14,47 @@ from rich.table import Table
 
 from cfl_flare.report.labels import in_table
 from cfl_flare.report.missed import missed_lines
+from cfl_flare.results.key_metric import of_training
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from cfl_flare.results.run_dir import Run
 
+# Metrics that are shown beside those by which the runs are judged.
+MOST = 2
+
 
 def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     """One line per run: the results of its served models on the participants' own test splits after the last round.
 
-    Accuracy and macro-F1 are means weighted by the participants' training samples; worst is the least accurate
-    participant; unseen is the mean accuracy of participants that were held back and joined afterwards; ARI compares the
-    clusters with the true groups; bytes are the models' arrays in both directions; seconds are those of the rounds,
-    without the start of the processes. Below are the participants that missed rounds, with the reason.
+    Metrics are means weighted by the participants' training samples: those by which the runs are judged, and others
+    that participants report. Worst is the participant with the worst value of the run's metric; unseen is the mean of
+    that metric over participants that were held back and joined afterwards; ARI compares the clusters with the true
+    groups; bytes are the models' arrays in both directions; seconds are those of the rounds, without the start of the
+    processes. Below are the participants that missed rounds, with the reason.
     """
     title = "served models, on the participants' own test splits"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)
     joined = any(run.newcomers for run in runs)
-    measures = ("rounds", "accuracy", "macro-F1", "worst", *(["unseen"] if joined else []))
+    leading, shown = _metrics(runs)
+    measures = ["rounds", *map(_label, shown)]
+    for what in ("worst", "unseen") if joined else ("worst",):
+        measures += [what if len(leading) == 1 else f"{what} {_label(name)}" for name in leading]
     for name in (*measures, "clusters", "ARI", "bytes", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     if folders:
         table.add_column("folder", no_wrap=True)
     for i, run in enumerate(runs):
-        final, s = run.summary["final"], run.summary
+        final, s, newcomers = run.summary["final"], run.summary, run.newcomers or {}
         sizes = [int(v) for k, v in final.items() if k.startswith("cluster-") and k.endswith("/size")]
         table.add_row(
             in_table(run.name),
             in_table(s["rounds"]),
-            _number(final.get("served_accuracy")),
-            _number(final.get("served_macro_f1")),
-            _number(final.get("served_worst_accuracy")),
-            *([_number((run.newcomers or {}).get("served_accuracy"))] if joined else []),
+            *(_number(final.get(f"served_{name}")) for name in shown),
+            *(_number(final.get(f"served_worst_{name}")) for name in leading),
+            *(_number(newcomers.get(f"served_{name}")) for name in leading if joined),
             "/".join(map(str, sizes)) if len(sizes) <= 5 else f"{sum(v > 0 for v in sizes)} of {len(sizes)}",
             _number(final.get("ari")),
             filesize.decimal(s["bytes_down"] + s["bytes_up"]),
@@ -58,8 +66,22 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     return table
 
 
+def _metrics(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
+    """The metrics by which runs are judged, and those that are shown: these, and a few more that tell of the models."""
+    leading = list(dict.fromkeys(run.metric.name for run in runs))
+    others = dict.fromkeys(name for run in runs for name in run.reported if not of_training(name))
+    return leading, [*leading, *islice((name for name in others if name not in leading), MOST)]
+
+
+def _label(metric: str) -> str:
+    return {"macro_f1": "macro-F1"}.get(metric, in_table(metric))
+
+
 def _number(value: Any) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    """Three digits after the point, unless they say nothing of so small or large a number."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.2e}"
 
 
 def print_whole(console: Console, table: Table) -> None:

@@ -30,6 +30,7 @@ class Progress:
         best: the best round so far, ``{"round", "value"}``.
         watched: the best round so far by the metric that early stopping watches.
         stopped: why the run ends before its last round; None if it does not.
+        metric: the metric that tells how good the run is, ``{"name", "mode"}``, once one is reported.
     """
 
     record: dict[str, Any] | None = None
@@ -38,6 +39,7 @@ class Progress:
     best: dict[str, Any] | None = None
     watched: dict[str, Any] | None = None
     stopped: str | None = None
+    metric: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)

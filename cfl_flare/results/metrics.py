@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,10 @@ from cfl_flare.clustering.measures import agreement, size_entropy
 from cfl_flare.clustering.robust import capped
 from cfl_flare.methods import Participant, ServerState
 from cfl_flare.methods.slots import cluster_slot
+from cfl_flare.results.key_metric import ACCURACY, Metric, is_share
 
 # FedDSMIC's bottom accuracy is the mean over this many of the worst participants (sec. 5.3).
 BOTTOM = 5
-# Endings of metrics that are shares, whose mean no value in [0, 1] moves far.
-SHARES = ("accuracy", "macro_f1")
 # How many median deviations from the median a value counts as, at most.
 REACH = 5.0
 
@@ -74,8 +73,9 @@ def steady_average(
 ) -> dict[str, float]:
     """Mean of each metric over participants, weighted, that no single site decides.
 
-    A site has no more than its share of the weight. Values that are no shares are taken as at most `REACH` times the
-    median deviation from their median away; of one or two participants nobody knows which is the outlier.
+    A site has no more than its share of the weight. Values that are no shares, whose mean no value in [0, 1] moves
+    far, are taken as at most `REACH` times the median deviation from their median away; of one or two participants
+    nobody knows which is the outlier.
 
     >>> metrics = {"a": {"loss": 1.0}, "b": {"loss": 1.2}, "c": {"loss": 1e9}}
     >>> round(steady_average(metrics, dict.fromkeys("abc", 1.0), {}, 1.0)["loss"], 3)
@@ -90,7 +90,7 @@ def steady_average(
             of_site[sites.get(p, p)] = of_site.get(sites.get(p, p), 0.0) + weight
         allowed = capped(of_site, share)
         w = [weight * (allowed[sites.get(p, p)] / of_site[sites.get(p, p)]) for p, weight in own.items()]
-        if len(values) > 2 and not (name.endswith(SHARES) and values.min() >= 0 and values.max() <= 1):
+        if len(values) > 2 and not is_share(name, values.min(), values.max()):
             middle = np.median(values)
             reach = REACH * np.median(np.abs(values - middle))
             values = np.clip(values, middle - reach, middle + reach)
@@ -105,6 +105,7 @@ def measure_round(
     state: ServerState,
     clusters: int,
     share: float | None = None,
+    ranked: Iterable[Metric] = (Metric(ACCURACY),),
 ) -> RoundMetrics:
     """Completes a round's record.
 
@@ -117,15 +118,18 @@ def measure_round(
         state: after the round.
         clusters: K, or 0.
         share: the largest share of one site's weight in a mean that decides; None for no bound.
+        ranked: the metrics of which the worst participants are recorded.
     """
     record = dict(record)
     weights = {name: float(p.samples) for name, p in participants.items()}
     record.update(average(metrics, weights))
     record.update({f"{k}_unweighted": v for k, v in average(metrics, dict.fromkeys(weights, 1.0)).items()})
-    served = [own["served_accuracy"] for own in metrics.values() if "served_accuracy" in own]
-    if served:
-        record["served_worst_accuracy"] = min(served)
-        record["served_bottom_accuracy"] = float(np.mean(sorted(served)[:BOTTOM]))
+    for metric in ranked:
+        name = f"served_{metric.name}"
+        worst = metric.worst_first(own[name] for own in metrics.values() if name in own)
+        if worst:
+            record[f"served_worst_{metric.name}"] = worst[0]
+            record[f"served_bottom_{metric.name}"] = float(np.mean(worst[:BOTTOM]))
     assignment = state.assignment
     members: dict[int, list[str]] = {k: [] for k in range(clusters)}
     for name, cluster in assignment.items():

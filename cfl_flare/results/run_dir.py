@@ -29,6 +29,7 @@ from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.core.text import plain
 from cfl_flare.methods import GLOBAL
 from cfl_flare.results import schema
+from cfl_flare.results.key_metric import ACCURACY, Metric, reported
 from cfl_flare.results.model_file import ARRAYS, check_weights, is_ours, layout_of, model_of, parts_of
 from cfl_flare.training.ensemble import Ensemble, Served
 
@@ -69,6 +70,16 @@ class Run:
         """What the run is called in tables: its method, with K."""
         clusters = self.summary["clusters"]
         return self.summary["label"] + (f" (K={clusters})" if clusters else "")
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that tells how good the run is; accuracy, in runs of versions that knew no other."""
+        return Metric(**self.summary.get("metric", {"name": ACCURACY}))
+
+    @property
+    def reported(self) -> list[str]:
+        """The metrics of served models that most participants reported, in their order."""
+        return reported(self.summary["participants"])
 
 
 @dataclass(frozen=True)
@@ -128,7 +139,8 @@ def load_run(folder: str | Path) -> Run:
         raise ConfigError(f"{folder} holds no finished run: there is no {SUMMARY}")
     places = {name: folder / name for name in (SUMMARY, NEWCOMERS, ROUNDS, ASSIGNMENTS)}
     try:
-        summary = schema.checked(read_json(places[SUMMARY]), str(places[SUMMARY]), schema.SUMMARY, schema.THROUGH_FLARE)
+        optional = {**schema.THROUGH_FLARE, **schema.ADDED}
+        summary = schema.checked(read_json(places[SUMMARY]), str(places[SUMMARY]), schema.SUMMARY, optional)
         newcomers = None
         if places[NEWCOMERS].is_file():
             newcomers = schema.checked(read_json(places[NEWCOMERS]), str(places[NEWCOMERS]), {}, schema.NEWCOMERS)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cfl_flare.core.errors import FileError
-from cfl_flare.core.text import shown
+from cfl_flare.core.text import plain, shown
 
 Fits = Callable[[Any], bool]
 
@@ -53,6 +53,12 @@ def named(fits: Fits) -> Fits:
     return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
 
 
+def metric(value: Any) -> bool:
+    """A metric's name, with its mode, min or max."""
+    fields = isinstance(value, dict) and value.keys() == {"name", "mode"}
+    return fields and text(value["name"]) and value["mode"] in ("min", "max")
+
+
 def record(**fields: Fits) -> Fits:
     """An object that has these fields, perhaps among others."""
     return lambda value: isinstance(value, dict) and all(k in value and fits(value[k]) for k, fits in fields.items())
@@ -72,9 +78,11 @@ SUMMARY: dict[str, Fits] = {
 # What only a run through FLARE has.
 THROUGH_FLARE: dict[str, Fits] = {"sites_left_out": named(text)}
 ROUND: dict[str, Fits] = {"round": whole, "cluster_sizes": each(whole)}
+# What a summary need not have.
+ADDED: dict[str, Fits] = {"metric": metric}
 # What a round's record need not have.
 MEASURED: dict[str, Fits] = {
-    **dict.fromkeys(("served_accuracy", "served_worst_accuracy", "clusters_in_use"), number),
+    **dict.fromkeys(("served_", "clusters_in_use"), number),
     **dict.fromkeys(("objective", "intra_cosine", "inter_cosine", "size_entropy"), maybe(number)),
     **dict.fromkeys(("largest_share", "moved_share", "ari"), maybe(number)),
     "trained": each(text),
@@ -83,7 +91,7 @@ MEASURED: dict[str, Fits] = {
     **dict.fromkeys(("dispersion", "looseness"), maybe(named(maybe(number)))),
 }
 ASSIGNMENT: dict[str, Fits] = {"round": whole, "participant": text, "cluster": maybe(whole)}
-NEWCOMERS: dict[str, Fits] = {"served_accuracy": maybe(number)}
+NEWCOMERS: dict[str, Fits] = {"served_": maybe(number)}
 
 
 def checked(
@@ -95,7 +103,7 @@ def checked(
         content: what a file holds.
         where: the file, for the error.
         needed: what it must have.
-        others: what it may have.
+        others: what it may have; a name that ends in ``_`` is how several begin.
 
     Raises:
         FileError: it is not an object, lacks something, or has a value of another type; it is named.
@@ -103,11 +111,13 @@ def checked(
     way_out = "it is damaged or another program's"
     if not isinstance(content, dict):
         raise FileError(f"{where}: is a {type(content).__name__}, not an object; {way_out}")
-    for key, fits in {**needed, **(others or {})}.items():
+    known = {**needed, **(others or {})}
+    for key in needed:
         if key not in content:
-            if key in needed:
-                raise FileError(f"{where}: has no {key!r}; {way_out}")
-        elif not fits(content[key]):
+            raise FileError(f"{where}: has no {key!r}; {way_out}")
+    for key, value in content.items():
+        fits = known.get(key) or known.get(key.partition("_")[0] + "_")
+        if fits is not None and not fits(value):
             what = (fits.__doc__ or "such a value").rstrip(".")
-            raise FileError(f"{where}: {key} = {shown(content[key])} is not {what.lower()}; {way_out}")
+            raise FileError(f"{where}: {plain(key, 100)} = {shown(value)} is not {what.lower()}; {way_out}")
     return content

@@ -214,6 +214,10 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "accuracy": lambda run: (run / "rounds.jsonl").write_text(
         '{"round": 1, "cluster_sizes": [], "served_accuracy": {}}\n'
     ),
+    "a worst participant": lambda run: (run / "rounds.jsonl").write_text(
+        '{"round": 1, "cluster_sizes": [], "served_dice": 0.5, "served_worst_dice": "0.5"}\n'
+    ),
+    "a metric": lambda run: changed(run, "summary.json", metric={"name": "dice", "mode": "best"}),
     "no lines": lambda run: (run / "rounds.jsonl").write_text("x\n"),
     "assignments": lambda run: (run / "assignments.jsonl").write_text('{"round": 1}\n'),
     "a cluster": lambda run: (run / "assignments.jsonl").write_text(
@@ -241,6 +245,8 @@ def test_runs_of_show_and_onboard(runs: Runs, tmp_path: Path) -> None:
     said = one_line_each(cases)
     assert "has no 'method'; it is damaged or another program's" in said["another program's"]
     assert "label = ['a'] is not text" in said["label"]
+    assert "served_worst_dice = '0.5' is not a number" in said["a worst participant"]
+    assert "is not a metric's name, with its mode, min or max" in said["a metric"]
     assert "more than 67,108,864" in said["sparse"]
 
 

@@ -117,9 +117,11 @@ def test_a_script_that_trains_against_its_word_sends_no_model_that_nobody_asked_
 
 def test_one_that_evaluates_sends_numbers_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run, seen = spied(tmp_path, TRAINS, method="ifca:k=2")
+    run, seen = spied(tmp_path, TRAINS.replace('"accuracy"', '"val/dice"'), method="ifca:k=2")
     assert seen == {"train": [["head.weight"]] * 4}  # what has no arrays is no model
-    assert run.rounds[-1]["served_accuracy"] > 0.3
+    assert run.rounds[-1]["served_worst_val/dice"] > 0.3
+    assert run.summary["best"]["metric"] == run.metric.name == "val/dice"
+    assert (run.folder / "key_metric.png").is_file()
 
 
 @pytest.mark.parametrize("flares_own", [False, True])

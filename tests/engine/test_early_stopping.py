@@ -21,8 +21,8 @@ from cfl_flare.results.run_dir import load_run, read_lines
 from tests.tiny import LAYOUT, initial, update
 
 
-def run(folder: Path, accuracies: list[float], **settings) -> Server:
-    """FedAvg whose model moves by (1, 1) a round, and does as well as it is told."""
+def run(folder: Path, accuracies: list[float], metric: str = "accuracy", odd: str = "", **settings) -> Server:
+    """FedAvg whose model moves by (1, 1) a round, and does as well as it is told; b may report one metric more."""
     method = FedAvg()
     people = [Participant("a", "site", 1), Participant("b", "site", 1)]
     described = ServerSettings(**{"num_rounds": len(accuracies), **settings})
@@ -30,7 +30,8 @@ def run(folder: Path, accuracies: list[float], **settings) -> Server:
     while True:
         last = server.finished
         for name, order in server.tasks().items():
-            found = {"served_accuracy": accuracies[server.state.round - 1], "served_loss": 1 - accuracies[0]}
+            found = {f"served_{metric}": accuracies[server.state.round - 1], "served_loss": 1 - accuracies[0]}
+            found |= {f"served_{odd}": 100.0 * server.state.round} if odd and name == "b" else {}
             moved = update(name, 1, "global", 1, 1) if order.train else None
             server.accept(Result(name, moved, found if order.evaluate else {}), "site")
         server.finish_round()
@@ -124,3 +125,73 @@ def test_metrics_that_no_round_has_had():
     assert stopping.unknown(None, {"round": 0, "value": 1.0}) == ["acuracy"]
     assert EarlyStopping.of("accuracy", None, None, 3).unknown(None, None) == ["accuracy"]
     assert EarlyStopping.of("", None, None, None).unknown(None, None) == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "best", "mode"),
+    [
+        ("dice", [0.2, 0.9, 0.5], 1, "max"),
+        ("r2", [-4.0, -2.5, -3.0], 1, "max"),
+        ("val/c-index", [0.6, 0.5, 0.7], 2, "max"),
+        ("accuracy", [20.0, 71.5, 55.0], 1, "max"),  # per cent
+        ("mae", [30.0, 20.0, 25.0], 1, "min"),
+    ],
+)
+def test_any_metric_in_place_of_accuracy(tmp_path, metric, values, best, mode):
+    """Nothing is set: what participants report decides, whatever its scale, and its name says which end is best."""
+    run(tmp_path, values, metric, odd="iou" if metric != "accuracy" else "")
+    found = load_run(tmp_path)
+    assert (found.metric.name, found.metric.mode) == (metric, mode)
+    assert found.summary["best"] == {"metric": metric, "mode": mode, "round": best, "value": values[best]}
+    assert models(tmp_path / "best") == [best + 1] * 2
+    assert found.rounds[best][f"served_worst_{metric}"] == values[best]
+    assert found.reported == [metric, "loss"]  # b alone has iou
+
+
+def test_patience_waits_for_the_metric_that_is_followed(tmp_path):
+    run(tmp_path, [0.2, 0.5, 0.5, 0.4, 0.9, 0.9], "dice", patience=2)
+    assert load_run(tmp_path).summary["stopped"] == "no better dice than 0.5 of round 1 in 2 rounds"
+
+
+def test_a_condition_s_metric_is_followed_where_there_is_no_accuracy(tmp_path):
+    run(tmp_path, [3.0, 2.0, 1.0, 1.0], "gap", odd="dice", stop_cond="worst_gap <= 2")
+    summary = load_run(tmp_path).summary
+    assert summary["stopped"] == "worst_gap <= 2 in round 1"
+    assert summary["metric"] == {"name": "gap", "mode": "min"}
+    assert summary["best"]["metric"] == "gap" and summary["best"]["value"] == 1.0
+
+
+def test_a_metric_that_was_asked_for_is_not_replaced_by_another(tmp_path):
+    run(tmp_path, [0.2, 0.9], "dice", key_metric="dicee")
+    summary = load_run(tmp_path).summary
+    assert summary["best"] is None and summary["metric"]["name"] == "dice"
+
+
+def test_the_metric_is_chosen_once(tmp_path):
+    """One that all report only later does not take over: its values cannot be compared with those before.
+
+    A round without any metric chooses none.
+    """
+    method = FedAvg()
+    server = Server(method, LAYOUT, [Participant("a", "s", 1)], ServerSettings(3), method.start(initial))
+    for found in ({}, {}, {"served_dice": 0.5}, {"served_dice": 0.4, "served_accuracy": 0.9}):
+        for name, order in server.tasks().items():
+            moved = update(name, 1, "global", 1, 1) if order.train else None
+            server.accept(Result(name, moved, found if order.evaluate else {}), "s")
+        server.finish_round()
+    assert server.progress.best == {"round": 1, "value": 0.5}
+
+
+def test_a_condition_may_be_about_the_worst_of_another_metric(tmp_path):
+    run(tmp_path, [0.2, 0.5, 0.6], stop_cond="worst_loss <= 0.8")  # the loss is 0.8 in all rounds
+    found = load_run(tmp_path)
+    assert found.summary["stopped"] == "worst_loss <= 0.8 in round 0"
+    assert {"served_worst_accuracy", "served_worst_loss"} <= found.rounds[0].keys()
+
+
+def test_the_name_says_which_end_is_best_unless_the_settings_do():
+    assert EarlyStopping.of("val_loss", None, None, None).key.mode == "min"
+    assert EarlyStopping.of("cluster-0/worst_mae", None, None, None).key.mode == "min"
+    assert EarlyStopping.of("loss", "max", None, None).key.mode == "max"
+    assert EarlyStopping.of("accuracy", None, "loss = 0", 3).watched.mode == "min"
+    assert EarlyStopping.of("objective", None, None, None).key.mode == "max"

@@ -64,7 +64,9 @@ def test_the_answer_to_the_first_task_is_coarse_too():
 
 @pytest.mark.parametrize("params", [{"w": np.ones(2)}, None])
 def test_a_training_script_s_numbers_too(params):
-    sent = FLModel(params=params, metrics={"accuracy": 0.8734, "val_loss": 1.7, "note": "fine"}, meta={STEPS: 137})
+    sent = FLModel(
+        params=params, metrics={"accuracy": 0.8734, "val_loss": 1.7, "a/loss": 1.7, "note": "fine"}, meta={STEPS: 137}
+    )
     policy = EgressFilter(withhold=["loss"], round_to=0.05, samples_step=50)
     found = FLModelUtils.from_shareable(policy.process(FLModelUtils.to_shareable(sent), FLContext()))
     assert found.metrics == {"accuracy": 0.85, "note": "fine"}

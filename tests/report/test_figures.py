@@ -11,7 +11,8 @@ from matplotlib.image import imread
 
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, WeCFL
 from cfl_flare.report.colours import COLOURS, palette
-from cfl_flare.report.figures import draw, draw_comparison
+from cfl_flare.report.cross_site import cross_site
+from cfl_flare.report.figures import _over_rounds, draw, draw_comparison
 from cfl_flare.report.flows import _heights, chosen_rounds
 from cfl_flare.results.run_dir import Run, load_run
 from tests.tiny import rounds
@@ -96,6 +97,59 @@ def test_colours_are_told_apart_up_to_twenty():
     assert palette(3) == list(COLOURS[:3])
     assert len(set(palette(20))) == 20
     assert len(palette(45)) == 45
+
+
+def judged(folder: Path, values: list[float], name: str, mode: str = "max") -> Run:
+    """A run of two rounds by another metric, whose worst participant is at half its value."""
+    rounds(folder, FedAvg())
+    run = load_run(folder)
+    lines = [
+        {**line, f"served_{name}": value, f"served_worst_{name}": value / 2} for line, value in zip(run.rounds, values)
+    ]
+    return replace(run, summary={**run.summary, "metric": {"name": name, "mode": mode}}, rounds=lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "ends"),
+    [
+        ("dice", [0.2, 0.8], (0, 1)),
+        ("accuracy", [40.0, 80.0], (17, 83)),
+        ("r2", [-4.0, -1.0], (-4.175, -0.325)),
+        ("loss", [0.4, 0.8], (0.17, 0.83)),
+    ],
+)
+def test_only_shares_have_an_axis_from_0_to_1(tmp_path, name, values, ends):
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    _over_rounds(axes, name, [("red", judged(tmp_path, values, name, "min" if name == "loss" else "max"))])
+    assert axes.get_ylim() == pytest.approx(ends)
+    assert axes.get_ylabel() == f"{name} on own test split"
+    mean, worst = (list(line.get_ydata()) for line in axes.lines)
+    assert (mean, worst) == (values, [value / 2 for value in values])
+
+
+def test_runs_of_two_metrics_are_compared_in_a_panel_each(tmp_path):
+    runs = [judged(tmp_path / name, [0.2, 0.4], name) for name in ("dice", "r2")]
+    assert [file.name for file in draw_comparison(runs, tmp_path)] == ["key_metric.png"]
+    assert imread(tmp_path / "key_metric.png").shape[0] > 1.5 * imread(draw(runs[0])[0]).shape[0]
+
+
+@pytest.mark.parametrize(("mode", "colours"), [("max", "viridis"), ("min", "viridis_r")])
+def test_models_are_compared_by_the_metric_of_the_run(tmp_path, monkeypatch, mode, colours):
+    """The best is yellow."""
+    run, table = judged(tmp_path, [1.0], "gap", mode), tmp_path / "cross_site.csv"
+    table.write_text("participant,site,group,cluster,model,accuracy,gap\na,s,,0,global,0.5,40.0\n")
+    monkeypatch.setattr("cfl_flare.report.cross_site.save", lambda figure, path: figure)
+    axes = cross_site(run, table, tmp_path / "x.png").axes[0]
+    (image,) = axes.images
+    assert image.get_array().tolist() == [[40.0]] and image.get_cmap().name == colours
+    assert axes.get_title().endswith("gap on each participant's test split")
+
+
+def test_a_run_without_measured_rounds_is_drawn(tmp_path):
+    run = judged(tmp_path, [], "dice")
+    assert [file.name for file in draw(run)] == ["key_metric.png"]
 
 
 def test_names_from_anywhere_are_neither_markup_nor_formulas(tmp_path):

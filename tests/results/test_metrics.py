@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cfl_flare.methods import Participant, ServerState
+from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.metrics import measure_round, steady_average
 from tests.tiny import coin
 
@@ -18,7 +19,7 @@ def decided(values: dict[str, float], name: str = "served_loss", share: float | 
     return measure_round(RECORD, {n: {name: v} for n, v in values.items()}, PEOPLE, STATE, 2, share).deciding()
 
 
-@pytest.mark.parametrize("name", ["served_accuracy", "served_macro_f1"])
+@pytest.mark.parametrize("name", ["served_accuracy", "served_macro_f1", "served_dice"])
 def test_shares_decide_as_they_are_recorded(name):
     values = {"a": 0.1, "b": 0.9, "c": 0.92, "d": 0.95}
     measured = measure_round(RECORD, {n: {name: v} for n, v in values.items()}, PEOPLE, STATE, 2)
@@ -62,3 +63,26 @@ def test_many_participants_of_one_site_have_its_share():
         "accuracy": pytest.approx(1 / 3)
     }
     assert np.isclose(steady_average({"a": {"loss": 3.0}, "b": {"loss": 5.0}}, weights, sites, 1.0)["loss"], 4)
+
+
+def test_the_worst_are_those_at_the_other_end_than_the_best():
+    values = {"a": -0.2, "b": 0.9, "c": -3.5, "d": 0.1}
+    own = {n: {"served_r2": v, "served_loss": v, "served_dice": v} for n, v in values.items()}
+    ranked = (Metric("r2"), Metric("loss", "min"), Metric("accuracy"))
+    record = measure_round(RECORD, own, PEOPLE, STATE, 2, None, ranked).record
+    assert (record["served_worst_r2"], record["served_worst_loss"]) == (-3.5, 0.9)
+    assert not {"served_worst_dice", "served_worst_accuracy"} & record.keys()
+    seven = {str(i): {"served_loss": float(i)} for i in range(7)}
+    people = {name: Participant(name, name, 1) for name in seven}
+    record = measure_round(RECORD, seven, people, STATE, 2, None, [Metric("loss", "min")]).record
+    assert record["served_bottom_loss"] == 4.0  # of 2 to 6
+
+
+def test_without_a_word_accuracy_is_ranked():
+    own = {n: {"served_accuracy": v, "served_loss": v} for n, v in zip("abcd", (0.1, 0.9, 0.5, 0.6))}
+    record = measure_round(RECORD, own, PEOPLE, STATE, 2).record
+    assert {key for key in record if "worst" in key or "bottom" in key} == {
+        "served_worst_accuracy",
+        "served_bottom_accuracy",
+    }
+    assert record["served_worst_accuracy"] == 0.1

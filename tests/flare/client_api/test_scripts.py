@@ -246,6 +246,7 @@ def test_metrics_of_a_script_are_finite_numbers_with_short_names_that_a_run_does
         "val/acc_epoch",
         "accuracy",
         "worst_accuracy",
+        "bottom_dice",
         "loss_unweighted",
         "cluster",
         "a b",
@@ -454,6 +455,9 @@ def test_the_largest_may_be_best_and_equals_go_to_the_first():
     play.round()
     assert play.server.state.assignment == {"a": 0, "b": 0, "c": 1}
     assert AssignSettings().best({"cluster-0": 1.0, "cluster-1": 1.0}) == "cluster-0"
+    found = {"cluster-0": 1.0, "cluster-1": 2.0}  # which end is best is said by the name, else as of a loss
+    assert [AssignSettings(name).best(found)[-1] for name in ("accuracy", "val_loss", "gap")] == ["1", "0", "0"]
+    assert AssignSettings("accuracy", "min").best(found) == "cluster-0"
 
 
 def test_they_may_choose_every_few_rounds_only():

@@ -1,0 +1,66 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The table's columns are those of the metrics by which its runs are judged, and of what participants report."""
+
+from pathlib import Path
+
+from cfl_flare.report.table import results_table
+from cfl_flare.results.run_dir import Run
+
+REST = ["clusters", "ARI", "bytes", "seconds"]
+
+
+def run(metrics: dict[str, float], name: str = "accuracy", worst: float | None = None, **more) -> Run:
+    """A finished run."""
+    served = {f"served_{key}": value for key, value in metrics.items()}
+    final = {**served, **({} if worst is None else {f"served_worst_{name}": worst})}
+    facts = {"label": "fedavg", "clusters": 0, "rounds": 3, "bytes_down": 1, "bytes_up": 1, "seconds": 1.0}
+    people = [{"name": "a", "group": None, **served}, {"name": "b", "group": None, **served}]
+    summary = {**facts, "final": final, "participants": people, "metric": {"name": name, "mode": "max"}}
+    return Run(Path("x"), {**summary, **more})
+
+
+def columns(*runs: Run) -> dict[str, list[str]]:
+    """The cells of each column, without those that have nothing to do with metrics."""
+    table = results_table(runs)
+    found = {str(column.header): list(column.cells) for column in table.columns}
+    assert list(found)[:2] == ["method", "rounds"] and list(found)[-4:] == REST
+    return {name: cells for name, cells in found.items() if name not in ("method", "rounds", *REST)}
+
+
+def test_a_run_of_our_own_training():
+    found = run({"accuracy": 0.5, "macro_f1": 0.25, "loss": 2.0}, worst=0.1)
+    assert columns(found) == {"accuracy": ["0.500"], "macro-F1": ["0.250"], "worst": ["0.100"]}
+    joined = Run(found.folder, found.summary, newcomers={"served_accuracy": 0.75, "served_loss": 9.0})
+    assert columns(joined)["unseen"] == ["0.750"]
+    by_loss = {**found.summary, "metric": {"name": "loss", "mode": "min"}}
+    joined = Run(found.folder, by_loss, newcomers={"served_accuracy": 0.75, "served_loss": 9.0})
+    assert columns(joined)["unseen"] == ["9.000"]
+
+
+def test_a_script_s_metrics_whatever_their_scale():
+    metrics = {"train_acc": 1.0, "hd95": 12345678.9, "loss": 1.0, "tiny": 2e-5, "third": 1.0, "dice": -0.25}
+    assert columns(run(metrics, "dice", worst=-3.0)) == {
+        "dice": ["-0.250"],
+        "hd95": ["1.23e+07"],
+        "tiny": ["2.00e-05"],
+        "worst": ["-3.000"],
+    }
+
+
+def test_runs_judged_by_different_metrics_say_whose_worst_it_is():
+    first = run({"accuracy": 0.5}, worst=0.25)
+    second = run({"dice": 0.75, "accuracy": 71.0}, "dice", worst=0.5)
+    assert columns(first, second) == {
+        "accuracy": ["0.500", "71.000"],
+        "dice": ["-", "0.750"],
+        "worst accuracy": ["0.250", "-"],
+        "worst dice": ["-", "0.500"],
+    }
+
+
+def test_a_run_of_an_earlier_version_and_one_without_measured_rounds():
+    old = run({"accuracy": 0.5}, worst=0.25)
+    del old.summary["metric"]
+    assert columns(old) == {"accuracy": ["0.500"], "worst": ["0.250"]}
+    assert columns(run({}, final={})) == {"accuracy": ["-"], "worst": ["-"]}
