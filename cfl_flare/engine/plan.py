@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from cfl_flare.core.config import as_spec, build, describe, from_dict, require
+from cfl_flare.core.networks import describe_network
 from cfl_flare.core.settings import check_known, pick
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.engine.indicator import samples_to_set_aside
@@ -97,7 +98,7 @@ class RunPlan:
             training = from_dict(TrainSettings, training or {}, "training")
         return cls(
             method=method,
-            model=describe(model, "model"),
+            model=describe_network(model),
             source=source,
             reader=data if isinstance(data, DataSource) else reader,
             training=training,

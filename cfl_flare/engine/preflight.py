@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,8 @@ from cfl_flare.engine.site import Site
 from cfl_flare.methods import Method, Participant
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
+
+logger = logging.getLogger(__name__)
 
 SHARES = ("accuracy", "macro_f1")
 
@@ -68,6 +71,8 @@ def _check_fit(plan: RunPlan) -> Layout:
     """Checks the method against the model and the other settings; returns the model's layout."""
     method, layout = plan.method, _layout(plan.make_model())
     method.check(layout, plan.server.num_rounds)
+    if method.traits.cluster_on == "fc" and method.compared(layout) == "all":
+        logger.warning("method %s: the model has no fully connected layer: cluster_on is 'all'", method.name)
     check_indicator(method, plan.data)
     scripted = plan.script.train_script is not None
     check_sums(plan.executor.site_sums, method, plan.server, scripted)

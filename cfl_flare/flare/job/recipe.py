@@ -16,7 +16,7 @@ from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
-from cfl_flare.core.config import MARK, marked, require
+from cfl_flare.core.config import MARK, class_paths, marked, require
 from cfl_flare.core.settings import settings_of, shows
 from cfl_flare.data import DataSource
 from cfl_flare.data.files import from_here
@@ -140,7 +140,7 @@ class ClusteredRecipe(Recipe):
         """The classes that the job names and the sites import."""
         method = describe_method(self.plan.method)["method"]
         sources = [source["class_path"] for source in self._sites.sources]
-        return [self.plan.model["class_path"], *sources, *([method] if "." in method else [])]
+        return [*class_paths(self.plan.model), *sources, *([method] if "." in method else [])]
 
     def process_env(self, env: ExecEnv) -> None:
         """Makes sure that the environment may run cfl_flare's components.
