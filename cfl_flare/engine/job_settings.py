@@ -78,6 +78,11 @@ class ScriptSettings:
     params_transfer_type: str = setting(
         "FULL", help="the script sends its model, or the difference from what it received", choices=("FULL", "DIFF")
     )
+    server_expected_format: str = setting(
+        "numpy",
+        help="how models travel to and from the script: as NumPy's arrays, or as PyTorch's tensors (bfloat16 too)",
+        choices=("numpy", "pytorch"),
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "recipe")
@@ -90,6 +95,7 @@ class AssignSettings:
     Attributes:
         penalties: the scripts add `cfl_flare.client.penalty` to their loss, and are sent what it needs.
         fedprox_mu: the coefficient of FedProx's term, for scripts that take it from FLARE's own metadata.
+        tensors: models travel as PyTorch's tensors.
         evaluates: the scripts are seen to evaluate a model without training it; others are not asked to measure one.
     """
 
@@ -100,6 +106,7 @@ class AssignSettings:
     every: int = setting(1, help="rounds between choices of a cluster", ge=1, name="assign_every")
     penalties: bool = False
     fedprox_mu: float | None = None
+    tensors: bool = False
     evaluates: bool = False
 
     def __post_init__(self) -> None:

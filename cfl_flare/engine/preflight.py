@@ -14,7 +14,7 @@ from torch import nn
 
 from cfl_flare.core.config import build, one_line, require
 from cfl_flare.core.errors import CFLError, ConfigError
-from cfl_flare.core.params import Layout
+from cfl_flare.core.params import Layout, live_state
 from cfl_flare.data import ParticipantData
 from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.indicator import check_indicator
@@ -69,7 +69,9 @@ def check_data(
 
 def _check_fit(plan: RunPlan) -> Layout:
     """Checks the method against the model and the other settings; returns the model's layout."""
-    method, layout = plan.method, _layout(plan.make_model())
+    module = plan.make_model()
+    own = {id(p): name for name, p in module.named_parameters()}
+    method, layout = plan.method, _layout(module)
     method.check(layout, plan.server.num_rounds)
     if method.traits.cluster_on == "fc" and method.compared(layout) == "all":
         logger.warning("method %s: the model has no fully connected layer: cluster_on is 'all'", method.name)
@@ -77,6 +79,12 @@ def _check_fit(plan: RunPlan) -> Layout:
     scripted = plan.script.train_script is not None
     check_sums(plan.executor.site_sums, method, plan.server, scripted)
     if not scripted:
+        left = [name for i, name in own.items() if i not in {id(tensor) for _, tensor in live_state(module).values()}]
+        require(
+            not left,
+            f"model {type(module).__name__}: its state_dict() leaves out {len(left)} of its {len(own)} parameters, "
+            f"such as {left[:1]}, which would differ between sites; name all of them there, or use a train_script",
+        )
         check_stop_cond(plan.server.early_stopping)
     path = plan.job.initial_ckpt
     if path is not None:

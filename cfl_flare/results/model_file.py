@@ -66,7 +66,7 @@ def check_weights(layout: Layout, arrays: Mapping[str, np.ndarray], parts: int, 
     for name, array in arrays.items():
         if array.dtype.kind != "f" and re.sub(r"^parts\.\d+\.", "", name) not in counters:
             raise PayloadError("dtype", f"{path}: {shown(name)} holds {array.dtype}, which are no weights; save floats")
-    wanted = parts * sum(math.prod(entry.shape) for entry in layout.entries)
+    wanted = parts * sum(map(math.prod, layout.shapes.values()))
     held = sum(array.size for array in arrays.values())
     if wanted != held:
         raise PayloadError(

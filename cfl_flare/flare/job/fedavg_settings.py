@@ -42,7 +42,8 @@ def exclude(pattern: str, model: Mapping[str, Any], method: Method) -> ExcludeVa
     except (re.error, TypeError) as error:
         raise ConfigError(f"{where} is not a regular expression: {error}") from error
     layout = Layout.of(build(model, nn.Module, "model"))
-    out = [e for e in layout.entries if found.search(e.name)]
+    names = set(layout.untied({name: None for name in layout.shapes if found.search(name)}))
+    out = [e for e in layout.entries if e.name in names]
     left = [e for e in layout.entries if e not in out and e.kind == "parameter"]
     require(bool(out), f"{where} matches none of {', '.join(e.name for e in layout.entries)}")
     require(bool(left), f"{where} matches all parameters: nothing would be left to learn together")
@@ -54,7 +55,7 @@ def exclude(pattern: str, model: Mapping[str, Any], method: Method) -> ExcludeVa
             f"{where} matches all that method {method.label} clusters on ({cluster_on}); set its cluster_on to what "
             "the sites send",
         )
-    return ExcludeVars([e.name for e in out])
+    return ExcludeVars([name for name in layout.shapes if layout.untied({name: None}).keys() <= names])
 
 
 def without_parameters() -> ExcludeVars:
