@@ -54,9 +54,8 @@ class Scripts:
 
     def __init__(self, server: Server, assign: AssignSettings, exchange: Exchange, warn: Callable[[str], None]):
         self._server, self._assign, self._exchange, self._warn = server, assign, exchange, warn
-        fobs.register(
-            TensorDecomposer
-        )  # a script may answer with tensors; undecoded, they would end the server's process
+        # A script may answer with tensors: undecoded, they would end the server's process.
+        fobs.register(TensorDecomposer)
         self._results = ScriptResults(server, self._remark)
         self._said: set[str] = set()
         self._sent: dict[str, str] = {}

@@ -115,7 +115,8 @@ class ClusteredRecipe(Recipe):
             mu = fedprox_mu(script, plan.method)
             terms = has_terms(plan.method) and mu is None
             assign = replace(plan.assign, penalties=terms, fedprox_mu=mu, evaluates=evaluates(script))
-            self._assign = marked(asdict(assign))
+            tensors = plan.script.server_expected_format == "pytorch"
+            self._assign = marked(asdict(replace(assign, tensors=tensors)))
         controller = ClusteredController(
             **asdict(plan.server),
             **asdict(plan.controller),
