@@ -188,3 +188,28 @@ def test_series_are_named_by_what_they_are():
     assert series("served_accuracy") == "accuracy"
     assert series("cluster-10/served_loss") == "cluster-10/loss"
     assert series("ari") == "ari" and series("trained_accuracy") == "trained_accuracy"
+
+
+def test_a_tied_weight_is_excluded_under_both_of_its_names():
+    tied = {"class_path": "tests.core.test_state_names.Tied"}
+    _, client = exported(recipe(**SCRIPT, model=tied, method="fedavg", exclude_vars="embed"))
+    names = [c["filters"][0]["args"]["exclude_vars"] for c in client["task_result_filters"]]
+    assert ["embed.weight", "out.weight"] in names
+
+
+def test_the_format_of_what_travels_reaches_server_and_sites():
+    server, client = exported(recipe(**SCRIPT, server_expected_format="pytorch"))
+    assert executor(client)["server_expected_format"] == "pytorch"
+    assert server["workflows"][0]["args"]["judge"]["tensors"] is True
+
+
+def test_cfl_flare_s_own_training_needs_all_parameters():
+    with pytest.raises(ConfigError, match="leaves out 2 of its 3 parameters"):
+        recipe(model={"class_path": "tests.core.test_state_names.Adapted"}, method="fedavg")
+
+
+def test_all_parameters_are_compared_where_there_is_no_fully_connected_layer(caplog):
+    recipe(**SCRIPT, model=torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3)), method="wecfl:k=2")
+    assert "the model has no fully connected layer: cluster_on is 'all'" in caplog.text
+    with pytest.raises(ConfigError, match="cluster_on = 'head' does not fit the model"):
+        recipe(**SCRIPT, model=torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3)), method="wecfl:k=2,cluster_on=head")
