@@ -39,7 +39,7 @@ OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 Facts = frozenset[tuple[Any, ...]]
 
 
-def describe_network(network: nn.Module | Mapping[str, Any], what: str = "model") -> dict[str, Any]:
+def describe_network(network: Any, what: str = "model") -> dict[str, Any]:
     """The ``{"class_path", "args"}`` of a network.
 
     Args:

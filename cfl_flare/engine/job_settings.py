@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cfl_flare.core.config import check_run_name
+from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.settings import check_settings, setting
 
 MEMORY = "rounds between clean-ups of {} memory; 0 for none"
@@ -45,6 +45,9 @@ class ControllerSettings:
     """The server's process."""
 
     task_timeout: int = setting(3600, help="seconds that a round may take; later results are dropped", ge=1)
+    max_missed_tasks: int = setting(
+        2, help="a site that misses so many tasks in a row is still asked, but no longer waited for", ge=1
+    )
     memory_gc_rounds: int = setting(0, help=MEMORY.format("the server's"), ge=0, name="server_memory_gc_rounds")
 
     def __post_init__(self) -> None:
@@ -75,6 +78,11 @@ class ScriptSettings:
     train_args: str = setting("", help="the script's command line", per_site=True)
     launch_external_process: bool = setting(False, help="run the script in a separate process", per_site=True)
     command: str = setting("python3 -u", help="what starts that process", per_site=True)
+    framework: str | None = setting(
+        None,
+        help="what the script's arrays are; by default NumPy's if the model is given as arrays, else PyTorch's",
+        choices=("pytorch", "numpy"),
+    )
     params_transfer_type: str = setting(
         "FULL", help="the script sends its model, or the difference from what it received", choices=("FULL", "DIFF")
     )
@@ -86,6 +94,11 @@ class ScriptSettings:
 
     def __post_init__(self) -> None:
         check_settings(self, "recipe")
+        require(
+            (self.framework, self.server_expected_format) != ("numpy", "pytorch"),
+            "recipe: server_expected_format = 'pytorch' sends tensors, which framework = 'numpy' does not read; leave "
+            "one of them out",
+        )
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def test_a_job_with_a_training_script(tmp_path, monkeypatch):
     (tmp_path / "client.py").write_text("")
     words = ["--model", MODEL, "--method", "ifca:k=2", "--train-script", "client.py", "--train-args", "--lr 1"]
     _, controller, runner = exported(tmp_path / "jobs", *words, "--assign-metric", "accuracy", "--assign-mode", "max")
-    assert (runner["task_script_path"], runner["task_script_args"]) == ("client.py", "--lr 1")
+    assert (runner["task_script_path"], runner["task_script_args"]) == ("cfl_launcher.py", "client.py --lr 1")
     assert (controller["judge"]["metric"], controller["judge"]["mode"]) == ("accuracy", "max")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,14 +51,23 @@ class Scripts:
         assign: how participants choose, for methods in which they do.
         exchange: sends each site a task, and calls a function with each result.
         warn: called with each remark, once.
+        errors: why sites' results of the last exchange cannot be used.
     """
 
-    def __init__(self, server: Server, assign: AssignSettings, exchange: Exchange, warn: Callable[[str], None]):
+    def __init__(
+        self,
+        server: Server,
+        assign: AssignSettings,
+        exchange: Exchange,
+        warn: Callable[[str], None],
+        errors: Mapping[str, str] = MappingProxyType({}),
+    ):
         self._server, self._assign, self._exchange, self._warn = server, assign, exchange, warn
         # A script may answer with tensors: undecoded, they would end the server's process.
         fobs.register(TensorDecomposer)
         self._results = ScriptResults(server, self._remark)
         self._said: set[str] = set()
+        self._errors = errors
         self._sent: dict[str, str] = {}
         self._silent: set[str] = set()
         self._evaluating: dict[str, bool] = {}
@@ -96,10 +106,11 @@ class Scripts:
             )
         if problems:
             self._remark(f"{site}, asked to evaluate: {problem} ({len(problems)} sites in all): it cannot take part")
+        reasons = "".join(f"; {site}: {why}" for site, why in self._errors.items())
         require(
             bool(answered) or not went,
             f"run: method {self._server.method.label} has each model evaluated by the sites' script, but no site "
-            "sent a result; the sites' logs say why",
+            f"sent a result; the sites' logs say why{reasons}",
         )
         self._remark(f"participants choose by their script's {self._assign.metric!r}: measure it on training data")
         return went
@@ -130,6 +141,8 @@ class Scripts:
             models = {n: self._model(slot, tasks[n] if train else None) for n, slot in asked.items()}
             if models and not self._exchange(task, models, lambda result: self._accept(result, tasks)):
                 return False
+        if server.state.round == 0:
+            self._results.check(sum(task.train for task in tasks.values()))
         return self._loops_checked or self._check_loops(tasks)
 
     def _evaluates(self, name: str) -> bool:
@@ -279,6 +292,7 @@ class Scripts:
             metrics = self._results.metrics(result) if tasks[name].evaluate else {}
             server.accept(Result(name, update, metrics, cross=self._cross[name]), name)
         except PayloadError as error:
+            self._results.refused(name, error)
             self._warn(f"round {server.state.round}: {name}: result refused ({error.code}): {error}")
             return False
         return True
