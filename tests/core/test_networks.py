@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import OrderedDict
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -51,9 +51,11 @@ class Alters(nn.Module):
 
 
 class Fetches(nn.Module):
+    fetched: ClassVar[list[int]] = []
+
     def __init__(self, classes: int, pretrained: bool = False):
         super().__init__()
-        assert not pretrained, "it would fetch a file"
+        self.fetched.extend([classes] * pretrained)
         self.layer = nn.Linear(3, classes)
 
 
@@ -132,6 +134,7 @@ def test_an_argument_that_may_fetch_a_file_is_not_tried():
     network.extra = 1  # nothing builds this
     with pytest.raises(ConfigError):
         describe_network(network)
+    assert not Fetches.fetched
 
 
 @pytest.mark.parametrize(
