@@ -37,6 +37,7 @@ SIMULATED_JOB = "simulate_job"
 RETURN_CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
 LOST = "lost: it gives no sign of life"
 UNWAITED = "no result; it has missed too many tasks in a row to be waited for"
+ENCRYPTED = ": a filter there encrypts models, which the server has to compare; remove it from the site's privacy.json"
 # Seconds between questions to the server whether a site has connected meanwhile.
 ASK_EVERY = 5.0
 
@@ -70,6 +71,7 @@ class PerSiteController(ModelController):
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Prepares a job: at real sites, it follows which of them are heard."""
         super().start_controller(fl_ctx)
+        self._survive_undecodable_answers()
         if simulated(fl_ctx):
             return
         self._attendance, self._asks = Attendance(), True
@@ -84,7 +86,6 @@ class PerSiteController(ModelController):
         self.communicator.client_is_active = client_is_active
         # FLARE ends the job if one site returns one of these codes; here that site's round has failed.
         self.engine.get_component("_Server_Runner").ABORT_RETURN_CODES = []
-        self._survive_undecodable_answers()
 
     def _survive_undecodable_answers(self) -> None:
         """An answer that cannot be decoded fails its site's round, where FLARE would exit the server's job process."""
@@ -99,7 +100,8 @@ class PerSiteController(ModelController):
                 # An unknown token is that of a client that was killed while it was sending, and has come back since.
                 client = self.engine.client_manager.clients.get(message.get_header(CellMessageHeaderKeys.TOKEN))
                 name = "?" if client is None else client.name
-                self._give_up(name, f"undecodable: {type(error).__name__}")
+                encrypted = ENCRYPTED if "tenseal" in str(error) else ""
+                self._give_up(name, f"undecodable: {type(error).__name__}{encrypted}")
                 peer = FLContext()  # without a job's id, so that FLARE drops the answer
                 peer.set_prop(ReservedKey.IDENTITY_NAME, name, private=False)
                 message.payload = Shareable()

@@ -62,7 +62,12 @@ def test_a_job_with_a_training_script(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [("--data digits", "data: belongs to the script"), ("--lr 0.1", "training: belongs to the")]
+    ("words", "says"),
+    [
+        ("--data digits", "data: belongs to the script"),
+        ("--lr 0.1", "training: belongs to the"),
+        ("--device cuda", "device: belongs to the script"),
+    ],
 )
 def test_what_a_training_script_decides_is_not_said_beside_it(words, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
