@@ -12,7 +12,9 @@ import re
 import reprlib
 import types
 import typing
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from cfl_flare.core.errors import CFLError, ClassError, ConfigError
@@ -22,6 +24,8 @@ T = TypeVar("T")
 # FLARE takes every dictionary in a component's arguments that has a "path", "class_path" or "name" for a component, and
 # builds it at once. This mark leaves ours alone: they are built later, by `build`, after the site's policy was asked.
 MARK = {"config_type": "dict"}
+# Under which key the arguments of a class hold those without a name, such as the modules of a torch.nn.Sequential.
+POSITIONAL = "*"
 # Under which key a dataclass field holds what `cfl_flare.core.settings` states of it.
 SETTING = "setting"
 
@@ -90,7 +94,7 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def current_names(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+def current_names(cls: Callable[..., Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The values by today's names: what a class has renamed is in its attribute ``renamed = {"old": "new"}``.
 
     Raises:
@@ -103,7 +107,7 @@ def current_names(cls: type, values: Mapping[str, Any], where: str) -> dict[str,
     return {renamed.get(name, name): value for name, value in values.items()}
 
 
-def from_dict(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+def from_dict(cls: Callable[..., T], values: Mapping[str, Any], where: str) -> T:
     """Builds a settings class from a dictionary, with one clear error for a name it does not know.
 
     Raises:
@@ -252,7 +256,9 @@ def build(
 ) -> T:
     """The one way in which a class that a job names becomes an object.
 
-    The site's component policy is asked first, then the class is imported, checked to be a ``base``, and called.
+    The site's component policy is asked first, then the class is imported, checked to be a ``base``, and called. In its
+    place there may be a function that is annotated to return such a class of its own module. Arguments that are such
+    dictionaries themselves are built first, in the same way.
 
     Args:
         spec: ``{"class_path": "package.Class", "args": {...}}``.
@@ -278,9 +284,42 @@ def build(
             f"{what}: {path!r} cannot be imported here ({one_line(error)}); install its package, or let the job carry "
             "it"
         ) from error
-    if not (isinstance(cls, type) and issubclass(cls, base)):
+    made = made_by(cls)
+    if not (isinstance(made, type) and issubclass(made, base)):
         raise ConfigError(f"{what}: {path!r} is not a {base.__module__}.{base.__qualname__}; name a subclass of that")
-    return from_dict(cls, {**dict(spec.get("args") or {}), **extra}, f"{what} {name}")
+    args = {key: _built(value, base, what, authorize) for key, value in dict(spec.get("args") or {}).items()}
+    first = args.pop(POSITIONAL, ())
+    cls = partial(cls, *first) if first else cls
+    return from_dict(cls, {**args, **extra}, f"{what} {name}")
+
+
+def made_by(named: Any) -> Any:
+    """The class itself, or the one of its own module that a function is annotated to return; None if there is none."""
+    if not inspect.isfunction(named):
+        return named
+    try:
+        made = typing.get_type_hints(named).get("return")
+    except Exception:  # an annotation may be any text
+        return None
+    return made if getattr(made, "__module__", None) == named.__module__ else None
+
+
+def class_paths(spec: Any) -> list[str]:
+    """All classes and functions that a description names, those in its arguments too."""
+    inside = list(spec.values()) if isinstance(spec, Mapping) else spec if isinstance(spec, (list, tuple)) else []
+    own = [spec["class_path"]] if isinstance(spec, Mapping) and isinstance(spec.get("class_path"), str) else []
+    return list(dict.fromkeys([*own, *(path for value in inside for path in class_paths(value))]))
+
+
+def _built(value: Any, base: type, what: str, authorize: Callable[[str], None] | None) -> Any:
+    """An argument, with what is described in it built."""
+    if not class_paths(value):
+        return value
+    if not isinstance(value, Mapping):
+        return [_built(inner, base, what, authorize) for inner in value]
+    if value.keys() == {"class_path", "args"}:
+        return build(value, base, what, authorize)
+    return OrderedDict((key, _built(inner, base, what, authorize)) for key, inner in value.items())
 
 
 def check_run_name(name: str, what: str = "name") -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray
+T = TypeVar("T")
 
 ROLES = ("all", "fc", "head", "backbone")
 
@@ -75,40 +76,57 @@ class Layout:
 
     Attributes:
         entries: the arrays, in the order of the vectors.
+        tied: further names of some of them, with the name of the entry: two names of a module's ``state_dict()`` for
+            one tied weight. They are added to named arrays that leave, and accepted in those that arrive.
     """
 
     entries: tuple[Entry, ...]
+    tied: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> Layout:
-        """Reads the layout of a module. The head is its last ``torch.nn.Linear``, in order of registration."""
+        """Reads the layout of what a module's ``state_dict()`` holds, which may be less than its parameters.
+
+        The head is its last ``torch.nn.Linear``, in order of registration.
+        """
         from torch import nn
 
         linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-        parameters = [(name, p, "parameter") for name, p in module.named_parameters()]
-        if not parameters:
+        buffers, entries, tied = {name for name, _ in module.named_buffers()}, [], []
+        first: dict[int, str] = {}
+        for name, (own, tensor) in live_state(module).items():
+            if first.setdefault(id(tensor), name) != name:
+                tied.append((name, first[id(tensor)]))
+                continue
+            owner = own.rpartition(".")[0]
+            entries.append(
+                Entry(name, tuple(tensor.shape), _kind(tensor, own in buffers), owner in linear[-1:], owner in linear)
+            )
+        if not any(e.kind == "parameter" for e in entries):
             raise ConfigError(f"model {type(module).__name__} has no parameters to train")
-        persistent = set(module.state_dict().keys())
-        buffers = [
-            (name, b, "buffer" if b.is_floating_point() else "counter")
-            for name, b in module.named_buffers()
-            if name in persistent
-        ]
-        entries = []
-        for name, tensor, kind in [*parameters, *sorted(buffers, key=lambda b: b[2])]:  # "buffer" < "counter"
-            owner = name.rpartition(".")[0]
-            entries.append(Entry(name, tuple(tensor.shape), kind, owner in linear[-1:], owner in linear))
-        return cls._packed(entries)
+        order = ("parameter", "buffer", "counter")
+        return cls._packed(sorted(entries, key=lambda e: order.index(e.kind)), tied)
 
     @classmethod
-    def _packed(cls, entries: Iterable[Entry]) -> Layout:
+    def _packed(cls, entries: Iterable[Entry], tied: Iterable[tuple[str, str]] = ()) -> Layout:
         """These arrays one after the other, each kind of vector filled from its start."""
         placed, ends = [], {"float": 0, "counter": 0}
         for entry in entries:
             vector = "counter" if entry.kind == "counter" else "float"
             placed.append(replace(entry, offset=ends[vector]))
             ends[vector] += entry.size
-        return cls(tuple(placed))
+        return cls(tuple(placed), tuple(tied))
+
+    def untied(self, arrays: Mapping[str, T]) -> dict[str, T]:
+        """Named values with each tied weight once, under the name of its entry."""
+        other = dict(self.tied)
+        return {other.get(name, name): value for name, value in arrays.items() if other.get(name) not in arrays}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all named arrays, tied ones under each of their names."""
+        own = {e.name: e.shape for e in self.entries}
+        return {**own, **{name: own[entry] for name, entry in self.tied}}
 
     def _size(self, *kinds: str) -> int:
         return sum(e.size for e in self.entries if e.kind in kinds)
@@ -139,13 +157,14 @@ class Layout:
         Raises:
             PayloadError: the model does not have one of the names.
         """
-        unknown = sorted(set(names) - {e.name for e in self.entries})
+        names = self.untied(dict.fromkeys(names))
+        unknown = sorted(names.keys() - {e.name for e in self.entries})
         if unknown:
             known = ", ".join(e.name for e in self.entries)
             raise PayloadError("extra_parameter", f"unknown parameter {shown(unknown[0])}; the model has {known}")
-        if len(set(names)) == len(self.entries):
+        if len(names) == len(self.entries):
             return self
-        return self._packed(e for e in self.entries if e.name in names)
+        return self._packed((e for e in self.entries if e.name in names), (t for t in self.tied if t[1] in names))
 
     @cached_property
     def head(self) -> Layout:
@@ -205,7 +224,7 @@ class Layout:
         Raises:
             PayloadError: a missing or unknown name, or an array of the wrong shape, not real or not finite.
         """
-        names = [e.name for e in self.entries]
+        names, arrays = [e.name for e in self.entries], self.untied(arrays)
         self.restricted(arrays.keys())
         missing = [name for name in names if name not in arrays]
         if missing and not allow_missing:
@@ -256,7 +275,8 @@ class Params:
 
     def arrays(self) -> dict[str, Array]:
         """The named arrays, views into the vectors."""
-        return {e.name: e.view(self.counters if e.kind == "counter" else self.vector) for e in self.layout.entries}
+        own = {e.name: e.view(self.counters if e.kind == "counter" else self.vector) for e in self.layout.entries}
+        return {**own, **{name: own[entry] for name, entry in self.layout.tied}}
 
     def take(self, layout: Layout) -> Params:
         """A part of the model, with that part's layout."""
@@ -266,6 +286,30 @@ class Params:
     def part(self, role: str | Sequence[str]) -> Array:
         """Some of the parameters as one vector, float32; see `Layout.select`."""
         return np.concatenate([self.vector[s] for s in self.layout.select(role)])
+
+
+def live_state(module: torch.nn.Module) -> dict[str, tuple[str, torch.Tensor]]:
+    """What a module's ``state_dict()`` holds, by its names: the module's own name and tensor of each.
+
+    A module may override it, name only some of its parameters (adapters), and name them differently. What is none of
+    its own tensors is kept as it is.
+    """
+    own: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    own |= dict(module.named_buffers(remove_duplicate=False))
+    state = {name: value for name, value in module.state_dict().items() if hasattr(value, "is_floating_point")}
+    if state.keys() <= own.keys():
+        return {name: (name, own[name]) for name in state}
+    places = {(tensor.data_ptr(), tensor.shape): name for name, tensor in reversed(own.items()) if tensor.numel()}
+    names = {name: places.get((value.data_ptr(), value.shape), name) for name, value in state.items()}
+    return {name: (own_name, own.get(own_name, state[name])) for name, own_name in names.items()}
+
+
+def _kind(tensor: torch.Tensor, buffer: bool) -> str:
+    from torch.nn import Parameter
+
+    if isinstance(tensor, Parameter):
+        return "parameter"
+    return "counter" if not tensor.is_floating_point() else "buffer" if buffer else "parameter"
 
 
 class WeightedMean:

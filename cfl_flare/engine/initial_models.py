@@ -49,7 +49,7 @@ def read_checkpoint(path: Path, layout: Layout) -> Params:
             f"{where} cannot be read without unpickling ({one_line(error)}); save model.state_dict() alone, with "
             "torch.save or as safetensors, or arrays with np.savez"
         ) from error
-    known = {e.name for e in layout.entries}
+    arrays, known = layout.untied(arrays), {e.name for e in layout.entries}
     strange, missing = sorted(arrays.keys() - known), sorted(known - arrays.keys())
     require(
         not strange and not missing,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cfl_flare.core.config import check_run_name
+from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.results.key_metric import best_end
 
@@ -90,9 +90,19 @@ class ScriptSettings:
     private: str | None = setting(
         None, help="a regular expression for the names of arrays that each site with a script trains for itself"
     )
+    server_expected_format: str = setting(
+        "numpy",
+        help="how models travel to and from the script: as NumPy's arrays, or as PyTorch's tensors (bfloat16 too)",
+        choices=("numpy", "pytorch"),
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "recipe")
+        require(
+            (self.framework, self.server_expected_format) != ("numpy", "pytorch"),
+            "recipe: server_expected_format = 'pytorch' sends tensors, which framework = 'numpy' does not read; leave "
+            "one of them out",
+        )
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,7 @@ class AssignSettings:
     Attributes:
         penalties: the scripts add `cfl_flare.client.penalty` to their loss, and are sent what it needs.
         fedprox_mu: the coefficient of FedProx's term, for scripts that take it from FLARE's own metadata.
+        tensors: models travel as PyTorch's tensors.
         evaluates: the scripts are seen to evaluate a model without training it; others are not asked to measure one.
     """
 
@@ -117,6 +128,7 @@ class AssignSettings:
     every: int = setting(1, help="rounds between choices of a cluster", ge=1, name="assign_every")
     penalties: bool = False
     fedprox_mu: float | None = None
+    tensors: bool = False
     evaluates: bool = False
 
     def __post_init__(self) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from cfl_flare.core.archive import Archive
-from cfl_flare.core.config import build, describe, from_dict
+from cfl_flare.core.config import build, from_dict
 from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.networks import describe_network
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.initial_models import initial_models
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 def model_factory(model: Any, authorize: Callable[[str], None] | None = None) -> Callable[[], torch.nn.Module]:
     """A function that builds the untrained model, from an instance or its ``{"class_path", "args"}``."""
-    return partial(build, describe(model, "model"), torch.nn.Module, "model", authorize)
+    return partial(build, describe_network(model), torch.nn.Module, "model", authorize)
 
 
 def run_loop(
@@ -92,7 +93,7 @@ def run_loop(
     layout, facts = site.runtime.resident.layout, describe_run(data, settings, training)
     run = {
         "method": describe_method(method),
-        "model": describe(model, "model"),
+        "model": describe_network(model),
         "participants": {p.name: p.samples for p in participants},
         "evaluate_trained": own.evaluate_trained,
         **facts,

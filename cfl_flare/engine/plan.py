@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from cfl_flare.core.config import as_spec, build, describe, from_dict, require
+from cfl_flare.core.networks import describe_network
 from cfl_flare.core.settings import check_known, pick
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.engine.indicator import samples_to_set_aside
@@ -106,7 +107,7 @@ class RunPlan:
             training = from_dict(TrainSettings, training or {}, "training")
         return cls(
             method=method,
-            model=describe(model, "model"),
+            model=describe_network(model),
             arrays=arrays,
             source=source,
             reader=data if isinstance(data, DataSource) else reader,

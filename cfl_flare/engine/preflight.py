@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import nn
 
 from cfl_flare.core.config import build, one_line, require
 from cfl_flare.core.errors import CFLError, ConfigError
-from cfl_flare.core.params import Layout
+from cfl_flare.core.params import Layout, live_state
 from cfl_flare.data import ParticipantData
 from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.indicator import check_indicator
@@ -26,6 +27,8 @@ from cfl_flare.engine.site import Site
 from cfl_flare.methods import Method, Participant
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
+
+logger = logging.getLogger(__name__)
 
 SHARES = ("accuracy", "macro_f1")
 
@@ -66,12 +69,22 @@ def check_data(
 
 def _check_fit(plan: RunPlan) -> Layout:
     """Checks the method against the model and the other settings; returns the model's layout."""
-    method, layout = plan.method, _layout(plan.make_model())
+    module = plan.make_model()
+    own = {id(p): name for name, p in module.named_parameters()}
+    method, layout = plan.method, _layout(module)
     method.check(layout, plan.server.num_rounds)
+    if method.traits.cluster_on == "fc" and method.compared(layout) == "all":
+        logger.warning("method %s: the model has no fully connected layer: cluster_on is 'all'", method.name)
     check_indicator(method, plan.data)
     scripted = plan.script.train_script is not None
     check_sums(plan.executor.site_sums, method, plan.server, scripted)
     if not scripted:
+        left = [name for i, name in own.items() if i not in {id(tensor) for _, tensor in live_state(module).values()}]
+        require(
+            not left,
+            f"model {type(module).__name__}: its state_dict() leaves out {len(left)} of its {len(own)} parameters, "
+            f"such as {left[:1]}, which would differ between sites; name all of them there, or use a train_script",
+        )
         check_stop_cond(plan.server.early_stopping)
     path = plan.job.initial_ckpt
     if path is not None:

@@ -22,7 +22,7 @@ def last_block(layout: Layout, headless: bool) -> list[str]:
     names = [e.name.split(".") for e in layout.backbone.entries if e.kind == "parameter"]
     depth = next((d for d in range(1, max(map(len, names), default=1)) if len({tuple(n[:d]) for n in names}) > 1), 1)
     blocks = list(dict.fromkeys(".".join(n[:depth]) for n in names))
-    convolves = {b for b in blocks for e in layout.entries if len(e.shape) == 4 and _within(e.name, b)}
+    convolves = {b for b in blocks for e in layout.entries if len(e.shape) in (4, 5) and _within(e.name, b)}
     last = max((i for i, b in enumerate(blocks) if b in convolves), default=0) or len(blocks) - 1
     head = [] if headless else list(dict.fromkeys(e.name.rpartition(".")[0] for e in layout.entries if e.head))
     return (blocks[last:] if last or headless else []) + head

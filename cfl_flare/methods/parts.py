@@ -17,7 +17,10 @@ from cfl_flare.training.ensemble import Served
 
 BACKBONE = "backbone"
 # The help of ``cluster_on``.
-COMPARED = "the parameters {} clustered: all, fc (all fully connected layers), head, backbone, or a list of names"
+COMPARED = (
+    "the parameters {} clustered: all, fc (all fully connected layers; all parameters if there is none), head, "
+    "backbone, or a list of names"
+)
 
 
 def known_part(cluster_on: Any, where: str) -> Part:

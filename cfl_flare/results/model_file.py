@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.core.config import build
+from cfl_flare.core.config import build, class_paths
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Layout
 from cfl_flare.core.text import shown
@@ -56,7 +56,7 @@ def parts_of(ensemble: Any, arrays: int, path: Path) -> tuple[int, str]:
 
 def is_ours(spec: Mapping[str, Any]) -> bool:
     """Whether a file names one of cfl_flare's networks; for no other is a module imported because a file names it."""
-    return spec["class_path"] in NETWORK_PATHS
+    return NETWORK_PATHS.issuperset(class_paths(spec))
 
 
 def check_weights(layout: Layout, arrays: Mapping[str, np.ndarray], parts: int, path: Path) -> None:
@@ -69,7 +69,7 @@ def check_weights(layout: Layout, arrays: Mapping[str, np.ndarray], parts: int, 
     for name, array in arrays.items():
         if array.dtype.kind != "f" and re.sub(r"^parts\.\d+\.", "", name) not in counters:
             raise PayloadError("dtype", f"{path}: {shown(name)} holds {array.dtype}, which are no weights; save floats")
-    wanted = parts * sum(math.prod(entry.shape) for entry in layout.entries)
+    wanted = parts * sum(map(math.prod, layout.shapes.values()))
     held = sum(array.size for array in arrays.values())
     if wanted != held:
         raise PayloadError(

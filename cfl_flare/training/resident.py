@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.params import Layout, Params, live_state
 from cfl_flare.core.seeds import derive
 
 
@@ -39,13 +39,13 @@ class ResidentModel:
         self.gradient = torch.zeros(size, device=device)
         self.parameters.grad = self.gradient
         self._counters: list[torch.Tensor] = []
-        named_parameters, named_buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        named = live_state(module)
         for entry in self.layout.entries:
+            old = named[entry.name][1]
             if entry.kind == "counter":
-                self._counters.append(named_buffers[entry.name])
+                self._counters.append(old)
                 continue
             view = entry.view(self.flat)
-            old = named_parameters[entry.name] if entry.kind == "parameter" else named_buffers[entry.name]
             view.copy_(old.detach())
             old.data = view
             if entry.kind == "parameter":

@@ -13,8 +13,12 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AlgorithmConstants, AppConstants
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.fuel.utils import fobs
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, PayloadError
@@ -62,6 +66,8 @@ class Scripts:
         errors: Mapping[str, str] = MappingProxyType({}),
     ):
         self._server, self._assign, self._exchange, self._warn = server, assign, exchange, warn
+        # A script may answer with tensors: undecoded, they would end the server's process.
+        fobs.register(TensorDecomposer)
         self._results = ScriptResults(server, self._remark)
         self._said: set[str] = set()
         self._errors = errors
@@ -247,11 +253,16 @@ class Scripts:
         server = self._server
         return FLModel(
             params_type=ParamsType.FULL,
-            params=server.bank[slot].arrays(),
+            params=self._sendable(server.bank[slot].arrays()),
             current_round=server.state.round,
             total_rounds=server.settings.num_rounds,
             meta={} if task is None else self._for_loss(slot, task),
         )
+
+    def _sendable(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Arrays as they travel."""
+        tensors = self._assign.tensors
+        return {name: torch.from_numpy(np.array(array)) if tensors else array for name, array in arrays.items()}
 
     def _for_loss(self, own: str, task: Task) -> dict[str, Any]:
         """What a script needs to add to its loss, as FLARE's own metadata or as cfl_flare's."""
@@ -266,7 +277,7 @@ class Scripts:
         slots = list(dict.fromkeys(slot for slots in needed for slot in slots))
         others = with_parts(server.state.bank, [slot for slot in travelling([own, *slots]) if slot != own])
         content = {"own": own, "slots": [slot for slot in slots if slot != own], "scalars": dict(task.scalars)}
-        models = {slot: model.arrays() for slot, model in others.items()}
+        models = {slot: self._sendable(model.arrays()) for slot, model in others.items()}
         return {PENALTY_META: {**content, "models": models, "method": describe_method(server.method)}}
 
     def _candidates(self, task: Task) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from cfl_flare.core.errors import ConfigError, PayloadError
-from cfl_flare.core.params import Layout
+from cfl_flare.core.params import Layout, live_state
 from cfl_flare.flare.client_api.controller import PENALTY_META
 from cfl_flare.methods import Download, build_method
 from cfl_flare.methods.slots import with_parts
@@ -50,8 +50,8 @@ def penalty(model: torch.nn.Module) -> torch.Tensor:
         return next(model.parameters()).new_zeros(())
     if _now is None or _now.received is not received:
         _now = _begin(received, content, model)
-    parameters = dict(model.named_parameters())
-    step = Step(torch.cat([_flat(parameters[e.name]) for e in _now.layout.entries if e.kind == "parameter"]))
+    parameters = live_state(model)
+    step = Step(torch.cat([_flat(parameters[e.name][1]) for e in _now.layout.entries if e.kind == "parameter"]))
     total = step.parameters.new_zeros(())
     for term in _now.terms:
         total = total + term(step)

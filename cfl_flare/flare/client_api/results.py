@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 from nvflare.apis.dxo import MetaKey
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -112,7 +113,7 @@ class ScriptResults:
             undo = "encrypted or packed models cannot be checked, compared or clustered; remove that filter there"
             raise PayloadError("encrypted", f"a filter of the site has changed its model by {shown(processed)}: {undo}")
         whole = result.params_type != ParamsType.DIFF
-        known, given = {e.name for e in sent.layout.entries}, dict(result.params)
+        known, given = {e.name for e in sent.layout.entries}, sent.layout.untied(arrays_of(result))
         odd = [key for key, array in given.items() if not isinstance(key, str) or not is_array(array)]
         if odd:
             raise PayloadError("kind", f"{name}: {shown(odd[0])} is no named array")
@@ -180,6 +181,18 @@ def metric_of(result: FLModel, name: str) -> float | None:
 def is_finite(value: Any) -> bool:
     """Whether a reported value is a finite number, within bounds."""
     return is_number(value.item() if isinstance(value, np.number) else value)
+
+
+def arrays_of(result: FLModel) -> dict[Any, Any]:
+    """A script's parameters as NumPy's arrays, also where tensors travel."""
+    return {name: _as_array(value) for name, value in (result.params or {}).items()}
+
+
+def _as_array(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.is_complex() or value.layout is not torch.strided:
+        return value
+    value = value.detach().cpu()
+    return (value.float() if value.is_floating_point() else value).numpy()
 
 
 def is_array(value: Any) -> bool:

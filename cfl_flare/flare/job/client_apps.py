@@ -12,7 +12,7 @@ from typing import Any
 
 from nvflare.apis.filter import Filter
 from nvflare.apis.job_def import ALL_SITES
-from nvflare.client.config import TransferType
+from nvflare.client.config import ExchangeFormat, TransferType
 from nvflare.fuel.utils.constants import FrameworkType
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
@@ -148,6 +148,7 @@ def _runner(script: ScriptSettings, executor: ExecutorSettings) -> LaunchedScrip
         script_args=script.train_args,
         launch_external_process=script.launch_external_process,
         command=script.command,
+        server_expected_format=ExchangeFormat(script.server_expected_format),
         framework=FrameworkType(script.framework or FrameworkType.PYTORCH),
         params_transfer_type=TransferType(script.params_transfer_type),
         memory_gc_rounds=executor.memory_gc_rounds,

@@ -52,19 +52,20 @@ def staying(setting: str, pattern: str, model: Mapping[str, Any], method: Method
     except (re.error, TypeError) as error:
         raise ConfigError(f"{where} is not a regular expression: {error}") from error
     layout = Layout.of(build(model, nn.Module, "model"))
-    out = [e for e in layout.entries if found.search(e.name)]
+    names = set(layout.untied({name: None for name in layout.shapes if found.search(name)}))
+    out = [e for e in layout.entries if e.name in names]
     left = [e for e in layout.entries if e not in out and e.kind == "parameter"]
     require(bool(out), f"{where} matches none of {', '.join(e.name for e in layout.entries)}")
     require(bool(left), f"{where} matches all parameters: nothing would be left to learn together")
     cluster_on = method.traits.cluster_on
     if cluster_on is not None:
-        compared = {place.start for place in layout.select(cluster_on)}
+        compared = {place.start for place in layout.select(method.compared(layout))}
         require(
             any(e.offset in compared for e in left),
             f"{where} matches all that method {method.label} clusters on ({cluster_on}); set its cluster_on to what "
             "the sites send",
         )
-    return [e.name for e in out]
+    return [name for name in layout.shapes if layout.untied({name: None}).keys() <= names]
 
 
 def without_parameters() -> ExcludeVars:

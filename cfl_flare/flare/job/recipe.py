@@ -20,7 +20,7 @@ from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
-from cfl_flare.core.config import MARK, marked
+from cfl_flare.core.config import MARK, class_paths, marked
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import settings_of, shows
 from cfl_flare.data import DataSource
@@ -128,7 +128,8 @@ class ClusteredRecipe(Recipe):
             mu = fedprox_mu(script, plan.method)
             terms = has_terms(plan.method) and mu is None
             assign = replace(plan.assign, penalties=terms, fedprox_mu=mu, evaluates=evaluates(script))
-            self._assign = marked(asdict(assign))
+            tensors = plan.script.server_expected_format == "pytorch"
+            self._assign = marked(asdict(replace(assign, tensors=tensors)))
         controller = ClusteredController(
             **asdict(plan.server),
             **asdict(plan.controller),
@@ -221,7 +222,7 @@ class ClusteredRecipe(Recipe):
         """The classes that the job names and the sites import."""
         method = describe_method(self.plan.method)["method"]
         sources = [source["class_path"] for source in self._sites.sources]
-        return [self.plan.model["class_path"], *sources, *([method] if "." in method else [])]
+        return [*class_paths(self.plan.model), *sources, *([method] if "." in method else [])]
 
     def process_env(self, env: ExecEnv) -> None:
         """Makes sure that the environment may run cfl_flare's components.

@@ -230,6 +230,35 @@ def test_series_are_named_by_what_they_are():
     assert series("ari") == "ari" and series("trained_accuracy") == "trained_accuracy"
 
 
+def test_a_tied_weight_is_excluded_under_both_of_its_names():
+    tied = {"class_path": "tests.core.test_state_names.Tied"}
+    _, client = exported(recipe(**SCRIPT, model=tied, method="fedavg", exclude_vars="embed"))
+    names = [c["filters"][0]["args"]["exclude_vars"] for c in client["task_result_filters"]]
+    assert ["embed.weight", "out.weight"] in names
+
+
+def test_the_format_of_what_travels_reaches_server_and_sites():
+    server, client = exported(recipe(**SCRIPT, server_expected_format="pytorch"))
+    assert executor(client)["server_expected_format"] == "pytorch"
+    assert server["workflows"][0]["args"]["judge"]["tensors"] is True
+    with pytest.raises(
+        ConfigError, match="server_expected_format = 'pytorch' sends tensors, which framework = 'numpy'"
+    ):
+        recipe(**SCRIPT, method="fedavg", model=[1.0], server_expected_format="pytorch")
+
+
+def test_cfl_flare_s_own_training_needs_all_parameters():
+    with pytest.raises(ConfigError, match="leaves out 2 of its 3 parameters"):
+        recipe(model={"class_path": "tests.core.test_state_names.Adapted"}, method="fedavg")
+
+
+def test_all_parameters_are_compared_where_there_is_no_fully_connected_layer(caplog):
+    recipe(**SCRIPT, model=torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3)), method="wecfl:k=2")
+    assert "the model has no fully connected layer: cluster_on is 'all'" in caplog.text
+    with pytest.raises(ConfigError, match="cluster_on = 'head' does not fit the model"):
+        recipe(**SCRIPT, model=torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3)), method="wecfl:k=2,cluster_on=head")
+
+
 @pytest.mark.parametrize("add", [add_cross_site_evaluation, add_final_global_evaluation])
 @pytest.mark.parametrize("kind", [SCRIPT, {}])
 def test_flare_s_evaluation_of_one_model_is_refused_with_the_setting_for_several(add, kind):
