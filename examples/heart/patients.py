@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-COLUMNS = "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal num".split()
+COLUMNS = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num"
 SCALES = {
     "age": (54, 9),
     "trestbps": (132, 19),
@@ -32,8 +32,8 @@ Split = tuple[torch.Tensor, torch.Tensor]
 def read_hospital(folder: Path, hospital: str, fold: int) -> dict[str, Split]:
     """Features and labels of the patients to train on and of those to test on.
 
-    Measurements are scaled by fixed numbers, and a missing one is the middle of its scale. Of a category that is missing
-    no column is set. Whether it is missing is a column of its own for those that some hospitals hardly measure.
+    Measurements are scaled by fixed numbers, and a missing one is the middle of its scale. Of a category that is
+    missing no column is set. Columns of their own say what is missing, for those that some hospitals hardly measure.
 
     Args:
         folder: where the files are.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Synthetic scans: in those of one scanner lesions are bright and cysts are dark, in the other's it is the other way round."""
+"""Synthetic scans: lesions are bright and cysts dark with one scanner, and the other way round with the other."""
 
 import numpy as np
 import torch
