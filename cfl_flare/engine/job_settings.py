@@ -90,6 +90,7 @@ class AssignSettings:
     Attributes:
         penalties: the scripts add `cfl_flare.client.penalty` to their loss, and are sent what it needs.
         fedprox_mu: the coefficient of FedProx's term, for scripts that take it from FLARE's own metadata.
+        evaluates: the scripts are seen to evaluate a model without training it; others are not asked to measure one.
     """
 
     metric: str = setting(
@@ -99,6 +100,7 @@ class AssignSettings:
     every: int = setting(1, help="rounds between choices of a cluster", ge=1, name="assign_every")
     penalties: bool = False
     fedprox_mu: float | None = None
+    evaluates: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self, "run")

@@ -54,6 +54,7 @@ class Server:
         state: the server's state.
         progress: what it knows besides the state.
         rejected: the number of refused results, by reason code.
+        only_train: participants that cannot measure a model without training it, and are not asked to.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Server:
         self.progress = progress or Progress()
         self.rejected = self.progress.rejected
         self._recorder = recorder
+        self.only_train: set[str] = set()
         self._whole: dict[str, Params] = {}
         self._round = self._new_round({}, {})
 
@@ -128,7 +130,8 @@ class Server:
         training = set() if self.finished else self.sampled()
         done = self.state.round
         evaluate = done > 0 and (self.finished or done % self.settings.evaluate_every == 0)
-        asked = [name for name in self.participants if evaluate or name in training]
+        measuring = self.participants.keys() - self.only_train if evaluate else set()
+        asked = [name for name in self.participants if name in training or name in measuring]
         downloads = {name: self.method.distribute(self.state, name) for name in asked}
         tasks = {name: Task.of(sent, name in training, evaluate) for name, sent in downloads.items()}
         if self.finished and self.settings.cross_site_evaluation:

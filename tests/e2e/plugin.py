@@ -15,6 +15,7 @@ import torch
 from nvflare.apis.analytix import AnalyticsData
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
+from nvflare.apis.fl_constant import ReservedKey
 from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 
 from cfl_flare.core.errors import DataError
@@ -90,7 +91,8 @@ class Received(DXOFilter):
             return
         values = np.concatenate([np.ravel(array) for array in dxo.data.values()])
         steps = dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)
-        seen = {"names": sorted(dxo.data), "steps": steps, "largest": float(np.abs(values).max())}
+        task = shareable.get_header(ReservedKey.TASK_NAME)
+        seen = {"task": task, "names": sorted(dxo.data), "steps": steps, "largest": float(np.abs(values).max())}
         with open(self.path, "a") as f:
             f.write(json.dumps({**seen, "moved": float((values != 0).mean())}) + "\n")
 

@@ -13,7 +13,7 @@ from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.kit import allow
 from cfl_flare.methods import IFCA, Contrastive, KnowledgeSharing
 from cfl_flare.models import Logistic
-from cfl_flare.results.run_dir import find_runs
+from cfl_flare.results.run_dir import Run, find_runs
 from tests.e2e.plugin import Received
 
 pytestmark = pytest.mark.slow
@@ -74,28 +74,44 @@ def test_an_external_process_chooses_and_adds_penalties(tmp_path, monkeypatch):
     assert run.rounds[-1]["served_accuracy"] > 0.8
 
 
-def test_a_script_that_only_trains_sends_no_model_that_nobody_asked_for(tmp_path, monkeypatch):
-    """It trains for the last task as well, which only measures; what leaves then would pass no filter of training."""
-    monkeypatch.chdir(tmp_path)
-    script = (
-        textwrap.dedent(SCRIPT).replace("flare.is_evaluate()", "False").replace("cfl_flare.client.penalty(model)", "0")
-    )
+def spied(tmp_path, script: str, **settings) -> tuple[Run, dict[str, list[list[str]]]]:
+    """A run of two rounds that keeps one array at the sites; and the arrays that the server got, by task."""
     (tmp_path / "client.py").write_text(script)
-    recipe = ClusteredRecipe(
-        name="trains",
-        method="fedavg",
-        model=Logistic((1, 8, 8), 10),
-        train_script="client.py",
-        exclude_vars="bias",
-        num_rounds=2,
-        min_clients=2,
-    )
-    for task in ("train", "validate"):
-        recipe.add_server_input_filter(Received(str(tmp_path / task)), tasks=[task])
+    common = {"name": "spied", "model": Logistic((1, 8, 8), 10), "num_rounds": 2, "min_clients": 2}
+    recipe = ClusteredRecipe(**common, train_script="client.py", exclude_vars="bias", **settings)
+    recipe.add_server_input_filter(Received(str(tmp_path / "received")))
     allow(tmp_path / "flare" / "local" / "resources.json", [*CLASSES, "tests.e2e.plugin."])
     recipe.execute(SimEnv(num_clients=2, workspace_root=str(tmp_path / "flare")))
     (run,) = find_runs(tmp_path / "flare")
-    assert run.rounds[-1]["served_accuracy"] > 0.3  # of the last models, which it was asked to measure
-    seen = [json.loads(line)["names"] for line in (tmp_path / "train").read_text().splitlines()]
-    assert seen == [["head.weight"]] * 4
-    assert not (tmp_path / "validate").exists()
+    seen: dict[str, list[list[str]]] = {}
+    for line in (tmp_path / "received").read_text().splitlines():
+        answer = json.loads(line)
+        seen.setdefault(answer["task"], []).append(answer["names"])
+    return run, seen
+
+
+TRAINS = textwrap.dedent(SCRIPT).replace("cfl_flare.client.penalty(model)", "0")
+
+
+def test_a_script_that_only_trains_is_not_asked_to_measure_the_last_models(tmp_path, monkeypatch):
+    """It would train once more, and what it sends would leave by another task than the one with the job's filters."""
+    monkeypatch.chdir(tmp_path)
+    run, seen = spied(tmp_path, TRAINS.replace("flare.is_evaluate()", "False"), method="fedavg")
+    assert seen == {"train": [["head.weight"]] * 4}
+    assert run.summary["final_round"] == 0 and run.rounds[0]["served_accuracy"] > 0.3
+    assert "served_accuracy" not in run.rounds[-1]
+
+
+def test_a_script_that_trains_against_its_word_sends_no_model_that_nobody_asked_for(tmp_path, monkeypatch):
+    """Its source has the call and ignores the answer: it is asked to measure the last models, and trains."""
+    monkeypatch.chdir(tmp_path)
+    run, seen = spied(tmp_path, TRAINS.replace("flare.is_evaluate()", "flare.is_evaluate() and False"), method="fedavg")
+    assert seen == {"train": [["head.weight"]] * 4}
+    assert run.rounds[-1]["served_accuracy"] > 0.3
+
+
+def test_one_that_evaluates_sends_numbers_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, seen = spied(tmp_path, TRAINS, method="ifca:k=2")
+    assert seen == {"train": [["head.weight"]] * 4}  # what has no arrays is no model
+    assert run.rounds[-1]["served_accuracy"] > 0.3

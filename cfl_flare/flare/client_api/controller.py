@@ -22,17 +22,13 @@ from cfl_flare.engine.job_settings import AssignSettings
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.site import Result, Task
 from cfl_flare.flare.client_api.results import ScriptResults, metric_of, usable
+from cfl_flare.flare.client_api.rules import HOW_TO_EVALUATE
 from cfl_flare.methods import describe_method
 from cfl_flare.methods.slots import cluster_slot, travelling, with_parts
 
 TRAIN, EVALUATE = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION
 PENALTY_META = "cfl_penalty"
-HOW_TO_EVALUATE = """
-    input_model = flare.receive()
-    model.load_state_dict(input_model.params)
-    if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics={"loss": mean_loss_on_the_training_data(model)}))
-        continue"""
+TRAINED = "it trains when it is asked to evaluate"
 HOW_TO_EVALUATE_IN_LIGHTNING = """
     only_evaluate = nvflare.client.is_evaluate()  # asked before validate(), which answers the task
     trainer.validate(model, datamodule=data)
@@ -58,6 +54,7 @@ class Scripts:
         self._said: set[str] = set()
         self._sent: dict[str, str] = {}
         self._silent: set[str] = set()
+        self._evaluating: dict[str, bool] = {}
         self._loops_checked = not server.method.traits.assigns_on_site
         self._cross: dict[str, dict[str, dict[str, float]]] = {}
 
@@ -75,8 +72,8 @@ class Scripts:
         def look(result: FLModel) -> bool:
             site = result.meta["client_name"]
             answered.add(site)
-            if result.params is not None:  # the parameters themselves stay at the site
-                problems[site] = "it trains when it is asked to evaluate"
+            if not self._evaluated(result):
+                problems[site] = TRAINED
             elif metric_of(result, self._assign.metric) is None:
                 problems[site] = (
                     f"it reports no {self._assign.metric!r} when it is asked to evaluate, but {_names(result)}"
@@ -107,7 +104,15 @@ class Scripts:
         Raises:
             ConfigError: in the first round, most scripts' loop does not suit a method in which sites choose.
         """
-        tasks = self._server.tasks()
+        server = self._server
+        server.only_train = {name for name in server.participants if not self._evaluates(name)}
+        tasks = server.tasks()
+        if server.finished and server.only_train:
+            self._remark(
+                f"the last models are not measured at {', '.join(sorted(server.only_train)[:5])} "
+                f"({len(server.only_train)} in all): the script is not seen to evaluate without training; add to its "
+                f"loop:{HOW_TO_EVALUATE}"
+            )
         several = tasks if self._server.method.traits.assigns_on_site else {}
         self._sent = {name: task.slots[0] for name, task in tasks.items() if name not in several}
         if not self._measure_all(tasks):
@@ -120,6 +125,19 @@ class Scripts:
             if models and not self._exchange(task, models, lambda result: self._accept(result, tasks)):
                 return False
         return self._loops_checked or self._check_loops(tasks)
+
+    def _evaluates(self, name: str) -> bool:
+        """Whether a site's script is known to evaluate a model without training it.
+
+        Another one is not asked: it would train once more, and spend a privacy budget of its own once more.
+        """
+        return self._evaluating.get(name, self._assign.evaluates)
+
+    def _evaluated(self, result: FLModel) -> bool:
+        """Notes and returns whether the answer to an evaluation is one, rather than that of a training."""
+        evaluated = result.params is None  # of one that trains, the parameters themselves stay at the site
+        self._evaluating[result.meta["client_name"]] = evaluated
+        return evaluated
 
     def _check_loops(self, tasks: Mapping[str, Task]) -> bool:
         """Refuses, in the first round, scripts that train on models that they should only evaluate.
@@ -156,10 +174,13 @@ class Scripts:
         for model in next(iter(tasks.values())).cross if tasks else ():
 
             def note(result: FLModel, name: str = model.name) -> bool:
-                found = self._cross[result.meta["client_name"]][name] = usable(result.metrics or {})
-                return bool(found)
+                if self._evaluated(result):
+                    self._cross[result.meta["client_name"]][name] = usable(result.metrics or {})
+                return bool(self._cross[result.meta["client_name"]].get(name))
 
-            if not self._exchange(EVALUATE, {name: self._model(model.slots[0]) for name in tasks}, note):
+            if not self._exchange(
+                EVALUATE, {name: self._model(model.slots[0]) for name in tasks if self._evaluates(name)}, note
+            ):
                 return False
         return True
 
@@ -176,18 +197,24 @@ class Scripts:
 
             def note(result: FLModel, slot: str = slot) -> bool:
                 site, value = result.meta["client_name"], metric_of(result, self._assign.metric)
-                if value is not None:
+                if self._evaluated(result) and value is not None:
                     found[site][slot] = value
                     measured[site][slot] = self._results.metrics(result)
-                return value is not None
+                return slot in found[site]
 
-            asked = {name: self._model(slot) for name, slots in choosing.items() if slot in slots}
+            able = [n for n in choosing if self._evaluating.get(n, True)]
+            asked = {n: self._model(slot) for n in able if slot in choosing[n]}
             if asked and not self._exchange(EVALUATE, asked, note):
                 return False
         for name, slots in choosing.items():
             missing = [slot for slot in slots if slot not in found[name]]
             if missing:
-                self._server.fail([name], f"no {self._assign.metric!r} of {', '.join(missing)}")
+                why = (
+                    f"no {self._assign.metric!r} of {', '.join(missing)}"
+                    if self._evaluating.get(name, True)
+                    else TRAINED
+                )
+                self._server.fail([name], why)
             elif tasks[name].train:
                 self._sent[name] = self._assign.best(found[name])
             else:  # it has already measured the model that it would be served
@@ -229,7 +256,9 @@ class Scripts:
     def _accept(self, result: FLModel, tasks: Mapping[str, Task]) -> bool:
         """Turns a script's result into an update; what does not fit is left out, with its reason."""
         name, server = result.meta["client_name"], self._server
-        if tasks[name].train and not result.metrics and not self._loops_checked:
+        if not tasks[name].train:
+            self._evaluated(result)
+        elif not result.metrics and not self._loops_checked:
             self._silent.add(name)
         try:
             try:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,12 @@ from cfl_flare.methods import IFCA, FedProx, Method, Proximal
 
 # Steps on the site that a method must not override, as a script only trains the one model that it is sent.
 ON_SITE = ("local_update", "serve", "finetuned")
+HOW_TO_EVALUATE = """
+    input_model = flare.receive()
+    model.load_state_dict(input_model.params)
+    if flare.is_evaluate():
+        flare.send(flare.FLModel(metrics={"loss": mean_loss_on_the_training_data(model)}))
+        continue"""
 PENALTY_LINE = "loss = loss + cfl_flare.client.penalty(model)"
 
 
@@ -38,18 +45,39 @@ def check_method(method: Method) -> None:
     )
 
 
+def evaluates(script: str) -> bool:
+    """Whether a script, or a module beside it, is written to evaluate a model without training it.
+
+    It asks FLARE's ``is_evaluate()``, or has ``trainer.validate()`` answer under FLARE's Lightning patch.
+    """
+    for text in _texts(script):
+        try:
+            called = {_called(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
+        except SyntaxError:  # FLARE will say so when it runs the script
+            continue
+        if "is_evaluate" in called or ("nvflare.client.lightning" in text and {"patch", "validate"} <= called):
+            return True
+    return False
+
+
+def _called(call: ast.Call) -> str:
+    """The last part of a called name."""
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
 def has_terms(method: Method) -> bool:
     """Whether the method adds to the loss: by penalties, or as FedProx does by itself."""
     return bool(method.penalties) or type(method).terms is not Method.terms
 
 
-def check_script(script: str, method: Method, given: Mapping[str, Any]) -> None:
+def check_script(script: str, method: Method, given: Mapping[str, Any], measures_all: bool = False) -> None:
     """Checks a job with a training script.
 
     Args:
         script: its path.
         method: the job's.
         given: settings that have no meaning with a script, by name; None where one is not set.
+        measures_all: it is to measure every model in the end.
 
     Raises:
         ConfigError: there is no such script, or it does not fit the method or a setting.
@@ -58,6 +86,11 @@ def check_script(script: str, method: Method, given: Mapping[str, Any]) -> None:
     beside = [name for name, value in given.items() if value is not None]
     require(not beside, f"recipe: {', '.join(beside)}: belongs to the script if there is a train_script; leave it out")
     check_method(method)
+    require(
+        not measures_all or evaluates(script),
+        f"recipe: cross_site_evaluation: train_script = {script!r} does not evaluate a model without training it; add "
+        f"to its loop:{HOW_TO_EVALUATE}",
+    )
     require(
         not has_terms(method) or asks_for_penalties(script) or fedprox_mu(script, method) is not None,
         f"recipe: method {method.label} adds to the loss, but train_script = {script!r} does not: after 'import "

@@ -51,6 +51,11 @@ class ClientApps:
         return self.plan.script.train_script is not None
 
     @property
+    def tasks(self) -> list[str]:
+        """The job's tasks."""
+        return [TRAIN, EVALUATE] if self.scripted else [wire.CHECK_TASK, wire.TRAIN_TASK]
+
+    @property
     def named(self) -> list[str]:
         """The sites that have settings of their own."""
         return [site for site in self.workers if site != ALL_SITES]
@@ -74,11 +79,10 @@ class ClientApps:
 
     def add_to(self, job: FedJob) -> None:
         """Adds them to the job."""
-        tasks = [TRAIN, EVALUATE] if self.scripted else [wire.CHECK_TASK, wire.TRAIN_TASK]
         for target, worker in self.workers.items():
-            job.to(worker, target, tasks=tasks)
-            if self.leaving is not None:
-                job.to(self.leaving, target, filter_type=FilterType.TASK_RESULT, tasks=[TRAIN])
+            job.to(worker, target, tasks=self.tasks)
+            for task in self.tasks if self.leaving is not None else ():
+                job.to(self.leaving, target, filter_type=FilterType.TASK_RESULT, tasks=[task])
             if self.scripted:
                 job.to(without_parameters(), target, filter_type=FilterType.TASK_RESULT, tasks=[EVALUATE])
 

@@ -19,6 +19,9 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout
 from cfl_flare.methods import Method
 
+# A pattern that is found in every name, an empty one as well.
+EVERYTHING = "^"
+
 
 def exclude(pattern: str, model: Mapping[str, Any], method: Method) -> ExcludeVars:
     """FLARE's filter that keeps some of a model's arrays at the site.
@@ -60,8 +63,8 @@ def without_parameters() -> ExcludeVars:
     A script that does not look whether it should only evaluate trains, and sends its model: past the filters of the
     task to train. FLARE's own filter does it, so that such a job's sites need not have cfl_flare.
     """
-    found = ExcludeVars(".")
-    found.exclude_vars = "."  # it keeps a compiled pattern, which cannot be written to a job
+    found = ExcludeVars(EVERYTHING)
+    found.exclude_vars = EVERYTHING  # it keeps a compiled pattern, which cannot be written to a job
     return found
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nvflare.apis.filter import Filter
 from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
@@ -24,7 +25,7 @@ from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.allowed import CLASSES
-from cfl_flare.flare.client_api.rules import check_script, fedprox_mu, has_terms
+from cfl_flare.flare.client_api.rules import check_script, evaluates, fedprox_mu, has_terms
 from cfl_flare.flare.compatibility import SOFTWARE
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.job.byoc import packages_of, stage
@@ -65,8 +66,9 @@ class ClusteredRecipe(Recipe):
     ):
         plan = RunPlan.of(method=method, model=model, data=data, training=training, **settings)
         if plan.script.train_script is not None:
-            given = {"data": data, "participants": plan.data.participants, "partition": plan.data.partition}
-            check_script(plan.script.train_script, plan.method, {**given, "training": training})
+            given: dict[str, Any] = {"data": data, "training": training}
+            given |= {"participants": plan.data.participants, "partition": plan.data.partition}
+            check_script(plan.script.train_script, plan.method, given, plan.server.cross_site_evaluation)
         check_plans([plan])
         self._assemble(plan)
 
@@ -81,6 +83,7 @@ class ClusteredRecipe(Recipe):
         """Makes the job; what runs at the sites is added by `_prepare_client_apps`."""
         self.plan = plan
         self._staged: Any = None
+        self._assign: dict[str, Any] | None = None
         job = BaseFedJob(name=plan.job.name, min_clients=plan.job.min_clients, key_metric="")
         job.set_app_packages(["cfl_flare"])
         shared = {
@@ -107,17 +110,18 @@ class ClusteredRecipe(Recipe):
         job.to_server(ClusteringAggregator(shared["method"], shared["model"], held, start), id="aggregator")
         persistor = ClusterModelPersistor(run_name=plan.job.name, resume_from=plan.job.resume_from)
         job.to_server(persistor, id="persistor")
-        assign_settings = None
-        if plan.script.train_script is not None:
-            mu = fedprox_mu(plan.script.train_script, plan.method)
-            assign = replace(plan.assign, penalties=has_terms(plan.method) and mu is None, fedprox_mu=mu)
-            assign_settings = marked(asdict(assign))
+        script = plan.script.train_script
+        if script is not None:
+            mu = fedprox_mu(script, plan.method)
+            terms = has_terms(plan.method) and mu is None
+            assign = replace(plan.assign, penalties=terms, fedprox_mu=mu, evaluates=evaluates(script))
+            self._assign = marked(asdict(assign))
         controller = ClusteredController(
             **asdict(plan.server),
             **asdict(plan.controller),
             facts={**dealt, "data": shared["data"], "training": shared["training"], **MARK},
             made_by=shared["made_by"],
-            judge=assign_settings,
+            judge=self._assign,
         )
         job.to_server(controller)
         # Polling is most of a small round's fixed cost; FLARE's own 2 s would be most of the round.
@@ -126,6 +130,9 @@ class ClusteredRecipe(Recipe):
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
         """FLARE's hook; see `cfl_flare.flare.job.client_apps.ClientApps.set_per_site`."""
         self._sites.set_per_site(config)
+        if self._assign is not None:  # the same dictionary as the server's
+            scripts = {str(site.get("train_script", self.plan.script.train_script)) for site in config.values()}
+            self._assign["evaluates"] = all(map(evaluates, scripts))
 
     def _prepare_client_apps(self) -> None:
         """Adds what the sites run, once it is known whether they have settings per site."""
@@ -134,6 +141,41 @@ class ClusteredRecipe(Recipe):
             self._add_packages()
         elif self._sites.scripted:
             self._add_packages(own=False)
+
+    def _covered(self, tasks: list[str] | None) -> list[str]:
+        """The tasks that a filter is for: all of the job's if none or ``"*"`` is named.
+
+        A training script reports by its task to evaluate what it reports by its task to train, so that a filter on one
+        of them covers both.
+        """
+        named = set(self._sites.tasks if tasks is None or "*" in tasks else tasks)
+        if self._sites.scripted and named & {*self._sites.tasks}:
+            named |= {*self._sites.tasks}
+        return sorted(named)
+
+    def add_client_input_filter(
+        self, filter: Filter, tasks: list[str] | None = None, clients: list[str] | None = None
+    ) -> None:
+        """As FLARE's; a filter on what sites receive covers all of a script's tasks."""
+        for task in self._covered(tasks):  # one by one: FLARE refuses sets of tasks that overlap
+            super().add_client_input_filter(filter, [task], clients)
+
+    def add_client_output_filter(
+        self, filter: Filter, tasks: list[str] | None = None, clients: list[str] | None = None
+    ) -> None:
+        """As FLARE's; a filter on what sites send covers all of a script's tasks."""
+        for task in self._covered(tasks):
+            super().add_client_output_filter(filter, [task], clients)
+
+    def add_server_input_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
+        """As FLARE's; a filter on what the server receives covers all of a script's tasks."""
+        for task in self._covered(tasks):
+            super().add_server_input_filter(filter, [task])
+
+    def add_server_output_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
+        """As FLARE's; a filter on what the server sends covers all of a script's tasks."""
+        for task in self._covered(tasks):
+            super().add_server_output_filter(filter, [task])
 
     @property
     def class_paths(self) -> list[str]:

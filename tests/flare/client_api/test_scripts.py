@@ -21,7 +21,7 @@ from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.client_api.controller import EVALUATE, TRAIN, Scripts
 from cfl_flare.flare.client_api.results import usable
-from cfl_flare.flare.client_api.rules import check_script, fedprox_mu
+from cfl_flare.flare.client_api.rules import check_script, evaluates, fedprox_mu
 from cfl_flare.methods import (
     CAM,
     CFL,
@@ -332,12 +332,71 @@ def test_every_method_that_clusters_on_the_server(method):
 
 
 def test_metrics_are_of_the_model_that_was_sent():
-    play = Play(FedAvg(), num_rounds=1)
+    play = Play(FedAvg(), assign=AssignSettings(evaluates=True), num_rounds=1)
     play.round()
     assert play.scripts.round()
     measured = play.server.finish_round()
     assert measured is not None and measured.record["served_accuracy"] == 0.5
     assert play.asked[-3:] == [("a", EVALUATE), ("b", EVALUATE), ("c", EVALUATE)]
+
+
+def test_a_script_that_is_not_seen_to_evaluate_is_not_asked_to():
+    """It would train once more: with a sample of one, in each round; and after the last round."""
+    play = Play(FedAvg(), num_rounds=3, sample=1)
+    for _ in range(3):
+        play.round()
+    assert play.scripts.round()
+    measured = play.server.finish_round()
+    assert [task for _, task in play.asked] == [TRAIN] * 3
+    assert measured is not None and "served_accuracy" not in measured.record
+    assert any("the last models are not measured at a, b, c (3 in all)" in text for text in play.warned)
+
+
+def test_who_trains_when_it_is_asked_to_evaluate_is_not_asked_again():
+    """Its source says that it evaluates, and b's does not: b is asked once, of three rounds in which others train."""
+
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        return obedient(site, TRAIN if site == "b" else task, model)
+
+    play = Play(FedAvg(), script, AssignSettings(evaluates=True), num_rounds=8, sample=1)
+    for _ in range(8):
+        play.round()
+    assert play.scripts.round()
+    measured = play.server.finish_round()
+    assert play.asked.count(("b", EVALUATE)) == 1 and play.asked.count(("a", EVALUATE)) > 3
+    assert measured is not None and set(measured.participants) == {"a", "c"}
+
+
+def test_in_ifca_who_trained_in_the_probe_is_left_out_and_never_asked_to_evaluate_again():
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        return nudged(site, TRAIN if site == "c" else task, model)
+
+    play = Play(IFCA(k=2), script)
+    assert play.scripts.probe()
+    record = play.round()
+    assert record["failed"] == {"c": "it trains when it is asked to evaluate"}
+    assert [asked for asked in play.asked if asked[0] == "c"] == [("c", EVALUATE)]
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("import nvflare.client as flare\nif flare.is_evaluate():\n    pass\n", True),
+        ("from nvflare.client import is_evaluate\nonly = is_evaluate()\n", True),
+        ("import nvflare.client.lightning as flare\nflare.patch(trainer)\ntrainer.validate(model)\n", True),
+        ("import nvflare.client.lightning as flare\nflare.patch(trainer)\ntrainer.fit(model)\n", False),
+        ("# is_evaluate() is for others\nimport nvflare.client as flare\nflare.send('is_evaluate()')\n", False),
+        ("def broken(:\n", False),
+    ],
+)
+def test_what_a_script_s_source_says_of_evaluation(text, found, tmp_path):
+    script = client(tmp_path, text)
+    assert evaluates(script) is found
+    if not found:
+        with pytest.raises(
+            ConfigError, match=r"(?s)cross_site_evaluation: train_script = .* does not evaluate.*is_eval"
+        ):
+            check_script(script, FedAvg(), {}, measures_all=True)
 
 
 def nudged(site: str, task: str, model: FLModel) -> FLModel:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
+from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.utils import set_per_site_config
 
@@ -66,11 +68,30 @@ def test_settings_reach_the_job(tmp_path):
     assert aggregator["initial_ckpt"] == "start.pt"
     assert Path("jobs/job/app/custom/start.pt").is_file()
     assert (executor(client)["memory_gc_rounds"], executor(client)["cuda_empty_cache"]) == (3, True)
-    (leaving,) = client["task_result_filters"]
-    assert leaving["tasks"] == ["train"]
+    leaving, _ = client["task_result_filters"]
+    assert [chain["tasks"] for chain in client["task_result_filters"]] == [["check"], ["train"]]
     assert leaving["filters"][0]["path"].endswith(".ExcludeVars")
     names = leaving["filters"][0]["args"]["exclude_vars"]
     assert names and all("bias" in name for name in names)
+
+
+def test_a_filter_on_one_of_a_script_s_tasks_covers_the_other_and_one_on_no_named_task_covers_all():
+    job = recipe(**SCRIPT)
+    job.add_client_output_filter(PercentilePrivacy(), tasks=["train"])
+    job.add_client_output_filter(SVTPrivacy())
+    _, client = exported(job)
+    chains = {chain["tasks"][0]: [f["path"].rpartition(".")[2] for f in chain["filters"]] for chain in filters(client)}
+    assert chains == {
+        "train": ["PercentilePrivacy", "SVTPrivacy"],
+        "validate": ["ExcludeVars", "PercentilePrivacy", "SVTPrivacy"],
+    }
+    job = recipe()
+    job.add_client_output_filter(PercentilePrivacy(), tasks=["train"])
+    assert [chain["tasks"] for chain in filters(exported(job)[1])] == [["train"]]
+
+
+def filters(client: dict) -> list[dict]:
+    return client["task_result_filters"]
 
 
 def test_a_checkpoint_at_the_server_is_not_carried():
