@@ -4,7 +4,6 @@
 
 import argparse
 from collections import defaultdict
-from pathlib import Path
 
 import torch
 from client import measure, train
@@ -15,7 +14,6 @@ from patients import Split, read_hospital
 from cfl_flare import find_runs
 
 Rows = dict[str, dict[str, list[tuple[float, float]]]]
-MAJORITY = "majority class"
 
 
 def majority(data: dict[str, Split]) -> tuple[float, float]:
@@ -47,15 +45,27 @@ def main() -> None:
         folds.add(int(run.folder.relative_to(args.workspace).parts[0].rpartition("-")[2]))
         for hospital in run.summary["participants"]:
             rows[run.name][hospital["name"]].append((hospital["served_accuracy"], hospital["served_auc"]))
+    patients = {}
     for hospital in HOSPITALS:
-        for fold in folds:
-            data = read_hospital(Path(DATA), hospital, fold)
-            rows[MAJORITY][hospital].append(majority(data))
+        for fold in sorted(folds):
+            data = read_hospital(DATA, hospital, fold)
+            patients[hospital] = sum(len(labels) for _, labels in data.values())
+            rows["majority class"][hospital].append(majority(data))
             rows["alone"][hospital].append(alone(data, args.epochs, args.lr))
-    print(f"{'accuracy / AUC':16}" + "".join(f"{h:>16}" for h in HOSPITALS) + f"   folds {sorted(folds)}")
+    show(rows, patients, folds)
+
+
+def show(rows: Rows, patients: dict[str, int], folds: set[int]) -> None:
+    """Prints a line for each row; in the last column the mean over all patients' accuracy."""
+    print(
+        f"{'accuracy / AUC':16}" + "".join(f"{h:>16}" for h in HOSPITALS) + f"   accuracy of all, folds {sorted(folds)}"
+    )
     for name, found in rows.items():
-        means = [torch.tensor(found[h]).mean(0).tolist() for h in HOSPITALS]
-        print(f"{name:16}" + "".join(f"{accuracy:8.3f} / {auc:.3f}" for accuracy, auc in means))
+        means = {h: torch.tensor(found[h]).mean(0).tolist() for h in HOSPITALS}
+        every = sum(patients[h] * means[h][0] for h in HOSPITALS) / sum(patients.values())
+        print(
+            f"{name:16}" + "".join(f"{accuracy:8.3f} / {auc:.3f}" for accuracy, auc in means.values()) + f"{every:8.3f}"
+        )
 
 
 if __name__ == "__main__":
