@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cfl_flare.results.run_dir import find_runs
+from cfl_flare import __version__, find_runs
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -65,6 +65,21 @@ def test_an_example_is_whole(folder):
     assert {"job.py", "client.py", "model.py", "README.md"} <= {p.name for p in folder.iterdir()}
     assert commands(folder)
     assert not re.search(r"^(from|import) cfl_flare", (folder / "client.py").read_text(), re.MULTILINE)
+
+
+def test_the_research_folder_keeps_flare_s_conventions():
+    assert re.fullmatch(r"[a-z0-9-]{1,35}", RESEARCH.name)
+    text = (RESEARCH / "README.md").read_text()
+    wanted = "Abstract, Objective, Setup, Run Instructions, Expected Results, License, Requirements, Citation".split(
+        ", "
+    )
+    assert text.startswith("# ")
+    assert set(wanted) <= set(re.findall(r"^## (.*)$", text, re.MULTILINE))
+    assert "```bibtex" in text
+    (flare,) = re.findall(r'"(nvflare[^"]+)"', (ROOT / "pyproject.toml").read_text())
+    major, minor = map(int, __version__.split(".")[:2])
+    ours = f"cfl-flare>={major}.{minor},<{major}.{minor + 1}"
+    assert (RESEARCH / "requirements.txt").read_text().splitlines() == [flare, ours]
 
 
 def test_what_differs_between_the_recipes_is_what_the_readme_shows():
