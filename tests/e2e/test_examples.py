@@ -19,6 +19,16 @@ RESEARCH = ROOT / "contrib" / "research" / "clustered-fl"
 NAMES = ("blood_cells", "heart", "lightning", "lora", "segmentation", "survival", "unchanged_script")
 FOLDERS = [*(EXAMPLES / name for name in NAMES), RESEARCH]
 FEW = ("--rounds", "2")
+SECTIONS = (
+    "Abstract",
+    "Objective",
+    "Setup",
+    "Run Instructions",
+    "Expected Results",
+    "License",
+    "Requirements",
+    "Citation",
+)
 
 
 def commands(folder: Path) -> list[str]:
@@ -70,11 +80,8 @@ def test_an_example_is_whole(folder):
 def test_the_research_folder_keeps_flare_s_conventions():
     assert re.fullmatch(r"[a-z0-9-]{1,35}", RESEARCH.name)
     text = (RESEARCH / "README.md").read_text()
-    wanted = "Abstract, Objective, Setup, Run Instructions, Expected Results, License, Requirements, Citation".split(
-        ", "
-    )
     assert text.startswith("# ")
-    assert set(wanted) <= set(re.findall(r"^## (.*)$", text, re.MULTILINE))
+    assert set(SECTIONS) <= set(re.findall(r"^## (.*)$", text, re.MULTILINE))
     assert "```bibtex" in text
     (flare,) = re.findall(r'"(nvflare[^"]+)"', (ROOT / "pyproject.toml").read_text())
     major, minor = map(int, __version__.split(".")[:2])
