@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from numbers import Integral
 from typing import ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from cfl_flare.core.config import require
@@ -253,6 +254,21 @@ class MobileNetV2(ImageNetwork):
             features=network.features, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), dropout=dropout
         )
         return nn.Sequential(body), head
+
+
+class NamedArrays(nn.Module):
+    """Arrays of any shapes by name, all zero: the model of a training script that has no module.
+
+    Args:
+        shapes: of the arrays, by name.
+    """
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]]):
+        super().__init__()
+        self.shapes = {name: list(shape) for name, shape in shapes.items()}
+        for name, shape in self.shapes.items():
+            # register_parameter() would refuse names with a dot and those of a module's methods.
+            self._parameters[name] = nn.Parameter(torch.zeros(shape))
 
 
 MODELS: dict[str, type[nn.Module]] = {

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from cfl_flare.core.config import one_line, require
-from cfl_flare.core.errors import ConfigError, PayloadError
+from cfl_flare.core.errors import ConfigError, DataError, PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.data.files import read_npz
 from cfl_flare.methods import Method
 from cfl_flare.training.resident import untrained
 
@@ -27,23 +28,26 @@ def read_checkpoint(path: Path, layout: Layout) -> Params:
     """Reads a model.
 
     Args:
-        path: a safetensors file, or what ``torch.save`` wrote: a ``state_dict``, or a dictionary that has it under
-            ``model`` (as in FLARE's own checkpoints), ``state_dict`` or ``model_state_dict``. Nothing is unpickled.
+        path: a safetensors file; arrays that ``np.savez`` wrote, or ``np.save`` for a model of one array; or what
+            ``torch.save`` wrote: a ``state_dict``, or a dictionary that has it under ``model`` (as in FLARE's own
+            checkpoints), ``state_dict`` or ``model_state_dict``. Nothing is unpickled.
         layout: of the job's model.
 
     Raises:
         ConfigError: it does not exist, holds anything but arrays, or arrays of another model.
     """
     where = f"run: initial_ckpt = {str(path)!r}"
-    require(path.is_file(), f"{where} is not a file here; name a safetensors file or one that torch.save wrote")
+    require(
+        path.is_file(), f"{where} is not a file here; name a safetensors file or one that torch.save or np.savez wrote"
+    )
     try:
-        arrays = load_arrays(path)[0] if path.suffix == ".safetensors" else _from_torch(path)
-    except PayloadError as error:
+        arrays = _arrays(path, layout)
+    except (ConfigError, PayloadError, DataError) as error:
         raise ConfigError(f"run: initial_ckpt: {error}") from error
     except Exception as error:  # torch raises many kinds of errors for a file that it cannot read
         raise ConfigError(
             f"{where} cannot be read without unpickling ({one_line(error)}); save model.state_dict() alone, with "
-            "torch.save or as safetensors"
+            "torch.save or as safetensors, or arrays with np.savez"
         ) from error
     known = {e.name for e in layout.entries}
     strange, missing = sorted(arrays.keys() - known), sorted(known - arrays.keys())
@@ -57,6 +61,19 @@ def read_checkpoint(path: Path, layout: Layout) -> Params:
         return layout.pack(arrays)
     except PayloadError as error:
         raise ConfigError(f"{where} is not of the job's model: {error}") from error
+
+
+def _arrays(path: Path, layout: Layout) -> dict[str, np.ndarray]:
+    """A file's arrays by name; a single one without a name is that of a model of one array."""
+    if path.suffix == ".safetensors":
+        return load_arrays(path)[0]
+    if path.suffix == ".npz":
+        return read_npz(path)
+    if path.suffix == ".npy":
+        names = [entry.name for entry in layout.entries]
+        require(len(names) == 1, f"{path} is a single array, the model has {len(names)}; save them with np.savez")
+        return {names[0]: np.lib.format.open_memmap(path, mode="r")}  # refuses what is pickled, or larger than its file
+    return _from_torch(path)
 
 
 def _from_torch(path: Path) -> dict[str, np.ndarray]:
@@ -77,11 +94,20 @@ def _from_torch(path: Path) -> dict[str, np.ndarray]:
     }
 
 
-def check_initial(method: Method, layout: Layout) -> None:
-    """Raises a ConfigError if a method cannot start from one given model.
+def check_initial(method: Method, layout: Layout, given: str = "initial_ckpt") -> None:
+    """Checks that a method can start from one given model.
 
     It cannot if it begins with more than one model, or if its sites build their initial models themselves.
+
+    Args:
+        method: the method.
+        layout: of the model.
+        given: what holds the model, ``"initial_ckpt"`` or ``"model"`` (arrays, which are not drawn at random).
+
+    Raises:
+        ConfigError: it cannot.
     """
+    way_out = "or leave initial_ckpt out" if given == "initial_ckpt" else "or give a torch.nn.Module as the model"
     asked: set[int] = set()
 
     def untrained(index: int) -> Params:
@@ -91,9 +117,8 @@ def check_initial(method: Method, layout: Layout) -> None:
     method.start(untrained)
     require(
         len(asked) <= 1,
-        f"run: initial_ckpt: method {method.label} begins with {len(asked)} different models, which one checkpoint "
-        "would make equal; choose a method that begins with one (fedavg, fesem, wecfl, cfl, fl-hc, ...), or leave "
-        "initial_ckpt out",
+        f"run: {given}: method {method.label} begins with {len(asked)} different models, which one that is given would "
+        f"make equal; choose a method that begins with one (fedavg, fesem, wecfl, cfl, fl-hc, ...), {way_out}",
     )
     require(
         not method.traits.starts_on_site,

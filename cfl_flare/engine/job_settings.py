@@ -75,6 +75,11 @@ class ScriptSettings:
     train_args: str = setting("", help="the script's command line", per_site=True)
     launch_external_process: bool = setting(False, help="run the script in a separate process", per_site=True)
     command: str = setting("python3 -u", help="what starts that process", per_site=True)
+    framework: str | None = setting(
+        None,
+        help="what the script's arrays are; by default NumPy's if the model is given as arrays, else PyTorch's",
+        choices=("pytorch", "numpy"),
+    )
     params_transfer_type: str = setting(
         "FULL", help="the script sends its model, or the difference from what it received", choices=("FULL", "DIFF")
     )

@@ -35,7 +35,7 @@ from cfl_flare.methods import Method, ServerState, build_method
 from cfl_flare.methods.slots import is_cluster, with_parts
 from cfl_flare.methods.state import Predict
 from cfl_flare.results.metrics import average
-from cfl_flare.results.model_file import is_ours, layout_of, model_of
+from cfl_flare.results.model_file import ARRAYS, is_ours, layout_of, model_of
 from cfl_flare.results.run_dir import NEWCOMERS, STATE, load_run, save_served, the_run
 from cfl_flare.results.schema import whole
 from cfl_flare.results.store import Store, state_of
@@ -158,6 +158,11 @@ class Finished:
         )
         with self._reading():
             spec = model_of(self.summary, self.folder)
+            require(
+                spec["class_path"] != ARRAYS,
+                f"{self.folder}: its model is arrays, which only its own training script computes with; a newcomer's "
+                "site takes part in a run of the script",
+            )
             self.make_model = partial(build, spec, nn.Module, "model", authorize)
             if is_ours(spec):  # before memory is allocated for it, as another's arguments may ask for any amount
                 layout = layout_of(spec)

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from cfl_flare.core.config import as_spec, build, describe, from_dict, require
@@ -21,8 +22,10 @@ from cfl_flare.engine.job_settings import (
     JobSettings,
     ScriptSettings,
 )
+from cfl_flare.engine.named_arrays import named_arrays
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.methods import Method, build_method
+from cfl_flare.models import NamedArrays
 from cfl_flare.training.settings import TrainSettings
 
 # The concerns whose settings are keyword arguments, by their place in a plan.
@@ -46,6 +49,7 @@ class RunPlan:
     Attributes:
         method: the method.
         model: ``{"class_path", "args"}`` of the module that is trained.
+        arrays: the initial model, by name, if it was given as arrays.
         source: the same of the data source; empty if a training script reads its data.
         reader: the source itself.
         training: how participants train; None if a training script decides.
@@ -53,6 +57,7 @@ class RunPlan:
 
     method: Method
     model: dict[str, Any]
+    arrays: dict[str, np.ndarray] | None
     source: dict[str, Any]
     reader: DataSource | None
     training: TrainSettings | None
@@ -70,7 +75,7 @@ class RunPlan:
         cls,
         *,
         method: Method | Mapping[str, Any] | str,
-        model: nn.Module | Mapping[str, Any],
+        model: nn.Module | Mapping[str, Any] | Sequence[Any] | np.ndarray,
         data: DataSource | Mapping[str, Any] | None = None,
         training: TrainSettings | Mapping[str, Any] | None = None,
         **settings: Any,
@@ -91,6 +96,10 @@ class RunPlan:
             data is not None or parts["script"].train_script is not None,
             "recipe: neither data nor train_script is given; give one of them",
         )
+        arrays = named_arrays(model)
+        if arrays is not None:
+            parts["script"] = _in_numpy(parts["script"])
+            model = NamedArrays({name: array.shape for name, array in arrays.items()})
         source = {} if data is None else describe(data, "data")
         reader = build(source, DataSource, "data") if source else None  # type: ignore[type-abstract]
         if not isinstance(training, TrainSettings) and (data is not None or training is not None):
@@ -98,6 +107,7 @@ class RunPlan:
         return cls(
             method=method,
             model=describe(model, "model"),
+            arrays=arrays,
             source=source,
             reader=data if isinstance(data, DataSource) else reader,
             training=training,
@@ -107,3 +117,13 @@ class RunPlan:
     def make_model(self) -> nn.Module:
         """The untrained module."""
         return build(self.model, nn.Module, "model")
+
+
+def _in_numpy(script: ScriptSettings) -> ScriptSettings:
+    """A script's settings where the model is given as arrays."""
+    require(
+        script.train_script is not None,
+        "model: arrays by name need a training script that knows what to compute with them; give train_script, or a "
+        "torch.nn.Module as the model",
+    )
+    return replace(script, framework=script.framework or "numpy")

@@ -77,9 +77,11 @@ def _check_fit(plan: RunPlan) -> Layout:
     if path is not None:
         fresh = plan.job.resume_from is None
         require(fresh, "run: initial_ckpt and resume_from both say where to start; give one of them")
-        check_initial(method, layout)
+        check_initial(method, layout, "initial_ckpt")
         if Path(path).is_file():
             read_checkpoint(Path(path), layout)
+    elif plan.arrays is not None:
+        check_initial(method, layout, "model")
     if plan.data.participants is not None:
         _check_counts(plan)
     return layout

@@ -36,6 +36,7 @@ CLASSES = (
     "cfl_flare.models.Logistic",
     "cfl_flare.models.MLP",
     "cfl_flare.models.MobileNetV2",
+    "cfl_flare.models.NamedArrays",
     "cfl_flare.models.ResNet18",
 )
 

@@ -2,6 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run leaves on disk, and how it is read."""
 
-from cfl_flare.results.run_dir import Run, find_runs, load_model, load_run, read_model
+from cfl_flare.results.run_dir import Run, find_runs, load_arrays, load_model, load_run, read_model
 
-__all__ = ["Run", "find_runs", "load_model", "load_run", "read_model"]
+__all__ = ["Run", "find_runs", "load_arrays", "load_model", "load_run", "read_model"]

@@ -18,8 +18,11 @@ from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Layout
 from cfl_flare.core.text import shown
 from cfl_flare.models import MODELS as NETWORKS
+from cfl_flare.models import NamedArrays
 
 NETWORK_PATHS = {f"{cls.__module__}.{cls.__qualname__}" for cls in NETWORKS.values()}
+# The model of a run whose training scripts compute without a module.
+ARRAYS = f"{NamedArrays.__module__}.{NamedArrays.__qualname__}"
 # The text of a model's arguments is at most this long, so that they cannot list millions of layers.
 MOST_ARGS = 20_000
 

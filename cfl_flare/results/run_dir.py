@@ -24,11 +24,12 @@ from cfl_flare.core.config import build, unmarked
 from cfl_flare.core.errors import ConfigError, FileError, PayloadError
 from cfl_flare.core.files import atomic_write, below, json_lines, make_folder, read_json
 from cfl_flare.core.params import Layout
-from cfl_flare.core.safetensors_io import load_arrays, save_arrays
+from cfl_flare.core.safetensors_io import load_arrays as read_arrays
+from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.core.text import plain
 from cfl_flare.methods import GLOBAL
 from cfl_flare.results import schema
-from cfl_flare.results.model_file import check_weights, is_ours, layout_of, model_of, parts_of
+from cfl_flare.results.model_file import ARRAYS, check_weights, is_ours, layout_of, model_of, parts_of
 from cfl_flare.training.ensemble import Ensemble, Served
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def read_features(path: Path) -> Features:
     Raises:
         PayloadError: the file is damaged.
     """
-    arrays, meta = load_arrays(path)
+    arrays, meta = read_arrays(path)
     return Features(meta["round"], arrays["gram"], tuple(meta["participants"]), tuple(meta["clusters"]))
 
 
@@ -195,12 +196,35 @@ def load_model(run: str | Path, slot: str = GLOBAL, model: torch.nn.Module | Non
     Raises:
         ConfigError: the run has no such model, or its class is not cfl_flare's and no module was given.
     """
+    return read_model(_model_file(run, slot), model)
+
+
+def load_arrays(run: str | Path, slot: str = GLOBAL) -> dict[str, np.ndarray]:
+    """The arrays of a trained model of a run by name, float32, without a module; of any run, not only of arrays.
+
+    Args:
+        run: the run's folder, or one with a single run below it, such as FLARE's own result folder.
+        slot: ``"global"`` or ``"cluster-0"``, ...
+
+    Raises:
+        ConfigError: the run has no such model.
+        PayloadError: its file is damaged.
+    """
+    return read_arrays(_model_file(run, slot))[0]
+
+
+def _model_file(run: str | Path, slot: str) -> Path:
+    """The file of one of a run's models.
+
+    Raises:
+        ConfigError: it has no such model.
+    """
     folder = Path(run) if (Path(run) / MODELS).is_dir() else the_run(run)
     path = folder / MODELS / f"{slot}.safetensors"
     if not path.is_file():
         there = ", ".join(sorted(p.stem for p in path.parent.glob("*.safetensors"))) or "none"
         raise ConfigError(f"{run} has no model {slot!r}; it has: {there}")
-    return read_model(path, model)
+    return path
 
 
 def read_model(path: Path, model: torch.nn.Module | None = None) -> torch.nn.Module:
@@ -218,9 +242,11 @@ def read_model(path: Path, model: torch.nn.Module | None = None) -> torch.nn.Mod
 
     from cfl_flare.training.resident import ResidentModel
 
-    arrays, meta = load_arrays(path)
+    arrays, meta = read_arrays(path)
     spec, ensemble = model_of(meta, path), meta.get("ensemble")
     parts, vote = (1, "") if ensemble is None else parts_of(ensemble, len(arrays), path)
+    if model is None and spec["class_path"] == ARRAYS:
+        raise ConfigError(f"{path} holds arrays, which no module computes with; read them with cfl_flare.load_arrays")
     if model is None and not is_ours(spec):
         raise ConfigError(f"{path} holds a {plain(spec['class_path'], 100)}; build one and pass it as model=")
     check_weights(layout_of(spec) if model is None else Layout.of(model), arrays, parts, path)

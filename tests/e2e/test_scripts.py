@@ -5,15 +5,18 @@
 import json
 import textwrap
 
+import numpy as np
 import pytest
 from nvflare.recipe.sim_env import SimEnv
 
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.engine.newcomers import Finished
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.kit import allow
 from cfl_flare.methods import IFCA, Contrastive, KnowledgeSharing
 from cfl_flare.models import Logistic
-from cfl_flare.results.run_dir import Run, find_runs
+from cfl_flare.results.run_dir import Run, find_runs, load_arrays, load_model
 from tests.e2e.plugin import Received
 
 pytestmark = pytest.mark.slow
@@ -115,3 +118,48 @@ def test_one_that_evaluates_sends_numbers_alone(tmp_path, monkeypatch):
     run, seen = spied(tmp_path, TRAINS, method="ifca:k=2")
     assert seen == {"train": [["head.weight"]] * 4}  # what has no arrays is no model
     assert run.rounds[-1]["served_accuracy"] > 0.3
+
+
+IN_NUMPY = """
+    import numpy as np
+    import nvflare.client as flare
+
+    flare.init()
+    goal = 3.0 if flare.get_site_name() == "site-1" else -3.0
+    while flare.is_running():
+        received = flare.receive()
+        if received is None:
+            break
+        assert all(type(a) is np.ndarray and a.dtype == np.float32 for a in received.params.values())
+        loss = float(np.square(received.params["coef"] - goal).mean())
+        if flare.is_evaluate():
+            flare.send(flare.FLModel(metrics={"loss": loss}))
+            continue
+        moved = {name: (array + np.sign(goal)).astype(np.float64) for name, array in received.params.items()}
+        flare.send(flare.FLModel(params=moved, metrics={"loss": loss}, meta={"NUM_STEPS_CURRENT_ROUND": 1}))
+"""
+
+
+def test_a_script_in_numpy_has_arrays_as_its_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "client.py").write_text(textwrap.dedent(IN_NUMPY))
+    recipe = ClusteredRecipe(
+        name="arrays",
+        method="wecfl:k=2,cluster_on=all",
+        model={"coef": np.array([[1, 2]]), "path": [5.0]},  # FLARE takes a dictionary with a path for a component
+        train_script="client.py",
+        num_rounds=2,
+        min_clients=2,
+    )
+    recipe.execute(SimEnv(num_clients=2, workspace_root=str(tmp_path / "flare")))
+    (run,) = find_runs(tmp_path / "flare")
+    assert [r["trained"] for r in run.rounds] == [["site-1", "site-2"]] * 2
+    clusters = {line["participant"]: line["cluster"] for line in run.assignments if line["round"] == 1}
+    for site, step in (("site-1", 1), ("site-2", -1)):
+        arrays = load_arrays(tmp_path / "flare", f"cluster-{clusters[site]}")
+        np.testing.assert_array_equal(arrays["coef"], [[1 + 2 * step, 2 + 2 * step]])
+        np.testing.assert_array_equal(arrays["path"], [5 + 2 * step])
+    with pytest.raises(ConfigError, match=r"read them with cfl_flare\.load_arrays"):
+        load_model(tmp_path / "flare", "cluster-0")
+    with pytest.raises(ConfigError, match="only its own training script computes with"):
+        Finished(tmp_path / "flare")

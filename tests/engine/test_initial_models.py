@@ -52,6 +52,27 @@ def test_a_safetensors_file_and_a_run_s_own_models(tmp_path):
     np.testing.assert_array_equal(read_checkpoint(tmp_path / "model.safetensors", LAYOUT).vector, [3, 4])
 
 
+def test_arrays_that_numpy_wrote(tmp_path):
+    np.savez(tmp_path / "model.npz", **{"head.weight": np.array([[3], [4]])})
+    np.save(tmp_path / "model.npy", np.array([[3.0], [4.0]]))  # the model has one array, whose name is known
+    for name in ("model.npz", "model.npy"):
+        np.testing.assert_array_equal(read_checkpoint(tmp_path / name, LAYOUT).vector, [3, 4])
+
+
+def test_arrays_that_are_pickled_many_or_larger_than_their_file(tmp_path):
+    np.save(tmp_path / "pickled.npy", np.array([{}], object), allow_pickle=True)
+    np.savez(tmp_path / "pickled.npz", **{"head.weight": np.array([{}], object)})
+    np.save(tmp_path / "large.npy", np.zeros((2, 1)))
+    written = (tmp_path / "large.npy").read_bytes()
+    (tmp_path / "large.npy").write_bytes(written.replace(b"(2, 1), }        ", b"(2, 1000000000), "))
+    for name in ("pickled.npy", "pickled.npz", "large.npy"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_checkpoint(tmp_path / name, LAYOUT)
+    np.save(tmp_path / "one.npy", np.zeros((2, 1)))
+    with pytest.raises(ConfigError, match=r"is a single array, the model has \d+; save them with np\.savez"):
+        read_checkpoint(tmp_path / "one.npy", Layout.of(make_model()))
+
+
 BAD = {
     "another model's": ({"body.weight": torch.zeros(1)}, r"it has 'body.weight'; it lacks 'head.weight'"),
     "another shape": ({"head.weight": torch.zeros(3, 1)}, r"has shape \(3, 1\), not \(2, 1\)"),

@@ -124,6 +124,8 @@ class Scripts:
             models = {n: self._model(slot, tasks[n] if train else None) for n, slot in asked.items()}
             if models and not self._exchange(task, models, lambda result: self._accept(result, tasks)):
                 return False
+        if server.state.round == 0:
+            self._results.check(sum(task.train for task in tasks.values()))
         return self._loops_checked or self._check_loops(tasks)
 
     def _evaluates(self, name: str) -> bool:
@@ -268,6 +270,7 @@ class Scripts:
             metrics = self._results.metrics(result) if tasks[name].evaluate else {}
             server.accept(Result(name, update, metrics, cross=self._cross[name]), name)
         except PayloadError as error:
+            self._results.refused(name, error)
             self._warn(f"round {server.state.round}: {name}: result refused ({error.code}): {error}")
             return False
         return True

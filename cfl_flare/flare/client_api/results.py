@@ -14,7 +14,7 @@ from nvflare.apis.dxo import MetaKey
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
-from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.params import Params
 from cfl_flare.core.text import plain, shown
 from cfl_flare.engine.checks import MAX_METRICS, MAX_SAMPLES, is_count, is_metric_name, is_number
@@ -25,6 +25,8 @@ from cfl_flare.methods.slots import cluster_slot
 STEPS = FLMetaKey.NUM_STEPS_CURRENT_ROUND
 # How many times more or fewer steps than in its first round a script may report.
 MOST_TIMES = 10
+# Why a result is refused, where that lies in the script or in the recipe and not in a round.
+UNFIT = ("names", "no_update", "kind", "shape", "filtered")
 
 
 class ScriptResults:
@@ -38,6 +40,26 @@ class ScriptResults:
     def __init__(self, server: Server, remark: Callable[[str], None]):
         self._server, self._remark = server, remark
         self._first: dict[str, int] = {}
+        self._unfit: dict[str, str] = {}
+
+    def refused(self, name: str, error: PayloadError) -> None:
+        """Notes that a participant's result cannot be used."""
+        if error.code in UNFIT:
+            self._unfit[name] = str(error)
+
+    def check(self, trained: int) -> None:
+        """Checks the first round's results: no later one could use what most scripts send.
+
+        Args:
+            trained: how many participants were asked to train.
+
+        Raises:
+            ConfigError: the scripts, or the recipe, have to be changed; one site alone ends no job.
+        """
+        if 2 * len(self._unfit) > trained:
+            site, reason = next(iter(self._unfit.items()))
+            many = f"{len(self._unfit)} of {trained} sites"
+            raise ConfigError(f"run: the script's results cannot be used, at {many}: {site}: {reason}")
 
     def update(self, result: FLModel, slot: str) -> Update:
         """The update of a script that was sent the model of a slot; also notes its number of steps as its samples.
@@ -85,7 +107,13 @@ class ScriptResults:
             raise PayloadError("kind", f"{name}: {shown(odd[0])} is no named array")
         strange, missing = sorted(given.keys() - known), sorted(known - given.keys())
         if not known & given.keys():
-            raise PayloadError("names", f"it sends {shown(strange[0])} and others, of which the job's model has none")
+            theirs, ours = (", ".join(map(shown, names[:3])) for names in (strange, sorted(known)))
+            raise PayloadError(
+                "names",
+                f"it sends {theirs}, of which the job's model has none; it has {ours}. A script sends the model that "
+                "it trained, by the names that it received; gradients, Hessians or other statistics are for recipes "
+                "whose server computes with them",
+            )
         if strange:
             left = f"left out ({len(strange)} in all)"
             self._remark(f"{name} sends {shown(strange[0])}, which the job's model does not have: {left}")

@@ -12,6 +12,7 @@ from typing import Any
 from nvflare.apis.filter import Filter
 from nvflare.apis.job_def import ALL_SITES
 from nvflare.client.config import TransferType
+from nvflare.fuel.utils.constants import FrameworkType
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
 from nvflare.job_config.script_runner import ScriptRunner
@@ -128,6 +129,7 @@ def _runner(script: ScriptSettings, executor: ExecutorSettings) -> ScriptRunner:
         script_args=script.train_args,
         launch_external_process=script.launch_external_process,
         command=script.command,
+        framework=FrameworkType(script.framework or FrameworkType.PYTORCH),
         params_transfer_type=TransferType(script.params_transfer_type),
         memory_gc_rounds=executor.memory_gc_rounds,
         cuda_empty_cache=executor.cuda_empty_cache,

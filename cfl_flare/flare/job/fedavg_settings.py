@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.job_config.api import FedJob
 from torch import nn
@@ -17,8 +18,10 @@ from torch import nn
 from cfl_flare.core.config import build, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout
+from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.methods import Method
 
+INITIAL = "initial_model.safetensors"
 # A pattern that is found in every name, an empty one as well.
 EVERYTHING = "^"
 
@@ -86,3 +89,19 @@ def place_checkpoint(path: str | None, job: FedJob) -> str | None:
     )
     job.add_file_to_server(str(Path(path).resolve()))
     return Path(path).name
+
+
+def place_arrays(arrays: Mapping[str, np.ndarray], folder: Path, job: FedJob) -> str:
+    """Sends the arrays of which a job's model was made with the job, as the checkpoint that it starts from.
+
+    Args:
+        arrays: by name.
+        folder: where their file is until the job is made.
+        job: the job.
+
+    Returns:
+        The path as the server finds it.
+    """
+    save_arrays(folder / INITIAL, arrays, {})
+    job.add_file_to_server(str(folder / INITIAL))
+    return INITIAL

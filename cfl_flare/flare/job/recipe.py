@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from nvflare.apis.filter import Filter
 from nvflare.job_config.base_fed_job import BaseFedJob
@@ -30,7 +32,7 @@ from cfl_flare.flare.compatibility import SOFTWARE
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.job.byoc import packages_of, stage
 from cfl_flare.flare.job.client_apps import ClientApps
-from cfl_flare.flare.job.fedavg_settings import exclude, place_checkpoint
+from cfl_flare.flare.job.fedavg_settings import exclude, place_arrays, place_checkpoint
 from cfl_flare.flare.kit import allow
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.methods import Method, describe_method
@@ -49,7 +51,8 @@ class ClusteredRecipe(Recipe):
 
     Args:
         method: a method, its dictionary ``{"method": "wecfl", "k": 3}``, or ``"wecfl:k=3"``.
-        model: the untrained module, or ``{"class_path": "package.Class", "args": {...}}``.
+        model: the untrained module, or ``{"class_path": "package.Class", "args": {...}}``. With a ``train_script`` that
+            needs no module: an array, which the script receives as ``"numpy_key"``, or a dictionary of arrays by name.
         data: what a site reads: a DataSource, or its ``{"class_path", "args"}``; None with ``train_script``.
         training: TrainSettings or a dictionary of them.
     """
@@ -59,7 +62,7 @@ class ClusteredRecipe(Recipe):
         self,
         *,
         method: Method | Mapping[str, Any] | str,
-        model: torch.nn.Module | Mapping[str, Any],
+        model: torch.nn.Module | Mapping[str, Any] | Sequence[Any] | np.ndarray,
         data: DataSource | Mapping[str, Any] | None = None,
         training: TrainSettings | Mapping[str, Any] | None = None,
         **settings: Any,
@@ -107,6 +110,9 @@ class ClusteredRecipe(Recipe):
         dealt = {} if plan.data.participants is None else {"source": shared["source"]}
         held = {**dealt, "data": shared["data"], **MARK} if plan.method.traits.indicator is not None else None
         start = place_checkpoint(plan.job.initial_ckpt, job)
+        if plan.arrays is not None and start is None and plan.job.resume_from is None:
+            self._initial = tempfile.TemporaryDirectory(prefix="cfl-model-")  # until the job is made
+            start = place_arrays(plan.arrays, Path(self._initial.name), job)
         job.to_server(ClusteringAggregator(shared["method"], shared["model"], held, start), id="aggregator")
         persistor = ClusterModelPersistor(run_name=plan.job.name, resume_from=plan.job.resume_from)
         job.to_server(persistor, id="persistor")

@@ -173,6 +173,25 @@ def test_a_bad_answer_is_left_out_and_the_others_count(answer, code):
     assert any("c: result refused" in text for text in play.warned)
 
 
+def newton(site: str, task: str, model: FLModel) -> FLModel:
+    return FLModel(ParamsType.FULL, {"gradient": np.zeros((2, 1)), "hessian": np.eye(2)})
+
+
+@pytest.mark.parametrize("wrong", [("a", "b"), ("a", "b", "c")])
+def test_scripts_that_send_no_model_end_the_job_after_a_round(wrong):
+    play = Play(FedAvg(), lambda site, task, model: (newton if site in wrong else obedient)(site, task, model))
+    says = rf"at {len(wrong)} of 3 sites: a: it sends 'gradient', 'hessian', .* it has 'head.weight'\. A script sends"
+    with pytest.raises(ConfigError, match=says):
+        play.scripts.round()
+
+
+def test_they_end_no_job_that_has_begun_well():
+    play = Play(FedAvg())
+    play.round()
+    play.script = newton
+    assert play.round()["trained"] == []
+
+
 STEPS = "NUM_STEPS_CURRENT_ROUND"
 
 

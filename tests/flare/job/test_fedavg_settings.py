@@ -5,14 +5,17 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
+from nvflare.fuel.utils.constants import FrameworkType
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.utils import set_per_site_config
 
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import Digits
 from cfl_flare.data.sources import SiteData
 from cfl_flare.flare import ClusteredRecipe
@@ -188,3 +191,26 @@ def test_series_are_named_by_what_they_are():
     assert series("served_accuracy") == "accuracy"
     assert series("cluster-10/served_loss") == "cluster-10/loss"
     assert series("ari") == "ari" and series("trained_accuracy") == "trained_accuracy"
+
+
+def test_a_model_of_arrays_travels_as_the_checkpoint_that_the_job_starts_from():
+    server, client = exported(recipe(**SCRIPT, method="fedavg", model={"a.b": [1.0, 2.0], "path": np.ones((1, 3))}))
+    aggregator = next(c["args"] for c in server["components"] if c["id"] == "aggregator")
+    (carried,) = Path("jobs/job").rglob(aggregator["initial_ckpt"])
+    arrays, _ = load_arrays(carried)
+    np.testing.assert_array_equal(arrays["a.b"], [1, 2])
+    assert arrays["path"].shape == (1, 3)
+    assert executor(client)["params_exchange_format"] == "numpy"
+
+
+def test_a_checkpoint_or_an_earlier_run_comes_before_the_arrays():
+    for more, says in (({"initial_ckpt": "/at/the/server.npy"}, "/at/the/server.npy"), ({"resume_from": "a"}, None)):
+        server, _ = exported(recipe(**SCRIPT, method="fedavg", model=[1.0], framework=FrameworkType.NUMPY, **more))
+        aggregator = next(c["args"] for c in server["components"] if c["id"] == "aggregator")
+        assert aggregator.get("initial_ckpt") == says
+
+
+def test_a_script_s_framework(tmp_path):
+    for framework, form in ((None, "pytorch"), ("pytorch", "pytorch"), ("numpy", "numpy")):
+        _, client = exported(recipe(**SCRIPT, framework=framework))
+        assert executor(client)["params_exchange_format"] == form
