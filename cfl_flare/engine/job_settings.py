@@ -45,6 +45,9 @@ class ControllerSettings:
     """The server's process."""
 
     task_timeout: int = setting(3600, help="seconds that a round may take; later results are dropped", ge=1)
+    max_missed_tasks: int = setting(
+        2, help="a site that misses so many tasks in a row is still asked, but no longer waited for", ge=1
+    )
     memory_gc_rounds: int = setting(0, help=MEMORY.format("the server's"), ge=0, name="server_memory_gc_rounds")
 
     def __post_init__(self) -> None:

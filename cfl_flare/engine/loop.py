@@ -29,6 +29,7 @@ from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import ARCHIVE, Store
+from cfl_flare.training.devices import Place
 from cfl_flare.training.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,9 @@ def run_loop(
     own = at_site or SiteSettings()
     torch.set_num_threads(own.torch_threads)
     make_model = model_factory(model)
-    site = Site(method, make_model, training, settings.seed, own.evaluate_trained, own.device)
+    place = Place.of(own.device, own.gpu_memory)
+    site = Site(method, make_model, training, settings.seed, own.evaluate_trained, place.device)
+    place.limit()
     site.add(data.host(source, "local", 0, 1))
     logits = logits_for(method, make_model, data, lambda: source, settings.seed)
     participants = [Participant(d.name, "local", len(d.train), d.group) for d in site.hosted.values()]

@@ -131,7 +131,16 @@ class SiteSettings:
     """How a site's process works."""
 
     evaluate_trained: bool = setting(False, help="measure the locally trained models as well")
-    device: str = setting("cpu", help="where a site computes: cpu, cuda, cuda:0, ...", per_site=True)
+    device: str = setting(
+        "cpu", help="where a site computes: cpu, cuda (sites take a machine's GPUs in turn), cuda:0, ...", per_site=True
+    )
+    gpu_memory: float | None = setting(
+        None,
+        help="largest share of its GPU's memory that a site takes; default: an even one in a simulation, else all",
+        gt=0,
+        le=1,
+        per_site=True,
+    )
     torch_threads: int = setting(
         1, help="torch threads per site; more slow down sites that share a machine", ge=1, per_site=True
     )

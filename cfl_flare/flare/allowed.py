@@ -19,6 +19,7 @@ CLASSES = (
     "cfl_flare.flare.egress.EgressFilter",
     "cfl_flare.flare.executor.ClusteredExecutor",
     "cfl_flare.flare.persistor.ClusterModelPersistor",
+    "cfl_flare.flare.tracking.ServerRun",
     "cfl_flare.data.images.Folder",
     "cfl_flare.data.named.CIFAR10",
     "cfl_flare.data.named.CIFAR100",

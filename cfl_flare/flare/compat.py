@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.apis.client import Client
-from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandNames, SiteType
 from nvflare.apis.fl_context import FLContext
@@ -31,10 +31,13 @@ from cfl_flare.core.errors import ClassError, ConfigError, PayloadError
 from cfl_flare.core.text import plain, shown
 from cfl_flare.flare import rejoin
 from cfl_flare.flare.attendance import Attendance
+from cfl_flare.flare.patience import Patience
 
 SIMULATED_JOB = "simulate_job"
 RETURN_CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
 LOST = "lost: it gives no sign of life"
+UNWAITED = "no result; it has missed too many tasks in a row to be waited for"
+ENCRYPTED = ": a filter there encrypts models, which the server has to compare; remove it from the site's privacy.json"
 # Seconds between questions to the server whether a site has connected meanwhile.
 ASK_EVERY = 5.0
 
@@ -44,12 +47,14 @@ class PerSiteController(ModelController):
 
     One broadcast cannot carry different data for different sites: FLARE copies a task's data once, after the first
     site has asked for it. So each site gets a task of its own, and the round waits for all of them together; not for a
-    site that is lost, see `cfl_flare.flare.attendance.Attendance`, until it is heard again.
+    site that is lost, see `cfl_flare.flare.attendance.Attendance`, until it is heard again, nor for one that has left
+    too many tasks unanswered, see `cfl_flare.flare.patience.Patience`, until it answers.
 
     Attributes:
         site_errors: why each site's last result cannot be used: FLARE's return code, or a reason.
         late: sites where the job has been started, or started again, in its middle.
         plain: tasks are plain FLModels with one model each, as FLARE's Client API expects.
+        patience: for whom rounds wait.
     """
 
     def __init__(self, *args: Any, plain: bool = False, **kwargs: Any):
@@ -57,6 +62,7 @@ class PerSiteController(ModelController):
         self.site_errors: dict[str, str] = {}
         self.late: list[str] = []
         self.plain = plain
+        self.patience = Patience()
         self._attendance = Attendance.ignored()
         self._tasks: dict[str, Task] = {}
         self._processing = 0
@@ -65,6 +71,7 @@ class PerSiteController(ModelController):
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Prepares a job: at real sites, it follows which of them are heard."""
         super().start_controller(fl_ctx)
+        self._survive_undecodable_answers()
         if simulated(fl_ctx):
             return
         self._attendance, self._asks = Attendance(), True
@@ -79,7 +86,6 @@ class PerSiteController(ModelController):
         self.communicator.client_is_active = client_is_active
         # FLARE ends the job if one site returns one of these codes; here that site's round has failed.
         self.engine.get_component("_Server_Runner").ABORT_RETURN_CODES = []
-        self._survive_undecodable_answers()
 
     def _survive_undecodable_answers(self) -> None:
         """An answer that cannot be decoded fails its site's round, where FLARE would exit the server's job process."""
@@ -94,7 +100,8 @@ class PerSiteController(ModelController):
                 # An unknown token is that of a client that was killed while it was sending, and has come back since.
                 client = self.engine.client_manager.clients.get(message.get_header(CellMessageHeaderKeys.TOKEN))
                 name = "?" if client is None else client.name
-                self._give_up(name, f"undecodable: {type(error).__name__}")
+                encrypted = ENCRYPTED if "tenseal" in str(error) else ""
+                self._give_up(name, f"undecodable: {type(error).__name__}{encrypted}")
                 peer = FLContext()  # without a job's id, so that FLARE drops the answer
                 peer.set_prop(ReservedKey.IDENTITY_NAME, name, private=False)
                 message.payload = Shareable()
@@ -123,6 +130,7 @@ class PerSiteController(ModelController):
     def _accept_train_result(
         self, client_name: str, result: Shareable, fl_ctx: FLContext, is_unknown_task: bool = False
     ) -> bool:
+        self._answered(client_name)
         try:
             code = result.get_return_code() or ReturnCode.OK
             if code not in RETURN_CODES:
@@ -161,6 +169,11 @@ class PerSiteController(ModelController):
     ) -> None:
         """Drops a result that arrives after its round has ended."""
         self.warning(f"{client.name}: late result of task {task_name!r} dropped; raise task_timeout if this goes on")
+        self._answered(client.name)
+
+    def _answered(self, site: str) -> None:
+        if self.patience.answer(site):
+            self.info(f"{site} answers again: rounds wait for it as for the others")
 
     def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         self._processing += 1  # meanwhile FLARE holds other sites' heartbeats back
@@ -194,6 +207,7 @@ class PerSiteController(ModelController):
             task = self._prepare_task(data=model, task_name=task_name, timeout=timeout, callback=on_result)
             self._tasks[site] = task
             self.send(task, fl_ctx=self.fl_ctx, targets=[site])
+        waited_for = self.patience.waited_for(self._tasks)
         before = time.monotonic()
         while self.get_num_standing_tasks():
             if self.abort_signal.triggered:
@@ -203,7 +217,18 @@ class PerSiteController(ModelController):
             self._go_on_without_lost(0.0 if self._processing else now - before)
             self._look_for_sites()
             before = now
+            if all(self._tasks[site].completion_status is not None for site in waited_for):
+                for site in self._tasks:
+                    self._give_up(site, UNWAITED)
+        self._count_misses()
         return not self.abort_signal.triggered
+
+    def _count_misses(self) -> None:
+        for site, task in self._tasks.items():
+            if task.completion_status == TaskCompletionStatus.TIMEOUT and self.patience.miss(site):
+                self.error(
+                    f"{site} has missed too many tasks in a row: it is still asked, but rounds no longer wait for it"
+                )
 
     def _go_on_without_lost(self, seconds: float) -> None:
         for site in self._attendance.listen(seconds, self._tasks):
@@ -224,6 +249,7 @@ class PerSiteController(ModelController):
         self.engine.client_manager.set_clients(members)
         for site in new:
             self._attendance.expect(site)
+            self.patience.answer(site)
             self.info(f"{site} has {'come back' if site in known.values() else 'connected'}; the job is started there")
         self.late += new
 

@@ -25,7 +25,9 @@ from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.client_api.controller import Scripts
+from cfl_flare.flare.client_api.failures import check_failure
 from cfl_flare.flare.compat import PerSiteController, simulated
+from cfl_flare.flare.patience import Patience
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.policy import Policy
 from cfl_flare.flare.schema import decode_check_in
@@ -100,6 +102,7 @@ class ClusteredController(PerSiteController):
                 f"a site has at most {share:.3g} of a cluster's weight"
             )
         self._own = kept(ControllerSettings, self, "run")
+        self.patience = Patience(self._own.max_missed_tasks)
         persistor: ClusterModelPersistor = self.persistor
         resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)
         participants = self._check_in(self._sites()) if self.judge is None else self._connected(self._sites())
@@ -118,7 +121,7 @@ class ClusteredController(PerSiteController):
         self.info(f"{len(participants)} participants on {len({p.site for p in participants})} sites")
         if self.judge is not None:
             assign = from_dict(AssignSettings, unmarked(self.judge), "judge")
-            self.scripts = Scripts(self.aggregator.running, assign, self._exchange, self.warning)
+            self.scripts = Scripts(self.aggregator.running, assign, self._exchange, self.warning, self.site_errors)
             self.scripts.probe()
 
     def _sites(self) -> list[str]:
@@ -145,7 +148,12 @@ class ClusteredController(PerSiteController):
 
     def _exchange(self, task: str, data: Mapping[str, FLModel], on_result: Callable[[FLModel], bool]) -> bool:
         """One exchange with scripts; if a site fails, its participant does."""
-        went = self.exchange(task, data, self._own.task_timeout, on_result)
+
+        def unless_failed(result: FLModel) -> bool:
+            check_failure(result)
+            return on_result(result)
+
+        went = self.exchange(task, data, self._own.task_timeout, unless_failed)
         self.aggregator.running.fail_sites(self.site_errors)
         return went
 

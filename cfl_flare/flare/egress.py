@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
@@ -25,9 +26,15 @@ ENCRYPTION = "nvflare.app_opt.he"
 def check_filters(fl_ctx: FLContext) -> None:
     """Raises an EncryptionError if a filter on a site's results, the job's or the site's own, encrypts models."""
     runner = fl_ctx.get_prop(FLContextKey.RUNNER)
-    filters = get_filters(
-        "task_result_filters", fl_ctx, getattr(runner, "task_result_filters", {}), wire.TRAIN_TASK, FilterKey.OUT
+    check_readable(
+        get_filters(
+            "task_result_filters", fl_ctx, getattr(runner, "task_result_filters", {}), wire.TRAIN_TASK, FilterKey.OUT
+        )
     )
+
+
+def check_readable(filters: Iterable[Filter]) -> None:
+    """Raises an EncryptionError if one of these filters encrypts models."""
     encrypting = [
         type(f).__name__ for f in filters if any(c.__module__.startswith(ENCRYPTION) for c in type(f).__mro__)
     ]

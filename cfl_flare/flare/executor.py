@@ -29,13 +29,14 @@ from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.flare import compatibility, wire
-from cfl_flare.flare.compat import check_study, component_policy, study_of
+from cfl_flare.flare.compat import check_study, component_policy, simulated, study_of
 from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.paths import store_for
 from cfl_flare.flare.policy import check_floor, limited_paths
 from cfl_flare.methods import build_method
 from cfl_flare.results.run_dir import SERVED, save_served
 from cfl_flare.results.store import Store
+from cfl_flare.training.devices import Place
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.settings import TrainSettings
 
@@ -171,15 +172,19 @@ class ClusteredExecutor(Executor):
             if isinstance(source, SiteData):
                 source = replace(source, study=check_study(source.study, study_of(fl_ctx)))
             config = from_dict(DataConfig, unmarked(self.data), "data")
+            together = content["sites"] if simulated(fl_ctx) else None
+            place = Place.of(own.device, own.gpu_memory, content["index"], together)
             site = Site(
                 build_method(unmarked(self.method), policy),
                 partial(build, self.model, torch.nn.Module, "model", policy),
                 from_dict(TrainSettings, unmarked(self.training), "training"),
                 self.seed,
                 own.evaluate_trained,
-                own.device,
+                place.device,
                 should_stop=lambda: bool(self._abort_signal.triggered),
             )
+            place.limit()
+            self.log_info(fl_ctx, f"{fl_ctx.get_identity_name()} computes on {place}")
             with limited_paths(fl_ctx):
                 site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
             self._site = site

@@ -6,10 +6,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from nvflare.apis.analytix import AnalyticsDataType
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType
 from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import ProcessType
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.app_common.widgets.streaming import AnalyticsReceiver
+from nvflare.widgets.widget import Widget
+
+# FLARE's receivers that open a run for each site when the job starts, and drop what comes from anywhere else.
+RUNS_OF_SITES = ("nvflare.app_opt.tracking.mlflow.", "nvflare.app_opt.tracking.wandb.")
 
 
 def series(name: str) -> str:
@@ -34,3 +42,45 @@ def track(component: FLComponent, scalars: Mapping[str, float], number: int) -> 
         for name, value in scalars.items():
             dxo = create_analytic_dxo(series(name), value, AnalyticsDataType.SCALAR, global_step=number)
             send_analytic_dxo(component, dxo, fl_ctx)
+
+
+def opens_runs_of_sites(component: Any) -> bool:
+    """Whether a component of the server tracks sites' series and not the server's."""
+    modules = [parent.__module__ for parent in type(component).__mro__]
+    return isinstance(component, AnalyticsReceiver) and any(m.startswith(RUNS_OF_SITES) for m in modules)
+
+
+class ServerRun(Widget):
+    """The server's own run, with the series of the clusters, beside those that a receiver opens for the sites.
+
+    Args:
+        receiver: one of the same settings. At a site it opens a run for that site alone; here it is told that the
+            server is one.
+    """
+
+    def __init__(self, receiver: AnalyticsReceiver):
+        super().__init__()
+        self.receiver = receiver
+        receiver.events = [ANALYTIC_EVENT_TYPE]
+        # FLARE hands events to every component that it has built, this one too; it is to have them from here alone.
+        self._handle, receiver.handle_event = receiver.handle_event, _ignore
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Hands the events of this process to the receiver."""
+        self._handle(event_type, _AtSite(fl_ctx))
+
+
+def _ignore(event_type: str, fl_ctx: FLContext) -> None:
+    """Handles no event."""
+
+
+class _AtSite(FLContext):
+    """A context whose process is a site's."""
+
+    def __init__(self, context: FLContext):
+        super().__init__()
+        self.props = context.props
+
+    def get_process_type(self, default: Any = None) -> Any:
+        """A site's."""
+        return ProcessType.CLIENT_JOB

@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from cfl_flare.report.labels import in_table
+from cfl_flare.report.missed import missed_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +26,7 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     Accuracy and macro-F1 are means weighted by the participants' training samples; worst is the least accurate
     participant; unseen is the mean accuracy of participants that were held back and joined afterwards; ARI compares the
     clusters with the true groups; bytes are the models' arrays in both directions; seconds are those of the rounds,
-    without the start of the processes.
+    without the start of the processes. Below are the participants that missed rounds, with the reason.
     """
     title = "served models, on the participants' own test splits"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
@@ -52,6 +53,8 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
             f"{s['seconds']:.1f}",
             *([in_table(folders[i])] if folders else []),
         )
+    table.caption = "\n".join(missed_lines(runs)) or None
+    table.caption_justify = "left"
     return table
 
 

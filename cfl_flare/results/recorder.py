@@ -10,6 +10,7 @@ import json
 import platform
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from cfl_flare.core.files import append, atomic_write, make_folder, writing
 from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.methods import Method, Participant, ServerState, describe_method
 from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.missed import missed_rounds
 from cfl_flare.results.run_dir import (
     ASSIGNMENTS,
     BEST,
@@ -33,6 +35,7 @@ from cfl_flare.results.run_dir import (
     STATE,
     SUMMARY,
     cut_lines,
+    read_lines,
     save_served,
 )
 from cfl_flare.results.store import Store, state_metadata
@@ -154,6 +157,7 @@ class Recorder:
             "final": {} if last is None else last.scalars(),
             "final_round": None if last is None else last.record["round"],
             **self._totals,
+            "missed": {n: asdict(m) for n, m in missed_rounds(read_lines(self.folder / ROUNDS)).items()},
             **extra,
             "participants": [
                 {

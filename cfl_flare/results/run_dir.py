@@ -128,7 +128,7 @@ def load_run(folder: str | Path) -> Run:
         raise ConfigError(f"{folder} holds no finished run: there is no {SUMMARY}")
     places = {name: folder / name for name in (SUMMARY, NEWCOMERS, ROUNDS, ASSIGNMENTS)}
     try:
-        summary = schema.checked(read_json(places[SUMMARY]), str(places[SUMMARY]), schema.SUMMARY)
+        summary = schema.checked(read_json(places[SUMMARY]), str(places[SUMMARY]), schema.SUMMARY, schema.THROUGH_FLARE)
         newcomers = None
         if places[NEWCOMERS].is_file():
             newcomers = schema.checked(read_json(places[NEWCOMERS]), str(places[NEWCOMERS]), {}, schema.NEWCOMERS)

@@ -69,12 +69,16 @@ SUMMARY: dict[str, Fits] = {
     "seconds": number,
     "participants": each(record(name=text, group=maybe(whole))),
 }
+# What only a run through FLARE has.
+THROUGH_FLARE: dict[str, Fits] = {"sites_left_out": named(text)}
 ROUND: dict[str, Fits] = {"round": whole, "cluster_sizes": each(whole)}
 # What a round's record need not have.
 MEASURED: dict[str, Fits] = {
     **dict.fromkeys(("served_accuracy", "served_worst_accuracy", "clusters_in_use"), number),
     **dict.fromkeys(("objective", "intra_cosine", "inter_cosine", "size_entropy"), maybe(number)),
     **dict.fromkeys(("largest_share", "moved_share", "ari"), maybe(number)),
+    "trained": each(text),
+    "failed": named(text),
     "clusterability": each(maybe(number)),
     **dict.fromkeys(("dispersion", "looseness"), maybe(named(maybe(number)))),
 }

@@ -57,12 +57,17 @@ def test_a_job_with_a_training_script(tmp_path, monkeypatch):
     (tmp_path / "client.py").write_text("")
     words = ["--model", MODEL, "--method", "ifca:k=2", "--train-script", "client.py", "--train-args", "--lr 1"]
     _, controller, runner = exported(tmp_path / "jobs", *words, "--assign-metric", "accuracy", "--assign-mode", "max")
-    assert (runner["task_script_path"], runner["task_script_args"]) == ("client.py", "--lr 1")
+    assert (runner["task_script_path"], runner["task_script_args"]) == ("cfl_launcher.py", "client.py --lr 1")
     assert (controller["judge"]["metric"], controller["judge"]["mode"]) == ("accuracy", "max")
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [("--data digits", "data: belongs to the script"), ("--lr 0.1", "training: belongs to the")]
+    ("words", "says"),
+    [
+        ("--data digits", "data: belongs to the script"),
+        ("--lr 0.1", "training: belongs to the"),
+        ("--device cuda", "device: belongs to the script"),
+    ],
 )
 def test_what_a_training_script_decides_is_not_said_beside_it(words, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -121,7 +121,8 @@ def assert_same_models(one: Run, other: Run) -> None:
 def test_late_slow_and_absent_hospitals(trial):
     """The third connects in the job's middle, the first stands still for longer than a round may take."""
     sites = [ONE, TWO, THREE, FOUR]
-    job_id = trial.submit(trial.exported("late", "fedavg", sites, task_timeout=12, num_rounds=40))
+    waiting = {"task_timeout": 12, "max_missed_tasks": 40}
+    job_id = trial.submit(trial.exported("late", "fedavg", sites, num_rounds=40, **waiting))
     trial.after("late", 1)
     with trial.paused(ONE):  # its rounds last as long as they may, so that the job does not end before the third is up
         before = trial.rounds("late")
@@ -255,4 +256,4 @@ def test_a_script_crashes_and_a_hospital_goes_for_good(trial, everyone, monkeypa
     status, run = trial.ended(job_id)
     assert status == "FINISHED:COMPLETED"
     assert run.rounds[-1]["trained"] == [ONE]
-    assert run.rounds[-1]["failed"] == {TWO: LOST, THREE: "EXECUTION_EXCEPTION"}
+    assert run.rounds[-1]["failed"] == {TWO: LOST, THREE: "OSError in its script"}

@@ -154,7 +154,7 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     trial.data["hospital-3"].rename(trial.folder / "elsewhere.npz")
     try:
         with trial.session() as session:
-            job = exported(trial, "paused", "fedavg", task_timeout=10, num_rounds=10)
+            job = exported(trial, "paused", "fedavg", task_timeout=10, num_rounds=10, max_missed_tasks=10)
             job_id = session.submit_job(str(job))
             until("the first rounds", lambda: trial.rounds("paused") >= 1)
             paused = trial.jobs_of("hospital-2")

@@ -19,6 +19,7 @@ from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.kit import code_carriers, preparation
 from cfl_flare.flare.policy import Policy
 from cfl_flare.flare.rejoin import Rejoin
+from cfl_flare.flare.tracking import ServerRun
 from cfl_flare.models import MODELS, NamedArrays
 from tests.flare.kits import context
 from tests.flare.kits import kit as prepared
@@ -63,7 +64,7 @@ def test_a_list_that_allows_all_of_cfl_flare_is_narrowed(tmp_path, wide):
 
 def test_the_list_has_each_class_that_a_job_may_name_and_no_function():
     found = {f"{cls.__module__}.{cls.__qualname__}" for cls in (*SOURCES.values(), *MODELS.values())}
-    found |= {f"{cls.__module__}.{cls.__qualname__}" for cls in (*COMPONENTS, EgressFilter, NamedArrays)}
+    found |= {f"{cls.__module__}.{cls.__qualname__}" for cls in (*COMPONENTS, EgressFilter, NamedArrays, ServerRun)}
     assert found == set(CLASSES) and len(CLASSES) == len(found)
 
 

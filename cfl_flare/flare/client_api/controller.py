@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -46,12 +47,21 @@ class Scripts:
         assign: how participants choose, for methods in which they do.
         exchange: sends each site a task, and calls a function with each result.
         warn: called with each remark, once.
+        errors: why sites' results of the last exchange cannot be used.
     """
 
-    def __init__(self, server: Server, assign: AssignSettings, exchange: Exchange, warn: Callable[[str], None]):
+    def __init__(
+        self,
+        server: Server,
+        assign: AssignSettings,
+        exchange: Exchange,
+        warn: Callable[[str], None],
+        errors: Mapping[str, str] = MappingProxyType({}),
+    ):
         self._server, self._assign, self._exchange, self._warn = server, assign, exchange, warn
         self._results = ScriptResults(server, self._remark)
         self._said: set[str] = set()
+        self._errors = errors
         self._sent: dict[str, str] = {}
         self._silent: set[str] = set()
         self._evaluating: dict[str, bool] = {}
@@ -90,10 +100,11 @@ class Scripts:
             )
         if problems:
             self._remark(f"{site}, asked to evaluate: {problem} ({len(problems)} sites in all): it cannot take part")
+        reasons = "".join(f"; {site}: {why}" for site, why in self._errors.items())
         require(
             bool(answered) or not went,
             f"run: method {self._server.method.label} has each model evaluated by the sites' script, but no site "
-            "sent a result; the sites' logs say why",
+            f"sent a result; the sites' logs say why{reasons}",
         )
         self._remark(f"participants choose by their script's {self._assign.metric!r}: measure it on training data")
         return went

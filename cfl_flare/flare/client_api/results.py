@@ -100,6 +100,10 @@ class ScriptResults:
 
         Arrays that a filter of the site removed count in no mean, as in the results of cfl_flare's own executor.
         """
+        processed = result.meta.get(MetaKey.PROCESSED_ALGORITHM)
+        if processed is not None:
+            undo = "encrypted or packed models cannot be checked, compared or clustered; remove that filter there"
+            raise PayloadError("encrypted", f"a filter of the site has changed its model by {shown(processed)}: {undo}")
         whole = result.params_type != ParamsType.DIFF
         known, given = {e.name for e in sent.layout.entries}, dict(result.params)
         odd = [key for key, array in given.items() if not isinstance(key, str) or not is_array(array)]

@@ -84,7 +84,11 @@ def check_script(script: str, method: Method, given: Mapping[str, Any], measures
     """
     require(Path(script).is_file(), f"recipe: train_script = {script!r} is not a file, seen from this folder; name one")
     beside = [name for name, value in given.items() if value is not None]
-    require(not beside, f"recipe: {', '.join(beside)}: belongs to the script if there is a train_script; leave it out")
+    require(
+        not beside,
+        f"recipe: {', '.join(beside)}: belongs to the script if there is a train_script; leave it out, or pass it in "
+        "train_args",
+    )
     check_method(method)
     require(
         not measures_all or evaluates(script),

@@ -15,7 +15,6 @@ from nvflare.client.config import TransferType
 from nvflare.fuel.utils.constants import FrameworkType
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
-from nvflare.job_config.script_runner import ScriptRunner
 
 from cfl_flare.core.config import build, describe, marked, require
 from cfl_flare.core.settings import settings_of
@@ -28,6 +27,7 @@ from cfl_flare.flare.client_api.controller import EVALUATE, TRAIN
 from cfl_flare.flare.compat import check_site_names
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.job.fedavg_settings import without_parameters
+from cfl_flare.flare.job.launched import LaunchedScript
 
 
 class ClientApps:
@@ -122,9 +122,9 @@ def _per_site(cls: type) -> list[str]:
     return [known.name for known in settings_of(cls).values() if known.per_site]
 
 
-def _runner(script: ScriptSettings, executor: ExecutorSettings) -> ScriptRunner:
+def _runner(script: ScriptSettings, executor: ExecutorSettings) -> LaunchedScript:
     """FLARE's runner of a script."""
-    return ScriptRunner(
+    return LaunchedScript(
         script=str(script.train_script),
         script_args=script.train_args,
         launch_external_process=script.launch_external_process,

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,27 +14,33 @@ from typing import Any
 import numpy as np
 import torch
 from nvflare.apis.filter import Filter
+from nvflare.apis.job_def import SERVER_SITE_NAME
 from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
-from cfl_flare.core.config import MARK, marked, require
+from cfl_flare.core.config import MARK, marked
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import settings_of, shows
 from cfl_flare.data import DataSource
 from cfl_flare.data.files import from_here
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.engine.preflight import check_plans
+from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.client_api.rules import check_script, evaluates, fedprox_mu, has_terms
 from cfl_flare.flare.compatibility import SOFTWARE
 from cfl_flare.flare.controller import ClusteredController
+from cfl_flare.flare.egress import check_readable
 from cfl_flare.flare.job.byoc import packages_of, stage
 from cfl_flare.flare.job.client_apps import ClientApps
+from cfl_flare.flare.job.environment import check_env
 from cfl_flare.flare.job.fedavg_settings import exclude, place_arrays, place_checkpoint
 from cfl_flare.flare.kit import allow
 from cfl_flare.flare.persistor import ClusterModelPersistor
+from cfl_flare.flare.tracking import ServerRun, opens_runs_of_sites
 from cfl_flare.methods import Method, describe_method
 from cfl_flare.training.settings import TrainSettings
 
@@ -71,6 +77,7 @@ class ClusteredRecipe(Recipe):
         if plan.script.train_script is not None:
             given: dict[str, Any] = {"data": data, "training": training}
             given |= {"participants": plan.data.participants, "partition": plan.data.partition}
+            given |= {name: value for name, value in asdict(plan.site).items() if value != getattr(SiteSettings, name)}
             check_script(plan.script.train_script, plan.method, given, plan.server.cross_site_evaluation)
         check_plans([plan])
         self._assemble(plan)
@@ -148,6 +155,32 @@ class ClusteredRecipe(Recipe):
         elif self._sites.scripted:
             self._add_packages(own=False)
 
+    @property
+    def _cse_added(self) -> bool:
+        """Where FLARE's ``add_cross_site_evaluation`` and ``add_final_global_evaluation`` look first."""
+        raise ConfigError(
+            "recipe: FLARE's evaluation after the training looks for one model, and this job has several; set "
+            "cross_site_evaluation = True: every cluster's model is measured on every test split"
+        )
+
+    @_cse_added.setter
+    def _cse_added(self, value: bool) -> None:
+        """FLARE's constructor sets it."""
+
+    def finalize(self) -> None:
+        """FLARE's hook before use: checks filters, and gives the server its own run in MLflow and Weights & Biases.
+
+        Raises:
+            EncryptionError: one of the job's filters encrypts models.
+        """
+        apps = {target: app.app_config for target, app in self._job._deploy_map.items()}
+        check_readable(f for app in apps.values() for _, filters in app.task_result_filters for f in filters)
+        components = apps[SERVER_SITE_NAME].components
+        if any(isinstance(component, ServerRun) for component in components.values()):
+            return
+        for receiver in [found for found in components.values() if opens_runs_of_sites(found)]:
+            self._job.to_server(ServerRun(copy(receiver)), id="server_run")
+
     def _covered(self, tasks: list[str] | None) -> list[str]:
         """The tasks that a filter is for: all of the job's if none or ``"*"`` is named.
 
@@ -214,29 +247,7 @@ class ClusteredRecipe(Recipe):
         Raises:
             ConfigError: too few or too many sites, or a folder in which FLARE's simulator cannot work.
         """
-        if not isinstance(env, (SimEnv, PocEnv)):
-            return  # the sites of a provisioned project are not known here
-        where, sites, fewest = type(env).__name__, env.num_clients, self.plan.job.min_clients
-        require(
-            sites is None or sites >= fewest,
-            f"{where}: num_clients = {sites} is less than the job's min_clients = {fewest}; it would never start",
-        )
-        require(
-            sites is None or self.plan.data.participants is None or sites <= len(self.plan.data.names),
-            f"{where}: num_clients = {sites} is more than {self.plan.data.who_trains}; each site hosts at least one",
-        )
-        if isinstance(env, SimEnv):
-            named = self._sites.named
-            require(
-                not named or env.clients is not None,
-                f"{where}: the job has settings for each of its sites; name them: SimEnv(clients={named})",
-            )
-            folder = str(env.workspace_root)
-            require(  # FLARE writes it into a command line without quotes
-                not re.search(r"[\s'\"\\\\]", folder),
-                f"{where}: FLARE's simulator cannot work in {folder!r}: its path has a space, a quote or a backslash; "
-                "choose another folder",
-            )
+        check_env(env, self.plan, self._sites.named)
 
     def _add_packages(self, own: bool = True) -> None:
         """Puts the user's modules that the job names, and cfl_flare itself, into the job's custom folder."""

@@ -310,6 +310,19 @@ def test_a_privacy_filter_on_whole_models_is_refused_and_one_that_leaves_names_o
     assert "filtered: the site's filter SVTPrivacy acts on differences" in record["failed"]["b"]
 
 
+def test_a_model_that_a_site_s_filter_has_encrypted_is_refused():
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        if site == "b":
+            answer.params = {"head.weight": b"ciphertext"}
+            answer.meta[MetaKey.PROCESSED_ALGORITHM] = "TENSEAL_CKKS"
+        return answer
+
+    record = Play(FedAvg(), script).round()
+    assert record["trained"] == ["a", "c"]
+    assert "encrypted: a filter of the site has changed its model by 'TENSEAL_CKKS'" in record["failed"]["b"]
+
+
 def test_what_a_site_s_filter_took_away_counts_in_no_mean():
     layout = Layout.of(MLP((1, 2, 2), 2, hidden=()))
     weight, bias = (e.name for e in layout.entries)

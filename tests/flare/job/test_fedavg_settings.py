@@ -12,7 +12,12 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.fuel.utils.constants import FrameworkType
 from nvflare.recipe.sim_env import SimEnv
-from nvflare.recipe.utils import set_per_site_config
+from nvflare.recipe.utils import (
+    add_cross_site_evaluation,
+    add_experiment_tracking,
+    add_final_global_evaluation,
+    set_per_site_config,
+)
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.safetensors_io import load_arrays
@@ -21,6 +26,7 @@ from cfl_flare.data.sources import SiteData
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.tracking import series
 from cfl_flare.models import MLP
+from tests.flare.test_egress import Encryptor
 
 SCRIPT = {"data": None, "train_script": "client.py", "train_args": "--lr 0.1"}
 
@@ -76,6 +82,19 @@ def test_settings_reach_the_job(tmp_path):
     assert leaving["filters"][0]["path"].endswith(".ExcludeVars")
     names = leaving["filters"][0]["args"]["exclude_vars"]
     assert names and all("bias" in name for name in names)
+
+
+def test_the_server_has_a_run_of_its_own_where_flare_opens_one_for_each_site():
+    pytest.importorskip("mlflow", reason="FLARE's receiver imports it")
+    job = recipe()
+    add_experiment_tracking(job, "mlflow", {"tracking_uri": "http://localhost:5000"})
+    for _ in range(2):  # as when a job is exported and then run
+        server, _ = exported(job)
+    receiver, own = [c for c in server["components"] if c["id"] in ("receiver", "server_run")]
+    assert own["args"]["receiver"]["path"] == receiver["path"]
+    assert own["args"]["receiver"]["args"] == {**receiver["args"], "events": ["analytix_log_stats"]}
+    assert receiver["args"]["events"] == ["fed.analytix_log_stats"]
+    assert len([c for c in server["components"] if c["path"] == own["path"]]) == 1
 
 
 def test_a_filter_on_one_of_a_script_s_tasks_covers_the_other_and_one_on_no_named_task_covers_all():
@@ -191,6 +210,38 @@ def test_series_are_named_by_what_they_are():
     assert series("served_accuracy") == "accuracy"
     assert series("cluster-10/served_loss") == "cluster-10/loss"
     assert series("ari") == "ari" and series("trained_accuracy") == "trained_accuracy"
+
+
+@pytest.mark.parametrize("add", [add_cross_site_evaluation, add_final_global_evaluation])
+@pytest.mark.parametrize("kind", [SCRIPT, {}])
+def test_flare_s_evaluation_of_one_model_is_refused_with_the_setting_for_several(add, kind):
+    with pytest.raises(ConfigError, match="this job has several; set cross_site_evaluation = True"):
+        add(recipe(**kind))
+
+
+@pytest.mark.parametrize("given", [{"device": "cuda"}, {"torch_threads": 2}, {"evaluate_trained": True}])
+def test_what_the_script_decides_is_refused_beside_it(given):
+    with pytest.raises(ConfigError, match=f"recipe: {next(iter(given))}: belongs to the script .* in train_args"):
+        recipe(**SCRIPT, **given)
+    recipe(**given)
+
+
+@pytest.mark.parametrize("kind", [SCRIPT, {}])
+def test_more_clusters_than_sites_are_refused_before_the_job(kind, tmp_path):
+    job = recipe(method="ifca:k=4", **kind)
+    with pytest.raises(ConfigError, match=r"SimEnv: num_clients = 3 is less than method ifca's k = 4, .*; lower k"):
+        job.execute(SimEnv(num_clients=3, workspace_root=str(tmp_path / "work")))
+    assert not (tmp_path / "work").exists()
+    job.check_env(SimEnv(num_clients=4, workspace_root=str(tmp_path / "work")))
+
+
+@pytest.mark.parametrize("kind", [SCRIPT, {}])
+def test_a_filter_that_encrypts_is_refused_before_the_job(kind):
+    job = recipe(**kind)
+    job.add_client_output_filter(Encryptor([], []), tasks=["train"])
+    with pytest.raises(ConfigError, match=r"filter \['HEModelEncryptor'\] encrypts models .*; remove it"):
+        job.export("jobs")
+    assert not Path("jobs").exists()
 
 
 def test_a_model_of_arrays_travels_as_the_checkpoint_that_the_job_starts_from():

@@ -1,0 +1,38 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""For which sites a round waits until its time is up."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+
+class Patience:
+    """How many tasks in a row each site has left unanswered.
+
+    A site whose script hangs gives signs of life all the same. Rounds go on asking it, since it may wake up, but they
+    wait for it no longer than for the others, until it answers.
+
+    Args:
+        most: so many tasks a site may leave unanswered.
+    """
+
+    def __init__(self, most: float = math.inf):
+        self._most = most
+        self._missed: Counter[str] = Counter()
+
+    def miss(self, site: str) -> bool:
+        """Notes that a site's time was up; returns whether it is no longer waited for from now on."""
+        self._missed[site] += 1
+        return self._missed[site] == self._most
+
+    def answer(self, site: str) -> bool:
+        """Notes a site's answer, which may be late; returns whether it is waited for again from now on."""
+        return self._missed.pop(site, 0) >= self._most
+
+    def waited_for(self, asked: Iterable[str]) -> list[str]:
+        """Those of the sites that are waited for: all, if there would be none."""
+        asked = list(asked)
+        return [site for site in asked if self._missed[site] < self._most] or asked
