@@ -4,6 +4,7 @@
 
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,11 +49,11 @@ class TwoOutputs(MLP):
 
 
 class Forgets(nn.Module):
-    """A network that does not keep its argument, which has a default."""
+    """A network that does not keep its argument, nor anything that shows what it was."""
 
-    def __init__(self, width: int = 8):
+    def __init__(self, widths: Sequence[int] = (8,)):
         super().__init__()
-        self.head = nn.Linear(64, width)
+        self.head = nn.Linear(64, sum(widths))
 
 
 class Breaks(nn.Module):
@@ -149,7 +150,6 @@ RUNS = {
     "--method wecfl:=3": r"'wecfl:=3': '=3' is not key=value; write name:key=value",
     "--method wecfl:k=3,cluster_on=nope": r"method wecfl: cluster_on = 'nope' should be one of .*'head'",
     "--method wecfl:k=3,cluster_on=['no.weight']": r"wecfl: cluster_on = \('no.weight',\) .*it has body\..*; set ",
-    f"--model {HERE}.NoLinear --method wecfl:k=3": r"method wecfl: cluster_on = 'fc' .*no torch.nn.Linear.*; set ",
     f"--model {HERE}.NoLinear --method wecfl:k=3,cluster_on=head --loop": r"cluster_on = 'head' .*; set cluster_on=all",
     "--model logistic --method wecfl:k=3,cluster_on=backbone": r"cluster_on = 'backbone' .*; set cluster_on=all",
     "--partition nope": r"partition 'nope' is unknown; there are iid, ",
@@ -297,6 +297,7 @@ SOUND = {
     "num_rounds": 3,
     "min_clients": 2,
 }
+HEAD = {"method": "wecfl:k=2,cluster_on=head"}
 REAL = {"participants": None, "partition": None}  # each site is one participant
 LOCAL_NET = type("LocalNet", (nn.Module,), {"__module__": HERE, "__qualname__": "outer.<locals>.LocalNet"})
 SCRIPT_NET = type("ScriptNet", (nn.Module,), {"__module__": "__main__"})
@@ -313,14 +314,14 @@ SCRIPT_NET = type("ScriptNet", (nn.Module,), {"__module__": "__main__"})
         ({"method": "wecfl:k=3", "sample": 0.2}, r"k = 3 .* only 2 of 8 take part; lower k or raise sample"),
         ({"method": 3}, r"method = 3 should be text like 'name:setting=value'"),
         ({"method": {"k": 3}}, r"method None is unknown; there are "),
-        ({"model": NoLinear()}, r"method wecfl: cluster_on = 'fc' .*; set cluster_on=all"),
-        ({"model": NoLinear(), **REAL}, r"method wecfl: cluster_on = 'fc' .*; set cluster_on=all"),
+        ({"model": NoLinear(), **HEAD}, r"method wecfl: cluster_on = 'head' .*; set cluster_on=all"),
+        ({"model": NoLinear(), **HEAD, **REAL}, r"method wecfl: cluster_on = 'head' .*; set cluster_on=all"),
         ({"model": MLP}, r"model: 'cfl_flare.models.MLP' is only the name of a class; pass an instance"),
         ({"model": "cfl_flare.models.MLP"}, r"model: 'cfl_flare.models.MLP' is only the name .*pass an instance"),
         ({"model": NotANetwork()}, r"NotANetwork' is not a torch\.nn.*Module; name a subclass"),
         ({"model": LOCAL_NET()}, r"model: outer\.<locals>\.LocalNet is defined .*; put it at the top of a module"),
         ({"model": SCRIPT_NET()}, r"model: ScriptNet is defined in the script .*; put it at the top of a module"),
-        ({"model": Forgets(16)}, r"model: Forgets does not keep its argument 'width' .*; pass {'class_path'"),
+        ({"model": Forgets((9, 7))}, r"model: Forgets does not keep its argument 'widths'.*: pass {'class_path'"),
         ({"model": {"path": "a.B"}}, r"model: 'path' = 'a.B' is no array.* a module should be {'class_path': "),
         ({"model": {"class_path": "a b"}}, r"model: class_path = 'a b' should be 'package\.module\.Class'"),
         ({"data": Npz}, r"data: 'cfl_flare.data.sources.Npz' is only the name of a class; pass an instance"),
@@ -369,9 +370,9 @@ def test_an_environment_that_cannot_run_the_job(environment, says, tmp_path, not
 
 
 def test_the_loop_refuses_before_it_writes(tmp_path):
-    with pytest.raises(ConfigError, match=r"method wecfl: cluster_on = 'fc' .*; set cluster_on=all"):
+    with pytest.raises(ConfigError, match=r"method wecfl: cluster_on = 'head' .*; set cluster_on=all"):
         run_loop(
-            method=build_method({"method": "wecfl", "k": 2}),
+            method=build_method({"method": "wecfl", "k": 2, "cluster_on": "head"}),
             model=NoLinear(),
             source=Digits(),
             data=DataConfig(4, {"partition": "iid"}),

@@ -49,7 +49,9 @@ def describe_network(network: Any, what: str = "model") -> dict[str, Any]:
     Raises:
         ConfigError: its arguments were not found; the message has the dictionary to pass.
     """
-    if isinstance(network, Mapping):
+    from torch import nn
+
+    if not isinstance(network, nn.Module):
         return describe(network, what)
     path = class_path(network, what)
     try:

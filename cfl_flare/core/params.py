@@ -214,6 +214,11 @@ class Layout:
             chosen = [names[name] for name in role]
         return [e.slice for e in chosen]
 
+    def compared(self, role: str | tuple[str, ...] | None) -> str | tuple[str, ...]:
+        """The part by which models are compared: this one, but ``"all"`` for ``"fc"`` where there is no such layer."""
+        part = role or "fc"
+        return part if part != "fc" or any(e.fc for e in self.entries) else "all"
+
     def pack(self, arrays: Mapping[str, Any], allow_missing: bool = False) -> Params:
         """Validates named arrays and packs them into vectors.
 

@@ -73,7 +73,7 @@ def _check_fit(plan: RunPlan) -> Layout:
     own = {id(p): name for name, p in module.named_parameters()}
     method, layout = plan.method, _layout(module)
     method.check(layout, plan.server.num_rounds)
-    if method.traits.cluster_on == "fc" and method.compared(layout) == "all":
+    if method.traits.cluster_on == "fc" and layout.compared("fc") == "all":
         logger.warning("method %s: the model has no fully connected layer: cluster_on is 'all'", method.name)
     check_indicator(method, plan.data)
     scripted = plan.script.train_script is not None

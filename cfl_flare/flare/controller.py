@@ -26,8 +26,9 @@ from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.client_api.controller import Scripts
 from cfl_flare.flare.client_api.failures import check_failure
-from cfl_flare.flare.compat import PerSiteController, simulated
+from cfl_flare.flare.compat import simulated
 from cfl_flare.flare.patience import Patience
+from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.policy import Policy
 from cfl_flare.flare.schema import decode_check_in

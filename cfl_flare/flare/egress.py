@@ -17,11 +17,12 @@ from nvflare.apis.utils.task_utils import get_filters
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import EncryptionError
+from cfl_flare.engine.checks import is_metric_name
 from cfl_flare.flare import wire
 from cfl_flare.results.key_metric import is_share
-from cfl_flare.training.measures import METRICS
 
 ENCRYPTION = "nvflare.app_opt.he"
+EVERY = "*"
 
 
 def check_filters(fl_ctx: FLContext) -> None:
@@ -55,7 +56,8 @@ class EgressFilter(Filter):
     (IFCA), that choice, without which the server cannot average.
 
     Args:
-        withhold: metrics of the site's test split that are not sent: any of ``accuracy``, ``macro_f1``, ``loss``.
+        withhold: metrics that are not sent: ``accuracy``, ``macro_f1``, ``loss``, or what a training script calls its
+            own; ``*`` for all of them.
         round_to: the other metrics are rounded to multiples of this, such as 0.05; None sends them as they are.
         samples_step: counts of training samples are rounded to multiples of this, at least one; averages weight the
             site by the rounded count.
@@ -64,8 +66,9 @@ class EgressFilter(Filter):
     def __init__(self, withhold: list[str] | None = None, round_to: float | None = None, samples_step: int = 1):
         super().__init__()
         self.withhold, self.round_to, self.samples_step = withhold, round_to, samples_step
-        unknown = [name for name in withhold or () if name not in METRICS]
-        require(not unknown, f"EgressFilter: withhold = {unknown} should be among {', '.join(METRICS)}")
+        odd = [name for name in withhold or () if name != EVERY and not is_metric_name(name)]
+        names = "accuracy, macro_f1, loss, what scripts call theirs, or '*'"
+        require(not odd, f"EgressFilter: withhold = {odd} should be names of metrics: {names}")
         require(
             round_to is None or 0 < round_to <= 1, f"EgressFilter: round_to = {round_to} should be in (0, 1] or None"
         )
@@ -104,6 +107,8 @@ class EgressFilter(Filter):
 
     def _allowed(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """The metrics to send, rounded. What is withheld is the end of a name: ``trained_loss``, ``val/loss``."""
+        if EVERY in (self.withhold or ()):
+            return {}
         ends = tuple(f"_{name}" for name in self.withhold or ())
         sent = {n: v for n, v in metrics.items() if not re.sub("[./-]", "_", f"_{n}").endswith(ends)}
         if self.round_to is None:

@@ -22,7 +22,7 @@ from cfl_flare.methods.parts import check_part, known_part
 from cfl_flare.methods.penalties import Penalty
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
-from cfl_flare.methods.traits import Part, Traits
+from cfl_flare.methods.traits import Traits
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Term
@@ -103,7 +103,7 @@ class Method(ABC):
         """
         layout.select("all")
         require(rounds is None or rounds >= 1, f"{self.where}: num_rounds = {rounds} should be >= 1")
-        check_part(self.compared(layout), layout, self.where)
+        check_part(layout.compared(self.traits.cluster_on), layout, self.where)
         for penalty in self.penalties:
             penalty.check_model(layout)
 
@@ -205,12 +205,7 @@ class Method(ABC):
 
     def features(self, model: Params) -> np.ndarray:
         """The part of a model by which participants are compared; float32."""
-        return model.part(self.compared(model.layout))
-
-    def compared(self, layout: Layout) -> Part:
-        """That part: ``cluster_on``, but all parameters for ``fc`` where there is no fully connected layer."""
-        part = self.traits.cluster_on or "fc"
-        return part if part != "fc" or any(e.fc for e in layout.entries) else "all"
+        return model.part(model.layout.compared(self.traits.cluster_on))
 
     def weight(self, update: Update) -> float:
         """A participant's weight psi_i, up to a common factor."""

@@ -9,7 +9,7 @@ from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.utils import set_per_site_config
 
 from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.flare.compat import UNWAITED
+from cfl_flare.flare.per_site import UNWAITED
 from cfl_flare.models import Logistic
 from cfl_flare.report.missed import missed_lines
 from cfl_flare.results.run_dir import find_runs

@@ -20,7 +20,7 @@ from nvflare.recipe.utils import set_per_site_config
 from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import SiteData
 from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.flare.compat import LOST
+from cfl_flare.flare.per_site import LOST
 from cfl_flare.models import Logistic
 from cfl_flare.results.run_dir import Run, load_run
 from tests.e2e.deployment import SERVER, TRUSTING, Deployment, hospitals, until

@@ -106,7 +106,7 @@ def test_homomorphic_encryption_is_refused_with_the_reason(where):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"withhold": ["recall"]}, r"withhold = \['recall'\] should be among accuracy, macro_f1, loss"),
+        ({"withhold": ["a b"]}, r"withhold = \['a b'\] should be names of metrics: accuracy, macro_f1, loss, what"),
         ({"round_to": 0}, "round_to = 0 should be in"),
         ({"samples_step": 0}, "samples_step = 0 should be a whole number >= 1"),
     ],
@@ -114,3 +114,11 @@ def test_homomorphic_encryption_is_refused_with_the_reason(where):
 def test_refusals(settings, message):
     with pytest.raises(ConfigError, match=message):
         EgressFilter(**settings)
+
+
+def test_all_metrics_are_withheld_by_a_star_and_a_script_s_own_by_their_names():
+    assert wire.content_of(filtered(withhold=["*"]).meta)["results"]["a"]["metrics"] == {}
+    answer = FLModel(metrics={"val/dice": 0.5, "auc": 0.7})
+    for withhold, left in ((["*"], {}), (["dice"], {"auc": 0.7})):
+        sent = EgressFilter(withhold=withhold).process(FLModelUtils.to_shareable(answer), FLContext())
+        assert FLModelUtils.from_shareable(sent).metrics == left

@@ -20,6 +20,8 @@ HOW_TO_EVALUATE = """
     if flare.is_evaluate():
         flare.send(flare.FLModel(metrics={"loss": mean_loss_on_the_training_data(model)}))
         continue"""
+# FLARE's patches of trainers, and which of the trainer's methods then answers a task to evaluate.
+PATCHES = (("nvflare.client.lightning", "validate"), ("nvflare.client.hf", "evaluate"))
 PENALTY_LINE = "loss = loss + cfl_flare.client.penalty(model)"
 
 
@@ -48,14 +50,14 @@ def check_method(method: Method) -> None:
 def evaluates(script: str) -> bool:
     """Whether a script, or a module beside it, is written to evaluate a model without training it.
 
-    It asks FLARE's ``is_evaluate()``, or has ``trainer.validate()`` answer under FLARE's Lightning patch.
+    It asks FLARE's ``is_evaluate()``, or has its trainer answer under one of FLARE's patches.
     """
     for text in _texts(script):
         try:
             called = {_called(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
         except SyntaxError:  # FLARE will say so when it runs the script
             continue
-        if "is_evaluate" in called or ("nvflare.client.lightning" in text and {"patch", "validate"} <= called):
+        if "is_evaluate" in called or any(patch in text and {"patch", call} <= called for patch, call in PATCHES):
             return True
     return False
 

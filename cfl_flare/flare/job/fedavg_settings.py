@@ -59,7 +59,7 @@ def staying(setting: str, pattern: str, model: Mapping[str, Any], method: Method
     require(bool(left), f"{where} matches all parameters: nothing would be left to learn together")
     cluster_on = method.traits.cluster_on
     if cluster_on is not None:
-        compared = {place.start for place in layout.select(method.compared(layout))}
+        compared = {place.start for place in layout.select(layout.compared(cluster_on))}
         require(
             any(e.offset in compared for e in left),
             f"{where} matches all that method {method.label} clusters on ({cluster_on}); set its cluster_on to what "

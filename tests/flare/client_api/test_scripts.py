@@ -418,6 +418,8 @@ def test_in_ifca_who_trained_in_the_probe_is_left_out_and_never_asked_to_evaluat
         ("from nvflare.client import is_evaluate\nonly = is_evaluate()\n", True),
         ("import nvflare.client.lightning as flare\nflare.patch(trainer)\ntrainer.validate(model)\n", True),
         ("import nvflare.client.lightning as flare\nflare.patch(trainer)\ntrainer.fit(model)\n", False),
+        ("import nvflare.client.hf as flare\nflare.patch(trainer)\ntrainer.evaluate()\ntrainer.train()\n", True),
+        ("import nvflare.client.hf as flare\nflare.patch(trainer)\ntrainer.train()\n", False),
         ("# is_evaluate() is for others\nimport nvflare.client as flare\nflare.send('is_evaluate()')\n", False),
         ("def broken(:\n", False),
     ],

@@ -1,0 +1,276 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""FLARE's controller, with a task of its own for each site, and for none of whom a round waits in vain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandNames, SiteType
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import ALL_SITES
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.fuel.f3.cellnet import cell
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.private.defs import CellMessageHeaderKeys
+from nvflare.private.fed.utils.fed_utils import extract_participants
+
+from cfl_flare.core.config import one_line
+from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.text import plain, shown
+from cfl_flare.flare import rejoin
+from cfl_flare.flare.attendance import Attendance
+from cfl_flare.flare.compat import simulated
+from cfl_flare.flare.patience import Patience
+
+RETURN_CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
+LOST = "lost: it gives no sign of life"
+UNWAITED = "no result; it has missed too many tasks in a row to be waited for"
+ENCRYPTED = ": a filter there encrypts models, which the server has to compare; remove it from the site's privacy.json"
+# Seconds between questions to the server whether a site has connected meanwhile.
+ASK_EVERY = 5.0
+
+
+class PerSiteController(ModelController):
+    """A ModelController that sends each site its own data, and that no single site can stop.
+
+    One broadcast cannot carry different data for different sites: FLARE copies a task's data once, after the first
+    site has asked for it. So each site gets a task of its own, and the round waits for all of them together; not for a
+    site that is lost, see `cfl_flare.flare.attendance.Attendance`, until it is heard again, nor for one that has left
+    too many tasks unanswered, see `cfl_flare.flare.patience.Patience`, until it answers.
+
+    Attributes:
+        site_errors: why each site's last result cannot be used: FLARE's return code, or a reason.
+        late: sites where the job has been started, or started again, in its middle.
+        plain: tasks are plain FLModels with one model each, as FLARE's Client API expects.
+        patience: for whom rounds wait.
+    """
+
+    def __init__(self, *args: Any, plain: bool = False, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.site_errors: dict[str, str] = {}
+        self.late: list[str] = []
+        self.plain = plain
+        self.patience = Patience()
+        self._attendance = Attendance.ignored()
+        self._tasks: dict[str, Task] = {}
+        self._processing = 0
+        self._asks, self._asked = False, 0.0
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Prepares a job: at real sites, it follows which of them are heard."""
+        super().start_controller(fl_ctx)
+        self._survive_undecodable_answers()
+        if simulated(fl_ctx):
+            return
+        self._attendance, self._asks = Attendance(), True
+        hear = self.communicator.client_is_active
+
+        def client_is_active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
+            ours = any(client.name == client_name for client in self.engine.get_clients())
+            if ours and self._attendance.hear(client_name):
+                self.info(f"{client_name} is heard again; it takes part from the next round")
+            hear(client_name, reason, fl_ctx)
+
+        self.communicator.client_is_active = client_is_active
+        # FLARE ends the job if one site returns one of these codes; here that site's round has failed.
+        self.engine.get_component("_Server_Runner").ABORT_RETURN_CODES = []
+
+    def _survive_undecodable_answers(self) -> None:
+        """An answer that cannot be decoded fails its site's round, where FLARE would exit the server's job process."""
+        decode = cell.decode_payload
+
+        def guarded(message: Message, *args: Any, **kwargs: Any) -> None:
+            try:
+                decode(message, *args, **kwargs)
+            except Exception as error:
+                if message.get_header(StreamHeaderKey.TOPIC) != ServerCommandNames.SUBMIT_UPDATE:
+                    raise
+                # An unknown token is that of a client that was killed while it was sending, and has come back since.
+                client = self.engine.client_manager.clients.get(message.get_header(CellMessageHeaderKeys.TOKEN))
+                name = "?" if client is None else client.name
+                encrypted = ENCRYPTED if "tenseal" in str(error) else ""
+                self._give_up(name, f"undecodable: {type(error).__name__}{encrypted}")
+                peer = FLContext()  # without a job's id, so that FLARE drops the answer
+                peer.set_prop(ReservedKey.IDENTITY_NAME, name, private=False)
+                message.payload = Shareable()
+                message.payload.set_peer_context(peer)
+
+        cell.decode_payload = guarded
+
+    def _give_up(self, site: str, reason: str) -> None:
+        """Ends a site's standing task."""
+        task = self._tasks.get(site)
+        if task is not None and task.completion_status is None:
+            self.site_errors[site] = reason
+            self.cancel_task(task, fl_ctx=self.fl_ctx)
+
+    def _build_shareable(self, data: FLModel | None = None) -> Shareable:
+        """A COLLECTION with one DXO per model, so that FLARE's filters act on each model separately."""
+        assert data is not None
+        if self.plain:
+            return super()._build_shareable(data)
+        shareable = DXO(DataKind.COLLECTION, data=data.params, meta=data.meta).to_shareable()
+        shareable.set_header(AppConstants.CURRENT_ROUND, data.current_round)
+        shareable.set_header(AppConstants.NUM_ROUNDS, data.total_rounds)
+        shareable.add_cookie(AppConstants.CONTRIBUTION_ROUND, data.current_round)
+        return shareable
+
+    def _accept_train_result(
+        self, client_name: str, result: Shareable, fl_ctx: FLContext, is_unknown_task: bool = False
+    ) -> bool:
+        self._answered(client_name)
+        try:
+            code = result.get_return_code() or ReturnCode.OK
+            if code not in RETURN_CODES:
+                raise ValueError(f"return code {shown(code)}")
+            if code == ReturnCode.OK:
+                FLModelUtils.from_shareable(result)
+        except Exception as error:  # what a site sends can break FLARE's own code as well
+            self._refuse(client_name, f"malformed: FLARE cannot read it ({one_line(error)})")
+            return False
+        if code != ReturnCode.OK:
+            self.site_errors[client_name] = code
+        return bool(super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task))
+
+    def _prepare_task(self, data: FLModel, task_name: str, timeout: int, callback: Callable[[FLModel], bool]) -> Task:
+        """A task whose results are refused, with the reason, where the callback raises an error."""
+
+        def checked(result: FLModel) -> bool:
+            site = result.meta["client_name"]
+            try:
+                return callback(result)
+            except PayloadError as error:
+                self._refuse(site, str(error) if error.code == "site_failed" else f"{error.code}: {error}")
+            except Exception as error:
+                self._refuse(site, f"malformed: it cannot be used ({one_line(error)})")
+            return False
+
+        return super()._prepare_task(data=data, task_name=task_name, timeout=timeout, callback=checked)
+
+    def _refuse(self, site: str, reason: str) -> None:
+        """Notes why a site's result is refused."""
+        self.site_errors[site] = plain(reason)
+        self.warning(f"{site}: result refused: {self.site_errors[site]}")
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Drops a result that arrives after its round has ended."""
+        self.warning(f"{client.name}: late result of task {task_name!r} dropped; raise task_timeout if this goes on")
+        self._answered(client.name)
+
+    def _answered(self, site: str) -> None:
+        if self.patience.answer(site):
+            self.info(f"{site} answers again: rounds wait for it as for the others")
+
+    def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        self._processing += 1  # meanwhile FLARE holds other sites' heartbeats back
+        try:
+            super()._process_result(client_task, fl_ctx)
+        finally:
+            self._processing -= 1
+
+    def exchange(
+        self, task_name: str, data: Mapping[str, FLModel], timeout: int, on_result: Callable[[FLModel], bool]
+    ) -> bool:
+        """Sends each site its data and waits until all results are in, or time is up, or who is left is lost.
+
+        Args:
+            task_name: the task.
+            data: what each site gets.
+            timeout: seconds.
+            on_result: called with each result that is not an error; False refuses it.
+
+        Returns:
+            False if the job was aborted meanwhile.
+        """
+        self.site_errors.clear()
+        self._tasks = {}
+        self._look_for_sites()
+        for site, model in data.items():
+            if site in self._attendance.lost:
+                self.site_errors[site] = LOST
+                continue
+            self.set_fl_context(model)
+            task = self._prepare_task(data=model, task_name=task_name, timeout=timeout, callback=on_result)
+            self._tasks[site] = task
+            self.send(task, fl_ctx=self.fl_ctx, targets=[site])
+        waited_for = self.patience.waited_for(self._tasks)
+        before = time.monotonic()
+        while self.get_num_standing_tasks():
+            if self.abort_signal.triggered:
+                return False
+            time.sleep(self._task_check_period / 2)
+            now = time.monotonic()
+            self._go_on_without_lost(0.0 if self._processing else now - before)
+            self._look_for_sites()
+            before = now
+            if all(self._tasks[site].completion_status is not None for site in waited_for):
+                for site in self._tasks:
+                    self._give_up(site, UNWAITED)
+        self._count_misses()
+        return not self.abort_signal.triggered
+
+    def _count_misses(self) -> None:
+        for site, task in self._tasks.items():
+            if task.completion_status == TaskCompletionStatus.TIMEOUT and self.patience.miss(site):
+                self.error(
+                    f"{site} has missed too many tasks in a row: it is still asked, but rounds no longer wait for it"
+                )
+
+    def _go_on_without_lost(self, seconds: float) -> None:
+        for site in self._attendance.listen(seconds, self._tasks):
+            self.error(f"{site} is lost: it has given no sign of life for too long; rounds go on without it")
+            self._give_up(site, LOST)
+
+    def _look_for_sites(self) -> None:
+        """Asks the server, now and then, to start the job at sites that have connected, or come back."""
+        if not self._asks or time.monotonic() < self._asked + ASK_EVERY:
+            return
+        self._asked = time.monotonic()
+        self._ask_server()
+        members = self.engine._retrieve_clients_data(self.engine.args.job_id) if self._asks else None
+        known = {client.token: client.name for client in self.engine.get_clients()}
+        new = [client.name for token, client in (members or {}).items() if token not in known]
+        if not new:
+            return
+        self.engine.client_manager.set_clients(members)
+        for site in new:
+            self._attendance.expect(site)
+            self.patience.answer(site)
+            self.info(f"{site} has {'come back' if site in known.values() else 'connected'}; the job is started there")
+        self.late += new
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Ends the job; the server is told for whom it need not wait."""
+        super().stop_controller(fl_ctx)
+        if self._asks:
+            self._ask_server(ends=True)
+
+    def _ask_server(self, ends: bool = False) -> None:
+        request = Shareable()
+        request[rejoin.LOST], request[rejoin.ENDS] = sorted(self._attendance.lost), ends
+        with self.engine.new_context() as fl_ctx:
+            target = [str(SiteType.SERVER_PARENT)]
+            replies = self.engine.send_aux_request(target, rejoin.TOPIC, request, 5.0, fl_ctx, optional=True)
+        if any(reply.get_return_code() == ReturnCode.TOPIC_UNKNOWN for reply in (replies or {}).values()):
+            self._asks = False
+            self.warning("the server's kit has no cfl_flare component, so a site that is restarted misses this job")
+
+    def sites_that_never_came(self) -> list[str]:
+        """The sites that the job names and that were not connected when it started."""
+        deployed = (self.fl_ctx.get_prop(FLContextKey.JOB_META) or {}).get("deploy_map", {})
+        named = {name for participants in deployed.values() for name in extract_participants(participants)}
+        known = {client.name for client in self.engine.get_clients()} | {str(SiteType.SERVER), ALL_SITES}
+        return sorted(named - known)
