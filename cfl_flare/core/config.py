@@ -114,7 +114,10 @@ def from_dict(cls: Callable[..., T], values: Mapping[str, Any], where: str) -> T
         ConfigError: an unknown or missing name, or a value that the class does not take.
     """
     values = current_names(cls, values, where)
-    known = inspect.signature(cls).parameters
+    try:
+        known = inspect.signature(cls).parameters
+    except (TypeError, ValueError) as error:  # more arguments without a name than there can be
+        raise ConfigError(f"{where}: {one_line(error)}; correct its arguments") from error
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     named = {name: p for name, p in known.items() if p.kind not in kinds}
     unknown = [name for name in values if name not in named]
@@ -287,7 +290,13 @@ def build(
     made = made_by(cls)
     if not (isinstance(made, type) and issubclass(made, base)):
         raise ConfigError(f"{what}: {path!r} is not a {base.__module__}.{base.__qualname__}; name a subclass of that")
-    args = {key: _built(value, base, what, authorize) for key, value in dict(spec.get("args") or {}).items()}
+    args = spec.get("args") or {}
+    fits = isinstance(args, Mapping) and isinstance(args.get(POSITIONAL, []), (list, tuple))
+    require(fits, f"{what} {name}: args = {reprlib.repr(args)} should be a dictionary of its arguments by name")
+    try:
+        args = {key: _built(value, base, what, authorize) for key, value in args.items()}
+    except RecursionError as error:
+        raise ConfigError(f"{what} {name}: its arguments are nested too deeply; write them flat") from error
     first = args.pop(POSITIONAL, ())
     cls = partial(cls, *first) if first else cls
     return from_dict(cls, {**args, **extra}, f"{what} {name}")

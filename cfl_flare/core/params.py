@@ -93,10 +93,11 @@ class Layout:
 
         linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
         buffers, entries, tied = {name for name, _ in module.named_buffers()}, [], []
-        first: dict[int, str] = {}
+        first: dict[Any, str] = {}
         for name, (own, tensor) in live_state(module).items():
-            if first.setdefault(id(tensor), name) != name:
-                tied.append((name, first[id(tensor)]))
+            place = _place(tensor)
+            if first.setdefault(place, name) != name:
+                tied.append((name, first[place]))
                 continue
             owner = own.rpartition(".")[0]
             entries.append(
@@ -307,6 +308,12 @@ def live_state(module: torch.nn.Module) -> dict[str, tuple[str, torch.Tensor]]:
     places = {(tensor.data_ptr(), tensor.shape): name for name, tensor in reversed(own.items()) if tensor.numel()}
     names = {name: places.get((value.data_ptr(), value.shape), name) for name, value in state.items()}
     return {name: (own_name, own.get(own_name, state[name])) for name, own_name in names.items()}
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    """Equal for tensors that are one and the same weight: the same object, or the same memory seen the same way."""
+    pointer = tensor.data_ptr() if tensor.numel() and not tensor.is_meta else 0
+    return (pointer, tensor.shape, tensor.stride(), tensor.dtype) if pointer else id(tensor)
 
 
 def _kind(tensor: torch.Tensor, buffer: bool) -> str:

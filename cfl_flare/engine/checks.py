@@ -23,7 +23,10 @@ MAX_LENGTH = 10**6
 MAX_METRICS = 64
 MAX_METRIC = 1e12
 # What a run makes of metrics, and the columns beside them, have these names.
-OWN = re.compile(r"(worst|bottom)_.*|.*_unweighted|participant|site|group|cluster|model")
+OWN = re.compile(
+    r"(worst|bottom)_.*|.*_unweighted|participant|site|group|cluster|model|cluster-\d+/.*|ari|nmi|objective|dispersion|looseness"
+    r"|clusterability|(intra|inter)_cosine|size_entropy|clusters_in_use|largest_share|moved(_share)?|bytes_(up|down)|seconds"
+)
 METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_./-]{0,79}")
 # Largest value of a difference or an array: squares and sums of such values are still finite in float32.
 MAX_VALUE = 1e9

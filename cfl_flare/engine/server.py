@@ -91,6 +91,7 @@ class Server:
         self.rejected = self.progress.rejected
         self._recorder = recorder
         self.only_train: set[str] = set()
+        self._common: list[str] = []
         self._whole: dict[str, Params] = {}
         self._round = self._new_round({}, {})
 
@@ -224,6 +225,11 @@ class Server:
         """The metric that tells how good the run is; of those that participants report, once they have."""
         return Metric(ACCURACY) if self.progress.metric is None else Metric(**self.progress.metric)
 
+    def deciding(self, measured: RoundMetrics) -> dict[str, float]:
+        """The numbers by which a run chooses its best round and ends: of participants' metrics, what most report."""
+        of_most = {n: v for n, v in measured.deciding().items() if Metric(n).of_participants.name in self._common}
+        return {**{n: v for n, v in measured.deciding().items() if "served_" not in n}, **of_most}
+
     @property
     def early_stopping(self) -> EarlyStopping:
         """Which round is the best, and when the run ends, by metrics that participants report."""
@@ -235,7 +241,7 @@ class Server:
         The measured round's models are those of the state as it is now, before the coming round moves it.
         """
         stopping, progress = self.early_stopping, self.progress
-        number, scalars = measured.record["round"], measured.deciding()
+        number, scalars = measured.record["round"], self.deciding(measured)
         best = None if stopping.key is None else stopping.key.best(progress.best, number, scalars)
         if best != progress.best:
             progress.best = best
@@ -253,9 +259,9 @@ class Server:
         served = {n: results[n].metrics for n in self.participants if n in results and results[n].metrics}
         clusters = self.method.clusters_in(self.state)
         share = self.settings.max_weight_share
-        names, named = reported(served.values()), self.settings.early_stopping.named
-        if names and self.progress.metric is None:
-            self.progress.metric = asdict(leading(named, names))
+        self._common, named = reported(served.values(), len(results)), self.settings.early_stopping.named
+        if self._common and self.progress.metric is None:
+            self.progress.metric = asdict(leading(named, self._common))
         ranked = {m.name: m for m in (Metric(ACCURACY), *(m.of_participants for m in named), self.metric)}
         of_round = (self.progress.record, served, self.participants, self.state)
         measured = measure_round(*of_round, clusters, share, ranked.values())

@@ -208,8 +208,9 @@ class ClusteredController(PerSiteController):
             )
             track(self, metrics.metrics, metrics.current_round)
             name = f"served_{server.metric.name}"
-            value = metrics.metrics.get(name, float("nan"))
-            self.info(f"round {metrics.current_round} of {self._schedule.num_rounds}: {name} = {value:.4f}")
+            value = metrics.metrics.get(name)
+            shown = "not measured" if value is None else f"{name} = {value:.4f}"
+            self.info(f"round {metrics.current_round} of {self._schedule.num_rounds}: {shown}")
         if last:
             server.close({"sites_left_out": self.left_out})
             if server.small_clusters:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import FilterKey, FLContextKey
@@ -17,7 +18,7 @@ from nvflare.apis.utils.task_utils import get_filters
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import EncryptionError
-from cfl_flare.engine.checks import is_metric_name
+from cfl_flare.engine.checks import is_metric_name, is_number
 from cfl_flare.flare import wire
 from cfl_flare.results.key_metric import is_share
 
@@ -101,7 +102,7 @@ class EgressFilter(Filter):
     def _of_script(self, dxo: DXO) -> None:
         if dxo.data_kind == DataKind.METRICS:
             dxo.data = self._allowed(dxo.data)
-        elif MetaKey.INITIAL_METRICS in dxo.meta:
+        if MetaKey.INITIAL_METRICS in dxo.meta:
             dxo.set_meta_prop(MetaKey.INITIAL_METRICS, self._allowed(dxo.get_meta_prop(MetaKey.INITIAL_METRICS)))
         self._coarsen(dxo)
 
@@ -113,7 +114,8 @@ class EgressFilter(Filter):
         sent = {n: v for n, v in metrics.items() if not re.sub("[./-]", "_", f"_{n}").endswith(ends)}
         if self.round_to is None:
             return sent
-        return {n: self._rounded(n, v) if isinstance(v, (int, float)) else v for n, v in sent.items()}
+        plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in sent.items()}
+        return {n: self._rounded(n, v) for n, v in plain.items() if is_number(v)}  # what is no number has no multiple
 
     def _rounded(self, name: str, value: float) -> float:
         """A multiple of the step; a share stays one."""

@@ -168,10 +168,10 @@ class PerSiteController(ModelController):
     ) -> None:
         """Drops a result that arrives after its round has ended."""
         self.warning(f"{client.name}: late result of task {task_name!r} dropped; raise task_timeout if this goes on")
-        self._answered(client.name)
+        self._answered(client.name, late=True)
 
-    def _answered(self, site: str) -> None:
-        if self.patience.answer(site):
+    def _answered(self, site: str, late: bool = False) -> None:
+        if self.patience.answer(site, late):
             self.info(f"{site} answers again: rounds wait for it as for the others")
 
     def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:

@@ -112,15 +112,19 @@ class Metric:
         return None if before is None else dict(before)
 
 
-def reported(participants: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The metrics of served models that most participants report, in their order; no single one adds to them.
+def reported(participants: Iterable[Mapping[str, Any]], asked: int) -> list[str]:
+    """The metrics of served models that more than half of the participants report; no single one of several decides.
 
-    >>> reported([{"served_dice": 0.5}, {"served_dice": 0.5, "served_accuracy": 1.0}])
+    Args:
+        participants: each one's metrics.
+        asked: how many were to report some.
+
+    >>> reported([{"served_dice": 0.5}, {"served_dice": 0.5, "served_accuracy": 1.0}], 2)
     ['dice']
     """
     own = [[key.removeprefix("served_") for key in one if key.startswith("served_")] for one in participants]
     counts = Counter(name for names in own for name in names)
-    return [name for name, count in counts.items() if 2 * count > sum(map(bool, own))] or list(counts)
+    return [name for name, count in counts.items() if 2 * count > asked]
 
 
 def leading(wanted: Iterable[Metric], names: Collection[str]) -> Metric:

@@ -79,7 +79,8 @@ class Run:
     @property
     def reported(self) -> list[str]:
         """The metrics of served models that most participants reported, in their order."""
-        return reported(self.summary["participants"])
+        people = self.summary["participants"]
+        return reported(people, sum(any(key.startswith("served_") for key in one) for one in people))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from cfl_flare.core.config import (
     MARK,
@@ -294,3 +295,17 @@ def test_run_names(name: str) -> None:
 def test_run_names_that_are_refused(name: Any) -> None:
     with pytest.raises(ConfigError, match="run: name"):
         check_run_name(name)
+
+
+LOGISTIC = "cfl_flare.models.Logistic"
+DEEP: list = []
+for _ in range(900):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    "args", [{"*": 5}, {"*": [[1, 4, 4], 2, 3, 4, 5, 6]}, {"x": {"class_path": LOGISTIC, "args": 5}}, 5, {"x": DEEP}]
+)
+def test_arguments_that_no_class_has_are_one_clear_error(args) -> None:
+    with pytest.raises(ConfigError, match="model Logistic: "):
+        build({"class_path": LOGISTIC, "args": args}, nn.Module, "model")

@@ -88,3 +88,11 @@ def test_a_volume_s_convolution_keeps_its_order():
     assert all(np.array_equal(before[n], a) for n, a in model.arrays().items())
     again = model.layout.pack(model.arrays())
     np.testing.assert_array_equal(again.vector, model.vector)
+
+
+def test_weights_that_share_their_memory_are_tied():
+    module = Tied()
+    module.out.weight = nn.Parameter(torch.zeros(4, 3))
+    assert not Layout.of(module).tied
+    module.out.weight.data = module.embed.weight.data
+    assert Layout.of(module).tied == (("out.weight", "embed.weight"),)

@@ -36,3 +36,14 @@ def test_without_a_limit_all_are_waited_for():
     patience = Patience()
     assert not any(patience.miss("site-1") for _ in range(100))
     assert patience.waited_for(SITES) == SITES
+
+
+def test_one_that_is_always_late_is_waited_for_once_more_and_no_longer():
+    patience = Patience(2)
+    waited = []
+    for _ in range(6):
+        waited.append("s" in patience.waited_for(["s", "t"]))
+        patience.miss("s")
+        patience.answer("s", late=True)
+    assert waited == [True, True, True, False, False, False]
+    assert patience.answer("s") and "s" in patience.waited_for(["s", "t"])

@@ -55,14 +55,12 @@ def test_names_may_hold_a_slash():
 
 def test_one_participant_adds_no_metric_to_those_of_the_others():
     honest = {"served_dice": 0.5, "served_loss": 1.0, "trained_loss": 1.0, "name": "a"}
-    assert reported([honest, honest, {"served_accuracy": 1.0, "served_dice": 0.1, "served_loss": 2.0}]) == [
-        "dice",
-        "loss",
-    ]
-    assert reported([honest, {**honest, "served_accuracy": 1.0}]) == ["dice", "loss"]
-    assert reported([honest, {}, {}]) == ["dice", "loss"]  # the others were not measured
-    assert reported([{"served_a": 1.0}, {"served_b": 1.0}]) == ["a", "b"]  # nothing is common
-    assert reported([]) == reported([{"trained_loss": 1.0}]) == []
+    odd = {"served_accuracy": 1.0, "served_dice": 0.1, "served_loss": 2.0}
+    assert reported([honest, honest, odd], 3) == ["dice", "loss"]
+    assert reported([honest, {**honest, "served_accuracy": 1.0}], 2) == ["dice", "loss"]
+    assert reported([honest], 3) == []  # the others say nothing, and one of three decides for nobody
+    assert reported([{"served_a": 1.0}, {"served_b": 1.0}], 2) == []  # nothing is common
+    assert reported([], 0) == reported([{"trained_loss": 1.0}], 1) == []
 
 
 @pytest.mark.parametrize(

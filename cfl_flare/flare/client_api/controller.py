@@ -104,7 +104,7 @@ class Scripts:
         first = next(iter(self._server.state.bank))
         went = self._exchange(EVALUATE, {name: self._model(first) for name in self._server.participants}, look)
         site, problem = next(iter(problems.items()), ("", ""))
-        if 2 * len(problems) > len(answered):  # one site alone ends no job
+        if 2 * len(problems) > len(self._server.participants):  # one site alone ends no job
             raise ConfigError(
                 f"run: method {self._server.method.label} has each model evaluated by the sites' script, but at {site} "
                 f"{problem}. Add to its loop, on training data, by which it chooses:{HOW_TO_EVALUATE}"
@@ -133,8 +133,8 @@ class Scripts:
         if server.finished and server.only_train:
             self._remark(
                 f"the last models are not measured at {', '.join(sorted(server.only_train)[:5])} "
-                f"({len(server.only_train)} in all): the script is not seen to evaluate without training; add to its "
-                f"loop:{HOW_TO_EVALUATE}"
+                f"({len(server.only_train)} in all): the script is not seen to evaluate without training, and "
+                f"the table has the round before; add to its loop:{HOW_TO_EVALUATE}"
             )
         chooses = server.method.traits.assigns_on_site
         several = {name: task for name, task in tasks.items() if chooses and task.choices}

@@ -41,11 +41,18 @@ class PrivateArrays(DXOFilter):
         private: the arrays' names, or a regular expression that is searched in the names.
         run_name: the run's folder.
         resume_from: name of the run that a resumed one goes on with.
+        travels: the names that may leave; None for all that are not private.
     """
 
-    def __init__(self, private: str | list[str], run_name: str, resume_from: str | None = None):
+    def __init__(
+        self,
+        private: str | list[str],
+        run_name: str,
+        resume_from: str | None = None,
+        travels: list[str] | None = None,
+    ):
         super().__init__(KINDS, KINDS)
-        self.private, self.run_name, self.resume_from = private, run_name, resume_from
+        self.private, self.run_name, self.resume_from, self.travels = private, run_name, resume_from, travels
         check_run_name(run_name)
         try:
             re.compile(private if isinstance(private, str) else "")
@@ -56,6 +63,12 @@ class PrivateArrays(DXOFilter):
         """Changes a model that arrives or leaves."""
         arrives = self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN
         kept = self._kept(fl_ctx)
+        for name in kept:
+            require(
+                self._is_private(name),
+                f"run {self.run_name!r}: this site has kept {name!r} for itself, and private = {self.private!r} would "
+                "let it leave; name it there, or take another run_name without resume_from",
+            )
         found = {name: numbers(array) for name, array in dxo.data.items() if self._is_private(name)}
         require(
             bool(found or kept),
@@ -65,9 +78,18 @@ class PrivateArrays(DXOFilter):
             return self._put_back(dxo, found, kept, fl_ctx)
         if found and fl_ctx.get_prop(FLContextKey.TASK_NAME) == TRAIN:
             moved = dxo.data_kind == DataKind.WEIGHT_DIFF
-            self._keep({**kept, **{n: kept[n] + a if moved else a for n, a in found.items()}}, fl_ctx)
-        dxo.data = {name: array for name, array in dxo.data.items() if name not in found}
+            odd = [name for name, a in found.items() if name not in kept or a.shape != kept[name].shape]
+            if odd:
+                self.log_warning(fl_ctx, f"private array {odd[0]} is not as it arrived: what was kept before stays")
+            else:
+                self._keep({**kept, **{n: kept[n] + a if moved else a for n, a in found.items()}}, fl_ctx)
+        dxo.data = {name: array for name, array in dxo.data.items() if self._leaves(name, array)}
         return dxo
+
+    def _leaves(self, name: str, value: Any) -> bool:
+        """Whether it is an array of the model that is not private; other names may be wrappers' of private ones."""
+        named = not self._is_private(name) if self.travels is None else name in self.travels
+        return named and hasattr(value, "shape")
 
     def _put_back(
         self, dxo: DXO, found: Mapping[str, np.ndarray], kept: Mapping[str, np.ndarray], fl_ctx: FLContext
@@ -136,7 +158,9 @@ def keep_private(recipe: Recipe, private: str, run_name: str) -> None:
 
 def numbers(array: Any) -> np.ndarray:
     """An array or a torch tensor as NumPy's."""
-    return np.asarray(array.detach().cpu().numpy() if hasattr(array, "detach") else array)
+    if not hasattr(array, "detach"):
+        return np.asarray(array)
+    return np.asarray((array.float() if array.is_floating_point() else array).detach().cpu().numpy())
 
 
 def alike(arrays: Mapping[str, np.ndarray], others: Iterable[Any]) -> dict[str, Any]:

@@ -81,6 +81,8 @@ class ScriptResults:
         samples = self._steps(name, result.meta.get(STEPS))
         diff = self._diff(name, result, server.state.bank[slot])
         cluster = next((k for k in range(server.method.clusters) if chosen and slot == cluster_slot(k)), None)
+        if result.meta.get(STEPS) is not None:
+            self._first.setdefault(name, samples)
         server.participants[name] = replace(server.participants[name], samples=samples)
         return Update(name, samples, {slot: diff}, cluster)
 
@@ -92,13 +94,13 @@ class ScriptResults:
         """
         if said is None:
             self._remark(f"{name} reports no number of steps: it counts as 1; add meta={{{STEPS!r}: steps}}")
-        steps = 1 if said is None else said
-        if isinstance(steps, (float, np.integer)) and float(steps).is_integer():
+        steps = 1 if said is None else said.item() if isinstance(said, np.generic) else said
+        if isinstance(steps, float) and float(steps).is_integer():
             steps = int(steps)
         if not is_count(steps, 1, MAX_SAMPLES):
             raise PayloadError("samples", f"{name}: {shown(steps)} steps should be a whole number in 1..{MAX_SAMPLES}")
-        first = self._first.setdefault(name, steps)
-        if not first / MOST_TIMES <= steps <= first * MOST_TIMES:
+        first = self._first.get(name, steps)
+        if said is not None and not first / MOST_TIMES <= steps <= first * MOST_TIMES:
             says = f"{steps} steps, but {first} in its first round; they may be up to {MOST_TIMES} times more or fewer"
             raise PayloadError("samples", f"{name} reports {says}")
         return steps
@@ -114,6 +116,8 @@ class ScriptResults:
             raise PayloadError("encrypted", f"a filter of the site has changed its model by {shown(processed)}: {undo}")
         whole = result.params_type != ParamsType.DIFF
         known, given = {e.name for e in sent.layout.entries}, sent.layout.untied(arrays_of(result))
+        history = result.meta.get(MetaKey.FILTER_HISTORY)
+        history = history if isinstance(history, list) else []
         odd = [key for key, array in given.items() if not isinstance(key, str) or not is_array(array)]
         if odd:
             raise PayloadError("kind", f"{name}: {shown(odd[0])} is no named array")
@@ -129,13 +133,11 @@ class ScriptResults:
         if strange:
             left = f"left out ({len(strange)} in all)"
             self._remark(f"{name} sends {shown(strange[0])}, which the job's model does not have: {left}")
-        if missing:
+        if missing and not history:  # what a filter took away, the job or the site wants to stay
             self._remark(f"{name} does not send {missing[0]!r}: taken as unchanged ({len(missing)} in all)")
         kinds = sorted({str(np.asarray(a).dtype) for n, a in given.items() if n in known} - {"float32", "int64"})
         if kinds:
             self._remark(f"{name} sends {', '.join(kinds)}: kept as float32, whole counts as int64")
-        history = result.meta.get(MetaKey.FILTER_HISTORY)
-        history = history if isinstance(history, list) else []
         filters = [name for name in history if not str(name).startswith(REMOVING)]
         if whole and filters:
             reason = f"the site's filter {plain(str(filters[0]), 100)} acts on differences, but the script sends whole"

@@ -18,7 +18,7 @@ HOW_TO_EVALUATE = """
     input_model = flare.receive()
     model.load_state_dict(input_model.params)
     if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics={"loss": mean_loss_on_the_training_data(model)}))
+        flare.send(flare.FLModel(metrics=metrics_of(model)))  # for ifca with "loss", on the training data
         continue"""
 # FLARE's patches of trainers, and which of the trainer's methods then answers a task to evaluate.
 PATCHES = (("nvflare.client.lightning", "validate"), ("nvflare.client.hf", "evaluate"))
@@ -42,8 +42,8 @@ def check_method(method: Method) -> None:
     )
     require(
         not own,
-        f"method {method.label}: a training script cannot do its {', '.join(own)} on the site; use fedavg, fesem, "
-        "wecfl, cfl, fl-hc, fedgroup or ifca without it, or leave train_script out",
+        f"method {method.label}: a training script cannot do its {', '.join(own)} on the site; use fedavg, fedprox, "
+        "fesem, wecfl, cfl, fl-hc, fedgroup or ifca without it, or leave train_script out",
     )
 
 
@@ -122,5 +122,23 @@ def fedprox_mu(script: str, method: Method) -> float | None:
 
 
 def _texts(script: str) -> list[str]:
-    """The script and the modules beside it."""
-    return [path.read_text() for path in sorted(Path(script).resolve().parent.glob("*.py"))]
+    """The script and the modules beside it that it imports, directly or not; the file that makes the job is none."""
+    found: dict[Path, str] = {}
+    left = [Path(script).resolve()]
+    while left:
+        path = left.pop()
+        found[path] = path.read_text(errors="replace")
+        beside = {path.parent / f"{name}.py" for name in _imported(found[path])}
+        left += sorted(other for other in beside - found.keys() if other.is_file())
+    return list(found.values())
+
+
+def _imported(text: str) -> set[str]:
+    """The top-level names that a module imports."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except SyntaxError:  # FLARE will say so when it runs the script
+        return set()
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names = plain | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names}

@@ -28,7 +28,7 @@ from cfl_flare.flare.client_api.controller import EVALUATE, TRAIN
 from cfl_flare.flare.client_api.private import PrivateArrays
 from cfl_flare.flare.compat import check_site_names
 from cfl_flare.flare.executor import ClusteredExecutor
-from cfl_flare.flare.job.fedavg_settings import staying, without_parameters
+from cfl_flare.flare.job.fedavg_settings import names_of, staying, without_parameters
 from cfl_flare.flare.job.launched import LaunchedScript
 
 
@@ -103,7 +103,8 @@ class ClientApps:
     def _add_private(self, job: FedJob, target: str) -> None:
         """Adds what keeps private arrays at a site; on results, before other filters."""
         for kind, task in product((FilterType.TASK_DATA, FilterType.TASK_RESULT), self.tasks if self.private else ()):
-            kept = PrivateArrays(self.private, self.plan.job.name, self.plan.job.resume_from)
+            travels = sorted(names_of(self.plan.model) - {*self.private})
+            kept = PrivateArrays(self.private, self.plan.job.name, self.plan.job.resume_from, travels)
             job.to(kept, target, filter_type=kind, tasks=[task])
 
     def _worker(self, site: str, own: Mapping[str, Any]) -> Any:

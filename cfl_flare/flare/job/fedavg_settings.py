@@ -26,12 +26,27 @@ INITIAL = "initial_model.safetensors"
 EVERYTHING = "^"
 
 
-def exclude(pattern: str, model: Mapping[str, Any], method: Method) -> ExcludeVars:
+def exclude(pattern: str, model: Mapping[str, Any], method: Method, scripted: bool = False) -> ExcludeVars:
     """FLARE's filter that keeps some of a model's arrays at the site; see `staying`.
 
-    It gets their names, not the pattern: a compiled pattern cannot be written to a job.
+    It gets their names, not the pattern: a compiled pattern cannot be written to a job. A script may send arrays under
+    other names (``module.fc1.weight``): of a script's, all stays but what has the name of one that may leave.
     """
-    return ExcludeVars(staying("exclude_vars", pattern, model, method))
+    out = staying("exclude_vars", pattern, model, method)
+    if not scripted:
+        return ExcludeVars(out)
+    return _pattern(f"^(?!({'|'.join(map(re.escape, sorted(names_of(model) - {*out})))})$)")
+
+
+def names_of(model: Mapping[str, Any]) -> set[str]:
+    """The names under which a model's arrays travel."""
+    return set(Layout.of(build(model, nn.Module, "model")).shapes)
+
+
+def _pattern(text: str) -> ExcludeVars:
+    found = ExcludeVars(text)
+    found.exclude_vars = text  # it keeps a compiled pattern, which cannot be written to a job
+    return found
 
 
 def staying(setting: str, pattern: str, model: Mapping[str, Any], method: Method) -> list[str]:
@@ -74,9 +89,7 @@ def without_parameters() -> ExcludeVars:
     A script that does not look whether it should only evaluate trains, and sends its model: past the filters of the
     task to train. FLARE's own filter does it, so that such a job's sites need not have cfl_flare.
     """
-    found = ExcludeVars(EVERYTHING)
-    found.exclude_vars = EVERYTHING  # it keeps a compiled pattern, which cannot be written to a job
-    return found
+    return _pattern(EVERYTHING)
 
 
 def place_checkpoint(path: str | None, job: FedJob) -> str | None:

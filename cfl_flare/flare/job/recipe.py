@@ -105,7 +105,9 @@ class ClusteredRecipe(Recipe):
             "made_by": marked(SOFTWARE),
         }
         pattern = plan.job.exclude_vars
-        leaving = None if pattern is None else exclude(pattern, plan.model, plan.method)
+        leaving = (
+            None if pattern is None else exclude(pattern, plan.model, plan.method, plan.script.train_script is not None)
+        )
         self._sites = ClientApps(plan, shared, leaving)
         self._add_server(job, shared)
         super().__init__(job)

@@ -98,3 +98,30 @@ def test_refusals(tmp_path):
     site.receives(body=1, head=1)
     with pytest.raises(ConfigError, match=r"head has shape \(3,\), but this site keeps one of \(2,\)"):
         site.receives(body=1, head=np.ones(3))
+
+
+def test_what_a_site_keeps_never_leaves_by_a_job_that_names_less(tmp_path):
+    ward = Site(tmp_path / "one", private=["fc1", "fc2"], run_name="ward")
+    ward.receives(body=1, fc1=1, fc2=1)
+    ward.sends(body=1, fc1=7, fc2=8)
+    for name in ("ward", "theft"):
+        other = Site(tmp_path / name, private=["fc1"], run_name=name, resume_from="ward")
+        with pytest.raises(ConfigError, match=r"has kept 'fc2' for itself, and private = .* would let it leave"):
+            other.receives(body=1, fc1=0, fc2=0)
+        with pytest.raises(ConfigError, match="has kept 'fc2' for itself"):
+            other.sends(body=1, fc1=7, fc2=8)
+
+
+def test_only_the_model_s_own_names_leave(tmp_path):
+    site = Site(tmp_path / "kit", private=["head"], run_name="wrapped", travels=["body"])
+    site.receives(body=1, head=1)
+    assert site.sends(**{"body": 2, "module.head": 5, "_orig_mod.head": 5, "module.body": 2}) == {"body": 2}
+
+
+def test_a_private_array_of_another_shape_or_in_bfloat16(tmp_path):
+    site = Site(tmp_path / "kit", private="head", run_name="shapes")
+    site.receives(body=1, head=1)
+    site.sends(body=1, head=np.ones(3, np.float32))
+    assert site.receives(body=1, head=0)["head"] == 1  # what was kept before stays
+    site.sends(body=torch.ones(2).bfloat16(), head=torch.full((2,), 3.0).bfloat16())
+    assert site.receives(body=1, head=0)["head"] == 3

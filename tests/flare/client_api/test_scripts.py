@@ -241,10 +241,44 @@ def test_steps_may_vary_around_those_of_the_first_round():
     assert "c reports 201 steps, but 20 in its first round" in failed["c"]
 
 
+def test_the_first_steps_that_count_are_those_of_a_good_answer():
+    """One step beside a broken model, or none said, bars nobody who takes fifty."""
+    said = iter([1, None, 50, 60])
+
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        if site == "c":
+            steps = next(said)
+            answer.meta = {} if steps is None else {STEPS: np.float32(steps)}
+            answer.params = {"head.weight": np.full((2, 1), np.nan if steps == 1 else 8.0)}
+        return answer
+
+    play = Play(FedAvg(), script, num_rounds=4)
+    assert [play.round()["trained"] for _ in range(4)] == [["a", "b"], *[["a", "b", "c"]] * 3]
+    assert play.server.participants["c"].samples == 60
+
+
+def test_one_of_three_sites_decides_neither_the_metric_nor_the_end():
+    """The others report nothing."""
+
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        answer.metrics = {"dice": 0.9 - 0.1 * model.current_round} if site == "c" else {}
+        return answer
+
+    play = Play(FedAvg(), script, num_rounds=6, key_metric="dice", patience=2)
+    for _ in range(6):
+        play.round()
+    assert play.server.progress.stopped is None and play.server.progress.best is None
+    assert play.server.progress.metric is None
+
+
 def test_metrics_of_a_script_are_finite_numbers_with_short_names_that_a_run_does_not_use():
     names = [
         "val/acc_epoch",
         "accuracy",
+        "cluster-0/accuracy",
+        "ari",
         "worst_accuracy",
         "bottom_dice",
         "loss_unweighted",
@@ -265,7 +299,7 @@ def test_metrics_of_a_script_are_finite_numbers_with_short_names_that_a_run_does
     play.scripts.round()
     measured = play.server.finish_round()
     assert measured.participants["c"] == {"served_val/acc_epoch": 0.5, "served_accuracy": 0.5}
-    assert any("c reports 'worst_accuracy', which is no name for a metric" in text for text in play.warned)
+    assert any("c reports 'cluster-0/accuracy', which is no name for a metric" in text for text in play.warned)
     assert measured.record["round"] == 0 and isinstance(measured.record["trained"], list)
     many = {f"m{i}": 1.0 for i in range(1000)}
     assert len(usable(many)) == 64
@@ -522,6 +556,14 @@ def test_the_probe_offers_to_choose_by_what_a_script_reports():
         play.scripts.probe()
 
 
+def test_one_site_that_answers_the_probe_ends_no_job():
+    play = Play(IFCA(k=2))
+    whole = play.exchange
+    play.scripts._exchange = lambda task, data, note: whole(task, {"c": data["c"]}, note)
+    play.script = lambda site, task, model: FLModel(ParamsType.FULL, {"head.weight": np.zeros((2, 1))})
+    assert play.scripts.probe()
+
+
 def test_the_probe_passes_what_can_evaluate_and_asks_no_one_where_the_server_assigns():
     play = Play(IFCA(k=2))
     assert play.scripts.probe() and play.asked == [("a", EVALUATE), ("b", EVALUATE), ("c", EVALUATE)]
@@ -633,6 +675,17 @@ def test_fedprox_alone_goes_as_flare_s_own_metadata(tmp_path, monkeypatch):
     assert fedprox_mu(client(tmp_path, LINE + "# fedprox"), FedProx()) is None
     model = received(monkeypatch, Play(FedProx(mu=0.5), assign=AssignSettings(fedprox_mu=0.5)), "a")
     assert get_fedprox_mu(model) == 0.5
+
+
+def test_the_file_that_makes_the_job_says_nothing_of_the_script(tmp_path):
+    """It names the method fedprox; the script, and what it imports, do not."""
+    (tmp_path / "job.py").write_text("recipe = ClusteredRecipe(method='fedprox', train_script='client.py')\n")
+    script = client(tmp_path, "import nvflare.client as flare\nfrom helper import step\n")
+    (tmp_path / "helper.py").write_text("def step():\n    pass\n")
+    with pytest.raises(ConfigError, match="method fedprox adds to the loss, but train_script"):
+        check_script(script, FedProx(), {})
+    (tmp_path / "helper.py").write_text("from nvflare.app_common.utils.fedprox_utils import get_fedprox_mu\n")
+    check_script(script, FedProx(), {})
 
 
 def test_only_the_part_that_a_penalty_holds_travels(monkeypatch):

@@ -3,6 +3,7 @@
 """Settings of FLARE's FedAvgRecipe in ClusteredRecipe: what the exported job says, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,7 @@ def test_private_arrays_are_named_to_the_sites_before_any_other_filter():
                 "private": ["head.weight", "head.bias"],
                 "run_name": "job",
                 "resume_from": "earlier",
+                "travels": ["body.1.bias", "body.1.weight"],
             }
 
 
@@ -233,8 +235,17 @@ def test_series_are_named_by_what_they_are():
 def test_a_tied_weight_is_excluded_under_both_of_its_names():
     tied = {"class_path": "tests.core.test_state_names.Tied"}
     _, client = exported(recipe(**SCRIPT, model=tied, method="fedavg", exclude_vars="embed"))
-    names = [c["filters"][0]["args"]["exclude_vars"] for c in client["task_result_filters"]]
-    assert ["embed.weight", "out.weight"] in names
+    (pattern, *_) = (c["filters"][0]["args"]["exclude_vars"] for c in client["task_result_filters"])
+    leaves = [name for name in ("embed.weight", "out.weight", "norm.weight") if not re.search(pattern, name)]
+    assert leaves == ["norm.weight"]
+
+
+def test_excluded_arrays_of_a_script_leave_under_no_other_name():
+    """Wrappers add prefixes: ``module.`` of DDP, ``_orig_mod.`` of torch.compile."""
+    _, client = exported(recipe(**SCRIPT, method="fedavg", exclude_vars="head"))
+    (leaving, *_) = client["task_result_filters"][0]["filters"]
+    names = ["body.1.weight", "head.weight", "module.head.weight", "_orig_mod.head.bias", "module.body.1.weight"]
+    assert [n for n in names if not re.search(leaving["args"]["exclude_vars"], n)] == ["body.1.weight"]
 
 
 def test_the_format_of_what_travels_reaches_server_and_sites():
