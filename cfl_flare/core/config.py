@@ -273,7 +273,11 @@ def build(
     Raises:
         ConfigError: no such module or class, not a ``base``, or arguments that do not fit.
     """
-    spec = unmarked(spec)
+    try:
+        spec = unmarked(spec)
+        class_paths(spec)
+    except RecursionError as error:
+        raise ConfigError(f"{what}: its arguments are nested too deeply; write them flat") from error
     path = spec.get("class_path")
     if not isinstance(path, str) or not re.fullmatch(r"\w+(\.\w+)+", path):
         raise ConfigError(f"{what}: class_path = {path!r} should be 'package.module.Class'")
@@ -293,10 +297,7 @@ def build(
     args = spec.get("args") or {}
     fits = isinstance(args, Mapping) and isinstance(args.get(POSITIONAL, []), (list, tuple))
     require(fits, f"{what} {name}: args = {reprlib.repr(args)} should be a dictionary of its arguments by name")
-    try:
-        args = {key: _built(value, base, what, authorize) for key, value in args.items()}
-    except RecursionError as error:
-        raise ConfigError(f"{what} {name}: its arguments are nested too deeply; write them flat") from error
+    args = {key: _built(value, base, what, authorize) for key, value in args.items()}
     first = args.pop(POSITIONAL, ())
     cls = partial(cls, *first) if first else cls
     return from_dict(cls, {**args, **extra}, f"{what} {name}")
