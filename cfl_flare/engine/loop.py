@@ -83,6 +83,7 @@ def run_loop(
     """
     own = at_site or SiteSettings()
     torch.set_num_threads(own.torch_threads)
+    model = describe_network(model)  # once: it may be searched for
     make_model = model_factory(model)
     place = Place.of(own.device, own.gpu_memory)
     site = Site(method, make_model, training, settings.seed, own.evaluate_trained, place.device)
@@ -93,7 +94,7 @@ def run_loop(
     layout, facts = site.runtime.resident.layout, describe_run(data, settings, training)
     run = {
         "method": describe_method(method),
-        "model": describe_network(model),
+        "model": model,
         "participants": {p.name: p.samples for p in participants},
         "evaluate_trained": own.evaluate_trained,
         **facts,

@@ -30,13 +30,14 @@ from cfl_flare.flare.client_api.results import ScriptResults, metric_of, usable
 from cfl_flare.flare.client_api.rules import HOW_TO_EVALUATE
 from cfl_flare.methods import describe_method
 from cfl_flare.methods.slots import cluster_slot, travelling, with_parts
+from cfl_flare.results.key_metric import best_end
 
 TRAIN, EVALUATE = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION
 PENALTY_META = "cfl_penalty"
 TRAINED = "it trains when it is asked to evaluate"
 HOW_TO_CHOOSE = """
-Or have participants choose by what it reports, if that is of training data, and more of it is better:
-    assign_metric={0!r}, assign_mode='max'"""
+Or have participants choose by what it reports, if that is of training data:
+    assign_metric={0!r}, assign_mode={1!r}"""
 HOW_TO_EVALUATE_IN_LIGHTNING = """
     only_evaluate = nvflare.client.is_evaluate()  # asked before validate(), which answers the task
     trainer.validate(model, datamodule=data)
@@ -108,7 +109,7 @@ class Scripts:
             raise ConfigError(
                 f"run: method {self._server.method.label} has each model evaluated by the sites' script, but at {site} "
                 f"{problem}. Add to its loop, on training data, by which it chooses:{HOW_TO_EVALUATE}"
-                + "".join(HOW_TO_CHOOSE.format(name) for name in offered[:1])
+                + "".join(HOW_TO_CHOOSE.format(name, best_end(name) or "max") for name in offered[:1])
             )
         if problems:
             self._remark(f"{site}, asked to evaluate: {problem} ({len(problems)} sites in all): it cannot take part")

@@ -95,12 +95,12 @@ class ScriptResults:
         if said is None:
             self._remark(f"{name} reports no number of steps: it counts as 1; add meta={{{STEPS!r}: steps}}")
         steps = 1 if said is None else said.item() if isinstance(said, np.generic) else said
-        if isinstance(steps, float) and float(steps).is_integer():
+        if isinstance(steps, float) and steps.is_integer():
             steps = int(steps)
         if not is_count(steps, 1, MAX_SAMPLES):
             raise PayloadError("samples", f"{name}: {shown(steps)} steps should be a whole number in 1..{MAX_SAMPLES}")
         first = self._first.get(name, steps)
-        if said is not None and not first / MOST_TIMES <= steps <= first * MOST_TIMES:
+        if not first / MOST_TIMES <= steps <= first * MOST_TIMES:
             says = f"{steps} steps, but {first} in its first round; they may be up to {MOST_TIMES} times more or fewer"
             raise PayloadError("samples", f"{name} reports {says}")
         return steps

@@ -102,8 +102,8 @@ class ClientApps:
 
     def _add_private(self, job: FedJob, target: str) -> None:
         """Adds what keeps private arrays at a site; on results, before other filters."""
+        travels = sorted(names_of(self.plan.model) - {*self.private}) if self.private else []
         for kind, task in product((FilterType.TASK_DATA, FilterType.TASK_RESULT), self.tasks if self.private else ()):
-            travels = sorted(names_of(self.plan.model) - {*self.private})
             kept = PrivateArrays(self.private, self.plan.job.name, self.plan.job.resume_from, travels)
             job.to(kept, target, filter_type=kind, tasks=[task])
 

@@ -258,6 +258,20 @@ def test_the_first_steps_that_count_are_those_of_a_good_answer():
     assert play.server.participants["c"].samples == 60
 
 
+def test_who_no_longer_says_how_many_steps_it_took_is_refused():
+    said = iter([50, None])
+
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        steps = next(said) if site == "c" else 2
+        answer.meta = {} if steps is None else {STEPS: steps}
+        return answer
+
+    play = Play(FedAvg(), script)
+    assert play.round()["failed"] == {}
+    assert "c reports 1 steps, but 50 in its first round" in play.round()["failed"]["c"]
+
+
 def test_one_of_three_sites_decides_neither_the_metric_nor_the_end():
     """The others report nothing."""
 
