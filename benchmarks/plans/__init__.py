@@ -9,6 +9,6 @@ PLANS: dict[str, Plan] = {
     plan.name: plan
     for plan in (
         *(family.PLAN, family.CIFAR10, fedac.PLAN, fedcuau.PLAN, feddsmic.PLAN, feddsmic.BLOOD, blood.PLAN),
-        *(paired.PAIRED, paired.STARTS),
+        paired.PLAN,
     )
 }
