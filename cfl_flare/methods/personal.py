@@ -212,6 +212,7 @@ class CGPFL(OwnModel, FeSEM):
     name: ClassVar[str] = "cgpfl"
     paper: ClassVar[str] = "Tang et al. 2022"
 
+    weighting: str = "uniform"  # as FeSEM; the field would come from OwnModel otherwise
     cluster_on: str | tuple[str, ...] = "all"
     lam: float = setting(1.0, help="lambda of lambda/2 ||theta_i - Omega_c(i)||^2", ge=0)
 

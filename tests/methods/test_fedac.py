@@ -298,7 +298,8 @@ def test_cgpfl_s_model_is_pulled_to_its_centre():
 def test_cgpfl_clusters_personal_models_by_k_means():
     method = CGPFL(k=2)
     state = method.start(initial)
-    updates = [Update(n, 1, {"global": coin(*v)}) for n, v in (("a", (0, 0)), ("b", (2, 0)), ("c", (9, 0)))]
+    trained = (("a", 1, (0, 0)), ("b", 3, (2, 0)), ("c", 5, (9, 0)))
+    updates = [Update(name, samples, {"global": coin(*v)}) for name, samples, v in trained]
     state = method.aggregate(state, updates, method.assign(state, updates))
     assert state.assignment == {"a": 0, "b": 0, "c": 1}
     assert state.bank["cluster-0"].vector.tolist() == [1, 0]
