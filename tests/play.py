@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.methods import Method, Participant, ServerState
 from cfl_flare.methods.slots import with_parts
+from cfl_flare.training.learner import Learner
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
 
@@ -52,8 +54,19 @@ class Round:
     record: Mapping[str, Any]
 
 
+def streams_of(part: str) -> Any:
+    """Inside it, participants draw as that part of a larger method does."""
+    return patch.object(Learner, "_part", part)
+
+
 def play(
-    method: Method, count: int, first: int = 0, order: tuple[int, ...] = (), trained: bool = False, **more: Any
+    method: Method,
+    count: int,
+    first: int = 0,
+    order: tuple[int, ...] = (),
+    trained: bool = False,
+    streams: str = "",
+    **more: Any,
 ) -> list[Round]:
     """Plays some rounds, and the measurement after the last one.
 
@@ -63,6 +76,7 @@ def play(
         first: the first seed of its models.
         order: the participants' order; as dealt if empty.
         trained: measure the trained models as well.
+        streams: the part of a larger method whose random streams are drawn from.
         **more: for the server (``sample``, ...) and the training (``lr``, ...).
     """
     names = ("lr", "momentum", "keep_momentum", "local_steps")
@@ -78,7 +92,8 @@ def play(
     for number in range(count + 1):
         before, orders = server.state, server.tasks()
         models = with_parts(before.bank, [slot for order in orders.values() for slot in order.slots])
-        answers = {name: site.carry_out(name, order, models, number) for name, order in orders.items()}
+        with streams_of(streams):
+            answers = {name: site.carry_out(name, order, models, number) for name, order in orders.items()}
         assert not [a.error for a in answers.values() if a.error]
         for answer in answers.values():
             server.accept(answer, "local")

@@ -57,8 +57,8 @@ def initial(index: int) -> Params:
 def learner(
     labels: list[int], lr: float = 1.0, steps: int = 1, memory: dict[str, Params] | None = None, **more
 ) -> Learner:
-    """A participant whose features are all 1 and whose batches are its whole data."""
-    settings = TrainSettings(lr=lr, momentum=0.0, local_steps=steps, batch_size=len(labels), **more)
+    """A participant whose features are all 1 and whose batches are its whole data, unless another size is given."""
+    settings = TrainSettings(**{"lr": lr, "momentum": 0.0, "local_steps": steps, "batch_size": len(labels), **more})
     split = Split.of(np.ones((len(labels), 1), np.float32), np.array(labels))
     return Learner(Runtime(Coin, settings, seed=0), "p", split, split, {} if memory is None else memory)
 

@@ -43,6 +43,8 @@ class Learner:
         trained: the result of the participant's training in this round.
     """
 
+    _part = ""  # begins the names of its random streams
+
     def __init__(
         self,
         runtime: Runtime,
@@ -85,12 +87,12 @@ class Learner:
         return view
 
     def part(self, name: str, first: int = 0) -> Learner:
-        """The same participant with a memory of its own, for a method that trains several models in a round.
+        """The same participant with a memory and random streams of its own, for one of several models of a round.
 
         Its untrained models are counted from number ``first``.
         """
         view = copy.copy(self)
-        view._first = self._first + first
+        view._first, view._part = self._first + first, f"{self._part}{name}."
         view.memory = MemoryView(self.memory, f"{name}.")
         return view
 
@@ -202,7 +204,7 @@ class Learner:
         }
 
     def _stream(self, purpose: str) -> np.random.Generator:
-        return stream(self._runtime.seed, self.participant, self.round, purpose)
+        return stream(self._runtime.seed, self.participant, self.round, self._part + purpose)
 
     def _load(self, start: Params) -> None:
         self._runtime.resident.load(start)

@@ -219,7 +219,7 @@ def test_sampling_and_updates_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_beside_another_method() -> None:
-    both, alone = play(Ensemble(parts=(FedAvg(), SPLITS_ALWAYS)), 3), play(SPLITS_ALWAYS, 3, first=1)
+    both, alone = play(Ensemble(parts=(FedAvg(), SPLITS_ALWAYS)), 3), play(SPLITS_ALWAYS, 3, first=1, streams="1.")
     assert_same_models(both[-1].after.bank, alone[-1].after.bank, "1.")
     assert both[-1].after.assignment == alone[-1].after.assignment
     assert both[1].record["cluster_sizes"] == alone[1].record["cluster_sizes"]

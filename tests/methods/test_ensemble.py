@@ -33,7 +33,7 @@ def metrics(played, name):
 
 
 def test_one_fedavg_is_fedavg():
-    plus, plain = play(Ensemble(parts=(FedAvg(),)), 2, **KEPT), play(FedAvg(), 2, **KEPT)
+    plus, plain = play(Ensemble(parts=(FedAvg(),)), 2, **KEPT), play(FedAvg(), 2, streams="0.", **KEPT)
     assert_same_models(plus[-1].after.bank, plain[-1].after.bank, "0.")
     assert metrics(plus, "served_loss") == pytest.approx(metrics(plain, "served_loss"), rel=1e-6)
     assert metrics(plus, "served_accuracy") == metrics(plain, "served_accuracy")
@@ -45,16 +45,28 @@ def test_each_part_is_the_method_run_alone_from_that_seed(part):
     assert sent(plus[0]) == moved(plus[0]) == {("0.global", "1.global", "2.global")}
     assert all(names == {"0.momentum", "1.momentum", "2.momentum"} for names in plus[-1].memory.values())
     for seed in range(3):
-        alone = play(part, 3, first=seed, **KEPT)
+        alone = play(part, 3, first=seed, streams=f"{seed}.", **KEPT)
         assert_same_models(plus[-1].after.bank, alone[-1].after.bank, f"{seed}.")
     assert plus[-1].after.assignment == {}
     assert not np.array_equal(plus[-1].after.bank["0.global"].vector, plus[-1].after.bank["1.global"].vector)
 
 
+def test_no_two_parts_see_the_same_batches():
+    """From one model, two parts with the same batches would end at the same one."""
+    work = learner([0, 0, 1, 0, 1, 1], steps=6, batch_size=1)
+    method, start = Ensemble(parts=(FedAvg(), FedAvg())), coin(0, 0)
+    diffs = method.local_update(work, Download(("0.global", "1.global"), (start, start))).diffs
+    assert not np.array_equal(diffs["0.global"].vector, diffs["1.global"].vector)
+    again = method.local_update(work, Download(("0.global", "1.global"), (start, start))).diffs
+    for slot, diff in diffs.items():
+        np.testing.assert_array_equal(diff.vector, again[slot].vector)
+
+
 @pytest.mark.parametrize("clustered", [IFCA(k=2), FeSEM(k=2), WeCFL(k=2)], ids=lambda m: m.name)
 def test_a_method_that_clusters_does_not_know_of_the_one_beside_it(clustered):
     both = play(Ensemble(parts=(FedAvg(), clustered), vote="logits"), 3, **KEPT)
-    fedavg, alone = play(FedAvg(), 3, **KEPT), play(clustered, 3, first=1, **KEPT)
+    fedavg = play(FedAvg(), 3, streams="0.", **KEPT)
+    alone = play(clustered, 3, first=1, streams="1.", **KEPT)
     for one, plain, own in zip(both, fedavg, alone):
         assert_same_models(one.after.bank, plain.after.bank, "0.")
         assert_same_models(one.after.bank, own.after.bank, "1.")
@@ -68,14 +80,15 @@ def test_a_method_that_clusters_does_not_know_of_the_one_beside_it(clustered):
 
 def test_penalties_of_a_part_are_its_own():
     held = WeCFL(k=2, penalties=(Contrastive(mu=2.0),))
-    both, alone = play(Ensemble(parts=(FedAvg(), held)), 3), play(held, 3, first=1)
+    both, alone = play(Ensemble(parts=(FedAvg(), held)), 3), play(held, 3, first=1, streams="1.")
     assert_same_models(both[-1].after.bank, alone[-1].after.bank, "1.")
-    assert_same_models(both[-1].after.bank, play(FedAvg(), 3)[-1].after.bank, "0.")
+    assert_same_models(both[-1].after.bank, play(FedAvg(), 3, streams="0.")[-1].after.bank, "0.")
 
 
 def test_sampled_rounds_are_those_of_the_parts_alone():
     both = play(Ensemble(parts=(FedAvg(), WeCFL(k=2))), 3, sample=3)
-    assert_same_models(both[-1].after.bank, play(WeCFL(k=2), 3, first=1, sample=3)[-1].after.bank, "1.")
+    alone = play(WeCFL(k=2), 3, first=1, streams="1.", sample=3)
+    assert_same_models(both[-1].after.bank, alone[-1].after.bank, "1.")
 
 
 MODELS = (coin(2, 0), coin(0, 1))
@@ -109,7 +122,7 @@ def test_what_the_parts_trained_is_measured_together():
 def test_finetuning_tunes_each_part_by_itself_with_its_own_momentum():
     """Thesis sec. 7.4.4: FedAvg-Finetune+IFCA-Finetune."""
     one = play(Ensemble(parts=(FedAvg(),), finetune=True), 2, **KEPT)
-    alone = play(Finetune(), 2, **KEPT)
+    alone = play(Finetune(), 2, streams="0.", **KEPT)
     assert metrics(one, "served_loss") == pytest.approx(metrics(alone, "served_loss"), rel=1e-6)
     work = learner([0])
     served = Ensemble(parts=(FedAvg(), FedAvg()), finetune=True).predictor(

@@ -209,7 +209,7 @@ def test_updates_on_disk_give_equal_bits(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("part", [flhc(), FedGroup(k=2)], ids=lambda m: m.name)
 def test_beside_another_method(part: Method) -> None:
-    both, alone = play(Ensemble(parts=(FedAvg(), part)), 3), play(part, 3, first=1)
+    both, alone = play(Ensemble(parts=(FedAvg(), part)), 3), play(part, 3, first=1, streams="1.")
     assert_same_models(both[-1].after.bank, alone[-1].after.bank, "1.")
     assert both[-1].after.assignment == alone[-1].after.assignment
 

@@ -30,7 +30,7 @@ from cfl_flare.training.runtime import Runtime
 from cfl_flare.training.runtime import Split as Samples
 from cfl_flare.training.settings import TrainSettings
 from tests.methods.test_ifca import SPLIT, Split, split
-from tests.play import assert_same_models, moved, play, sent
+from tests.play import assert_same_models, moved, play, sent, streams_of
 from tests.tiny import coin, update
 from tests.tiny import learner as coin_learner
 
@@ -180,7 +180,8 @@ def test_ditto_serves_the_global_model_to_those_who_have_none_of_their_own():
 
 def test_ditto_without_its_pull_is_fedavg_and_local_training_side_by_side():
     fedavg, _ = loop(FedAvg())
-    _, alone = loop(Local())
+    with streams_of("personal."):
+        _, alone = loop(Local())
     ditto, losses = loop(Ditto(lam=0.0))
     assert_same_models(ditto.state.bank, fedavg.state.bank)
     assert losses == alone
