@@ -24,6 +24,7 @@ from cfl_flare.engine.site import CrossModel, Result, Task
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.slots import cluster_slot
 from cfl_flare.methods.state import Download, Predict, without
+from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.results.analysis import analyse, gram
 from cfl_flare.results.checkpoints import Progress
 from cfl_flare.results.key_metric import ACCURACY, Metric, leading, reported
@@ -337,6 +338,8 @@ class Server:
 
     def _analyse(self, before: ServerState, updates: Sequence[Update], assignment: Assignment) -> dict[str, Any]:
         """The analysis of the round's clustering, for its record; its Gram matrix is written if requested."""
+        if not Clustering.of(self.method, before).sees(updates):
+            return {}
         round_ = (self.method, before, self.state, updates, assignment)
         if self._recorder is not None and self.settings.keep_features:
             self._recorder.features(before.round, gram(*round_), assignment)

@@ -15,7 +15,7 @@ from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Download, ServerState, Update
+from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
 from cfl_flare.methods.wrapper import Wrapper
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
@@ -41,8 +41,8 @@ class CAM(Wrapper):
     warmup: int = setting(10, help="rounds in which only one of the two parts is trained", ge=0)
     updates: str = setting(
         "simultaneous",
-        help="simultaneous, both parts in each round, neither sees the other's new value (FedSim), or alternating, "
-        "the clusters' part in one round and the global one in the next (sec. 3.1)",
+        help="simultaneous, both parts in each round, neither sees the other's new value (FedSim), or alternating, the "
+        "clusters' part and then the global one, in two rounds that count as one of the paper's (sec. 3.1)",
         choices=("simultaneous", "alternating"),
     )
     step: str = setting(
@@ -97,10 +97,23 @@ class CAM(Wrapper):
         return replace(self.base, penalties=(*self.base.penalties, Proximal(mu=self.lam)))
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """There are rounds after the warm-up."""
+        """There are rounds after the warm-up: pairs of them where the parts alternate."""
         super().check(layout, rounds)
-        enough = rounds is None or rounds > self.warmup
-        require(enough, f"method cam: warmup = {self.warmup} leaves none of {rounds} rounds; lower it")
+        if rounds is None:
+            return
+        left = rounds - self.warmup
+        require(left > 0, f"method cam: warmup = {self.warmup} leaves none of {rounds} rounds; lower it")
+        paired = self.updates == "simultaneous" or left % 2 == 0
+        each = "updates = 'alternating' takes two rounds, one for the clusters' part and one for the global one"
+        require(
+            paired, f"method cam: {each}, but {left} are left after warmup = {self.warmup}; take {rounds + 1} rounds"
+        )
+
+    def plan(self, state: ServerState) -> Plan:
+        """As the base; where the parts alternate, the same participants train one and then the other."""
+        plan, later = super().plan(state), state.round - self.warmup
+        second = self.updates == "alternating" and later > 0 and later % 2 == 1
+        return replace(plan, draw=state.round - 1) if second else plan
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """The base's models, and Theta_g from a seed of its own."""
@@ -130,13 +143,11 @@ class CAM(Wrapper):
             return Download()
         if state.round < self.warmup:
             return Download((SHARED,) if shared else (GLOBAL,))
-        known = state.assignment.get(participant)
-        if not clusters and known is not None:
-            own = cluster_slot(known)
-            return Download((SHARED, own), choices={known: own} if self.chooses else {}, names_cluster=False)
         sent = self.base.distribute(state, participant)
-        returns = (*(sent.returned if clusters else ()), *([SHARED] if shared else []))
-        return replace(sent, slots=(SHARED, *sent.slots), returns=returns, names_cluster=clusters)
+        slots = (SHARED, *sent.slots)
+        if not clusters:
+            return replace(sent, slots=slots, returns=(SHARED,), to_train=(), trains_choice=False)
+        return replace(sent, slots=slots, returns=(*sent.returned, *([SHARED] if shared else [])))
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Trains both parts, neither of which sees the other's new value in this round, or only one in some rounds."""
@@ -149,14 +160,14 @@ class CAM(Wrapper):
         if not inner.slots:
             learner.trained = trained = learner.part(SHARED).train(shared)
             return replace(update, diffs={SHARED: trained - shared})
-        centre = self._centre(learner, download)
-        own = centre
+        own = centre = self._centre(learner, download)
         if clusters:  # theta_i from Theta_c(i), with Theta_g frozen (Eq. 5, Eq. 13)
             update = self.clustering.local_update(learner.beside(shared), inner)
             own = centre + next(iter(update.diffs.values()))
         if common:  # theta_i^0 from Theta_g, with Theta_c(i) frozen (Eq. 8, Eq. 15)
             trained = learner.part(SHARED).beside(centre).train(shared)
-            update = replace(update, diffs={**update.diffs, SHARED: trained - shared})
+            chosen = next((k for k, slot in inner.choices.items() if inner.model(slot) is centre), None)
+            update = replace(update, diffs={**update.diffs, SHARED: trained - shared}, cluster=chosen)
             shared = trained
         learner.trained = Served((shared, own))
         return update
@@ -176,14 +187,15 @@ class CAM(Wrapper):
         return learner.memory.get("own") or learner.initial(0)
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """As the base (Eq. 2; Eq. 11 on the theta_i)."""
-        clusters = self.trains(state.round)[0] and not self.alone(state.round)
-        return super().assign(state, updates) if clusters else {}
+        """As the base (Eq. 2; Eq. 11 on the theta_i); where participants choose, in the global model's rounds, too."""
+        if self.alone(state.round) or (state.round < self.warmup and self.chooses):
+            return {}
+        return super().assign(state, updates) if self.chooses or self.trains(state.round)[0] else {}
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """The base's Theta_k (Eq. 6, 11), and Theta_g = sum psi_i theta_i^0 (Eq. 9)."""
-        after = state.after({})
-        if assignment:
+        after = state.after({}, assignment)
+        if assignment and self.trains(state.round)[0]:
             own = self.updates_of(0, updates)
             after = self.base.aggregate(state, own, assignment)
             if self.step == "damped":
@@ -222,7 +234,7 @@ class CAM(Wrapper):
         return Served((tune(learner.part(SHARED).beside(own), shared), tune(learner.beside(shared), own)))
 
     def join(self, state: ServerState, update: Update) -> ServerState:
-        """Assigned by `assign`, in rounds that train the clusters' models."""
+        """Assigned by `assign`."""
         return Method.join(self, state, update)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:

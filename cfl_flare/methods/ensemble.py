@@ -143,7 +143,7 @@ class Ensemble(Wrapper):
             to_train=tuple(f"{i}.{slot}" for i, d in enumerate(sent) for slot in d.to_train),
             returns=tuple(f"{i}.{slot}" for i in order for slot in sent[i].returned),
             choices={k: f"{self.lead}.{slot}" for k, slot in sent[self.lead].choices.items()},
-            names_cluster=sent[self.lead].names_cluster,
+            trains_choice=sent[self.lead].trains_choice,
             arrays=together([d.arrays for d in sent]),
             joined={f"{i}.{a}": f"{i}.{b}" for i, d in enumerate(sent) for a, b in d.joined.items()},
         )

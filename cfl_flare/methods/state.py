@@ -78,7 +78,8 @@ class Download:
         returns: names of the models whose difference must come back, the main one first; None is the first of
             ``slots``, or nothing beside the chosen model where there are ``choices``.
         choices: the slot of each cluster among which the participant chooses; empty where it does not choose.
-        names_cluster: it must name the cluster that it chose, and the difference of that model is the main one.
+        trains_choice: the difference of the model that it chose must come back as well, as the main one. It names the
+            cluster that it chose in any case.
         arrays: shape of each array that must come back; None for a length that the server does not know.
         joined: where models travel in parts, the slot of the part that each of them shares with others; on the site
             they are joined before the local step, and what it moved is split again.
@@ -90,7 +91,7 @@ class Download:
     to_train: tuple[str, ...] = ()
     returns: tuple[str, ...] | None = None
     choices: Mapping[int, str] = field(default_factory=dict)
-    names_cluster: bool = True
+    trains_choice: bool = True
     arrays: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     joined: Mapping[str, str] = field(default_factory=dict)
 
@@ -101,18 +102,19 @@ class Download:
     @property
     def must_name(self) -> bool:
         """True if the participant must name a cluster."""
-        return bool(self.choices) and self.names_cluster
+        return bool(self.choices)
 
     @property
     def returned(self) -> tuple[str, ...]:
         """``returns``, or its default."""
         if self.returns is not None:
             return self.returns
-        return () if self.must_name else self.slots[:1]
+        return () if self.must_name and self.trains_choice else self.slots[:1]
 
     def expected(self, cluster: int | None) -> tuple[str, ...]:
         """The slots whose differences a participant of this cluster must send, the main one first."""
-        return self.returned if cluster is None else (self.choices[cluster], *self.returned)
+        trained = () if cluster is None or not self.trains_choice else (self.choices[cluster],)
+        return (*trained, *self.returned)
 
 
 @dataclass(frozen=True)

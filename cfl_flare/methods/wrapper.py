@@ -14,7 +14,7 @@ import numpy as np
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Download, Mapped, Plan, ServerState, Update
+from cfl_flare.methods.state import Assignment, Download, Mapped, Plan, ServerState, Update, heads
 from cfl_flare.methods.traits import Traits
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
@@ -156,6 +156,10 @@ class Clustering:
             lambda update: found.seen(wrapper.update_of(i, update)),
             lambda state: found.inside(wrapper.state_of(state, i)),
         )
+
+    def sees(self, updates: Sequence[Update]) -> bool:
+        """Whether participants sent what they are compared by; not where a wrapper trained a model of its own alone."""
+        return any(own.diffs or own.arrays for own in map(self.seen, heads(updates)))
 
     def vector(self, update: Update) -> np.ndarray:
         """The vector by which a participant is compared."""

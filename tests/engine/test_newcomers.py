@@ -105,7 +105,7 @@ def test_a_run_that_goes_on_places_a_late_participant_as_onboarding_does(
         assert {**state.assignment, **run.state.assignment} == state.assignment  # nobody else moves
     assert [state.round for state in states] == [run.state.round + i for i in range(3)]
 
-    settings = ServerSettings(run.state.round + 1)
+    settings = ServerSettings(run.state.round + 2)  # where two parts alternate, rounds come in pairs
     server = Server(method, site.runtime.resident.layout, crowd, settings, run.state, logits=predict)
     orders = server.tasks()
     models = with_parts(server.state.bank, [slot for o in orders.values() for slot in o.slots])

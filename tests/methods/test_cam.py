@@ -37,7 +37,7 @@ from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 from tests.play import MODEL, moved, play, sent
-from tests.tiny import coin, initial, learner
+from tests.tiny import coin, learner
 
 
 def descend(start, frozen, labels, steps=1, lam=0.0):
@@ -207,7 +207,10 @@ def test_fesem_cam_leaves_an_empty_cluster_where_it_is():
 
 def test_ifca_cam_warms_up_as_fedavg_from_that_seed():
     settings = {"momentum": 0.9, "keep_momentum": True}
-    warm, fedavg = play(CAM(base=IFCA(k=2), warmup=2), 3, **settings), play(FedAvg(), 3, first=2, **settings)
+    warm, fedavg = (
+        play(CAM(base=IFCA(k=2), warmup=2), 3, **settings),
+        play(FedAvg(), 3, first=2, streams="shared.", **settings),
+    )
     for one, plain in zip(warm[:2], fedavg[:2]):
         assert sent(one) == moved(one) == {(SHARED,)}
         np.testing.assert_array_equal(one.after.bank[SHARED].vector, plain.after.bank["global"].vector)
@@ -277,27 +280,48 @@ def test_alternating_trains_the_clusters_then_the_global_model(base):
     for number in (2, 4):
         one = played[number]
         assert moved(one) == {(SHARED,)}
-        assert {n: o.slots for n, o in one.orders.items()} == {
-            n: (SHARED, f"cluster-{c}") for n, c in one.before.assignment.items()
-        }
-        assert one.after.assignment == one.before.assignment
         assert "objective" not in one.record
         assert not np.array_equal(one.after.bank[SHARED].vector, one.before.bank[SHARED].vector)
         for k in range(2):
             assert one.after.bank[f"cluster-{k}"] is one.before.bank[f"cluster-{k}"]
+        if isinstance(base, IFCA):
+            assert sent(one) == {(SHARED, "cluster-0", "cluster-1")}
+            assert one.after.assignment == {n: a.update.cluster for n, a in one.answers.items()}
+        else:
+            assert {n: o.slots for n, o in one.orders.items()} == {
+                n: (SHARED, f"cluster-{c}") for n, c in one.before.assignment.items()
+            }
+            assert one.after.assignment == one.before.assignment
 
 
-def test_in_the_global_models_round_a_newcomer_is_served_and_picks_no_cluster():
+def test_the_second_half_of_an_alternating_round_assigns_anew():
+    """Fed-CAM sec. 3.1, (i) -> (ii) -> (i) -> (iii): the cluster that fits has moved, so the choice is another one."""
     method = CAM(base=IFCA(k=2), warmup=0, updates="alternating")
-    state = replace(method.start(initial), round=1)
-    download = method.distribute(state, "new")
-    assert download.slots == (SHARED, "cluster-0", "cluster-1")
-    assert not download.must_name
+    state = replace(state_of((0.55, -0.55), (-0.45, 0.45), shared=(1, -1)), round=1, assignment={"p": 0})
+    sent = method.distribute(state, "p")
+    assert (sent.slots, sent.returned) == ((SHARED, "cluster-0", "cluster-1"), (SHARED,))
     work = learner(LABELS)
     work.round = 1
-    found = method.local_update(work, replace(download, models=tuple(state.bank[s] for s in download.slots)))
-    assert (set(found.diffs), found.cluster) == ({SHARED}, None)
-    assert download.expected(None) == (SHARED,)
+    found = method.local_update(work, replace(sent, models=tuple(state.bank[slot] for slot in sent.slots)))
+    assert (found.cluster, set(found.diffs)) == (1, {SHARED})
+    np.testing.assert_allclose(found.diffs[SHARED].vector, descend((1, -1), (-0.45, 0.45), LABELS) - [1, -1], atol=1e-6)
+    others = [Update("q", 1, {SHARED: coin(2, 0)}, 0), Update("r", 3, {SHARED: coin(0, 4)}, 1)]
+    after = method.aggregate(state, others, method.assign(state, others))
+    assert (after.round, after.assignment) == (2, {"p": 0, "q": 0, "r": 1})
+    assert after.bank[SHARED].vector.tolist() == [1.5, 2]  # Eq. 9: 1 + (1*2 + 3*0)/4, -1 + (1*0 + 3*4)/4
+    assert all(after.bank[slot] is state.bank[slot] for slot in ("cluster-0", "cluster-1"))
+
+
+def test_the_same_participants_train_both_halves_of_an_alternating_round():
+    played = play(CAM(base=IFCA(k=2), warmup=1, updates="alternating"), 9, sample=3)
+    asked = [{n for n, order in one.orders.items() if order.train} for one in played[:9]]
+    assert all(asked[i] == asked[i + 1] for i in (1, 3, 5, 7))
+    assert len(set(map(frozenset, asked[1::2]))) > 1
+
+
+def test_half_an_alternating_round_at_the_end_is_refused():
+    with pytest.raises(ConfigError, match=r"takes two rounds, .* but 3 are left after warmup = 2; take 6 rounds"):
+        play(CAM(base=IFCA(k=2), warmup=2, updates="alternating"), 5)
 
 
 @pytest.mark.parametrize("base", [IFCA(k=2), WeCFL(k=2)], ids=lambda m: m.name)
@@ -369,7 +393,7 @@ def test_finetuning_trains_each_part_beside_what_the_other_was():
 def test_finetuning_in_the_warm_up_trains_the_part_that_is_there_with_its_own_momentum():
     settings = {"momentum": 0.9, "keep_momentum": True}
     tuned = play(CAM(base=IFCA(k=2), warmup=2, finetune=True), 3, **settings)
-    plain = play(build_method({"method": "finetune"}), 2, first=2, **settings)
+    plain = play(build_method({"method": "finetune"}), 2, first=2, streams="shared.", **settings)
     assert tuned[0].record["served_loss"] == plain[0].record["served_loss"]
     own, local = (play(method, 3) for method in (CAM(base=WeCFL(k=2), warmup=2, finetune=True), Local(finetune=True)))
     assert own[0].record["served_loss"] == local[0].record["served_loss"]

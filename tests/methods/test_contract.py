@@ -109,7 +109,7 @@ def test_what_clusters_is_seen_through_every_wrapper():
         (Download(returns=("au",)), None, ("au",)),
         (Download(("c0", "c1"), choices={0: "c0", 1: "c1"}), 1, ("c1",)),
         (Download(("b", "c0"), choices={0: "c0"}, returns=("b",)), 0, ("c0", "b")),
-        (Download(("s", "c0"), choices={0: "c0"}, names_cluster=False), None, ("s",)),
+        (Download(("s", "c0"), choices={0: "c0"}, returns=("s",), trains_choice=False), 0, ("s",)),
     ],
 )
 def test_a_download_says_what_must_come_back(sent, cluster, expected):
