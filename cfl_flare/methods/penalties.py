@@ -116,9 +116,20 @@ class Contrastive(Penalty):
         help="parameters (thesis Eq. 4.3), or representations: the backbone's outputs for each sample (Eq. 4.4)",
         choices=("parameters", "representations"),
     )
+    mode: str = setting(
+        "evaluation",
+        help="mode of the networks whose representations are compared, the own one too: evaluation (BatchNorm by its "
+        "running statistics, no dropout) or training (BatchNorm by the batch's, with dropout)",
+        choices=("evaluation", "training"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            self.on == "representations" or self.mode == "evaluation",
+            f"penalty contrastive: mode = {self.mode!r} does not go with on = {self.on!r}, which have no mode; "
+            "leave it out, or set on = 'representations'",
+        )
         require(
             self.on == "parameters" or self.scope == "all",
             f"penalty contrastive: scope = {self.scope!r} does not go with on = 'representations', which are the "
@@ -141,7 +152,7 @@ class Contrastive(Penalty):
         index = [cluster_slot(k) for k in range(clusters)].index(own)
         centres = [download.model(slot) for slot in self.slots(clusters)]
         if self.on == "representations":
-            return [RepresentationContrast(self.mu, self.tau, index, centres)]
+            return [RepresentationContrast(self.mu, self.tau, index, centres, training=self.mode == "training")]
         rows = np.stack([centre.part("all") for centre in centres])
         return [ParameterContrast(self.mu, self.tau, index, rows, download.model(own).layout.select(self.scope))]
 

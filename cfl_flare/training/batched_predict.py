@@ -46,6 +46,12 @@ def chain(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
     return layers
 
 
+def ignores_mode(module: nn.Module) -> bool:
+    """Whether a module is known to compute the same in training and in evaluation mode."""
+    layers = chain(module)
+    return layers is not None and not any(isinstance(layer, (nn.BatchNorm2d, nn.Dropout)) for _, layer in layers)
+
+
 class Predictor:
     """Logits of several models.
 
@@ -53,19 +59,23 @@ class Predictor:
         resident: the process's module.
         models: the K models.
         features: return the backbone's outputs in place of logits; the models may then be backbones alone.
+        training: predict in training mode, all samples as one batch. The models' own statistics do not change.
     """
 
-    def __init__(self, resident: ResidentModel, models: Sequence[Params], features: bool = False):
-        self._resident, self._models, self._features = resident, list(models), features
-        layers = chain(resident.module)
+    def __init__(
+        self, resident: ResidentModel, models: Sequence[Params], features: bool = False, training: bool = False
+    ):
+        self._resident, self._models, self._features, self._training = resident, list(models), features, training
+        layers = None if training else chain(resident.module)
         self._steps = None if layers is None else self._stacked(layers[:-1] if features else layers)
         self.batch = BATCH if self._steps is None else max(SMALLEST_BATCH, BATCH // len(self._models))
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        """Logits ``(K, n, classes)`` or features ``(K, n, d)`` of samples ``(n, *input_shape)``, in evaluation mode."""
-        self._resident.module.eval()  # another participant may have trained since this was built
-        out = [self._logits(x[i : i + self.batch]) for i in range(0, len(x), self.batch)]
+        """Logits ``(K, n, classes)`` or features ``(K, n, d)`` of samples ``(n, *input_shape)``."""
+        self._resident.module.train(self._training)  # another participant may have trained since this was built
+        batch = len(x) if self._training else self.batch
+        out = [self._logits(x[i : i + batch]) for i in range(0, len(x), batch)]
         return torch.cat(out, dim=1)
 
     def _logits(self, x: Tensor) -> Tensor:

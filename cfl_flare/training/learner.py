@@ -130,7 +130,8 @@ class Learner:
         rng = self._stream(purpose)
         batches = self._batches(rng, settings.steps(self.samples))
         inner = [] if inner_lr is None else self._batches(self._stream(f"{purpose} ahead"), len(batches))
-        fixed = self._fixed([*batches, *inner], terms)  # before the model is loaded: it may need the resident module
+        with self._dropout(self._stream(f"{purpose} compared")):
+            fixed = self._fixed([*batches, *inner], terms)  # before the model is loaded: it may need the module
         self._load(start)
         self._start_momentum()
         watching = runtime.resident.watching_head(any(term.compares for term in terms))
@@ -221,13 +222,18 @@ class Learner:
     def _fixed(self, batches: list[Tensor], terms: Sequence[Term]) -> list[tuple[Tensor, ...] | None]:
         """The outputs for each batch of models that do not train: the frozen one's, then those each term compares.
 
-        They are computed once, for the whole round together.
+        They are computed once, before the round's steps.
         """
         x = self._train.x[torch.cat(batches)] if self._beside or any(t.compares for t in terms) else self._train.x[:0]
         sizes = [len(batch) for batch in batches]
         beside = None if self._beside is None else self._predict([self._beside], x)[0].split(sizes)
-        compared = [self._predict(t.compares, x, features=True).split(sizes, 1) if t.compares else None for t in terms]
-        return [beside, *compared]
+        return [beside, *(self._compared(term, x, sizes) if term.compares else None for term in terms)]
+
+    def _compared(self, term: Term, x: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+        """The features ``(K, n, d)`` of the models that a term compares, for each batch of its samples."""
+        if term.training:  # where they depend on the whole batch, and on no other
+            return tuple(self._predict(term.compares, batch, features=True, training=True) for batch in x.split(sizes))
+        return self._predict(term.compares, x, features=True).split(sizes, 1)
 
     def _backward(
         self, batch: Tensor, terms: Sequence[Term], fixed: list[Tensor | None], seen: Sequence[Tensor]
@@ -237,13 +243,19 @@ class Learner:
         if runtime.should_stop():
             raise AbortedError(f"aborted while {self.participant} was training")
         runtime.resident.gradient.zero_()
+        x = self._train.x[batch]
         reduced = runtime.settings.precision == "bfloat16"
+        evaluates = not runtime.ignores_mode and any(term.compares and not term.training for term in terms)
         with torch.autocast(torch.device(runtime.device).type, torch.bfloat16, enabled=reduced):
-            logits = runtime.resident.module(self._train.x[batch]).float()
+            # First, by the running statistics that the model has before this batch moves them.
+            evaluated = runtime.resident.evaluated(x).float() if evaluates else None
+            logits = runtime.resident.module(x).float()
+        trained = seen[0].float() if seen else None
         beside, *compared = fixed
         loss = F.cross_entropy(logits if beside is None else logits + beside, self._train.y[batch])
         for term, others in zip(terms, compared):
-            loss = loss + term(Step(runtime.resident.parameters, seen[0].float() if seen else None, others))
+            features = trained if term.training or evaluated is None else evaluated
+            loss = loss + term(Step(runtime.resident.parameters, features, others))
         loss.backward()
 
     def _batches(self, rng: np.random.Generator, steps: int) -> list[Tensor]:
@@ -275,8 +287,8 @@ class Learner:
                 vector[part] = 0
             self.memory["momentum"] = Params(layout, vector, np.zeros(layout.counter_size, np.int64))
 
-    def _predict(self, models: Sequence[Params], x: Tensor, features: bool = False) -> Tensor:
+    def _predict(self, models: Sequence[Params], x: Tensor, features: bool = False, training: bool = False) -> Tensor:
         """Logits ``(len(models), n, classes)``, or features ``(len(models), n, d)``."""
         if self._runtime.should_stop():
             raise AbortedError(f"aborted while {self.participant} was evaluating")
-        return self._runtime.predictor(models, features)(x)
+        return self._runtime.predictor(models, features, training)(x)

@@ -22,8 +22,9 @@ class Step:
 
     Attributes:
         parameters: the flat parameters ``(parameter_size,)`` that are being trained.
-        features: the backbone's outputs ``(n, d)`` for the batch; None unless a term compares them.
-        compared: the outputs of the K models that the term compares them with, ``(K, n, d)``; these do not train.
+        features: the backbone's outputs ``(n, d)`` for the batch, in the term's mode; None unless it compares them.
+        compared: the outputs of the K models that the term compares them with, ``(K, n, d)``, in the same mode; these
+            do not train.
     """
 
     parameters: Tensor
@@ -37,6 +38,11 @@ class Term(Protocol):
     @property
     def compares(self) -> tuple[Params, ...]:
         """The models whose features the term needs for each batch."""
+        ...
+
+    @property
+    def training(self) -> bool:
+        """Whether these features, and the own ones, are those of training mode."""
         ...
 
     def __call__(self, step: Step) -> Tensor:
@@ -54,6 +60,7 @@ class Pull:
     """
 
     compares: tuple[Params, ...] = ()
+    training = False
 
     def __init__(self, strength: float, anchor: np.ndarray, slices: Sequence[slice]):
         self._strength, self._anchor, self._slices = strength, torch.from_numpy(anchor), slices
@@ -76,6 +83,7 @@ class ParameterContrast:
     """
 
     compares: tuple[Params, ...] = ()
+    training = False
 
     def __init__(self, mu: float, tau: float, own: int, centres: np.ndarray, slices: Sequence[slice]):
         self._mu, self._tau, self._own = mu, tau, own
@@ -96,11 +104,12 @@ class RepresentationContrast:
         tau: the temperature.
         own: the index of the participant's own centre.
         centres: the K models.
+        training: compare what the models compute in training mode, not in evaluation mode.
     """
 
-    def __init__(self, mu: float, tau: float, own: int, centres: Sequence[Params]):
+    def __init__(self, mu: float, tau: float, own: int, centres: Sequence[Params], training: bool = False):
         self._mu, self._tau, self._own = mu, tau, own
-        self.compares = tuple(centres)
+        self.compares, self.training = tuple(centres), training
 
     def __call__(self, step: Step) -> Tensor:
         """The term for this batch."""

@@ -77,6 +77,19 @@ class ResidentModel:
         finally:
             hook.remove()
 
+    def evaluated(self, x: torch.Tensor) -> torch.Tensor:
+        """The backbone's outputs ``(n, d)`` in evaluation mode, with gradient. The module is in training mode after it.
+
+        It computes with copies of the buffers: the backward pass reads BatchNorm's statistics again, after the training
+        pass has changed them in place, of which torch does not warn.
+        """
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        self.module.eval()
+        with self.watching_head() as seen:
+            torch.func.functional_call(self.module, buffers, (x,))
+        self.module.train()
+        return seen[0]
+
     @contextlib.contextmanager
     def holding(self, part: str | Sequence[str]) -> Iterator[Callable[[], None]]:
         """Inside it, a part of the loaded parameters gets no gradients. Yields a function that restores that part.

@@ -17,7 +17,7 @@ from torch.optim.sgd import sgd
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
-from cfl_flare.training.batched_predict import Predictor
+from cfl_flare.training.batched_predict import Predictor, ignores_mode
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
 
@@ -59,6 +59,7 @@ class Runtime:
     Attributes:
         initial: the run's untrained model of a given number.
         momentum: SGD's buffer, ``(layout.parameter_size,)``; None without momentum.
+        ignores_mode: the network is known to compute the same in training and in evaluation mode.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Runtime:
         self.initial = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
         self.resident = ResidentModel(make_model(), device)
         self.momentum = torch.zeros_like(self.resident.gradient) if settings.momentum else None
+        self.ignores_mode = ignores_mode(self.resident.module)
         self._predictors: OrderedDict[tuple[int | bool, ...], tuple[list[Params], Predictor]] = OrderedDict()
 
     @torch.no_grad()
@@ -101,11 +103,11 @@ class Runtime:
             maximize=False,
         )
 
-    def predictor(self, models: Sequence[Params], features: bool = False) -> Predictor:
+    def predictor(self, models: Sequence[Params], features: bool = False, training: bool = False) -> Predictor:
         """A predictor of these models; the last few are cached, as a site's participants compare the same models."""
-        key = (features, *map(id, models))
+        key = (features, training, *map(id, models))
         if key not in self._predictors:
-            self._predictors[key] = (list(models), Predictor(self.resident, models, features))
+            self._predictors[key] = (list(models), Predictor(self.resident, models, features, training))
         self._predictors.move_to_end(key)
         while len(self._predictors) > PREDICTORS:
             self._predictors.popitem(last=False)

@@ -582,7 +582,13 @@ BAD = {
             )
             for scope in ("head", "backbone", "fc")
         ],
-        ({"temperature": 1}, "unknown setting 'temperature'; it has: scope, mu, tau, on"),
+        ({"on": "representations", "mode": "eval"}, "mode = 'eval' should be 'evaluation' or 'training'"),
+        ({"mode": True}, "mode = True should be str, not bool"),
+        (
+            {"mode": "training"},
+            "mode = 'training' does not go with on = 'parameters', which have no mode; leave it out",
+        ),
+        ({"temperature": 1}, "unknown setting 'temperature'; it has: scope, mu, tau, on, mode"),
     ],
     "knowledge_sharing": [
         *[({"lam": v}, f"lam = {v!r} should be >= 0") for v in (-0.1, NAN, INF)],
@@ -748,6 +754,7 @@ class Unfinished(Penalty):
         (Proximal(mu=0.3, scope="fc"),),
         CON_CKS,
         (REPRESENTATIONS, KnowledgeSharing(lam=(0.1, 0.2), pairwise=True)),
+        (Contrastive(on="representations", mode="training"),),
         (Shrink(strength=0.5, scope="head"), Contrastive(mu=5, tau=0.1)),
     ],
     ids=repr,

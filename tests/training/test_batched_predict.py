@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from cfl_flare.core.params import Params
 from cfl_flare.models import MLP, CifarCNN, FashionCNN, Logistic, Network, ResNet18
-from cfl_flare.training.batched_predict import Predictor, chain
+from cfl_flare.training.batched_predict import Predictor, chain, ignores_mode
 from cfl_flare.training.resident import ResidentModel, untrained
 
 torch.set_num_threads(1)
@@ -95,3 +95,40 @@ def test_a_module_that_trained_in_between_is_back_in_evaluation_mode():
     resident.module.train()
     torch.testing.assert_close(predictor(x), before)
     torch.testing.assert_close(predictor(x[:3]), before[:, :3])  # BatchNorm by its running statistics, not the batch's
+
+
+class Dropping(Network):
+    """A chain with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Dropout(0.5))
+        self.head = nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "same"),
+    [
+        (NETWORKS["mlp"][0], True),
+        (NETWORKS["cifar"][0], True),
+        (NETWORKS["fashion"][0], False),
+        (Dropping, False),
+        (Odd, False),  # not known
+    ],
+    ids=["mlp", "cifar", "batchnorm", "dropout", "unknown"],
+)
+def test_which_networks_are_known_to_compute_the_same_in_both_modes(make, same):
+    assert ignores_mode(make()) is same
+
+
+@pytest.mark.parametrize("name", ["fashion", "fashion in colour"])
+def test_in_training_mode_all_samples_are_one_batch(name):
+    make, shape = NETWORKS[name]
+    resident = ResidentModel(make())
+    models = [with_random_statistics(untrained(make, 0, i), i) for i in range(2)]
+    x = torch.rand(70, *shape)  # more than are evaluated at once
+    together = Predictor(resident, models, training=True)(x)
+    with torch.no_grad():
+        for logits, model in zip(together, models):
+            resident.load(model)
+            torch.testing.assert_close(logits, resident.module.train()(x))

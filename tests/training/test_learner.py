@@ -300,9 +300,10 @@ def test_a_penalty_adds_its_gradient_to_the_step() -> None:
     assert learner.train(scalar(learner, 1.0), penalties).vector == pytest.approx([expected], abs=1e-6)
 
 
-def test_steps_in_bfloat16_move_a_float32_model_nearly_as_far() -> None:
+@pytest.mark.parametrize("mode", ["evaluation", "training"])
+def test_steps_in_bfloat16_move_a_float32_model_nearly_as_far(mode: str) -> None:
     data, ways = images(12), []
-    compare = Contrastive(on="representations", mu=1.0)
+    compare = Contrastive(on="representations", mu=1.0, mode=mode)
     for precision in ("float32", "bfloat16"):
         work = Runtime(make_cnn, TrainSettings(lr=0.01, local_steps=5, precision=precision), 0)
         learner = Learner(work, "p", data, data, {})

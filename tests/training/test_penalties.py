@@ -217,6 +217,7 @@ WEIGHTS = [0.5, 0.2, 0.3]
 PENALTIES = {
     "none": (),
     "representations": (Contrastive(mu=2.0, tau=0.5, on="representations"),),
+    "representations in training mode": (Contrastive(mu=2.0, tau=0.5, on="representations", mode="training"),),
     "parameters": (Contrastive(mu=2.0, tau=0.5),),
     "head and backbone": (Contrastive(mu=2.0, tau=0.5, scope="head"), KnowledgeSharing(lam=0.3, scope="backbone")),
     "common": (KnowledgeSharing(lam=0.3),),
@@ -336,23 +337,28 @@ class Unstacked(FashionCNN):
         return self.head(self.body(x))
 
 
+MODES = ("evaluation", "training")
+both_modes = pytest.mark.parametrize("mode", MODES)
+
+
+@both_modes
 @pytest.mark.parametrize("cls", [FashionCNN, Unstacked])
-def test_compared_networks_use_their_running_statistics_and_the_trained_one_its_batch(cls):
+def test_all_compared_networks_are_in_one_mode_and_the_loss_is_of_training_mode(cls, mode):
     x, y = images(12)
     worker = learner(partial(cls, (1, 8, 8), 3), x, y, lr=0.1, momentum=0.0, local_steps=1, batch_size=12)
     bank = {slot: with_statistics(model, 0.1 * i) for i, (slot, model) in enumerate(bank_of(worker).items())}
-    penalty = Contrastive(mu=3.0, tau=0.2, on="representations")
+    penalty = Contrastive(mu=3.0, tau=0.2, on="representations", mode=mode)
     start = bank[cluster_slot(OWN)]
     trained = worker.train(start, penalty.terms(sent(bank, [penalty]), cluster_slot(OWN), 3))
 
-    own = module_of(start).train()
     inputs, labels = torch.from_numpy(x).double(), torch.from_numpy(y)
-    h = own.body(inputs)
+    own = module_of(start)
+    h = own.train(mode == "training").body(inputs)
     with torch.no_grad():
-        others = [module_of(bank[cluster_slot(k)]).eval().body(inputs) for k in range(3)]
+        others = [module_of(bank[cluster_slot(k)]).train(mode == "training").body(inputs) for k in range(3)]
     cosines = torch.stack([(h * o).sum(1) / h.norm(dim=1) / o.norm(dim=1) for o in others]) / 0.2
-    loss = F.cross_entropy(own.head(h), labels) + 3.0 * (cosines.logsumexp(0) - cosines[OWN]).mean()
-    loss.backward()
+    (3.0 * (cosines.logsumexp(0) - cosines[OWN]).mean()).backward()
+    F.cross_entropy(own.train()(inputs), labels).backward()
     arrays, old = trained.arrays(), start.arrays()
     for name, parameter in own.named_parameters():
         np.testing.assert_allclose(
@@ -387,8 +393,8 @@ def test_each_batch_is_compared_with_its_own_features(network):
     """With steps too short to move the model, its features are those of the compared model that it started from."""
 
     class Watching:
-        def __init__(self, model):
-            self.compares, self.sizes = (model,), []
+        def __init__(self, model, training):
+            self.compares, self.training, self.sizes = (model,), training, []
 
         def __call__(self, step):
             self.sizes.append(len(step.features))
@@ -397,7 +403,8 @@ def test_each_batch_is_compared_with_its_own_features(network):
 
     worker = learner(NETWORKS[network][0], lr=1e-9, momentum=0.0, local_epochs=3, batch_size=4)
     start = worker.initial(0)
-    terms = [Watching(start), Pull(0.0, start.part("all"), start.layout.select("all")), Watching(worker.initial(0))]
+    pull = Pull(0.0, start.part("all"), start.layout.select("all"))
+    terms = [Watching(start, False), pull, Watching(worker.initial(0), True)]
     worker.train(start, terms)
     assert terms[0].sizes == terms[2].sizes
     assert sum(terms[0].sizes) == 3 * len(X)
@@ -408,7 +415,7 @@ def test_features_are_watched_only_where_a_term_compares_them():
     seen = []
 
     class Blind:
-        compares = ()
+        compares, training = (), False
 
         def __call__(self, step):
             seen.append((step.features, step.compared))
@@ -428,3 +435,137 @@ def test_facts_may_be_read_only():
     terms = penalty.terms(frozen, cluster_slot(OWN), 3)
     assert len(terms) == 2
     assert np.isfinite(worker.train(bank[cluster_slot(OWN)], terms).vector).all()
+
+
+# The mode of the compared networks
+
+
+class Normed(nn.Module):
+    """BatchNorm and dropout, and nothing before them."""
+
+    def __init__(self, drop: float = 0.0) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(2, eps=1e-9, momentum=0.5), nn.Dropout(drop)
+        self.out = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.drop(self.norm(x)))
+
+
+class Recording:
+    """A term that writes its values down."""
+
+    def __init__(self, term):
+        self.term, self.compares, self.training, self.values = term, term.compares, term.training, []
+
+    def __call__(self, step):
+        value = self.term(step)
+        self.values.append(value.item())
+        return value
+
+
+def with_weights(model: Params, weights) -> Params:
+    """The model with other weights of its BatchNorm, which come first."""
+    return Params(model.layout, np.concatenate([weights, model.vector[2:]]).astype(np.float32), model.counters)
+
+
+TWO = np.array([[1, 0], [3, 4]], np.float32)  # with the batch's statistics (-1, -1) and (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "cosines"), [("evaluation", [1, 0.6]), ("training", [math.sqrt(0.5), math.sqrt(0.5)])]
+)
+def test_a_model_at_its_centre_has_the_centres_features(mode, cosines):
+    """Its cosine with its own centre is 1; the other centre sees the first feature alone."""
+    worker = learner(Normed, TWO, Y[:2], lr=0.1, local_steps=1, batch_size=2)
+    start = with_weights(worker.initial(0), (1, 1))
+    bank = {"cluster-0": with_weights(start, (1, 0)), "cluster-1": start}
+    penalty = Contrastive(mu=2.0, tau=0.5, on="representations", mode=mode)
+    (term,) = map(Recording, penalty.terms(sent(bank, [penalty], 2), cluster_slot(OWN), 2))
+    worker.train(start, [term])
+    each = [math.log(1 + math.exp((cosine - 1) / 0.5)) for cosine in cosines]
+    assert term.values == [pytest.approx(2 * sum(each) / 2, rel=1e-5)]
+
+
+@pytest.mark.parametrize("modes", [("evaluation",), ("training",), MODES], ids=" and ".join)
+def test_one_step_through_batchnorm_goes_down_the_numerical_gradient(modes):
+    x, y = normal(5, 2) * 2 + 1, np.arange(5) % 2
+    worker = learner(Normed, x, y, lr=0.5, momentum=0.0, local_steps=1, batch_size=5)
+    layout = worker.initial(0).layout
+    vectors = [np.abs(normal(layout.size, seed=k)) + 0.5 for k in range(3)]
+    bank = {cluster_slot(k): Params(layout, v.astype(np.float32), np.zeros(1, np.int64)) for k, v in enumerate(vectors)}
+    penalties = [Contrastive(mu=2.0, tau=0.5, on="representations", mode=mode) for mode in modes]
+    start = bank[cluster_slot(OWN)]
+    terms = [t for p in penalties for t in p.terms(sent(bank, penalties), cluster_slot(OWN), 3)]
+    moved = worker.train(start, terms).vector - start.vector
+
+    def features(vector, mode) -> np.ndarray:
+        scale, shift, _, _, mean, variance = unpacked(vector, layout)[:6]
+        if mode == "training":
+            mean, variance = x.mean(0), x.var(0)
+        return (x - mean) / np.sqrt(variance) * scale + shift
+
+    def objective(vector) -> float:
+        _, _, w, b = unpacked(vector, layout)[:4]
+        logits = features(vector, "training") @ w.T + b
+        total = (np.log(np.exp(logits).sum(1)) - logits[np.arange(5), y]).mean()
+        for mode in modes:
+            h = features(vector, mode)
+            cosines = np.stack([cosine(h, features(bank[cluster_slot(k)].vector, mode)) for k in range(3)])
+            total += 2.0 * loss_of_contrast(cosines, 0.5, OWN).mean()
+        return float(total)
+
+    trained = layout.parameter_size
+    expected = numerical_gradient(objective, start.vector.astype(np.float64))[:trained]
+    np.testing.assert_allclose(moved[:trained], -0.5 * expected, rtol=1e-4, atol=2e-6)
+
+
+@both_modes
+@pytest.mark.parametrize("cls", [FashionCNN, Unstacked])
+def test_a_comparison_leaves_all_running_statistics_as_they_are(cls, mode):
+    x, y = images(12)
+    worker = learner(partial(cls, (1, 8, 8), 3), x, y, lr=0.1, local_steps=3, batch_size=5)
+    bank = {slot: with_statistics(model, 0.5) for slot, model in bank_of(worker).items()}
+    before = {slot: model.vector.copy() for slot, model in bank.items()}
+    start, penalty = bank[cluster_slot(OWN)], Contrastive(mu=0.0, on="representations", mode=mode)
+    plain = worker.train(start)
+    held = worker.train(start, penalty.terms(sent(bank, [penalty]), cluster_slot(OWN), 3))
+    np.testing.assert_array_equal(held.vector, plain.vector)
+    assert held.counters.tolist() == plain.counters.tolist() == [3, 3]
+    for slot, model in bank.items():
+        np.testing.assert_array_equal(model.vector, before[slot])
+        assert not model.counters.any()
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_without_batchnorm_and_dropout_the_mode_says_nothing(network):
+    worker = learner(NETWORKS[network][0], lr=0.1, local_steps=5, batch_size=3)
+    bank = bank_of(worker)
+    start, ways = bank[cluster_slot(OWN)], []
+    for mode in MODES:
+        penalty = Contrastive(mu=5.0, tau=0.2, on="representations", mode=mode)
+        ways.append(worker.train(start, penalty.terms(sent(bank, [penalty]), cluster_slot(OWN), 3)).vector)
+    np.testing.assert_allclose(*ways, rtol=1e-5, atol=1e-6)
+
+
+@both_modes
+def test_dropout_is_the_modes_and_its_draws_are_the_participants(mode):
+    worker = learner(partial(Normed, 0.5), normal(40, 2), np.arange(40) % 2, lr=0.1, local_steps=2)
+    start = worker.initial(0)
+    bank = {cluster_slot(k): with_weights(start, (1, k)) for k in range(3)}
+    penalty = Contrastive(on="representations", mode=mode)
+    zeros, ways = [], []
+
+    class Counting(Recording):
+        def __call__(self, step):
+            zeros.extend((features == 0).double().mean().item() for features in (step.features, step.compared[1]))
+            return super().__call__(step)
+
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        (term,) = map(Counting, penalty.terms(sent(bank, [penalty]), cluster_slot(OWN), 3))
+        worker.train(start, [term])
+        ways.append(term.values)
+    assert ways[0] == ways[1]
+    assert len(zeros) == 8
+    assert all(0.3 < share < 0.7 if mode == "training" else share == 0 for share in zeros)
