@@ -3,7 +3,8 @@
 """The base of all partition rules, and how a pooled data set is dealt out by one.
 
 A rule yields shares: the part of each class that each participant gets. Training and test samples are dealt by the same
-shares, so that a participant is tested on what it is trained on. Samples that no share covers stay unused.
+shares, so that a participant is tested on what it is trained on; or both together, and each participant's samples are
+split afterwards. Samples that no share covers stay unused.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from cfl_flare.core.settings import check_settings
 from cfl_flare.data.samples import Samples
 
 REDRAWS = 1000
+# Of a participant's samples, where training and test samples are dealt together (FedDSMIC 5.1).
+TEST_SHARE = 0.2
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The samples to deal out.
+    """The samples to deal out. Where both splits are dealt together, a fifth of each class are test samples.
 
     Attributes:
         train: ``(classes,)`` training samples of each class.
@@ -48,6 +51,8 @@ class Pool:
 class Deal:
     """A pooled data set, dealt out.
 
+    Indices count the source's training samples and then, going on, its test samples.
+
     Attributes:
         train: indices of each participant's training samples, sorted.
         test: indices of each participant's test samples, sorted.
@@ -66,6 +71,8 @@ class Partition(ABC):
     name: ClassVar[str]
     # All participants get equally many test samples, as they do training samples.
     equal_tests: ClassVar[bool] = False
+    # Training and test samples are dealt together, and each participant's own are split at random.
+    pooled: ClassVar[bool] = False
     # Whether the shares are random; if not, drawing again is useless.
     random: ClassVar[bool] = True
     advice: ClassVar[str] = "take fewer participants, a milder rule or a lower min_samples"
@@ -195,8 +202,24 @@ def deal(strata: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> li
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
+def split(counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Draws which of each participant's samples it is tested on: a fifth of them, rounded, and at least one.
+
+    Args:
+        counts: ``(participants, classes)`` samples of each participant.
+        rng: draws.
+
+    Returns:
+        Its training and its test samples of each class, which add up to ``counts``.
+    """
+    sizes = counts.sum(axis=1)
+    wanted = np.clip(np.round(TEST_SHARE * sizes).astype(np.int64), 1, sizes)  # none where there is none
+    tests = np.stack([rng.multivariate_hypergeometric(own, size) for own, size in zip(counts, wanted)])
+    return counts - tests, tests
+
+
 def dealt(train: Samples, test: Samples, rule: Partition, participants: int, seed: int, min_samples: int) -> Deal:
-    """Deals training and test samples by the same shares, redrawn until no participant has too few.
+    """Deals training and test samples by a rule's shares, redrawn until no participant has too few.
 
     Each participant gets at least ``min_samples`` training samples and one test sample. The result depends only on the
     arguments, so that all sites draw the same.
@@ -209,6 +232,10 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
     strata, test_strata = rule.strata(train, test), rule.strata(test, train)
     classes = int(max(strata.max(), test_strata.max())) + 1
     totals, test_totals = np.bincount(strata, minlength=classes), np.bincount(test_strata, minlength=classes)
+    if rule.pooled:
+        every = totals + test_totals
+        test_totals = np.round(TEST_SHARE * every).astype(np.int64)
+        totals = every - test_totals
     pool = Pool(totals, test_totals, min_samples)
     fewest, draws = 0, REDRAWS if rule.random else 1
     attempts = list(range(draws))
@@ -219,12 +246,19 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
             if shares is None:
                 attempts.remove(attempt)
                 continue
-            counts, tests = whole(shares, totals), whole(shares, test_totals)
+            if rule.pooled:
+                counts, tests = split(whole(shares, totals + test_totals), rng)
+            else:
+                counts, tests = whole(shares, totals), whole(shares, test_totals)
             smallest, smallest_test = int(counts.sum(axis=1).min()), int(tests.sum(axis=1).min())
             if smallest >= min_samples and smallest_test >= 1:
                 if rule.equal_tests:
                     tests = apportioned(tests, smallest_test)
-                return Deal(deal(strata, counts, rng), deal(test_strata, tests, rng), rule.truth_of(counts))
+                if rule.pooled:
+                    parts = deal(np.concatenate((strata, test_strata)), np.concatenate((counts, tests)), rng)
+                else:
+                    parts = deal(strata, counts, rng) + [len(train) + own for own in deal(test_strata, tests, rng)]
+                return Deal(parts[:participants], parts[participants:], rule.truth_of(counts))
             fewest = max(fewest, smallest)
     raise DataError(
         f"partition {rule.name}: no draw of {draws} gave each of {participants} participants {min_samples} training "

@@ -18,7 +18,7 @@ from cfl_flare.data.deal import Deal, Partition, dealt
 from cfl_flare.data.indicator_samples import drawn
 from cfl_flare.data.partitions import build_partition
 from cfl_flare.data.report import PartitionReport, participant_names, report_of
-from cfl_flare.data.samples import DataSource, Samples, normalised, read
+from cfl_flare.data.samples import DataSource, Samples, normalised, read, taken
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ class DataConfig:
         names, people = participant_names(len(deal.truth)), []
         for i in indices:
             own, own_test = (
-                rule.alter(samples.take(parts[i]), deal.truth[i], classes, self.seed)
-                for samples, parts in ((train, deal.train), (test, deal.test))
+                rule.alter(taken(train, test, parts[i]), deal.truth[i], classes, self.seed)
+                for parts in (deal.train, deal.test)
             )
             people.append(_prepared(names[i], own, own_test, deal.truth[i]))
         return people

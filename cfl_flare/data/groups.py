@@ -140,16 +140,21 @@ class ClusterNClass(Skewed):
 
 @dataclass(frozen=True)
 class ClassGroups(Grouped):
-    """Classes are divided into groups, and each group's samples spread by one Dirichlet(alpha) (FedDSMIC 5.2).
+    """Groups of classes are spread by one Dirichlet(alpha) each, and participants' samples split 80/20 (FedDSMIC 5).
 
     They are spread over **all** participants, so that alpha = 10 is already near IID, and a participant's true group is
     the one of which it has most training samples. With ``disjoint`` (our addition) they are spread over the group's own
-    block of participants. Classes are divided in their order. A participant that would get almost nothing, as most do
-    with a small alpha and many participants, gets the few samples that it needs from its largest group. The paper
-    splits a participant's data 80/20; here the source's own split is dealt, training and test by the same shares.
+    block of participants. Classes are divided in their order. The source's training and test samples are dealt
+    together, and a fifth of each participant's, drawn at random, are its test samples; as the label rule of `Quantity`
+    it leaves the source's split as it is.
+
+    A participant that would get almost nothing, as many do with a small alpha and many participants, gets what it needs
+    from its largest group: enough for ``min_samples`` training samples and a test sample after all rounding, 16 to 20
+    samples by default. With a higher ``min_samples`` all have more to be tested on, too: 24 leave 6.
     """
 
     name: ClassVar[str] = "class_groups"
+    pooled: ClassVar[bool] = True
 
     alpha: float = setting(0.1, help="concentration; small is uneven", gt=0)
     disjoint: bool = setting(False, help="give a group's classes to its own participants alone")

@@ -24,7 +24,9 @@ class PartitionReport:
         test: ``(participants, classes)`` test samples of each class.
         train_total: ``(classes,)`` training samples of the source.
         test_total: ``(classes,)`` test samples of the source.
-        disjoint: no sample was given to two participants.
+        train_unused: training samples of the source that no participant has.
+        test_unused: test samples of the source that no participant has.
+        disjoint: no sample was given to two participants, or to one for training and for testing.
     """
 
     rule: str
@@ -34,17 +36,9 @@ class PartitionReport:
     test: np.ndarray
     train_total: np.ndarray
     test_total: np.ndarray
+    train_unused: int
+    test_unused: int
     disjoint: bool
-
-    @property
-    def train_unused(self) -> int:
-        """Training samples that no participant has."""
-        return int(self.train_total.sum() - self.train.sum())
-
-    @property
-    def test_unused(self) -> int:
-        """Test samples that no participant has."""
-        return int(self.test_total.sum() - self.test.sum())
 
 
 def participant_names(participants: int) -> list[str]:
@@ -55,10 +49,21 @@ def participant_names(participants: int) -> list[str]:
 
 def report_of(train: Samples, test: Samples, deal: Deal, rule: str) -> PartitionReport:
     """Counts the samples of a deal of a source's training and test samples by a rule."""
-    classes = int(max(train.y.max(), test.y.max())) + 1
-    dealt = ((train, deal.train), (test, deal.test))
-    own, own_test = (np.stack([np.bincount(s.y[part], minlength=classes) for part in parts]) for s, parts in dealt)
-    total, total_test = (np.bincount(samples.y, minlength=classes) for samples in (train, test))
-    disjoint = all(len(np.unique(every)) == len(every) for every in map(np.concatenate, (deal.train, deal.test)))
-    names = participant_names(len(deal.train))
-    return PartitionReport(rule, names, list(deal.truth), own, own_test, total, total_test, disjoint)
+    y = np.concatenate((train.y, test.y))
+    classes = int(y.max()) + 1
+    own, own_test = (
+        np.stack([np.bincount(y[part], minlength=classes) for part in parts]) for parts in (deal.train, deal.test)
+    )
+    times = np.bincount(np.concatenate((*deal.train, *deal.test)), minlength=len(y))  # that each sample was dealt
+    return PartitionReport(
+        rule=rule,
+        names=participant_names(len(deal.train)),
+        truth=list(deal.truth),
+        train=own,
+        test=own_test,
+        train_total=np.bincount(train.y, minlength=classes),
+        test_total=np.bincount(test.y, minlength=classes),
+        train_unused=int((times[: len(train)] == 0).sum()),
+        test_unused=int((times[len(train) :] == 0).sum()),
+        disjoint=bool((times <= 1).all()),
+    )

@@ -52,6 +52,12 @@ class Samples:
         """The samples at these indices."""
         return Samples(self.x[indices], self.y[indices], None if self.key is None else self.key[indices])
 
+    def joined(self, other: Samples) -> Samples:
+        """Its samples, then the other's; float32 where only one has bytes."""
+        x, others = (self.x, other.x) if self.x.dtype == other.x.dtype else (scaled(self.x), scaled(other.x))
+        key = None if self.key is None or other.key is None else np.concatenate((self.key, other.key))
+        return Samples(np.concatenate((x, others)), np.concatenate((self.y, other.y)), key)
+
     def check(self, where: str) -> Samples:
         """Returns itself.
 
@@ -120,10 +126,23 @@ def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samp
     return samples.take(np.concatenate(train)), samples.take(np.concatenate(test))
 
 
+def taken(train: Samples, test: Samples, indices: np.ndarray) -> Samples:
+    """The samples at indices, sorted, that count the training samples and then, going on, the test samples."""
+    own, own_tests = np.split(indices, [np.searchsorted(indices, len(train))])
+    if not len(own_tests):
+        return train.take(own)
+    tests = test.take(own_tests - len(train))
+    return train.take(own).joined(tests) if len(own) else tests
+
+
+def scaled(x: np.ndarray) -> np.ndarray:
+    """Float32: bytes over 255, floats as they are."""
+    return x.astype(np.float32) / 255 if x.dtype == np.uint8 else x.astype(np.float32)
+
+
 def normalised(x: np.ndarray) -> np.ndarray:
     """Float32 in about [-1, 1]: bytes over 255, then (x - 0.5) / 0.5. Floats should be in [0, 1]."""
-    scaled = x.astype(np.float32) / 255 if x.dtype == np.uint8 else x.astype(np.float32)
-    return (scaled - 0.5) / 0.5
+    return (scaled(x) - 0.5) / 0.5
 
 
 def read(source: DataSource, where: str) -> tuple[Samples, Samples]:

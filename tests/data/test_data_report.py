@@ -62,10 +62,18 @@ def test_natural_participants_come_from_the_key(tmp_path):
 
 def test_a_sample_that_is_dealt_twice_is_seen():
     samples = Samples(np.zeros((4, 1), np.float32), np.array([0, 1, 0, 1]))
-    parts = [np.array([0, 1]), np.array([1, 2])]
-    report = report_of(samples, samples, Deal(parts, parts, [None, None]), "hand-made")
-    assert not report.disjoint
-    assert "samples were dealt twice" in str(partition_table(report).title)
+    # Of the test samples, counted from 4, the last two stay unused.
+    deals = {
+        "soundly": ([[0, 1], [2]], [[4], [5]], True),
+        "to two": ([[0, 1], [1, 2]], [[4], [5]], False),
+        "to train and to test": ([[0, 1], [2]], [[4], [2, 5]], False),
+    }
+    for train, test, sound in deals.values():
+        deal = Deal([np.array(own) for own in train], [np.array(own) for own in test], [None, None])
+        report = report_of(samples, samples, deal, "hand-made")
+        assert report.disjoint == sound
+        assert (report.train_unused, report.test_unused) == (1, 2)
+        assert ("samples were dealt twice" in str(partition_table(report).title)) != sound
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["partition"])

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each partition rule promises, over sizes, settings and seeds."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -63,7 +65,7 @@ RULES = [
     {"partition": "quantity", "lo": 20, "hi": 90, "rule": "dirichlet", "alpha": 0.5},
     {"partition": "crossed", "scanners": 2, "rule": "cluster_dirichlet", "groups": 2},
 ]
-LOSSY = ("lda", "heterogeneity_tiers", "quantity")
+LOSSY = ("lda", "heterogeneity_tiers", "quantity", "n_class")
 
 
 @pytest.mark.parametrize("spec", RULES, ids=lambda spec: spec["partition"])
@@ -76,7 +78,7 @@ def test_every_rule_deals_each_sample_at_most_once_in_the_same_proportions(spec,
         # Cut to one size: the mix is kept, up to what the largest had more.
         train, test = (c / c.sum(axis=1, keepdims=True) for c in (report.train, report.test))
         assert np.abs(train - test).max() <= 2 / report.test.sum(axis=1).min() + 0.02
-    else:
+    elif not build_partition(spec).pooled:
         check_same_proportions(report)
     again = draw(spec, participants, seed)[1]
     assert all(np.array_equal(a, b) for a, b in zip(deal.train + deal.test, again.train + again.test))
@@ -103,14 +105,68 @@ def test_iid_differs_by_rounding_alone(participants, seed, totals):
 
 @some
 @given(n=st.integers(1, 6), participants=st.integers(6, 40), seed=seeds)
-def test_n_class_gives_n_classes_and_uses_all_alike(n, participants, seed):
+def test_n_class_gives_n_classes_and_splits_each_evenly(n, participants, seed):
     report, _ = draw({"partition": "n_class", "n": n}, participants, seed, (500,) * 6)
-    check_sound(report)
+    check_sound(report, lossless=False)
     assert (np.count_nonzero(report.train, axis=1) == n).all()
-    takers = np.count_nonzero(report.train, axis=0)
-    assert np.ptp(takers) <= 1
     for c in range(6):
-        assert np.ptp(report.train[report.train[:, c] > 0, c]) <= 1
+        own = report.train[report.train[:, c] > 0, c]
+        assert own.sum() in (0, 500)  # unused only if nobody drew it
+        assert len(own) == 0 or np.ptp(own) <= 1
+    assert report.truth == [None] * participants
+
+
+@pytest.mark.parametrize(("n", "least", "most"), [(2, 35, 45), (3, 60, 76)])
+def test_participants_draw_their_classes_independently(n, least, most):
+    """Of 100 draws of 3 of 10 classes, 120 (1 - (119/120)^100) = 68 are different; of 2 classes, 40."""
+    different, takers = [], []
+    for seed in range(30):
+        report, _ = draw({"partition": "n_class", "n": n}, 100, seed, (6000,) * 10)
+        different.append(len({tuple(own) for own in report.train > 0}))
+        takers.append(np.count_nonzero(report.train, axis=0))
+    expected = math.comb(10, n) * (1 - (1 - 1 / math.comb(10, n)) ** 100)
+    assert np.mean(different) == pytest.approx(expected, abs=1.5)
+    assert least <= min(different) and max(different) <= most
+    # How many draw a class is binomial: its deviation is sqrt(100 p (1 - p)), where balanced draws have none.
+    assert np.std(takers) == pytest.approx(np.sqrt(100 * n / 10 * (1 - n / 10)), rel=0.15)
+    assert np.mean(takers) == 10 * n
+
+
+def test_a_class_that_nobody_drew_stays_unused():
+    report, _ = draw({"partition": "n_class", "n": 1}, 3, 0, (50, 60, 70, 80))
+    unused = report.train.sum(axis=0) == 0
+    assert unused.any()
+    assert report.train_unused == report.train_total[unused].sum()
+    assert report.test_unused == report.test_total[unused].sum()
+
+
+def test_n_class_in_sets_deals_the_same_classes_in_turn():
+    report, _ = draw({"partition": "n_class", "n": 3, "sets": 5}, 12, 0, (40, 30, 60, 50, 20))
+    # Sets 0 and 1 have three participants, the others two; the last ones go on at class 0.
+    has = {0: [0, 1, 2], 1: [1, 2, 3], 2: [2, 3, 4], 3: [0, 3, 4], 4: [0, 1, 4]}
+    assert [np.flatnonzero(own).tolist() for own in report.train] == [has[j % 5] for j in range(12)]
+    assert report.truth == [j % 5 for j in range(12)]
+    # Class 0 is that of sets 0, 3 and 4, of 3 + 2 + 2 participants.
+    assert sorted(report.train[report.train[:, 0] > 0, 0]) == [5, 5, 6, 6, 6, 6, 6]
+    assert report.train_unused == report.test_unused == 0
+
+
+def test_fewer_sets_than_classes_leave_classes_unused():
+    report, _ = draw({"partition": "n_class", "n": 2, "sets": 3}, 6, 0, (10, 20, 30, 40, 50, 60))
+    assert report.train.sum(axis=0).tolist() == [10, 20, 30, 40, 0, 0]
+
+
+def test_true_groups_are_the_sets_also_where_sizes_are_drawn():
+    hosted = DataConfig(20, "n_class:n=2,sets=10", min_samples=1).host(Toy(), "s", 0, 1)
+    assert [p.group for p in hosted] == [*range(10), *range(10)]
+    assert all(set(p.train.y) == {p.group, (p.group + 1) % 10} for p in hosted)
+    spec = {"partition": "quantity", "lo": 10, "hi": 20, "rule": "n_class", "n": 2, "sets": 4}
+    assert draw(spec, 8, 0)[0].truth == [0, 1, 2, 3] * 2
+
+
+def test_sets_are_of_the_classes_that_the_data_has():
+    report, _ = draw({"partition": "n_class", "n": 2, "sets": 3}, 3, 0, (10, 0, 20, 30))
+    assert [np.flatnonzero(own).tolist() for own in report.train] == [[0, 2], [2, 3], [0, 3]]
 
 
 @some
@@ -298,8 +354,8 @@ def test_natural_gives_each_participant_one_user():
         parts.append(Samples(np.zeros((n, 1), np.float32), rng.integers(0, 3, n), key))
     rule = build_partition({"partition": "natural"})
     everyone = dealt(*parts, rule, 5, 0, 8)
-    for samples, deals in zip(parts, (everyone.train, everyone.test)):
-        users = [set(samples.key[own]) for own in deals]
+    for samples, deals, before in zip(parts, (everyone.train, everyone.test), (0, 400)):
+        users = [set(samples.key[own - before]) for own in deals]
         assert users == [{"anna"}, {"ben"}, {"cem"}, {"dora"}, {"eva"}]
         assert sum(map(len, deals)) == len(samples)
     some_of_them = dealt(*parts, rule, 3, 0, 8)
@@ -410,7 +466,7 @@ def test_the_same_deal_in_every_release():
 SEED_7 = {
     "iid": [60] * 10,
     "dirichlet": [124, 3, 53, 2, 42, 259, 0, 1, 125, 49],
-    "n_class": [0, 0, 0, 200, 0, 0, 0, 200, 0, 200],
+    "n_class": [0, 0, 0, 0, 150, 0, 300, 200, 0, 0],
     "cluster_dirichlet": [213, 0, 6, 0, 7, 9, 1, 0, 1, 134],
 }
 
@@ -428,6 +484,10 @@ REFUSED = [
     ({"partition": "heterogeneity_tiers", "alphas": [1.0] * 21}, "21 tiers need at least as many participants, not 20"),
     ({"partition": "n_class", "n": 0}, "n = 0 should be >= 1"),
     ({"partition": "n_class", "n": 11}, "n = 11 is more than the data's 10 classes"),
+    ({"partition": "n_class", "sets": 0}, "sets = 0 should be >= 1"),
+    ({"partition": "n_class", "sets": 11}, "sets = 11 should be <= 10: of n = 2 classes in a row, the data's 10 cl"),
+    ({"partition": "n_class", "n": 10, "sets": 2}, "sets = 2 should be <= 1: of n = 10 classes in a row"),
+    ({"partition": "n_class", "sets": 21}, "sets = 21 need at least as many participants, not 20"),
     ({"partition": "cluster_n_class", "n_client": 4}, "n_client = 4 should be between 1 and n_group = 3"),
     ({"partition": "cluster_n_class", "n_group": 11}, "n_group = 11 is more than the data's 10 classes"),
     ({"partition": "cluster_n_class", "groups": 21}, "groups = 21 need at least as many participants, not 20"),

@@ -33,8 +33,8 @@ def test_no_participant_has_them_and_nothing_else_is_lost(rule):
     data = DataConfig(4, rule, seed=3, min_samples=1, indicator_samples=6)
     held = data.indicator(Numbered(), 6)
     assert np.bincount(held.y).tolist() == [6, 6, 6]
-    given = [v for p in data.host(Numbered(), "s", 0, 1) for v in p.train.x[:, 0].tolist()]
-    assert len(given) == len(set(given)) == 90 - 18
+    given = [v for p in data.host(Numbered(), "s", 0, 1) for s in (p.train, p.test) for v in s.x[:, 0].tolist()]
+    assert len(given) == len(set(given)) == 90 - 18 + 90
     assert not set(given) & set(normalised(held.x)[:, 0].tolist())
 
 
@@ -54,7 +54,7 @@ def test_sites_and_reports_leave_the_same_ones_out():
         np.testing.assert_array_equal(one.train.x, other.train.x)
     report = data.report(Digits())
     assert report.train.sum(axis=1).tolist() == [len(p.train) for p in whole]
-    assert report.train.sum() == DataConfig(6, RULE).report(Digits()).train.sum() - 5 * 10
+    assert report.train.sum() + report.test.sum() == 1797 - 5 * 10
 
 
 def test_without_them_all_is_dealt_as_it_always_was():
