@@ -506,6 +506,9 @@ SMALLEST: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "feddsmic": ("feddsmic", "alpha0.5", {"participants": 4}),
     "feddsmic-blood": ("feddsmic", "alpha1", {"participants": 4}),
     "blood": ("wecfl", "both", {"participants": 8, "outliers": 2, "model": "logistic"}),
+    "paired": ("ifca:k=2,assignment_samples=8", "cluster_dirichlet", {"participants": 10}),
+    "digits": ("majority", "labels_permuted", {"participants": 8}),
+    "shared-sets": ("local", "shared", {"participants": 10, "sample": 2}),
 }
 
 

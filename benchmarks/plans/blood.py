@@ -22,7 +22,7 @@ from sklearn.metrics import adjusted_rand_score
 from cfl_flare.data import Npz
 from cfl_flare.results.run_dir import ASSIGNMENTS, load_run, read_lines
 from cfl_flare.training.settings import TrainSettings
-from plans.plan import Plan, model
+from plans.plan import BASELINES, Plan, model
 
 
 def stable(lines: Sequence[Mapping[str, object]]) -> int | None:
@@ -51,9 +51,8 @@ def after(plan: Plan, folder: Path) -> dict[str, float]:
 
 LABELS = {"partition": "cluster_dirichlet", "a_between": 0.1, "a_within": 10.0}
 ROWS = {
-    **{
-        name: (name,) for name in ("local", "fedavg", "fedprox", "finetune", "per-fedavg", "fedper", "fedbabu", "ditto")
-    },
+    **BASELINES,
+    **{name: (name,) for name in ("fedavg", "fedprox", "finetune", "per-fedavg", "fedper", "fedbabu", "ditto")},
     "ifca": ("ifca:k=4",),
     "ifca-shared": ("ifca:k=4,shared_backbone=True",),
     "fesem": ("fesem:k=4",),

@@ -19,7 +19,7 @@ from jpeg_npz import JpegNpz
 
 from cfl_flare.data import Npz
 from cfl_flare.training.settings import TrainSettings
-from plans.plan import Plan, Rows, model
+from plans.plan import BASELINES, Plan, Rows, model
 
 CON, REP, CKS = "contrastive:mu=2,tau=0.1", "contrastive:on=representations,mu=0.5,tau=1", "knowledge_sharing:lam=0.1"
 CON_CKS = (f"{CON},scope=head", f"{CKS},scope=backbone")
@@ -63,6 +63,7 @@ PLAN = Plan(
     },
     # The thesis clusters in the first ten rounds alone where FeSEM and WeCFL have penalties.
     rows={
+        **BASELINES,
         "fedavg": ("fedavg",),
         "fedprox": ("fedprox",),
         **clustered(10),

@@ -14,7 +14,7 @@ The images are the JPEG version of CIFAR-10.
 from jpeg_npz import JpegNpz
 
 from cfl_flare.training.settings import TrainSettings
-from plans.plan import Plan, model
+from plans.plan import BASELINES, Plan, model
 
 SIZES = {"partition": "quantity", "lo": 50, "hi": 350}
 # One of the two changes at a time; the other stays at 0.1.
@@ -35,6 +35,7 @@ PLAN = Plan(
         "n_class": {**SIZES, "rule": "n_class", "n": 3},
     },
     rows={
+        **BASELINES,
         "fedavg": ("fedavg",),
         "fedper": ("fedper",),
         "fesem": ("fesem:k=10",),

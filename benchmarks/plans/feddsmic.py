@@ -20,7 +20,7 @@ from pathlib import Path
 from cfl_flare.data import Npz
 from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.training.settings import TrainSettings
-from plans.plan import Plan, model
+from plans.plan import BASELINES, Plan, model
 
 
 def joined(plan: Plan, folder: Path) -> dict[str, float]:
@@ -40,7 +40,7 @@ PLAN = Plan(
     unseen=0.2,
     partitions={f"alpha{a}": {"partition": "class_groups", "groups": 3, "alpha": a} for a in (0.05, 0.5, 1, 10)},
     rows={
-        "local": ("local",),
+        **BASELINES,
         "fedavg": ("fedavg",),
         "fedprox": ("fedprox",),
         "ifca": ("ifca:k=3",),

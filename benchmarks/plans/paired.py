@@ -16,7 +16,7 @@ say 10 deals with 3 starts each:
 from dataclasses import replace
 
 from plans import family
-from plans.plan import Rows
+from plans.plan import BASELINES, Rows
 
 
 def sooner(rows: Rows) -> Rows:
@@ -32,7 +32,7 @@ PLAN = replace(
     rounds=20,
     evaluate_every=10,
     rows={
-        "local": ("local",),
+        **BASELINES,
         **sooner({row: family.PLAN.rows[row] for row in ("fedavg", "fesem", "wecfl", "ifca", "ifca-cam", "fesem-cam")}),
         **sooner({row: method for row, method in family.PLAN.rows.items() if "con" in row or "cks" in row}),
         **sooner({"ifca-con-cks": (f"ifca:{family.IFCA}", *family.CON_CKS)}),

@@ -27,6 +27,9 @@ OF_DATA = ("outliers", "data_seed")
 
 Rows = Mapping[str, tuple[str, ...]]
 
+# What every table needs beside its methods: no federation, and no learning.
+BASELINES: Rows = {"majority": ("plans.variants.OwnMajorityClass",), "local": ("local",)}
+
 
 @dataclass(frozen=True)
 class Some(DataConfig):

@@ -1,17 +1,40 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Methods changed to look like other people's code, to find out where figures differ; no part of the package."""
+"""Methods that tables need beside the package's: what needs no training, and what looks like other people's code."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from cfl_flare.methods import IFCA, Download
+from cfl_flare.core.params import Params
+from cfl_flare.methods import IFCA, Download, Local, Update
 from cfl_flare.training.learner import Learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnMajorityClass(Local):
+    """Names a participant's most frequent training class whatever it sees: what accuracy is where labels are skewed."""
+
+    name: ClassVar[str] = "own-majority-class"
+
+    def local_update(self, learner: Learner, download: Download) -> Update:
+        """Nothing is trained."""
+        return Update(learner.participant, learner.samples)
+
+    def serve(self, learner: Learner, download: Download) -> Params:
+        """A network whose head has no weights, and a bias for that class alone."""
+        untrained = learner.initial(0)
+        vector = untrained.vector.copy()
+        for entry in untrained.layout.entries:
+            if entry.head:
+                bias = len(entry.shape) == 1
+                entry.view(vector)[...] = np.eye(entry.size)[np.bincount(learner.labels).argmax()] if bias else 0
+        return replace(untrained, vector=vector)
 
 
 @dataclass(frozen=True, kw_only=True)
