@@ -44,11 +44,15 @@ def over_seeds(values: Sequence[float | None], scale: float = 1.0) -> dict[str, 
 
 
 def units(ours: Mapping[str, float | None], theirs: Sequence[float | None]) -> float | None:
-    """How far our mean is above theirs, in units of the larger of the two deviations; None without any."""
-    deviation = max(ours["std"] or 0.0, theirs[1] or 0.0)
-    if not deviation or ours["mean"] is None or theirs[0] is None:
+    """How far our mean is above theirs, in units of the larger of the two deviations.
+
+    None without any, and for a single seed: how far another one would be from it is not known.
+    """
+    mean, std = ours["mean"], ours["std"]
+    if mean is None or std is None or theirs[0] is None:
         return None
-    return (ours["mean"] - theirs[0]) / deviation
+    deviation = max(std, theirs[1] or 0.0)
+    return (mean - theirs[0]) / deviation if deviation else None
 
 
 def finished(cells: Path) -> list[Cell]:
@@ -186,8 +190,8 @@ the accuracy of the worst participant, that of the five worst (bottom), ARI and 
 the models once a run is done (initial, personalised, unseen) is of its end alone. Bytes are those of a whole run in one
 process, where a model goes down once a round for all participants (through FLARE: for all of a site's). The difference
 is ours less the published figure ({compared}; its table in brackets), in units of the larger of the two standard
-deviations; a single seed has none, nor have some published figures, and where those are of other data, no difference is
-given."""
+deviations; a single seed has none, and no difference is given for it, nor where the published figures are of other
+data."""
     return f"\n{textwrap.fill(text.strip(), 120)}\n"
 
 

@@ -88,11 +88,11 @@ def test_means_are_over_the_last_three_measured_rounds_and_then_over_seeds(tmp_p
     assert row["units"]["macro_f1"] == pytest.approx((40 - 79.31) / 11.02)
 
 
-def test_a_single_seed_is_measured_with_their_deviation(tmp_path: Path) -> None:
+def test_a_single_seed_is_not_measured_in_deviations(tmp_path: Path) -> None:
     cell(tmp_path, "wecfl", 0, [0.9, 0.9, 0.9])
     row = only_row(tmp_path)
     assert row["accuracy"] == {"mean": pytest.approx(90), "std": None}
-    assert row["units"]["accuracy"] == pytest.approx((90 - 94.21) / 1.67)
+    assert row["units"]["accuracy"] is None
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,8 @@ def test_a_single_seed_is_measured_with_their_deviation(tmp_path: Path) -> None:
     [
         ({"mean": 90.0, "std": 4.0}, [94, 2], -1),
         ({"mean": 90.0, "std": 1.0}, [94, 2], -2),
-        ({"mean": 90.0, "std": None}, [94, 2], -2),
+        ({"mean": 90.0, "std": None}, [94, 0.04], None),
+        ({"mean": 90.0, "std": 0.0}, [94, None], None),
         ({"mean": 90.0, "std": 2.0}, [88, None], 1),
         ({"mean": 90.0, "std": None}, [88, None], None),
         ({"mean": None, "std": None}, [88, 1], None),
