@@ -12,7 +12,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import SHARE_OR_COUNT, check_settings, setting
 from cfl_flare.engine.early_stopping import EarlyStopping
 
-# Honest updates are not so many times longer than their median: docs/security.md has what was measured.
+# No honest update was so many times longer than its round's median in what docs/security.md measured.
 CLIP_NORM = 10.0
 
 

@@ -16,8 +16,8 @@ ROUNDS = Bounds("rounds > 0", lambda value: all(isinstance(r, int) and r > 0 for
 class TrainSettings:
     """Local training of one round. The defaults are the thesis's (sec. 3.5): 10 steps of SGD, batch 32, momentum 0.9.
 
-    Models stay float32 with any ``precision``; ``bfloat16`` is faster where the processor has instructions for it
-    (AVX-512 BF16, AMX, recent GPUs) and slower elsewhere.
+    Models stay float32 with any ``precision``; ``bfloat16`` is meant for processors with instructions for it (AVX-512
+    BF16, AMX, recent GPUs), and was slower on one without.
     """
 
     lr: float = setting(0.001, help="learning rate of round 0", gt=0)
