@@ -233,8 +233,10 @@ def uncited(document: str) -> list[str]:
     """The decimal numbers of a document that no comment names, outside code, links, and numbers of tables."""
     text = CITED.sub(" ", document)
     text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", " ", text, flags=re.DOTALL)
-    text = re.sub(r"\b(Tables?|Figs?\.|Eq\.|secs?\.|version|FLARE|Alg\.) ?(\d+(\.\d+)*(,| and| to)? ?)+", " ", text)
-    return re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", text)
+    text = re.sub(
+        r"\b(Tables?|Figs?\.|Eq\.|secs?\.|version|FLARE|Python|Alg\.)\s*(\d+(\.\d+)*(,| and| to)? ?)+", " ", text
+    )
+    return re.findall(r"(?<![\w.])(?<![A-Za-z]-)\d+\.\d+(?!\w|\.\d)", text)
 
 
 def main() -> None:

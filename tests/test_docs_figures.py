@@ -1,0 +1,249 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The figures in the documents are those of the results that are kept.
+
+Every decimal number of a page is one of a file in ``benchmarks/results`` to which the page links, rounded as it is
+shown, or one that is computed here from these files; or a comment cites it, and then `cited` checks it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import cited
+
+ROOT = cited.ROOT
+RESULTS = cited.RESULTS
+LINK = re.compile(r"\]\(([^)\s#]*benchmarks/results/[^)\s#]+)")
+CLUSTERED = ("WeCFL", "IFCA", "FeSEM-CAM")
+# Pages whose figures are of cells: each is cited by a comment, once the page has one.
+OF_CELLS = ("reproduction.md", "penalties-and-cam.md", "personal-models.md", "blood-cells.md", "which-method.md")
+# Units in which a page shows what is kept in another one.
+UNITS = {"docs/results/speed.md": (1, 1e-6)}  # bytes in MB
+
+
+def flare_rows(content: Any) -> list[Any]:
+    """A round of each method: seconds, ratios, bytes."""
+    rows = content["rows"].values()
+    return [
+        [row["a_round"], [row[k] for k in row if k.startswith(("bare_", "ratio"))], *row["jobs"].values()]
+        for row in rows
+    ]
+
+
+# What pages quote of files with so many numbers that any figure would be among them.
+QUOTED: dict[str, Callable[[Any], Any]] = {
+    "flare-speed.json": flare_rows,
+    "flare-speed-again.json": flare_rows,
+    "ifca-starts.json": lambda content: content["summary"],
+    "options.json": lambda content: [
+        [row[k] for k in ("accuracy", "ari", "cpu_seconds_a_round")] for row in content["rows"]
+    ],
+    "scale.json": lambda content: [[row["participants"]["5000"], row["slopes"]] for row in content["methods"].values()],
+    "traffic.json": lambda content: [],  # in kB and percent, without decimals
+}
+
+
+def loaded(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """All that are in some JSON."""
+    value = list(value.values()) if isinstance(value, dict) else value
+    if isinstance(value, list):
+        for one in value:
+            yield from numbers(one)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield value
+
+
+def kept(path: Path) -> list[float]:
+    """The numbers of a file of results; a report's are in the file beside it, with all their digits."""
+    if path.suffix == ".md" and path.with_suffix(".json").exists():
+        path = path.with_suffix(".json")
+    if path.suffix != ".json":
+        return []
+    content = loaded(str(path))
+    return list(numbers(QUOTED[path.name](content) if path.name in QUOTED else content))
+
+
+# ---- What pages compute from what is kept ----
+
+
+def main_job() -> list[float]:
+    """The table of the README, which `tests/e2e/test_simulator.py` compares with a run; FedAvg is below one half."""
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if " MB " in line]
+    fedavg, wecfl = (float(re.findall(r"0\.\d{3}", row)[0]) for row in rows)
+    assert fedavg < 0.5
+    return [wecfl, 0.5]
+
+
+def training_scripts() -> list[float]:
+    """Means over the seeds, and standard deviations."""
+    runs = loaded("training-script.json")["runs"]
+    found = []
+    for kind in ("script", "own"):
+        of = {key: [run[key] for run in runs if run["kind"] == kind] for key in ("accuracy", "worst_accuracy")}
+        found += [how(values) for values in of.values() for how in (statistics.mean, statistics.stdev)]
+        found.append(statistics.mean(run["seconds_a_round"] for run in runs if run["kind"] == kind))
+    return found
+
+
+def speed() -> list[float]:
+    """Sums and shares of the bare work."""
+    bare = loaded("speed.json")["speed"]["bare"]
+    whole = bare["ideal"] + bare["evaluation"]
+    passes = 10 * bare["pass_320"] / whole  # of ten models
+    ifca = loaded("flare-speed.json")["rows"]["ifca"]["ratio"]
+    two_beside_frozen_ones = 2 * (1 + 1 / 3)
+    return [whole, passes, ifca / (1 + passes), two_beside_frozen_ones + 1.1 * passes]
+
+
+def attack_cells() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RESULTS / "attacks/attacks.jsonl").read_text().splitlines()]
+
+
+def attacks() -> dict[tuple[Any, ...], float]:
+    """Accuracy in percent by method, attack, number of attackers and defence."""
+    keys = ("method", "attack", "attackers", "defence")
+    return {tuple(one[k] for k in keys): 100 * one["accuracy"] for one in attack_cells()}
+
+
+def worst_of_attacks() -> list[list[float]]:
+    """By number of attackers and defence, for each method."""
+    of = attacks()
+    defences = ("none", "clipping", "clipping at 2", "median", "trimmed mean", "Krum", "outliers and median")
+    return [
+        [
+            min(v for k, v in of.items() if (k[0], *k[2:]) == (method, count, defence))
+            for method in ("FedAvg", *CLUSTERED)
+        ]
+        for count in (0, 1, 3)
+        for defence in defences
+    ]
+
+
+def attacks_and_defences() -> list[float]:
+    """What attacks reach, and what they and the defences cost."""
+    of, cells = attacks(), attack_cells()
+    flipped = [one for one in cells if one["attack"] == "label flip" and one["method"] in CLUSTERED]
+
+    def lost(method: str, defence: str, attack: str = "none", beside: str = "none") -> float:
+        count = 3 if attack != "none" else 0
+        return of[method, "none", 0, beside] - of[method, attack, count, defence]
+
+    cheap = ("clipping", "clipping at 2", "median", "outliers", "outliers and median")
+    means = [lost("FedAvg", "trimmed mean"), *(lost(m, "Krum") for m in ("FedAvg", *CLUSTERED))]
+    riders = {d: [lost(m, d, "free rider", d) for m in CLUSTERED] for d in ("Krum", "outliers and median")}
+    return [
+        *(value for row in worst_of_attacks() for value in row),
+        of["local", "none", 0, "none"],
+        *(100 * one["majority"] for one in cells),
+        *(100 * one["success"] for one in cells if one["attack"] == "backdoor"),
+        max(100 * one["success"] for one in flipped),
+        min(100 * one["accuracy"] for one in flipped),
+        max(lost(method, defence) for method in ("FedAvg", *CLUSTERED) for defence in cheap),
+        lost("WeCFL", "none", "sign flip"),
+        *means,
+        lost("FedAvg", "outliers and median", "free rider", "outliers and median"),
+        *map(max, riders.values()),
+    ]
+
+
+def worst_seeds() -> list[float]:
+    """The best Dice of IFCA's starts from one model, with the three seeds of the UNets with which it is low."""
+    rows = [row for row in loaded("ifca-starts.json")["rows"] if row["task"].startswith("unet")]
+    one_model = {row["design"] for row in rows} - {"plain", "dealt"}
+    best = {s: max(r["score"] for r in rows if r["seed"] == s and r["design"] in one_model) for s in range(8)}
+    assert len(one_model) == 4
+    return sorted(best.values())[2:3]
+
+
+COMPUTED: dict[str, Callable[[], list[float]]] = {
+    "README.md": main_job,
+    "docs/index.md": main_job,
+    "docs/training-scripts.md": training_scripts,
+    "docs/results/speed.md": speed,
+    "docs/results/attacks.md": attacks_and_defences,
+    "docs/methods/ifca.md": worst_seeds,
+}
+
+
+def unfounded(page: Path, text: str) -> list[str]:
+    """The decimals of a page's text that are not in what it links to, nor computed from that."""
+    name = page.relative_to(ROOT).as_posix()
+    found = [n for link in set(LINK.findall(text)) for n in kept((page.parent / link).resolve())]
+    known = [unit * n for n in found for unit in UNITS.get(name, (1,))]
+    known += COMPUTED[name]() if name in COMPUTED else []
+
+    def founded(number: str) -> bool:
+        half = 0.5 * 10.0 ** -len(number.partition(".")[2])
+        return any(abs(abs(value) - float(number)) <= half * (1 + 1e-9) for value in known)
+
+    return [number for number in cited.uncited(text) if not founded(number)]
+
+
+PAGES = [path for path in cited.DOCUMENTS if path.name not in OF_CELLS]
+WITH_DECIMALS = [path for path in PAGES if cited.uncited(path.read_text())]
+
+
+def names(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_decimals_are_those_of_the_results_that_a_page_links_to(page: Path) -> None:
+    assert unfounded(page, page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", WITH_DECIMALS, ids=names)
+def test_most_changed_digits_are_noticed(page: Path) -> None:
+    text, noticed = page.read_text(), []
+    for number in sorted(set(cited.uncited(text))):
+        changed = number[:-1] + str((int(number[-1]) + 5) % 10)
+        noticed.append(changed in unfounded(page, re.sub(rf"(?<![\w.]){re.escape(number)}(?!\d)", changed, text)))
+    assert sum(noticed) > 0.5 * len(noticed)
+
+
+def test_the_table_of_attacks_has_the_worst_of_what_is_kept() -> None:
+    lines = (ROOT / "docs/results/attacks.md").read_text().splitlines()
+    rows = [re.findall(r"\| (\d+\.\d)(?= \|)", line) for line in lines]
+    assert [row for row in rows if row] == [[f"{value:.1f}" for value in row] for row in worst_of_attacks()]
+
+
+@pytest.mark.parametrize("page", cited.DOCUMENTS, ids=names)
+def test_cited_figures_are_those_of_the_cells(page: Path) -> None:
+    problems: list[str] = []
+    text = page.read_text()
+    assert cited.renewed(text, problems) == text
+    assert problems == []
+    if page.name in OF_CELLS and re.search("<!--(figure|table)", text):
+        assert cited.uncited(text) == []
+
+
+def test_a_cited_figure_that_is_not_the_cells_is_a_problem() -> None:
+    problems: list[str] = []
+    cited.renewed("<!--figure fedcuau tiers fedbabu accuracy-->99.9<!--/-->", problems)
+    assert len(problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "decimals"),
+    [
+        ("It is 12.5. In Table 3.1 and version 0.2.0, `0.3` is -7.25, under Apache-2.0.", ["12.5", "7.25"]),
+        ("From <!--figure a b c d-->1.0 ± 0.1<!--/--> to 2.0 with FLARE\n2.9 and Python 3.10", ["2.0"]),
+    ],
+)
+def test_decimals_that_no_comment_names(text: str, decimals: list[str]) -> None:
+    assert cited.uncited(text) == decimals
