@@ -132,15 +132,15 @@ def signed(number: float, places: int) -> str:
 # ---- What the comments ask for ----
 
 
-def figure(words: list[str]) -> str:
+def figure(text: str) -> str:
     """Of one row."""
-    result, partition, row, name, *more = words
+    result, partition, row, name, *more = text.split()
     return mean_of(group(result, partition, row, more), name)
 
 
-def difference(words: list[str]) -> str:
+def difference(text: str) -> str:
     """``+0.8 (0.3 to 1.3)``: of two rows."""
-    result, partition, one, other, name, *more = words
+    result, partition, one, other, name, *more = text.split()
     found = paired(group(result, partition, one, more), group(result, partition, other, more), name)
     places = digits(name)
     if len(found) == 1:
@@ -149,14 +149,14 @@ def difference(words: list[str]) -> str:
     return f"{signed(mean, places)} ({signed(low, places)} to {signed(high, places)})"
 
 
-def published(words: list[str]) -> str:
+def published(text: str) -> str:
     """A paper's figure, or the difference of two."""
-    plan, partition, *rows, name = words
+    plan, partition, *rows, name = text.split()
     figures = json.loads((PUBLISHED / f"{plan}.json").read_text())["figures"]
     try:
         found = [figures[partition][row][0][name] for row in rows]
     except KeyError as error:
-        raise CitationError(f"published/{plan}.json has no {' '.join(words[1:])}: {error}") from error
+        raise CitationError(f"published/{plan}.json has no {partition} {' '.join(rows)} {name}: {error}") from error
     if len(found) == 2:
         return signed(found[0][0] - found[1][0], 1)
     mean, std = found[0]
@@ -204,9 +204,9 @@ def which(text: str) -> str:
 
 
 WAYS: dict[str, Callable[[str], str]] = {
-    "figure": lambda text: figure(text.split()),
-    "difference": lambda text: difference(text.split()),
-    "published": lambda text: published(text.split()),
+    "figure": figure,
+    "difference": difference,
+    "published": published,
     "table": table,
     "which": which,
 }
@@ -233,9 +233,9 @@ def uncited(document: str) -> list[str]:
     """The decimal numbers of a document that no comment names, outside code, links, and numbers of tables."""
     text = CITED.sub(" ", document)
     text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", " ", text, flags=re.DOTALL)
-    text = re.sub(
-        r"\b(Tables?|Figs?\.|Eq\.|secs?\.|version|FLARE|Python|Alg\.)\s*(\d+(\.\d+)*(,| and| to)? ?)+", " ", text
-    )
+    number = r"\d+(\.\d+)*"
+    text = re.sub(rf"\b(Tables?|Figs?\.|Eqs?\.|secs?\.|Alg\.) ?{number}((,| and| to) {number})*", " ", text)
+    text = re.sub(rf"\b(version|FLARE|Python)\s+{number}", " ", text)
     return re.findall(r"(?<![\w.])(?<![A-Za-z]-)\d+\.\d+(?!\w|\.\d)", text)
 
 

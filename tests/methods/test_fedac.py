@@ -42,7 +42,7 @@ def step(method: FedAC, state: ServerState, updates: list[Update]) -> ServerStat
     return replace(method.aggregate(state, updates, method.assign(state, updates)), archive=state.archive)
 
 
-FOUR = [moved(n, "global", v, v, 0) for n, v in (("a", 4), ("b", 6), ("c", -4), ("d", -6))]
+FOUR = [moved(n, "global", v, v, 0, samples=s) for n, v, s in (("a", 4, 5), ("b", 6, 1), ("c", -4, 2), ("d", -6, 7))]
 
 
 def test_a_local_step_goes_on_with_the_own_model_under_both_pulls():
