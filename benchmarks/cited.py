@@ -8,6 +8,8 @@ A document names a figure in a comment before it, which a browser does not show,
     <!--difference paired cluster_dirichlet ifca-cam ifca accuracy-->        of two rows, paired by seed, 95 % interval
     <!--published family cluster_dirichlet wecfl accuracy-->                 what the paper has
     <!--published family cluster_dirichlet ifca-cam ifca accuracy-->         a difference of two such
+    <!--spread starts cluster_dirichlet ifca accuracy-->                     over all deals and seeds: mean, least, most
+    <!--json fedac/similarity.json rows.0.models.LrCos .2f-->                a number of another file of results
     <!--table paired cluster_dirichlet: local fedavg; accuracy macro_f1-->   rows and columns, with what made them
     <!--which digits blood; accuracy-->                                      wins over local and FedAvg, by partition
 
@@ -26,107 +28,17 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
-from cells import Cell, read_cells
+import kept
+from cells import Cell
+from kept import CitationError, digits, group, interval, mean_of, paired, signed, value
 from plans.figures import FIGURES
 from plans.plan import PUBLISHED
-from scipy.stats import t
-from tables_report import figure_of
 
 ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results"
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-CITED = re.compile(r"(<!--(figure|difference|published|table|which) ([^>]*?)-->)(.*?)(<!--/-->)", re.DOTALL)
-
-
-class CitationError(Exception):
-    """A comment that names no figure, or several."""
-
-
-@cache
-def kept(result: str) -> list[Cell]:
-    """The cells of a folder of results."""
-    found = read_cells(RESULTS / result)
-    if not found:
-        raise CitationError(f"{result}: there are no such results")
-    return found
-
-
-def group(result: str, partition: str, row: str, words: Sequence[str] = ()) -> dict[int, Cell]:
-    """The cells of a row on a partition by their seeds: of one number of rounds and of participants, and one setting.
-
-    Raises:
-        CitationError: there are none, or several groups of them.
-    """
-    wanted = dict(word.split("=", 1) for word in words)
-    groups: dict[str, dict[int, Cell]] = {}
-    for cell in kept(result):
-        facts = cell.facts
-        known = {**{k: facts[k] for k in ("rounds", "participants")}, **facts.get("settings", {})}
-        named = (facts["partition"], facts["row"]) == (partition, row) and not facts.get("flare")
-        if named and all(str(known.get(k)) == v for k, v in wanted.items()):
-            groups.setdefault(str(known), {})[facts["seed"]] = cell
-    if len(groups) != 1:
-        where = f"{result} {partition} {row} {' '.join(words)}".strip()
-        raise CitationError(f"{where}: {len(groups)} kinds of cells, not one: {', '.join(groups) or 'none'}")
-    return next(iter(groups.values()))
-
-
-def value(cell: Cell, figure: str) -> float | None:
-    """A figure in the table's units, of the end or after some rounds."""
-    name, _, after = figure.partition("@")
-    if name not in FIGURES:
-        raise CitationError(f"{figure}: no such figure; there are {', '.join(FIGURES)}")
-    key, scale = FIGURES[name].key, FIGURES[name].scale
-    if after:
-        found = next((r[key] for r in cell.rounds if r["round"] == int(after) - 1 and r.get(key) is not None), None)
-    else:
-        found = figure_of(cell, key)
-    return None if found is None else scale * found
-
-
-def digits(figure: str) -> int:
-    """After the point: what a deviation over a few seeds allows."""
-    return 1 if FIGURES[figure.partition("@")[0]].scale == 100 else 2
-
-
-def mean_of(cells: dict[int, Cell], figure: str) -> str:
-    """``94.7 ± 0.7``; the figure alone, if there is one seed."""
-    values = [v for cell in cells.values() if (v := value(cell, figure)) is not None]
-    if not values:
-        return "-"
-    places = digits(figure)
-    mean = f"{statistics.fmean(values):.{places}f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{places}f}"
-
-
-def interval(differences: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
-    """Mean of paired differences, and the ends of Student's interval for it."""
-    n, mean = len(differences), statistics.fmean(differences)
-    half = float(t.ppf((1 + level) / 2, n - 1)) * statistics.stdev(differences) / n**0.5
-    return mean, mean - half, mean + half
-
-
-def paired(one: dict[int, Cell], other: dict[int, Cell], figure: str) -> list[float]:
-    """The differences, seed by seed; cells of another commit are not laid beside each other."""
-    found = []
-    for seed in sorted(one.keys() & other.keys()):
-        if one[seed].facts["commit"] != other[seed].facts["commit"]:
-            where = f"{one[seed].name} and {other[seed].name}"
-            raise CitationError(f"{where} are of different commits, so that their difference is not paired")
-        mine, theirs = value(one[seed], figure), value(other[seed], figure)
-        if mine is not None and theirs is not None:
-            found.append(mine - theirs)
-    if not found:
-        raise CitationError(f"{figure}: the two rows have no seed in common")
-    return found
-
-
-def signed(number: float, places: int) -> str:
-    """``+0.8``; never ``-0.0``."""
-    return f"{round(number, places) + 0.0:+.{places}f}"
+CITED = re.compile(r"(<!--(\w+) ([^>]*?)-->)(.*?)(<!--/-->)", re.DOTALL)
 
 
 # ---- What the comments ask for ----
@@ -147,6 +59,29 @@ def difference(text: str) -> str:
         return f"{signed(found[0], places)} (one seed)"
     mean, low, high = interval(found)
     return f"{signed(mean, places)} ({signed(low, places)} to {signed(high, places)})"
+
+
+def spread(text: str) -> str:
+    """``91.5 (88.1 to 93.0, 30 runs)``: of a row whatever its settings."""
+    result, partition, row, name = text.split()
+    cells = [cell for cell in kept.kept(result) if (cell.facts["partition"], cell.facts["row"]) == (partition, row)]
+    values = [v for cell in cells if (v := value(cell, name)) is not None]
+    if not values:
+        raise CitationError(f"{text}: there are no such cells")
+    mean, least, most = (f"{v:.{digits(name)}f}" for v in (statistics.fmean(values), min(values), max(values)))
+    return f"{mean} ({least} to {most}, {len(values)} runs)"
+
+
+def number(text: str) -> str:
+    """A number of a JSON file, by the names and places that lead to it."""
+    path, keys, form = text.split()
+    found = json.loads((kept.RESULTS / path).read_text())
+    for key in keys.split("."):
+        try:
+            found = found[int(key) if isinstance(found, list) else key]
+        except (KeyError, IndexError, ValueError) as error:
+            raise CitationError(f"{text}: there is no {key}") from error
+    return format(found, form)
 
 
 def published(text: str) -> str:
@@ -206,6 +141,8 @@ def which(text: str) -> str:
 WAYS: dict[str, Callable[[str], str]] = {
     "figure": figure,
     "difference": difference,
+    "spread": spread,
+    "json": number,
     "published": published,
     "table": table,
     "which": which,
@@ -217,10 +154,13 @@ def renewed(document: str, problems: list[str]) -> str:
 
     def now(found: re.Match[str]) -> str:
         opening, way, text, old, closing = found.groups()
+        if way not in WAYS:
+            problems.append(f"{opening}: there is no such comment; there are {', '.join(WAYS)}")
+            return found[0]
         try:
             new = WAYS[way](text.strip())
         except (CitationError, ValueError) as error:
-            problems.append(str(error))
+            problems.append(f"{opening}: {error}")
             return found[0]
         if new != old:
             problems.append(f"{opening} says {old.strip()!r}; the cells have {new.strip()!r}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from cited import interval, kept, signed, value
+from kept import interval, kept, signed, value
 from matplotlib.figure import Figure
 from png import save
 

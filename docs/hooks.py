@@ -50,7 +50,7 @@ OUTSIDE = (
     "benchmarks/results/*/*.md",
     "benchmarks/results/**/*.png",
 )
-REPORTS = ("family", "family-cifar10", "blood", "fedac", "fedcuau", "feddsmic", "feddsmic-blood")
+REPORTS = ("paired", "digits", "shared-sets", "family", "family-cifar10", "blood", "fedac", "fedcuau", "feddsmic")
 COLUMNS = (
     "rounds",
     "participants",

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import cited  # noqa: E402
+import kept  # noqa: E402
 import which_method  # noqa: E402
 from cells import Cell, add_cells  # noqa: E402
 
@@ -32,13 +33,13 @@ def cell(row: str, seed: int, accuracy: float, commit: str = "c1", partition: st
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of results, ``tiny``: accuracies after two rounds are halves of what is given here."""
-    monkeypatch.setattr(cited, "RESULTS", tmp_path)
-    cited.kept.cache_clear()
+    monkeypatch.setattr(kept, "RESULTS", tmp_path)
+    kept.kept.cache_clear()
     accuracies = {"local": (0.8, 1.2, 1.0), "fedavg": (0.4, 0.6, 0.8), "wecfl": (1.0, 1.6, 1.6)}
     cells = [cell(row, seed, value) for row, values in accuracies.items() for seed, value in enumerate(values)]
     add_cells(tmp_path / "tiny", [*cells, cell("ifca", 0, 0.8)])
     yield tmp_path
-    cited.kept.cache_clear()
+    kept.kept.cache_clear()
 
 
 def test_a_figure_is_the_mean_over_seeds_with_its_deviation(results: Path) -> None:
@@ -55,7 +56,7 @@ def test_a_difference_is_paired_and_has_an_interval(results: Path) -> None:
 
 def test_rows_of_two_commits_are_not_laid_beside_each_other(results: Path) -> None:
     add_cells(results / "tiny", [cell("fesem", 1, 1.0, commit="c2")])
-    cited.kept.cache_clear()
+    kept.kept.cache_clear()
     with pytest.raises(cited.CitationError, match="of different commits"):
         cited.difference("tiny labels fesem local accuracy")
 
@@ -70,7 +71,7 @@ def test_what_names_no_cell_or_several_is_refused(results: Path) -> None:
     with pytest.raises(cited.CitationError, match="tiny labels cfl: 0 kinds of cells"):
         cited.figure("tiny labels cfl accuracy")
     add_cells(results / "tiny", [cell("local", 0, 1.0, rounds=9)])
-    cited.kept.cache_clear()
+    kept.kept.cache_clear()
     with pytest.raises(cited.CitationError, match="2 kinds of cells"):
         cited.figure("tiny labels local accuracy")
     assert cited.figure("tiny labels local accuracy rounds=9") == "50.0"

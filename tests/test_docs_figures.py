@@ -21,9 +21,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import cited
+import kept
 
 ROOT = cited.ROOT
-RESULTS = cited.RESULTS
+RESULTS = kept.RESULTS
 LINK = re.compile(r"\]\(([^)\s#]*benchmarks/results/[^)\s#]+)")
 CLUSTERED = ("WeCFL", "IFCA", "FeSEM-CAM")
 # Pages whose figures are of cells: each is cited by a comment, once the page has one.
