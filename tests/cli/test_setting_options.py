@@ -66,6 +66,8 @@ def test_a_job_with_a_training_script(tmp_path, monkeypatch):
     [
         ("--data digits", "data: belongs to the script"),
         ("--lr 0.1", "training: belongs to the"),
+        ("--optimizer adam", "training: belongs to the"),
+        ("--class-weights balanced", "training: belongs to the"),
         ("--device cuda", "device: belongs to the script"),
     ],
 )
