@@ -76,6 +76,7 @@ class Runtime:
             raise ConfigError(
                 f"device = {device!r} cannot be used here ({one_line(error)}); name another, such as 'cpu'"
             ) from error
+        settings.lr_at(0)  # a cosine without its rounds is refused here, and not in each participant's first step
         self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
         self.initial = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
         self.resident = ResidentModel(make_model(), device)

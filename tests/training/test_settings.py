@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from cfl_flare.core.config import from_dict
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.training.runtime import Runtime
 from cfl_flare.training.settings import TrainSettings, batch_bounds
+from tests.tiny import Coin
 
 
 def test_the_defaults_are_the_thesiss() -> None:
@@ -68,6 +70,8 @@ def test_a_cosine_takes_the_run_s_rounds_unless_it_has_its_own() -> None:
     open_ended = TrainSettings(lr_schedule="cosine")
     with pytest.raises(ConfigError, match=r"lr_schedule = 'cosine' needs lr_rounds"):
         open_ended.lr_at(0)
+    with pytest.raises(ConfigError, match=r"lr_schedule = 'cosine' needs lr_rounds"):  # before any participant trains
+        Runtime(Coin, open_ended, seed=0)
     assert open_ended.over(7).lr_rounds == 7
     assert TrainSettings(lr_schedule="cosine", lr_rounds=5).over(7).lr_rounds == 5
     assert TrainSettings().over(7) == TrainSettings()
