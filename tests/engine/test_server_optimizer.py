@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from cfl_flare.core.errors import ConfigError
@@ -171,6 +174,18 @@ def test_buffers_and_counters_are_those_of_the_mean() -> None:
     assert after.bank["global"].counters.tolist() == [8]
     still = Params(layout, np.array([1, 0, 7, 4], np.float32), np.array([8]))  # its parameters did not move
     assert optimizer.step(ServerState({"global": before}), ServerState({"global": still})).bank["global"] is still
+
+
+@given(st.lists(st.floats(-1e9, 1e9, width=32), min_size=1, max_size=60))
+def test_a_step_of_adam_is_bounded_whatever_arrives(deltas: list[float]) -> None:
+    """By (1 - beta1) / sqrt((1 - beta2) (1 - beta1^2 / beta2)) = 2.35 times server_lr: docs/security.md says 2.4."""
+    optimizer = ServerOptimizer(ServerSettings(9, server_optimizer="adam", server_lr=ETA))
+    state = ServerState({"global": coin(0, 0)})
+    for delta in deltas:
+        before = state.bank["global"]
+        state = optimizer.step(state, replace(state, bank={"global": before + coin(delta, 0)}))
+        assert abs(state.bank["global"].vector[0] - before.vector[0]) <= 2.36 * ETA
+        assert all(np.isfinite(array).all() for array in state.arrays.values())
 
 
 def test_other_arrays_stay_and_those_of_another_rule_go() -> None:
