@@ -81,7 +81,7 @@ def run_loop(
         StoreError: the checkpoints are of another run.
         ConfigError: the checkpoints' rounds are not in the folder, or the method lacks indicator samples.
     """
-    own = at_site or SiteSettings()
+    own, training = at_site or SiteSettings(), training.over(settings.num_rounds)
     torch.set_num_threads(own.torch_threads)
     model = describe_network(model)  # once: it may be searched for
     make_model = model_factory(model)

@@ -105,6 +105,7 @@ class RunPlan:
         reader = build(source, DataSource, "data") if source else None  # type: ignore[type-abstract]
         if not isinstance(training, TrainSettings) and (data is not None or training is not None):
             training = from_dict(TrainSettings, training or {}, "training")
+        training = training and training.over(parts["server"].num_rounds)
         return cls(
             method=method,
             model=describe_network(model),

@@ -22,6 +22,7 @@ from cfl_flare.engine.initial_models import check_initial, read_checkpoint
 from cfl_flare.engine.partial_sums import check_sums
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.server import Server
+from cfl_flare.engine.server_optimizer import check_server_optimizer
 from cfl_flare.engine.settings import count_of
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import Method, Participant
@@ -77,6 +78,8 @@ def _check_fit(plan: RunPlan) -> Layout:
         logger.warning("method %s: the model has no fully connected layer: cluster_on is 'all'", method.name)
     check_indicator(method, plan.data)
     scripted = plan.script.train_script is not None
+    if plan.data.participants is None:  # else the server that `_check_start` builds says so
+        check_server_optimizer(method, plan.server)
     check_sums(plan.executor.site_sums, method, plan.server, scripted)
     if not scripted:
         left = [name for i, name in own.items() if i not in {id(tensor) for _, tensor in live_state(module).values()}]

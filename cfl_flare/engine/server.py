@@ -19,6 +19,7 @@ from cfl_flare.engine.min_cluster_size import check_floor, closing, merged, smal
 from cfl_flare.engine.partial_sums import no_sums
 from cfl_flare.engine.robust import Guard
 from cfl_flare.engine.round import Round
+from cfl_flare.engine.server_optimizer import ServerOptimizer, check_server_optimizer, without_moments
 from cfl_flare.engine.settings import Floor, ServerSettings, count_of
 from cfl_flare.engine.site import CrossModel, Result, Task
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
@@ -85,6 +86,9 @@ class Server:
         method.check(layout, settings.num_rounds)
         check_floor(method, state, settings, participants)
         self._guard = Guard(method, settings, self.participants)
+        if state.bank:  # without models on the server, there is nothing to move
+            check_server_optimizer(method, settings)
+        self._optimizer = ServerOptimizer(settings)
         self.archive = (archive or Archive()) if method.traits.archives else None
         if self.archive is not None:
             self.archive.rewind(state.round)
@@ -325,15 +329,18 @@ class Server:
         return without(updates, outliers), [name for name in trained if name not in outliers], sums
 
     def _step(self, before: ServerState, updates: Sequence[Update]) -> Assignment:
-        """E-step and M-step, with small clusters merged in between if requested; returns the assignment."""
-        equipped, closed = replace(before, logits=self._logits, archive=self.archive), set[int]()
+        """E-step and M-step, with small clusters merged in between if requested; returns the assignment.
+
+        The M-step's means say where the models of the bank go; a server's optimizer, if there is one, says how far.
+        """
+        equipped, closed = replace(without_moments(before), logits=self._logits, archive=self.archive), set[int]()
         assignment = self.method.assign(equipped, self._guard.weighed(updates))
         if self.settings.merge_small_clusters:
             assignment = merged(self.method, before, updates, assignment, self.participants, self.settings.floor)
             updates, closed = without_chosen(updates, assignment, self._round.downloads)
         updates = self._guard.averaged(before, updates, assignment)
         moved = self.method.aggregate(equipped, updates, assignment) if len(updates) else before.after({}, assignment)
-        self.state = closing(moved, closed)
+        self.state = closing(self._optimizer.step(before, moved), closed)
         return assignment
 
     def _analyse(self, before: ServerState, updates: Sequence[Update], assignment: Assignment) -> dict[str, Any]:
@@ -368,4 +375,4 @@ class Server:
                 results = self._round.results
                 cross = {name: results[name].cross for name in self.participants if name in results}
                 self._recorder.cross_site(cross, self.participants, self.state)
-            self._recorder.close(self.state, self._left(), self.participants, self.method, facts)
+            self._recorder.close(without_moments(self.state), self._left(), self.participants, self.method, facts)

@@ -14,6 +14,8 @@ from cfl_flare.engine.early_stopping import EarlyStopping
 
 # No honest update was so many times longer than its round's median in what docs/security.md measured.
 CLIP_NORM = 10.0
+# The betas and tau of Reddi et al. 2021 (sec. 5.2, 5.3); eta has to be tuned.
+SERVER_OPTIMIZER = {"server_lr": 0.01, "server_tau": 0.001, "server_beta1": 0.9, "server_beta2": 0.99}
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,17 @@ class ServerSettings:
     max_weight_share: float | None = setting(
         None, help="largest share of one site's weight in a mean; default: 1/3 at real sites", gt=0, le=1
     )
+    server_optimizer: str | None = setting(
+        None,
+        help="the server moves each model by FedAdam, FedYogi or FedAdagrad, and not all the way to the mean",
+        choices=("adam", "yogi", "adagrad"),
+    )
+    server_lr: float | None = setting(None, help="its learning rate eta; default: 0.01", gt=0)
+    server_tau: float | None = setting(None, help="its tau, which keeps small steps small; default: 0.001", gt=0)
+    server_beta1: float | None = setting(None, help="its decay of the mean of the moves; default: 0.9", ge=0, lt=1)
+    server_beta2: float | None = setting(
+        None, help="its decay of their squares, which adagrad does not have; default: 0.99", ge=0, lt=1
+    )
     key_metric: str = setting("accuracy", help="it chooses the best round, whose models are kept; empty for none")
     key_metric_mode: str | None = setting(
         None,
@@ -79,6 +92,7 @@ class ServerSettings:
     cross_site_evaluation: bool = setting(False, help="measure every cluster's model on every test split at the end")
 
     def __post_init__(self) -> None:
+        self._complete()
         check_settings(self, "run")
         for name in ("merge_small_clusters", "hold_small_clusters"):
             require(
@@ -87,6 +101,18 @@ class ServerSettings:
                 "raise that",
             )
         _ = self.early_stopping
+
+    def _complete(self) -> None:
+        """Gives the server's optimizer its defaults, and refuses settings of one that there is not."""
+        for name, default in SERVER_OPTIMIZER.items():
+            value = getattr(self, name)
+            if self.server_optimizer is None:
+                require(value is None, f"run: {name} = {value!r} does nothing without server_optimizer; set that too")
+            elif name == "server_beta2" and self.server_optimizer == "adagrad":
+                why = "adagrad adds up squares, and has no beta2; leave it out"
+                require(value is None, f"run: {name} = {value!r}: server_optimizer = {why}")
+            elif value is None:
+                object.__setattr__(self, name, default)
 
     @property
     def floor(self) -> Floor:

@@ -36,6 +36,7 @@ from cfl_flare.flare.tracking import track
 from cfl_flare.methods import Participant
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import load_run
+from cfl_flare.training.settings import TrainSettings
 
 RESULTS = "cfl"
 # The first task's time limit is at least this, in seconds: it starts the site's process and reads the data.
@@ -93,6 +94,9 @@ class ClusteredController(PerSiteController):
         compatibility.check_maker(unmarked(self.made_by or {}), "the server")
         compatibility.check_known(self._unknown, "controller", "the server")
         self._schedule = kept(ServerSettings, self, "run")
+        told = unmarked(self.facts or {}).get("training")
+        if told is not None and self.judge is None:  # sites have the same, and of an error say no more than a code
+            from_dict(TrainSettings, told, "training").lr_at(0)
         if simulated(self.fl_ctx):
             self._schedule = self._schedule.in_simulation()
         else:

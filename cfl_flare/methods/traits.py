@@ -29,7 +29,8 @@ class Traits:
             fully connected layers, or all parameters where there are none.
         compares_models: participants are compared by their trained models; else by arrays that they send.
         assigns_on_site: each participant chooses its cluster itself.
-        averages_only: the M-step takes nothing but weighted means of the models, so that sites can add up their own.
+        averages_only: the M-step takes nothing but weighted means of the models, so that sites can add up their own and
+            a server's optimizer can step towards them.
         mergeable: the M-step takes any assignment of the round's participants, so that small clusters can be merged.
         shares_centres: K is fixed, a participant may be sent all centres, and the common model is their mean: what
             penalties of clusters and CAM build on.

@@ -19,6 +19,7 @@ from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.params import Params
 from cfl_flare.core.seeds import stream
 from cfl_flare.training.ensemble import Served, combined
+from cfl_flare.training.loss import balanced
 from cfl_flare.training.maml import ahead, descend
 from cfl_flare.training.measures import accuracy, macro_f1
 from cfl_flare.training.memory import MemoryView
@@ -61,6 +62,7 @@ class Learner:
         self._beside: Params | None = None
         self._first = 0
         self._lr: float | None = None
+        self._weights: Tensor | None = None
         self._losses: dict[tuple[int, int, int | None], tuple[Params, float]] = {}
 
     @property
@@ -111,16 +113,16 @@ class Learner:
         frozen: str | Sequence[str] = (),
         inner_lr: float | None = None,
     ) -> Params:
-        """One round of local SGD steps (thesis Alg. 1, line 7), or of first-order MAML (FedDSMIC Alg. 2).
+        """One round of local steps (thesis Alg. 1, line 7), or of first-order MAML (FedDSMIC Alg. 2).
 
         Args:
             start: the model to start from.
             terms: added to the cross-entropy in each step.
-            purpose: names the random stream; only ``"train"`` writes the momentum back to the participant's memory.
+            purpose: names the random stream; only ``"train"`` writes the optimizer's state back to the memory.
             epochs: passes over the training data, in place of the run's steps.
-            frozen: the parameters that do not change, as for `Layout.select`; their momentum is reset.
+            frozen: the parameters that do not change, as for `Layout.select`; their state is reset.
             inner_lr: eta of first-order MAML: each step uses the gradient at the point that a step of this length on a
-                batch of its own leads to; see `cfl_flare.training.maml`. None for plain SGD.
+                batch of its own leads to; see `cfl_flare.training.maml`. None for plain steps.
 
         Returns:
             The trained model.
@@ -133,7 +135,8 @@ class Learner:
         with self._dropout(self._stream(f"{purpose} compared")):
             fixed = self._fixed([*batches, *inner], terms)  # before the model is loaded: it may need the module
         self._load(start)
-        self._start_momentum()
+        runtime.optimizer.recall(self.memory if settings.keep_momentum else {})
+        held = runtime.resident.layout.select(frozen) if frozen else []
         watching = runtime.resident.watching_head(any(term.compares for term in terms))
         with self._dropout(rng), watching as seen, runtime.resident.holding(frozen) as put_back:
             gradients = [
@@ -144,18 +147,19 @@ class Learner:
                 maml = inner_lr is not None
                 with ahead(runtime.resident, inner_lr or 0, gradients[len(batches) + i]) if maml else nullcontext():
                     outer()
-                runtime.step(self.lr)
+                runtime.optimizer.step(self.lr, held)
                 put_back()
-        if purpose == "train":
-            self._keep_momentum(frozen)
+        if purpose == "train" and settings.keep_momentum:
+            runtime.optimizer.keep(self.memory, held)
         self.trained = runtime.resident.read()
         return self.trained
 
     def adapted(self, start: Params, steps: int, lr: float) -> Params:
-        """A model after a few plain gradient steps on the own training data: no momentum, weight decay or penalties.
+        """A model after a few plain gradient steps on the own training data: no optimizer, weight decay or penalties.
 
-        It is a personal model to predict with (FedDSMIC Alg. 1, Eq. 8) and is not remembered. The batches have the
-        run's size, and BatchNorm's running statistics change in each step as they do in training.
+        The loss is that of training, class weights and label smoothing included. It is a personal model to predict with
+        (FedDSMIC Alg. 1, Eq. 8) and is not remembered. The batches have the run's size, and BatchNorm's running
+        statistics change in each step as they do in training.
         """
         if not steps:
             return start
@@ -172,6 +176,9 @@ class Learner:
     @torch.no_grad()
     def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
         """Mean cross-entropy of each model on the participant's own training data, ``(len(models),)`` float64.
+
+        It is plain, like what is measured: class weights and label smoothing change what is trained, and not what it
+        means that one model fits better than another.
 
         Args:
             models: the models to compare.
@@ -252,11 +259,21 @@ class Learner:
             logits = runtime.resident.module(x).float()
         trained = seen[0].float() if seen else None
         beside, *compared = fixed
-        loss = F.cross_entropy(logits if beside is None else logits + beside, self._train.y[batch])
+        logits = logits if beside is None else logits + beside
+        weights, smoothing = self._class_weights(logits.shape[1]), runtime.settings.label_smoothing
+        loss = F.cross_entropy(logits, self._train.y[batch], weights, label_smoothing=smoothing)
         for term, others in zip(terms, compared):
             features = trained if term.training or evaluated is None else evaluated
             loss = loss + term(Step(runtime.resident.parameters, features, others))
         loss.backward()
+
+    def _class_weights(self, classes: int) -> Tensor | None:
+        """The weight of each class in the loss of training; None where all count the same."""
+        if self._runtime.settings.class_weights is None:
+            return None
+        if self._weights is None:
+            self._weights = balanced(self._train.y, classes)
+        return self._weights
 
     def _batches(self, rng: np.random.Generator, steps: int) -> list[Tensor]:
         """Indices of the batches: passes over new permutations, cut off after this many steps."""
@@ -266,26 +283,6 @@ class Learner:
             order = torch.from_numpy(rng.permutation(self.samples)).to(self._runtime.device)
             batches += [order[i:j] for i, j in bounds]
         return batches[:steps]
-
-    def _start_momentum(self) -> None:
-        buffer = self._runtime.momentum
-        if buffer is None:
-            return
-        kept = self.memory.get("momentum") if self._runtime.settings.keep_momentum else None
-        if kept is None:
-            buffer.zero_()
-        else:
-            buffer.copy_(torch.from_numpy(kept.vector[: buffer.numel()]))
-
-    def _keep_momentum(self, frozen: str | Sequence[str]) -> None:
-        buffer = self._runtime.momentum
-        if buffer is not None and self._runtime.settings.keep_momentum:
-            layout = self._runtime.resident.layout
-            vector = np.zeros(layout.size, np.float32)
-            vector[: layout.parameter_size] = buffer.cpu().numpy()
-            for part in layout.select(frozen) if frozen else ():
-                vector[part] = 0
-            self.memory["momentum"] = Params(layout, vector, np.zeros(layout.counter_size, np.int64))
 
     def _predict(self, models: Sequence[Params], x: Tensor, features: bool = False, training: bool = False) -> Tensor:
         """Logits ``(len(models), n, classes)``, or features ``(len(models), n, d)``."""

@@ -12,12 +12,12 @@ from functools import lru_cache, partial
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.sgd import sgd
 
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.training.batched_predict import Predictor, ignores_mode
+from cfl_flare.training.optimizers import optimizer_of
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
 
@@ -47,7 +47,7 @@ class Split:
 
 
 class Runtime:
-    """What all participants of a process share: the resident model, its momentum, the settings.
+    """What all participants of a process share: the resident model, its optimizer, the settings.
 
     Args:
         make_model: builds the untrained module.
@@ -58,7 +58,7 @@ class Runtime:
 
     Attributes:
         initial: the run's untrained model of a given number.
-        momentum: SGD's buffer, ``(layout.parameter_size,)``; None without momentum.
+        optimizer: makes the steps; its state is that of the participant that trains.
         ignores_mode: the network is known to compute the same in training and in evaluation mode.
     """
 
@@ -76,32 +76,13 @@ class Runtime:
             raise ConfigError(
                 f"device = {device!r} cannot be used here ({one_line(error)}); name another, such as 'cpu'"
             ) from error
+        settings.lr_at(0)  # a cosine without its rounds is refused here, and not in each participant's first step
         self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
         self.initial = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
         self.resident = ResidentModel(make_model(), device)
-        self.momentum = torch.zeros_like(self.resident.gradient) if settings.momentum else None
+        self.optimizer = optimizer_of(settings, self.resident)
         self.ignores_mode = ignores_mode(self.resident.module)
         self._predictors: OrderedDict[tuple[int | bool, ...], tuple[list[Params], Predictor]] = OrderedDict()
-
-    @torch.no_grad()
-    def step(self, lr: float) -> None:
-        """One step of SGD along the resident model's gradient.
-
-        By torch's function and not its class: a ``torch.optim.SGD`` imports torch's compiler, which doubles the
-        processor time in which a site's process starts.
-        """
-        sgd(
-            [self.resident.parameters],
-            [self.resident.gradient],
-            [self.momentum],
-            fused=True,
-            lr=lr,
-            momentum=self.settings.momentum,
-            weight_decay=self.settings.weight_decay,
-            dampening=0,
-            nesterov=False,
-            maximize=False,
-        )
 
     def predictor(self, models: Sequence[Params], features: bool = False, training: bool = False) -> Predictor:
         """A predictor of these models; the last few are cached, as a site's participants compare the same models."""

@@ -4,10 +4,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from cfl_flare.core.config import require
-from cfl_flare.core.settings import Bounds, check_settings, setting
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.settings import Bounds, check_settings, setting, settings_of
+
+# SGD's, unless the settings say otherwise.
+MOMENTUM = 0.9
 
 ROUNDS = Bounds("rounds > 0", lambda value: all(isinstance(r, int) and r > 0 for r in value))
 
@@ -20,29 +25,102 @@ class TrainSettings:
     BF16, AMX, recent GPUs), and was slower on one without.
     """
 
-    lr: float = setting(0.001, help="learning rate of round 0", gt=0)
-    momentum: float = setting(0.9, help="SGD's momentum", ge=0, lt=1)
-    weight_decay: float = setting(0.0, help="L2 penalty of SGD", ge=0)
+    lr: float = setting(0.001, help="learning rate of round 0, or of the first round after lr_warmup", gt=0)
+    momentum: float | None = setting(None, help="SGD's momentum; default: 0.9 with sgd, and adam has none", ge=0, lt=1)
+    weight_decay: float = setting(0.0, help="L2 penalty; with adamw, decay apart from the gradient", ge=0)
     batch_size: int = setting(32, help="samples a step; a participant with fewer takes all it has", ge=1)
     local_steps: int | None = setting(None, help="steps a round; default: 10, unless local_epochs is given", ge=1)
     local_epochs: int | None = setting(None, help="passes over the own data a round, instead of steps", ge=1)
-    keep_momentum: bool = setting(False, help="keep the momentum on the participant between rounds")
+    keep_momentum: bool = setting(
+        False, help="keep the momentum, or all of Adam's state, on the participant between rounds"
+    )
     lr_decay: float = setting(
         1.0, help="factor on the learning rate after each round, or after each of lr_milestones", gt=0, le=1
     )
     lr_milestones: tuple[int, ...] = setting((), help="rounds from which on the factor holds once more", bounds=ROUNDS)
     precision: str = setting("float32", help="of the arithmetic in training steps", choices=("float32", "bfloat16"))
+    optimizer: str = setting("sgd", help="what makes the steps", choices=("sgd", "adam", "adamw"))
+    beta1: float = setting(0.9, help="Adam's decay of the mean gradient", ge=0, lt=1)
+    beta2: float = setting(0.999, help="Adam's decay of the mean squared gradient", ge=0, lt=1)
+    adam_eps: float = setting(1e-8, help="what Adam adds to its denominator", gt=0)
+    clip_grad: float | None = setting(None, help="a longer gradient is scaled down to this norm in each step", gt=0)
+    lr_schedule: str = setting(
+        "steps",
+        help="over the rounds: steps, by lr_decay and lr_milestones, or cosine, half a wave from lr down to lr_end",
+        choices=("steps", "cosine"),
+    )
+    lr_rounds: int | None = setting(
+        None,
+        help="rounds of the cosine, warm-up included; default: the run's. Later rounds have the last one's rate",
+        ge=1,
+    )
+    lr_end: float = setting(0.0, help="the learning rate that the cosine would reach one round after its last", ge=0)
+    lr_warmup: int = setting(0, help="rounds in which the learning rate rises to lr, in equal steps", ge=0)
+    class_weights: str | None = setting(
+        None,
+        help="balanced: in the loss of training, a class counts as n / (classes * n_c) by the participant's own labels",
+        choices=("balanced",),
+    )
+    label_smoothing: float = setting(
+        0.0, help="share of the target that training spreads evenly over all classes", ge=0, lt=1
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr_milestones", tuple(self.lr_milestones))
+        if self.optimizer == "sgd" and self.momentum is None:
+            object.__setattr__(self, "momentum", MOMENTUM)
         check_settings(self, "training")
         require(
             self.local_steps is None or self.local_epochs is None,
             f"training: give local_steps = {self.local_steps} or local_epochs = {self.local_epochs}, not both",
         )
+        if self.optimizer == "sgd":
+            self._only("beta1", "beta2", "adam_eps", of="optimizer = 'adam' or 'adamw'")
+        else:
+            self._only("momentum", of="optimizer = 'sgd', and Adam has beta1 in its place")
+        if self.lr_schedule == "cosine":
+            self._only("lr_decay", "lr_milestones", of="lr_schedule = 'steps'")
+            require(
+                self.lr_end <= self.lr, f"training: lr_end = {self.lr_end} should be at most lr = {self.lr}; lower it"
+            )
+            rounds = self.lr_rounds
+            require(
+                rounds is None or self.lr_warmup < rounds,
+                f"training: lr_warmup = {self.lr_warmup} leaves none of lr_rounds = {rounds} for the cosine; lower it",
+            )
+        else:
+            self._only("lr_rounds", "lr_end", of="lr_schedule = 'cosine'")
+
+    def _only(self, *names: str, of: str) -> None:
+        """Raises a ConfigError for a setting that another one makes meaningless."""
+        for name, default in ((name, settings_of(type(self))[name].default) for name in names):
+            value = getattr(self, name)
+            require(value == default, f"training: {name} = {value!r} belongs to {of}; leave one of the two out")
+
+    def over(self, rounds: int) -> TrainSettings:
+        """The settings in a run of so many rounds, which a cosine takes unless it has its own number.
+
+        Raises:
+            ConfigError: the warm-up leaves no round for the cosine.
+        """
+        return replace(self, lr_rounds=rounds) if self.lr_schedule == "cosine" and not self.lr_rounds else self
 
     def lr_at(self, round_number: int) -> float:
-        """The learning rate of a round (rounds count from 0)."""
+        """The learning rate of a round (rounds count from 0).
+
+        >>> [round(TrainSettings(lr=0.8, lr_warmup=3).lr_at(r), 3) for r in range(5)]
+        [0.2, 0.4, 0.6, 0.8, 0.8]
+        """
+        if round_number < self.lr_warmup:
+            return self._after_warmup(round_number) * (round_number + 1) / (self.lr_warmup + 1)
+        return self._after_warmup(round_number)
+
+    def _after_warmup(self, round_number: int) -> float:
+        if self.lr_schedule == "cosine":
+            if self.lr_rounds is None:
+                raise ConfigError("training: lr_schedule = 'cosine' needs lr_rounds, the number of its rounds; set it")
+            waves = max(0, min(round_number, self.lr_rounds - 1) - self.lr_warmup) / (self.lr_rounds - self.lr_warmup)
+            return self.lr_end + (self.lr - self.lr_end) * (1 + math.cos(math.pi * waves)) / 2
         times = sum(r <= round_number for r in self.lr_milestones) if self.lr_milestones else round_number
         return self.lr * self.lr_decay**times
 

@@ -66,6 +66,8 @@ def test_a_job_with_a_training_script(tmp_path, monkeypatch):
     [
         ("--data digits", "data: belongs to the script"),
         ("--lr 0.1", "training: belongs to the"),
+        ("--optimizer adam", "training: belongs to the"),
+        ("--class-weights balanced", "training: belongs to the"),
         ("--device cuda", "device: belongs to the script"),
     ],
 )
@@ -82,3 +84,17 @@ def test_what_is_said_reaches_the_job(tmp_path):
     assert (controller["task_timeout"], controller["patience"], controller["memory_gc_rounds"]) == (99, 3, 4)
     assert (executor["torch_threads"], executor["site_sums"]) == (2, True)
     assert "memory_gc_rounds" not in executor or executor["memory_gc_rounds"] == 0
+
+
+def test_optimizers_reach_the_job_with_the_run_s_rounds(tmp_path):
+    words = "--optimizer adamw --lr-schedule cosine --lr-warmup 2 --rounds 9 --clip-grad 1 --class-weights balanced"
+    server = "--server-optimizer adagrad --server-lr 0.3"
+    _, controller, executor = exported(tmp_path, "--model", MODEL, *words.split(), *server.split())
+    assert (controller["server_optimizer"], controller["server_lr"], controller["server_beta1"]) == (
+        "adagrad",
+        0.3,
+        0.9,
+    )
+    wanted = {"optimizer": "adamw", "lr_rounds": 9, "lr_warmup": 2, "clip_grad": 1.0, "class_weights": "balanced"}
+    assert {**wanted, "momentum": None}.items() <= executor["training"].items()
+    assert controller["facts"]["training"] == executor["training"]

@@ -56,7 +56,7 @@ def in_simulator(folder: Path, sites: int, **settings) -> Path:
     return Path(run.get_result()) / "server" / "simulate_job"
 
 
-def in_loop(folder: Path, method: Method, rounds: int = 3, keep_momentum: bool = False, **settings) -> Path:
+def in_loop(folder: Path, method: Method, rounds: int = 3, training: Mapping[str, Any] = {}, **settings) -> Path:
     """Runs the same method without FLARE and returns its folder."""
     run_loop(
         method=method,
@@ -64,7 +64,7 @@ def in_loop(folder: Path, method: Method, rounds: int = 3, keep_momentum: bool =
         source=Digits(),
         data=DataConfig(8, PARTITION, indicator_samples=samples_to_set_aside([method])),
         settings=ServerSettings(rounds, **settings),
-        training=TrainSettings(lr=0.05, keep_momentum=keep_momentum),
+        training=TrainSettings(**{"lr": 0.05, **training}),
         folder=folder / "cfl",
     )
     return folder
@@ -199,11 +199,26 @@ def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path, monkeypatch):
     job = {"method": fedac, "training": {"lr": 0.05, "keep_momentum": True}}
     in_simulator(tmp_path / "half", 2, name="half", num_rounds=2, **job)
     rest = in_simulator(tmp_path / "rest", 2, name="rest", num_rounds=4, resume_from="half", **job)
-    whole = in_loop(tmp_path / "whole", fedac, rounds=4, keep_momentum=True)
+    whole = in_loop(tmp_path / "whole", fedac, rounds=4, training={"keep_momentum": True})
     one, two = load_run(whole / "cfl"), load_run(rest / "cfl")
     assert two.summary["resumed_at"] == 2
     assert one.rounds[-1]["served_accuracy"] == pytest.approx(two.rounds[-1]["served_accuracy"], abs=1e-6)
     assert one.rounds[-1]["served_loss"] == pytest.approx(two.rounds[-1]["served_loss"], abs=1e-6)
+    assert_same_models(rest, whole)
+
+
+def test_moments_of_participants_and_of_the_server_survive_a_resumed_run(tmp_path, monkeypatch):
+    """Adam's are kept at the sites, Yogi's with the server's state; the end is that of the undisturbed loop."""
+    monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
+    training = {"lr": 0.005, "optimizer": "adamw", "weight_decay": 0.1, "keep_momentum": True, "clip_grad": 1.0}
+    training |= {"lr_schedule": "cosine", "lr_rounds": 4, "lr_warmup": 1, "class_weights": "balanced"}
+    server = {"server_optimizer": "yogi", "server_lr": 0.05}
+    in_simulator(tmp_path / "half", 2, name="half", num_rounds=2, method=WECFL, training=training, **server)
+    job = {"name": "rest", "num_rounds": 4, "resume_from": "half", "method": WECFL, "training": training, **server}
+    rest = in_simulator(tmp_path / "rest", 2, **job)
+    whole = in_loop(tmp_path / "whole", built(WECFL), rounds=4, training=training, **server)
+    assert load_run(rest / "cfl").summary["resumed_at"] == 2
+    assert load_run(rest / "cfl").rounds[-1]["served_accuracy"] == load_run(whole / "cfl").rounds[-1]["served_accuracy"]
     assert_same_models(rest, whole)
 
 

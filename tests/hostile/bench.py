@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -158,7 +158,13 @@ class _Lines(logging.Handler):
             root.setLevel(level)
 
 
-def play(attack: Attack, method: Mapping[str, Any], policy: Mapping[str, Any] | None = None, **settings: Any) -> Run:
+def play(
+    attack: Attack,
+    method: Mapping[str, Any],
+    policy: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] = MappingProxyType({}),
+    **settings: Any,
+) -> Run:
     """Runs a job in which the hostile site's answers pass an attack."""
     with tempfile.TemporaryDirectory() as folder, patch("os.fsync"):  # no disk is waited for a thousand times
         place = kit(Path(folder) / "server", real=False, **(policy or {}))
@@ -175,7 +181,7 @@ def play(attack: Attack, method: Mapping[str, Any], policy: Mapping[str, Any] | 
             fl_ctx.set_prop(getattr(ReservedKey, key), value)
         data = {"participants": len(EVERYONE), "partition": {"partition": "iid"}}
         settings = {"num_rounds": ROUNDS, "seed": 0, **settings}
-        controller = ClusteredController(facts={"data": data, "training": {}}, **settings)
+        controller = ClusteredController(facts={"data": data, "training": dict(training)}, **settings)
         aggregator = ClusteringAggregator(dict(method), describe(MODEL, "model"))
         aggregator.fl_ctx = fl_ctx
         bench.components.update(aggregator=aggregator, persistor=ClusterModelPersistor("run"))

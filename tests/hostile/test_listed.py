@@ -83,6 +83,19 @@ def test_a_server_takes_no_more_participants_from_a_site_than_its_operator_allow
     assert "2 participants, of which the server takes 1" in run.panics[0]
 
 
+@pytest.mark.parametrize(
+    ("training", "says"),
+    [
+        ({"lr_schedule": "cosine"}, "training: lr_schedule = 'cosine' needs lr_rounds"),
+        ({"optimizer": "adam", "momentum": 0.9}, "training: momentum = 0.9 belongs to optimizer = 'sgd'"),
+    ],
+)
+def test_wrong_settings_of_training_end_the_job_at_the_server_which_may_say_why(training, says):
+    """All sites have the same, and would each be left out with a code."""
+    (reason,) = play(lambda task, number, answer: answer, WECFL, training=training).panics
+    assert says in reason
+
+
 @pytest.mark.parametrize("code", FAILURES)
 def test_a_site_s_failure_is_shown_in_the_server_s_words(code):
     run = play(in_round(-1, changed(lambda content: content.update(error=code))), WECFL)

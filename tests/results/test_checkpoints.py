@@ -17,7 +17,7 @@ from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Result, Site
-from cfl_flare.methods import IFCA, Ditto, FedAvg, FedCUAU, FedPer, Local, Method, WeCFL
+from cfl_flare.methods import IFCA, Ditto, FedAvg, FedBABU, FedCUAU, FedPer, Local, Method, WeCFL, build_method
 from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.run_dir import load_run
@@ -27,13 +27,25 @@ from cfl_flare.training.settings import TrainSettings
 MODEL = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10, "hidden": [8]}}
 DATA = DataConfig(4, {"partition": "label_permutation", "groups": 2})
 ROUNDS = 8
+TRAINING = TrainSettings(lr=0.1, local_steps=3, keep_momentum=True)
+ADAM = TrainSettings(
+    **{"lr": 0.01, "local_steps": 3, "optimizer": "adamw", "weight_decay": 0.1, "keep_momentum": True},
+    **{"lr_schedule": "cosine", "lr_warmup": 2, "clip_grad": 1.0, "class_weights": "balanced", "label_smoothing": 0.1},
+)
 
 
 class Stopped(Exception):
     """Stands for a killed process."""
 
 
-def loop(method: Method, folder: Path | None, checkpoints: Path | None = None, stop_at: int | None = None, **more: Any):
+def loop(
+    method: Method,
+    folder: Path | None,
+    checkpoints: Path | None = None,
+    stop_at: int | None = None,
+    training: TrainSettings = TRAINING,
+    **more: Any,
+):
     def on_round(measured: RoundMetrics) -> None:
         if measured.record["round"] == stop_at:
             raise Stopped
@@ -45,7 +57,7 @@ def loop(method: Method, folder: Path | None, checkpoints: Path | None = None, s
         source=Digits(),
         data=DATA,
         settings=ServerSettings(ROUNDS, **settings),
-        training=TrainSettings(lr=0.1, local_steps=3, keep_momentum=True),
+        training=training,
         folder=folder,
         on_round=on_round,
         checkpoints=None if checkpoints is None else Store(checkpoints),
@@ -89,6 +101,24 @@ def test_a_stopped_run_ends_as_an_undisturbed_one(tmp_path: Path, method: Method
         loop(method, tmp_path / "other", tmp_path / "checkpoints", stop_at)
     resumed = loop(method, tmp_path / "other", tmp_path / "checkpoints")
     assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
+
+
+@pytest.mark.parametrize("rule", ["adam", "yogi", "adagrad"])
+@pytest.mark.parametrize(
+    "method", [WeCFL(k=2), FedBABU(), build_method({"method": "fesem-cam", "k": 2, "warmup": 2})], ids=lambda m: m.label
+)
+def test_so_does_one_whose_participants_and_server_remember_moments(tmp_path: Path, method: Method, rule: str) -> None:
+    settings: dict[str, Any] = {"server_optimizer": rule, "server_lr": 0.05, "training": ADAM}
+    undisturbed = loop(method, tmp_path / "one", **settings)
+    with pytest.raises(Stopped):
+        loop(method, tmp_path / "other", tmp_path / "checkpoints", 5, **settings)
+    resumed = loop(method, tmp_path / "other", tmp_path / "checkpoints", **settings)
+    assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
+    assert undisturbed.state.arrays.keys() == resumed.state.arrays.keys() != set()
+    for name, array in undisturbed.state.arrays.items():
+        np.testing.assert_array_equal(array, resumed.state.arrays[name])
+    plain = loop(method, None, training=ADAM)
+    assert any(not np.array_equal(plain.state.bank[s].vector, m.vector) for s, m in undisturbed.state.bank.items())
 
 
 def test_it_goes_on_and_does_not_start_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

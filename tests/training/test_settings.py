@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from cfl_flare.core.config import from_dict
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.training.runtime import Runtime
 from cfl_flare.training.settings import TrainSettings, batch_bounds
+from tests.tiny import Coin
 
 
 def test_the_defaults_are_the_thesiss() -> None:
@@ -45,6 +47,74 @@ def test_milestones_from_a_job_file_are_a_list() -> None:
     settings = from_dict(TrainSettings, {"lr_milestones": [3, 5]}, "training")
     assert settings.lr_milestones == (3, 5)
     assert from_dict(TrainSettings, dataclasses.asdict(settings), "training") == settings
+
+
+def test_a_cosine() -> None:
+    settings = TrainSettings(lr=0.9, lr_schedule="cosine", lr_rounds=4, lr_end=0.1)
+    # 0.1 + 0.8 (1 + cos(pi t / 4)) / 2; rounds after the last, such as that of a last fine-tuning, have its rate.
+    last = 0.5 - 0.4 * math.sqrt(0.5)
+    expected = [0.9, 0.5 + 0.4 * math.sqrt(0.5), 0.5, last, last, last]
+    assert [settings.lr_at(r) for r in (0, 1, 2, 3, 4, 99)] == pytest.approx(expected)
+
+
+def test_a_warm_up_before_each_schedule() -> None:
+    cosine = TrainSettings(lr=0.8, lr_schedule="cosine", lr_rounds=5, lr_warmup=3)
+    assert [cosine.lr_at(r) for r in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.4, 0.4])
+    steps = TrainSettings(lr=0.8, lr_decay=0.5, lr_milestones=(1, 3), lr_warmup=1)
+    assert [steps.lr_at(r) for r in range(5)] == pytest.approx([0.4, 0.4, 0.4, 0.2, 0.2])
+    constant = TrainSettings(lr=0.3, lr_warmup=2)
+    assert [constant.lr_at(r) for r in range(4)] == pytest.approx([0.1, 0.2, 0.3, 0.3])
+
+
+def test_a_cosine_takes_the_run_s_rounds_unless_it_has_its_own() -> None:
+    open_ended = TrainSettings(lr_schedule="cosine")
+    with pytest.raises(ConfigError, match=r"lr_schedule = 'cosine' needs lr_rounds"):
+        open_ended.lr_at(0)
+    with pytest.raises(ConfigError, match=r"lr_schedule = 'cosine' needs lr_rounds"):  # before any participant trains
+        Runtime(Coin, open_ended, seed=0)
+    assert open_ended.over(7).lr_rounds == 7
+    assert TrainSettings(lr_schedule="cosine", lr_rounds=5).over(7).lr_rounds == 5
+    assert TrainSettings().over(7) == TrainSettings()
+    with pytest.raises(ConfigError, match=r"lr_warmup = 7 leaves none of lr_rounds = 7"):
+        TrainSettings(lr_schedule="cosine", lr_warmup=7).over(7)
+
+
+def test_momentum_is_sgd_s() -> None:
+    assert TrainSettings(momentum=0.0).momentum == 0.0
+    adam = TrainSettings(optimizer="adam")
+    assert adam.momentum is None
+    for settings in (adam, TrainSettings()):
+        assert from_dict(TrainSettings, dataclasses.asdict(settings), "training") == settings
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum = 0.9 belongs to optimizer = 'sgd', and Adam has beta1"),
+        ({"optimizer": "adamw", "momentum": 0.0}, "momentum = 0.0 belongs to optimizer = 'sgd'"),
+        ({"optimizer": "rmsprop"}, "optimizer = 'rmsprop' should be one of 'sgd', 'adam', 'adamw'"),
+        ({"beta1": 0.8}, "beta1 = 0.8 belongs to optimizer = 'adam' or 'adamw'; leave one of the two out"),
+        ({"adam_eps": 1e-3}, "adam_eps = 0.001 belongs to optimizer = 'adam' or 'adamw'"),
+        ({"optimizer": "adam", "beta1": 1.0}, r"beta1 = 1.0 should be in \[0, 1\)"),
+        ({"optimizer": "adam", "beta2": -0.1}, r"beta2 = -0.1 should be in \[0, 1\)"),
+        ({"optimizer": "adam", "adam_eps": 0.0}, "adam_eps = 0.0 should be > 0"),
+        ({"clip_grad": 0.0}, "clip_grad = 0.0 should be > 0 or None"),
+        ({"lr_schedule": "linear"}, "lr_schedule = 'linear' should be 'steps' or 'cosine'"),
+        ({"lr_schedule": "cosine", "lr_decay": 0.9}, "lr_decay = 0.9 belongs to lr_schedule = 'steps'"),
+        ({"lr_schedule": "cosine", "lr_milestones": (3,)}, r"lr_milestones = \(3,\) belongs to lr_schedule = 'steps'"),
+        ({"lr_schedule": "cosine", "lr": 0.1, "lr_end": 0.2}, "lr_end = 0.2 should be at most lr = 0.1"),
+        ({"lr_schedule": "cosine", "lr_rounds": 3, "lr_warmup": 3}, "lr_warmup = 3 leaves none of lr_rounds = 3"),
+        ({"lr_schedule": "cosine", "lr_rounds": 0}, "lr_rounds = 0 should be >= 1"),
+        ({"lr_rounds": 9}, "lr_rounds = 9 belongs to lr_schedule = 'cosine'"),
+        ({"lr_end": 0.1}, "lr_end = 0.1 belongs to lr_schedule = 'cosine'"),
+        ({"lr_warmup": -1}, "lr_warmup = -1 should be >= 0"),
+        ({"class_weights": "inverse"}, "class_weights = 'inverse' should be one of 'balanced' or None"),
+        ({"label_smoothing": 1.0}, r"label_smoothing = 1.0 should be in \[0, 1\)"),
+    ],
+)
+def test_refuses_what_does_not_go_together(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=f"training: {says}"):
+        from_dict(TrainSettings, values, "training")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,188 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers on flat vectors: against torch's, and in plain numbers over rounds in which their state is kept or not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cfl_flare.core.params import Params
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.optimizers import Adam, optimizer_of
+from cfl_flare.training.penalties import Pull
+from cfl_flare.training.resident import ResidentModel
+from cfl_flare.training.runtime import Runtime
+from cfl_flare.training.settings import TrainSettings
+from tests.training.test_learner import POINTS, Dropping, Scalar, gradient, rows, scalar, scalar_learner
+
+GRADIENTS = [[3.0, -0.02, 0.5, 0.0], [-1.0, -0.03, 0.5, 2.0], [0.4, 5.0, 0.5, 0.0], [0.1, -0.2, 0.5, 1e-3]] * 2
+
+
+def resident() -> ResidentModel:
+    torch.manual_seed(0)
+    return ResidentModel(nn.Sequential(nn.Linear(1, 2), nn.Flatten()))
+
+
+def moved(model: ResidentModel, settings: TrainSettings, lrs: list[float]) -> list[float]:
+    """Where the hand-set gradients lead."""
+    optimizer = optimizer_of(settings, model)
+    optimizer.recall({})
+    for lr, values in zip(lrs, GRADIENTS):
+        model.gradient.copy_(torch.tensor(values))
+        optimizer.step(lr)
+    return model.parameters.tolist()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.2])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.7), (0.0, 0.9)])
+@pytest.mark.parametrize(("name", "theirs"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_adam_is_torch_s(name: str, theirs: Any, betas: tuple[float, float], decay: float) -> None:
+    lrs = [0.1, 0.1, 0.05, 0.2, 0.1, 0.01, 0.3, 0.1]
+    model = resident()
+    weights = nn.Parameter(model.parameters.detach().clone())
+    reference = theirs([weights], lr=0.1, betas=betas, eps=1e-6, weight_decay=decay)
+    for lr, values in zip(lrs, GRADIENTS):
+        reference.param_groups[0]["lr"] = lr
+        weights.grad = torch.tensor(values)
+        reference.step()
+    own = {"beta1": betas[0], "beta2": betas[1], "adam_eps": 1e-6, "weight_decay": decay}
+    assert moved(model, TrainSettings(optimizer=name, **own), lrs) == pytest.approx(weights.tolist(), abs=1e-6)
+
+
+def test_the_first_step_of_adam_has_the_learning_rate_s_length() -> None:
+    # At w = 0 the gradient is 1/4; m / (1 - beta1) = 1/4 and sqrt(v / (1 - beta2)) = 1/4.
+    learner = scalar_learner({}, lr=0.2, optimizer="adam", local_steps=1)
+    assert learner.train(scalar(learner, 0)).vector == pytest.approx([-0.2], abs=1e-6)
+
+
+def test_decay_apart_from_the_gradient_and_in_it() -> None:
+    # Apart: 2 (1 - 0.1 * 0.5) - 0.1. In it: the sign of gradient + decay is all that the first step sees.
+    assert gradient(2.0) > 0
+    for name, expected in (("adamw", 2 * 0.95 - 0.1), ("adam", 2 - 0.1)):
+        learner = scalar_learner({}, lr=0.1, optimizer=name, weight_decay=0.5, local_steps=1)
+        assert learner.train(scalar(learner, 2.0)).vector == pytest.approx([expected], abs=1e-6), name
+
+
+def adam(w: float, steps: int, lr: float, m: float = 0.0, v: float = 0.0, done: int = 0) -> tuple[float, float, float]:
+    """Full-batch Adam in plain numbers."""
+    for t in range(done + 1, done + steps + 1):
+        g = gradient(w)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        w -= lr * (m / (1 - 0.9**t)) / (math.sqrt(v / (1 - 0.999**t)) + 1e-8)
+    return w, m, v
+
+
+def test_adam_starts_afresh_in_each_round() -> None:
+    memory: dict[str, Params] = {}
+    work = Runtime(Scalar, TrainSettings(lr=0.1, optimizer="adam", local_steps=3), seed=0)
+    for number in range(3):
+        learner = Learner(work, "p", POINTS, POINTS, memory, number)
+        assert learner.train(scalar(learner, 1.0)).vector == pytest.approx([adam(1.0, 3, 0.1)[0]], abs=1e-6)
+    assert memory == {}
+
+
+def test_adam_that_is_kept_goes_on_where_it_ended_bias_correction_included() -> None:
+    work = Runtime(Scalar, TrainSettings(lr=0.1, optimizer="adam", local_steps=3, keep_momentum=True), seed=0)
+    memories: dict[str, dict[str, Params]] = {"p": {}, "q": {}}
+    kept = {"p": (0.0, 0.0), "q": (0.0, 0.0)}
+    for number, start in enumerate((1.0, -2.0, 0.5)):
+        for name in memories:  # the two take turns on one optimizer
+            start += name == "q"
+            learner = Learner(work, name, POINTS, POINTS, memories[name], number)
+            expected, *kept[name] = adam(start, 3, 0.1, *kept[name], 3 * number)
+            assert learner.train(scalar(learner, start)).vector == pytest.approx([expected], abs=1e-5)
+            assert memories[name]["adam_steps"].vector.tolist() == [3 * (number + 1)]
+
+
+def test_finetuning_leaves_kept_adam_alone() -> None:
+    memory: dict[str, Params] = {}
+    learner = scalar_learner(memory, lr=0.1, optimizer="adam", local_steps=3, keep_momentum=True)
+    learner.train(scalar(learner, 1.0))
+    kept = {name: params.vector.tolist() for name, params in memory.items()}
+    learner.train(scalar(learner, -3.0), purpose="finetune")
+    assert {name: params.vector.tolist() for name, params in memory.items()} == kept
+    assert kept.keys() == {"adam_mean", "adam_square", "adam_steps"}
+
+
+def test_another_optimizer_s_memory_is_no_state() -> None:
+    memory: dict[str, Params] = {}
+    first = scalar_learner(memory, lr=0.1, momentum=0.9, local_steps=3, keep_momentum=True)
+    first.train(scalar(first, 1.0))
+    learner = scalar_learner(memory, lr=0.1, optimizer="adam", local_steps=3, keep_momentum=True)
+    assert learner.train(scalar(learner, 1.0)).vector == pytest.approx([adam(1.0, 3, 0.1)[0]], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("part", ["backbone", "head", ["layers.3.bias", "layers.1.weight"]])
+def test_a_part_that_was_held_starts_afresh_when_it_trains_again(part: Any, name: str) -> None:
+    """It stays as it is; then its first step has the learning rate's length, and not that of a 9th step from zero."""
+    settings = TrainSettings(lr=0.1, optimizer=name, batch_size=19, local_steps=4, weight_decay=0.1, keep_momentum=True)
+    memory: dict[str, Params] = {}
+    learner = Learner(Runtime(Dropping, settings, 3), "a", rows(19), rows(5), memory)
+    start = learner.train(learner.initial(0))
+    held = learner.train(start, [Pull(0.5, start.part("all") + 1, start.layout.select("all"))], frozen=part)
+    np.testing.assert_array_equal(held.part(part), start.part(part))
+    assert not any(memory[what].part(part).any() for what in memory)
+    assert sorted(set(memory["adam_steps"].part("all").tolist())) == [0, 8]
+    one = TrainSettings(lr=0.1, optimizer=name, batch_size=19, local_steps=1, keep_momentum=True)
+    again = Learner(Runtime(Dropping, one, 3), "a", rows(19), rows(5), memory, 1)
+    steps = np.abs(again.train(held).part(part) - held.part(part))
+    assert steps.max() == pytest.approx(0.1, abs=1e-4)  # some gradients are as small as eps
+    assert sorted(set(memory["adam_steps"].part("all").tolist())) == [1, 9]
+
+
+def test_a_long_gradient_is_scaled_down_and_a_short_one_is_not() -> None:
+    for clip, expected in ((0.1, -0.1), (0.25, -0.25), (9.0, -0.25)):  # the gradient at 0 is 1/4
+        learner = scalar_learner({}, lr=1.0, momentum=0.0, clip_grad=clip, local_steps=1)
+        assert learner.train(scalar(learner, 0)).vector == pytest.approx([expected], abs=1e-6)
+
+
+def test_the_norm_is_that_of_all_parameters_and_decay_is_not_clipped() -> None:
+    model, settings = resident(), TrainSettings(momentum=0.0, clip_grad=1.0, weight_decay=0.5)
+    before = model.parameters.tolist()
+    model.gradient.copy_(torch.tensor([3.0, 0.0, 4.0, 0.0]))
+    optimizer_of(settings, model).step(0.1)
+    expected = [w - 0.1 * (g + 0.5 * w) for w, g in zip(before, (0.6, 0.0, 0.8, 0.0))]
+    assert model.parameters.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_what_is_held_does_not_count_in_the_norm() -> None:
+    model = resident()
+    before = model.parameters.tolist()
+    model.gradient.copy_(torch.tensor([30.0, 40.0, 3.0, 4.0]))
+    optimizer_of(TrainSettings(momentum=0.0, clip_grad=1.0), model).step(0.1, [slice(0, 2)])
+    moves = [w - b for w, b in zip(model.parameters.tolist(), before)]
+    assert moves == pytest.approx([0.0, 0.0, -0.06, -0.08], abs=1e-6)
+
+
+def test_the_clipped_gradient_is_what_momentum_and_adam_see() -> None:
+    learner = scalar_learner({}, lr=1.0, momentum=0.5, clip_grad=0.1, local_steps=2)
+    # The gradient at -0.1 is longer than 0.1, too: the second step is 0.5 * 0.1 + 0.1.
+    assert gradient(-0.1) > 0.1
+    assert learner.train(scalar(learner, 0)).vector == pytest.approx([-0.25], abs=1e-6)
+    memory: dict[str, Params] = {}
+    learner = scalar_learner(memory, lr=0.1, optimizer="adam", clip_grad=0.1, local_steps=1, keep_momentum=True)
+    learner.train(scalar(learner, 0))
+    assert memory["adam_mean"].vector == pytest.approx([0.01], abs=1e-8)
+
+
+def test_maml_s_outer_step_is_the_optimizer_s() -> None:
+    learner = scalar_learner({}, lr=0.2, optimizer="adam", local_steps=1)
+    assert learner.train(scalar(learner, 0), inner_lr=0.4).vector == pytest.approx([-0.2], abs=1e-6)
+
+
+def test_neighbours_with_the_same_count_are_one_slice() -> None:
+    model = resident()
+    optimizer = optimizer_of(TrainSettings(optimizer="adam"), model)
+    assert isinstance(optimizer, Adam)
+    memory: dict[str, Params] = {}
+    optimizer.step(0.1)
+    optimizer.keep(memory, [slice(1, 2)])
+    optimizer.recall(memory)
+    assert optimizer._counts == [(slice(0, 1), 1), (slice(1, 2), 0), (slice(2, 4), 1)]
