@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch.optim.sgd import sgd
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
+from cfl_flare.core.private import Division
 from cfl_flare.training.batched_predict import Predictor, ignores_mode
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
@@ -55,9 +56,12 @@ class Runtime:
         seed: the run's seed.
         device: where to compute.
         should_stop: asked before each step whether the job was aborted.
+        private: the layers that stay with each participant; None for none.
 
     Attributes:
-        initial: the run's untrained model of a given number.
+        division: what of a model travels, and what stays.
+        untrained: the run's untrained model of a given number.
+        initial: what travels of it.
         momentum: SGD's buffer, ``(layout.parameter_size,)``; None without momentum.
         ignores_mode: the network is known to compute the same in training and in evaluation mode.
     """
@@ -69,6 +73,7 @@ class Runtime:
         seed: int,
         device: str = "cpu",
         should_stop: Callable[[], bool] = lambda: False,
+        private: str | None = None,
     ):
         try:
             torch.zeros(1, device=device)
@@ -77,11 +82,31 @@ class Runtime:
                 f"device = {device!r} cannot be used here ({one_line(error)}); name another, such as 'cpu'"
             ) from error
         self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
-        self.initial = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
         self.resident = ResidentModel(make_model(), device)
+        self.division = Division.of(self.resident.module, private)
+        self.untrained = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
+        self.initial = lru_cache(UNTRAINED)(lambda index: self.untrained(index).within(self.division.public))
         self.momentum = torch.zeros_like(self.resident.gradient) if settings.momentum else None
         self.ignores_mode = ignores_mode(self.resident.module)
         self._predictors: OrderedDict[tuple[int | bool, ...], tuple[list[Params], Predictor]] = OrderedDict()
+
+    @cached_property
+    def first_private(self) -> Params:
+        """The private layers with which every participant begins: those of the run's first untrained model."""
+        assert self.division.private is not None
+        return self.untrained(0).take(self.division.private)
+
+    @cached_property
+    def _places(self) -> list[slice]:
+        """Where the parameters that travel are among the resident model's."""
+        names = [e.name for e in self.division.public.entries if e.kind == "parameter"]
+        return self.resident.layout.select(names)
+
+    @property
+    def shared_parameters(self) -> Tensor:
+        """The resident model's parameters that travel: what penalties act on, with their gradient."""
+        parameters = self.resident.parameters
+        return parameters if self.division.private is None else torch.cat([parameters[s] for s in self._places])
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
