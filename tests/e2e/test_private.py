@@ -69,7 +69,9 @@ def test_a_job_with_private_layers_is_the_loop_s_run_and_keeps_them_at_the_sites
     assert [len(lines) for lines in crossed] == [13, 13]
 
     stores = {path.name: path for path in (tmp_path / "flare" / "cfl_state" / "ward").iterdir() if path.is_dir()}
-    servers = {key for path in stores.pop("server").glob("round-*.safetensors") for key in load_arrays(path)[0]}
+    servers = {
+        key for path in stores.pop("simulator_server").glob("round-*.safetensors") for key in load_arrays(path)[0]
+    }
     assert servers
     assert not [key for key in servers if key.endswith("bias")]
     assert stores.keys() == {"site-1", "site-2"}
@@ -78,7 +80,9 @@ def test_a_job_with_private_layers_is_the_loop_s_run_and_keeps_them_at_the_sites
         kept = load_arrays(sorted(folder.glob("round-*.safetensors"))[-1])[0]
         mine = {key for key in kept if ":private|" in key}
         assert {key.partition("#")[2] for key in mine} >= {":private|head.bias", "shared.:private|head.bias"}
-        for path in (folder / "served").glob("*.safetensors"):
+        served = list((folder / "served").glob("*.safetensors"))
+        assert len(served) == 3
+        for path in served:
             own = load_arrays(path)[0]
             assert not np.array_equal(own["parts.1.head.bias"], initial["parts.1.head.bias"])
             np.testing.assert_array_equal(own["parts.1.head.bias"], kept[f"{path.stem}#:private|head.bias"])
