@@ -66,6 +66,7 @@ def play(
     order: tuple[int, ...] = (),
     trained: bool = False,
     streams: str = "",
+    private: str | None = None,
     **more: Any,
 ) -> list[Round]:
     """Plays some rounds, and the measurement after the last one.
@@ -77,17 +78,21 @@ def play(
         order: the participants' order; as dealt if empty.
         trained: measure the trained models as well.
         streams: the part of a larger method whose random streams are drawn from.
+        private: the layers that stay with each participant.
         **more: for the server (``sample``, ...) and the training (``lr``, ...).
     """
     names = ("lr", "momentum", "keep_momentum", "local_steps")
     training = {"lr": 0.1, "local_steps": 3, **{k: more.pop(k) for k in names if k in more}}
     settings = ServerSettings(count, **more)
-    site = Site(method, make_model, TrainSettings(**training), settings.seed, trained)
+    site = Site(method, make_model, TrainSettings(**training), settings.seed, trained, private=private)
     hosted = [people()[i] for i in order] if order else people()
     site.add(hosted)
     crowd = [Participant(d.name, "local", len(d.train), d.group) for d in hosted]
-    state = method.start(lambda i: untrained(make_model, settings.seed, first + i), [p.name for p in crowd])
-    server = Server(method, site.runtime.resident.layout, crowd, settings, state)
+    public = site.runtime.division.public
+    state = method.start(
+        lambda i: untrained(make_model, settings.seed, first + i).within(public), [p.name for p in crowd]
+    )
+    server = Server(method, public, crowd, settings, state)
     played, records = [], []
     for number in range(count + 1):
         before, orders = server.state, server.tasks()

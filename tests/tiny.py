@@ -30,6 +30,14 @@ class Coin(nn.Module):
         return self.head(x)
 
 
+class Biased(Coin):
+    """The Coin with a bias. On x = 1 the logits are the weights plus the biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(1, 2)
+
+
 LAYOUT = Layout.of(Coin())
 
 

@@ -51,7 +51,8 @@ def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) ->
     check_plans(plans.values())
     assert plan.reader is not None and plan.training is not None
     hosted = plan.data.host(plan.reader, "local", 0, 1)
-    check_data(plan.method, plan.model, hosted, plan.training, plan.server.seed, plan.site.device)
+    how = (plan.training, plan.server.seed, plan.site.device, plan.job.private)
+    check_data(plan.method, plan.model, hosted, *how)
     jobs = {
         name: partial(in_process, one) if simulation.loop else through_flare(one, simulation, out)
         for name, one in plans.items()
@@ -87,7 +88,7 @@ def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
         f"run: sites = {sites} is more than {plan.data.who_trains}; each site hosts at least one",
     )
     flares = [*changed(plan.controller), *changed(plan.executor), *changed(plan.job)]
-    unused = [name for name in flares if name not in ("min_clients", "name", "initial_ckpt")]
+    unused = [name for name in flares if name not in ("min_clients", "name", "initial_ckpt", "private")]
     require(
         not (simulation.loop and unused),
         f"run: nothing is sent with --loop, so {', '.join(unused)} would have no effect; leave one of the two out",
@@ -110,6 +111,7 @@ def in_process(plan: RunPlan, folder: Path, display: Display) -> None:
         folder=folder,
         on_round=lambda measured: display.update([measured.record]),
         initial_ckpt=None if plan.job.initial_ckpt is None else Path(plan.job.initial_ckpt),
+        private=plan.job.private,
     )
     try:
         draw(load_run(folder))

@@ -289,6 +289,10 @@ class Params:
         arrays = self.arrays()
         return layout.pack({e.name: arrays[e.name] for e in layout.entries})
 
+    def within(self, layout: Layout) -> Params:
+        """The same; the model itself where the part is all of it."""
+        return self if self.layout == layout else self.take(layout)
+
     def part(self, role: str | Sequence[str]) -> Array:
         """Some of the parameters as one vector, float32; see `Layout.select`."""
         return np.concatenate([self.vector[s] for s in self.layout.select(role)])

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +93,17 @@ def _from_torch(path: Path) -> dict[str, np.ndarray]:
     }
 
 
-def check_initial(method: Method, layout: Layout, given: str = "initial_ckpt") -> None:
+def check_initial(method: Method, layout: Layout, given: str = "initial_ckpt", private: bool = False) -> None:
     """Checks that a method can start from one given model.
 
-    It cannot if it begins with more than one model, or if its sites build their initial models themselves.
+    It cannot if it begins with more than one model, or if its sites build their initial models, or parts of them,
+    themselves.
 
     Args:
         method: the method.
-        layout: of the model.
+        layout: of what travels of the model.
         given: what holds the model, ``"initial_ckpt"`` or ``"model"`` (arrays, which are not drawn at random).
+        private: whether some of the model does not travel.
 
     Raises:
         ConfigError: it cannot.
@@ -125,18 +126,30 @@ def check_initial(method: Method, layout: Layout, given: str = "initial_ckpt") -
         f"run: initial_ckpt: in method {method.label} each participant begins with a model that its site builds from "
         "the seed, and a checkpoint stays at the server; leave initial_ckpt out",
     )
+    require(
+        not private,
+        "run: initial_ckpt: with private layers each participant begins with those that its site builds from the seed, "
+        "and a checkpoint stays at the server; leave initial_ckpt or private out",
+    )
 
 
 def initial_models(
     method: Method, make_model: Callable[[], torch.nn.Module], layout: Layout, seed: int, path: Path | None
 ) -> Callable[[int], Params]:
-    """A run's initial models: untrained ones, or always the one in a file.
+    """What travels of a run's initial models: of untrained ones, or of always the one in a file.
+
+    Args:
+        method: the run's.
+        make_model: builds the untrained module.
+        layout: of what travels.
+        seed: the run's.
+        path: the file; None for untrained models.
 
     Raises:
         ConfigError: the method cannot start from one given model, or the file is not such a model's.
     """
     if path is None:
-        return partial(untrained, make_model, seed)
-    check_initial(method, layout)
+        return lambda index: untrained(make_model, seed, index).within(layout)
+    check_initial(method, layout, private=layout != Layout.of(make_model()))
     model = read_checkpoint(path, layout)
     return lambda index: model

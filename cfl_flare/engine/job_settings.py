@@ -28,6 +28,11 @@ class JobSettings:
     exclude_vars: str | None = setting(
         None, help="a regular expression for the names of arrays that do not leave a site"
     )
+    private: str | None = setting(
+        None,
+        help="layers that each participant trains for itself and that never leave its site: norm, bias, head, or a "
+        "regular expression for the names of arrays",
+    )
     resume_from: str | None = setting(None, help="name of the run to resume, from its last checkpoint")
     task_request_interval: float = setting(
         0.2, help="seconds between a site's requests for a task; raise it if one server has many sites", gt=0
@@ -86,9 +91,6 @@ class ScriptSettings:
     )
     params_transfer_type: str = setting(
         "FULL", help="the script sends its model, or the difference from what it received", choices=("FULL", "DIFF")
-    )
-    private: str | None = setting(
-        None, help="a regular expression for the names of arrays that each site with a script trains for itself"
     )
     server_expected_format: str = setting(
         "numpy",

@@ -55,6 +55,7 @@ def run_loop(
     checkpoints: Store | None = None,
     checkpoint_every: int = 10,
     initial_ckpt: Path | None = None,
+    private: str | None = None,
 ) -> Server:
     """Runs a method in this process, all participants on one site.
 
@@ -73,6 +74,7 @@ def run_loop(
         checkpoints: where checkpoints are kept, and where an earlier attempt's are resumed from; None for none.
         checkpoint_every: rounds between checkpoints.
         initial_ckpt: the file of a model from which to start; see `cfl_flare.engine.initial_models.read_checkpoint`.
+        private: the layers that stay with each participant; None for none.
 
     Returns:
         The server after the last round.
@@ -86,12 +88,12 @@ def run_loop(
     model = describe_network(model)  # once: it may be searched for
     make_model = model_factory(model)
     place = Place.of(own.device, own.gpu_memory)
-    site = Site(method, make_model, training, settings.seed, own.evaluate_trained, place.device)
+    site = Site(method, make_model, training, settings.seed, own.evaluate_trained, place.device, private=private)
     place.limit()
     site.add(data.host(source, "local", 0, 1))
     logits = logits_for(method, make_model, data, lambda: source, settings.seed)
     participants = [Participant(d.name, "local", len(d.train), d.group) for d in site.hosted.values()]
-    layout, facts = site.runtime.resident.layout, describe_run(data, settings, training)
+    division, facts = site.runtime.division, describe_run(data, settings, training, private)
     run = {
         "method": describe_method(method),
         "model": model,
@@ -100,16 +102,18 @@ def run_loop(
         **facts,
         **({} if initial_ckpt is None else {"initial_ckpt": str(initial_ckpt)}),
     }
-    begun = Checkpoint.latest(checkpoints, layout, run, as_written_now) if checkpoints is not None else None
+    begun = Checkpoint.latest(checkpoints, division.whole, run, as_written_now) if checkpoints is not None else None
     if begun is None:
-        initial = initial_models(method, make_model, layout, settings.seed, initial_ckpt)
+        initial = initial_models(method, make_model, division.public, settings.seed, initial_ckpt)
         begun = Checkpoint(method.start(initial, [p.name for p in participants]))
     site.memory.update({name: dict(own) for name, own in begun.memory.items()})
     recorder = None
     if folder is not None:
         recorder = Recorder(folder, facts, run["model"], begun.recorded, begun.last)
     archive = Archive(checkpoints.folder / ARCHIVE) if checkpoints is not None else None
-    server = Server(method, layout, participants, settings, begun.state, recorder, begun.progress, logits, archive)
+    complete = division.complete(partial(site.runtime.untrained, 0))
+    more = (recorder, begun.progress, logits, archive, complete)
+    server = Server(method, division.public, participants, settings, begun.state, *more)
     while True:
         number, last = server.state.round, server.finished
         tasks = server.tasks()
@@ -139,9 +143,12 @@ def run_loop(
     return server
 
 
-def describe_run(data: DataConfig, settings: ServerSettings, training: TrainSettings) -> dict[str, Any]:
+def describe_run(
+    data: DataConfig, settings: ServerSettings, training: TrainSettings, private: str | None = None
+) -> dict[str, Any]:
     """The run's settings, for its summary."""
     return {
+        **({} if private is None else {"private": private}),
         "data": dataclasses.asdict(data),
         "run": dataclasses.asdict(settings.in_simulation()),
         "training": dataclasses.asdict(training),

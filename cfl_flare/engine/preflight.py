@@ -15,18 +15,20 @@ from torch import nn
 from cfl_flare.core.config import build, one_line, require
 from cfl_flare.core.errors import CFLError, ConfigError
 from cfl_flare.core.params import Layout, live_state
+from cfl_flare.core.private import Division
 from cfl_flare.data import ParticipantData
 from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.indicator import check_indicator
-from cfl_flare.engine.initial_models import check_initial, read_checkpoint
+from cfl_flare.engine.initial_models import check_initial, initial_models, read_checkpoint
 from cfl_flare.engine.partial_sums import check_sums
 from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.private import check_private
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.server_optimizer import check_server_optimizer
 from cfl_flare.engine.settings import count_of
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import Method, Participant
-from cfl_flare.training.resident import ResidentModel, untrained
+from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
@@ -42,9 +44,8 @@ def check_plans(plans: Iterable[RunPlan]) -> None:
     Raises:
         ConfigError: a setting is wrong; the message names it, its value and the way out.
     """
-    layouts = [(plan, _check_fit(plan)) for plan in plans]
-    for plan, layout in layouts:
-        _check_start(plan, layout)
+    for plan, division in [(plan, _check_fit(plan)) for plan in plans]:
+        _check_start(plan, division)
 
 
 def check_data(
@@ -54,6 +55,7 @@ def check_data(
     training: TrainSettings,
     seed: int = 0,
     device: str = "cpu",
+    private: str | None = None,
 ) -> Site:
     """Makes the checks of a job's first task, for data that is at hand.
 
@@ -63,21 +65,25 @@ def check_data(
     Raises:
         CFLError: the samples do not fit the model.
     """
-    site = Site(method, partial(build, model, nn.Module, "model"), training, seed, device=device)
+    site = Site(method, partial(build, model, nn.Module, "model"), training, seed, device=device, private=private)
     site.add(hosted)
     return site
 
 
-def _check_fit(plan: RunPlan) -> Layout:
-    """Checks the method against the model and the other settings; returns the model's layout."""
+def _check_fit(plan: RunPlan) -> Division:
+    """Checks the method against the model and the other settings; returns what of the model travels."""
     module = plan.make_model()
     own = {id(p): name for name, p in module.named_parameters()}
-    method, layout = plan.method, _layout(module)
-    method.check(layout, plan.server.num_rounds)
-    if method.traits.cluster_on == "fc" and layout.compared("fc") == "all":
-        logger.warning("method %s: the model has no fully connected layer: cluster_on is 'all'", method.name)
-    check_indicator(method, plan.data)
     scripted = plan.script.train_script is not None
+    pattern = None if scripted else plan.job.private  # a script's are taken out of whole models
+    _layout(module)
+    method, division = plan.method, Division.of(module, pattern)
+    check_private(method, division, pattern, plan.server.num_rounds)
+    layout = division.public
+    if method.traits.cluster_on == "fc" and layout.compared("fc") == "all":
+        what = "the model" if division.private is None else "what travels of the model"
+        logger.warning("method %s: %s has no fully connected layer: cluster_on is 'all'", method.name, what)
+    check_indicator(method, plan.data)
     if plan.data.participants is None:  # else the server that `_check_start` builds says so
         check_server_optimizer(method, plan.server)
     check_sums(plan.executor.site_sums, method, plan.server, scripted)
@@ -93,14 +99,14 @@ def _check_fit(plan: RunPlan) -> Layout:
     if path is not None:
         fresh = plan.job.resume_from is None
         require(fresh, "run: initial_ckpt and resume_from both say where to start; give one of them")
-        check_initial(method, layout, "initial_ckpt")
+        check_initial(method, layout, "initial_ckpt", division.private is not None)
         if Path(path).is_file():
             read_checkpoint(Path(path), layout)
     elif plan.arrays is not None:
         check_initial(method, layout, "model")
     if plan.data.participants is not None:
         _check_counts(plan)
-    return layout
+    return division
 
 
 def _check_counts(plan: RunPlan) -> None:
@@ -117,13 +123,13 @@ def _check_counts(plan: RunPlan) -> None:
     require(fits, f"run: min_answers = {answers} is more than the {asked} asked in a round; 1.0 is all of them")
 
 
-def _check_start(plan: RunPlan, layout: Layout) -> None:
+def _check_start(plan: RunPlan, division: Division) -> None:
     """Builds the server, which makes its own checks, if the participants are known."""
     if plan.data.participants is None or plan.job.resume_from is not None:
         return
     participants = [Participant(name, "site", 1) for name in plan.data.names]
-    state = plan.method.start(partial(untrained, plan.make_model, plan.server.seed), plan.data.names)
-    Server(plan.method, layout, participants, plan.server, state)
+    initial = initial_models(plan.method, plan.make_model, division.public, plan.server.seed, None)
+    Server(plan.method, division.public, participants, plan.server, plan.method.start(initial, plan.data.names))
 
 
 def check_stop_cond(stopping: EarlyStopping) -> None:

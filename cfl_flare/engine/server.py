@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -45,7 +45,7 @@ class Server:
 
     Args:
         method: the method.
-        layout: the model's layout.
+        layout: of what travels of the model.
         participants: all of them, in the order in which they are averaged.
         settings: the schedule.
         state: the state to start from.
@@ -53,6 +53,7 @@ class Server:
         progress: where an interrupted run was; None at a run's start.
         logits: what models predict on the server's indicator samples, for a method that needs it.
         archive: where a method that ``archives`` keeps its arrays; None is a temporary folder.
+        complete: makes a whole model of one that the run leaves, where private layers do not travel; None elsewhere.
 
     Attributes:
         state: the server's state.
@@ -72,9 +73,11 @@ class Server:
         progress: Progress | None = None,
         logits: Predict | None = None,
         archive: Archive | None = None,
+        complete: Callable[[Params], Params] | None = None,
     ):
         require(bool(participants), "run: there are no participants")
         self.method, self.layout, self.settings, self._logits = method, layout, settings, logits
+        self._complete = complete
         self.participants, self.state = {p.name: p for p in participants}, state
         require(len(self.participants) == len(participants), "run: two participants have the same name")
         asked = self._asked()
@@ -165,11 +168,18 @@ class Server:
                 slots.append(next((s for s, known in self.state.bank.items() if known is model), f"whole/{name}/{i}"))
                 if slots[-1] not in self.state.bank:
                     self._whole[slots[-1]] = model
-            found.append(CrossModel(name, tuple(slots), served.vote))
+            found.append(CrossModel(name, tuple(slots), served.vote, served.parts))
         return tuple(found)
 
+    def _results(self) -> dict[str, Served]:
+        """The models that the run would leave if it ended now; private layers are as they were at its start."""
+        left, complete = self._left(), self._complete
+        if complete is None:
+            return left
+        return {k: replace(served, models=tuple(map(complete, served.models))) for k, served in left.items()}
+
     def _left(self) -> dict[str, Served]:
-        """The models that the run would leave if it ended now."""
+        """The same without private layers."""
         closed = {cluster_slot(k) for k in self.state.closed}
         return {k: served for k, served in self.method.models(self.state, self.layout).items() if k not in closed}
 
@@ -251,7 +261,7 @@ class Server:
         if best != progress.best:
             progress.best = best
             if self._recorder is not None:
-                self._recorder.best(self._left(), self.state.round)
+                self._recorder.best(self._results(), self.state.round)
         watched = stopping.watched
         progress.watched = None if watched is None else watched.best(progress.watched, number, scalars)
         return stopping.reached(progress.watched, number, scalars)
@@ -375,4 +385,4 @@ class Server:
                 results = self._round.results
                 cross = {name: results[name].cross for name in self.participants if name in results}
                 self._recorder.cross_site(cross, self.participants, self.state)
-            self._recorder.close(without_moments(self.state), self._left(), self.participants, self.method, facts)
+            self._recorder.close(without_moments(self.state), self._results(), self.participants, self.method, facts)

@@ -15,6 +15,7 @@ from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import AbortedError, DataError, failure_of
 from cfl_flare.core.params import Params
 from cfl_flare.data import ParticipantData
+from cfl_flare.engine.private import check_private, check_public
 from cfl_flare.methods import Download, Method, Update
 from cfl_flare.methods.parts import joined, split
 from cfl_flare.training.ensemble import Served
@@ -31,11 +32,13 @@ class CrossModel:
         name: its name: ``cluster-0``.
         slots: names of the models that it consists of; several predict together.
         vote: how they predict; see `cfl_flare.training.ensemble.combined`.
+        parts: whose private layers they predict with; see `cfl_flare.training.ensemble.Served`.
     """
 
     name: str
     slots: tuple[str, ...]
     vote: str = "logits"
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,10 @@ class Site:
         evaluate_trained: measure the locally trained model as well.
         device: where to compute.
         should_stop: asked before each step whether the job was aborted.
+        private: the layers that stay with each participant; None for none.
+
+    Raises:
+        ConfigError: the method does not fit the model, or these layers.
 
     Attributes:
         hosted: the participants' data, in order.
@@ -124,10 +131,11 @@ class Site:
         evaluate_trained: bool = False,
         device: str = "cpu",
         should_stop: Callable[[], bool] = lambda: False,
+        private: str | None = None,
     ):
         self.method = method
-        self.runtime = Runtime(make_model, settings, seed, device, should_stop)
-        method.check(self.runtime.resident.layout)
+        self.runtime = Runtime(make_model, settings, seed, device, should_stop, private)
+        check_private(method, self.runtime.division, private)
         self.hosted: dict[str, ParticipantData] = {}
         self.memory: dict[str, dict[str, Params]] = {}
         self._splits: dict[str, tuple[Split, Split]] = {}
@@ -204,15 +212,17 @@ class Site:
         update = None
         try:
             sent = task.download(models)
-            download = joined(sent, self.runtime.resident.layout)
+            download = joined(sent, self.runtime.division.public)
             if task.evaluate:
                 served = Served.of(self.method.predictor(learner, download))
                 metrics.update({f"served_{name}": value for name, value in learner.evaluate(served).items()})
                 on_served(participant, served)
             for one in task.cross:
-                cross[one.name] = learner.evaluate(Served(tuple(models[slot] for slot in one.slots), one.vote))
+                asked = Served(tuple(models[slot] for slot in one.slots), one.vote, one.parts)
+                cross[one.name] = learner.evaluate(asked)
             if task.train:
                 update = split(self.method.local_update(learner, download), sent)
+                check_public(update, self.runtime.division)
                 if self._evaluate_trained and learner.trained is not None:
                     trained = learner.evaluate(learner.trained)
                     metrics.update({f"trained_{name}": value for name, value in trained.items()})

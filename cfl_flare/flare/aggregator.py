@@ -18,11 +18,13 @@ from nvflare.app_common.app_constant import AppConstants
 from cfl_flare.core.archive import Archive
 from cfl_flare.core.config import build, from_dict, require, unmarked
 from cfl_flare.core.errors import PayloadError
-from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.params import Params
+from cfl_flare.core.private import Division
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.data.files import authorised
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.initial_models import initial_models
+from cfl_flare.engine.private import check_private
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Task
 from cfl_flare.flare import wire
@@ -34,7 +36,7 @@ from cfl_flare.methods.slots import travelling, with_parts
 from cfl_flare.methods.state import Predict
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import ROUNDS
-from cfl_flare.training.resident import ResidentModel
+from cfl_flare.training.resident import ResidentModel, untrained
 
 # Of a site's refused results in a round, so many reasons are logged.
 LOGGED = 10
@@ -50,6 +52,7 @@ class ClusteringAggregator(ModelAggregator):
             settings that deal it out; with an indicator file the source is not read. None for other methods.
         initial_ckpt: the file of the model from which the run starts: an absolute path of the server's, or the name of
             a file that the job carries in its custom folder; None starts from untrained models.
+        private: the layers that stay with each participant; None for none, or where scripts train.
 
     Attributes:
         server: the running server; None before ``begin``.
@@ -61,12 +64,14 @@ class ClusteringAggregator(ModelAggregator):
         model: dict[str, Any],
         held: dict[str, Any] | None = None,
         initial_ckpt: str | None = None,
+        private: str | None = None,
     ):
         super().__init__()
         self.method = method
         self.model = model
         self.held = held
         self.initial_ckpt = initial_ckpt
+        self.private = private
         self.server: Server | None = None
         self._remarked = False
 
@@ -76,10 +81,10 @@ class ClusteringAggregator(ModelAggregator):
         assert self.server is not None, "begin() comes first"
         return self.server
 
-    def layout(self, fl_ctx: FLContext) -> Layout:
-        """The layout of the job's model."""
+    def division(self, fl_ctx: FLContext) -> Division:
+        """What of the job's model travels."""
         torch.set_num_threads(1)
-        return ResidentModel(self._make_model(fl_ctx)).layout
+        return Division.of(ResidentModel(self._make_model(fl_ctx)).module, self.private)
 
     def merges(self, fl_ctx: FLContext) -> bool:
         """Whether small clusters are merged unless the job says otherwise.
@@ -115,7 +120,7 @@ class ClusteringAggregator(ModelAggregator):
             path = carried / self.initial_ckpt  # an absolute path stays as it is
             if not path.resolve().is_relative_to(carried.resolve()):
                 path = authorised(path, "run: initial_ckpt")
-        return initial_models(method, partial(self._make_model, fl_ctx), self.layout(fl_ctx), seed, path)
+        return initial_models(method, partial(self._make_model, fl_ctx), self.division(fl_ctx).public, seed, path)
 
     def begin(
         self,
@@ -141,7 +146,8 @@ class ClusteringAggregator(ModelAggregator):
             DataError: the indicator samples cannot be read, or do not fit the model.
             PathError: the server's operator does not allow a path that the job names.
         """
-        method = self._method(fl_ctx)
+        method, division = self._method(fl_ctx), self.division(fl_ctx)
+        check_private(method, division, self.private, settings.num_rounds)
         with limited_paths(fl_ctx):
             initial = self._initial(method, settings.seed, fl_ctx)
             logits = self._logits(method, settings.seed, fl_ctx)
@@ -155,9 +161,9 @@ class ClusteringAggregator(ModelAggregator):
             missing = sorted(fresh.extras.keys() - resumed.extras.keys())
             require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")
         state = resumed or fresh
-        self.server = Server(
-            method, self.layout(fl_ctx), participants, settings, state, recorder, None, logits, archive
-        )
+        complete = division.complete(partial(untrained, partial(self._make_model, fl_ctx), settings.seed, 0))
+        more = (recorder, None, logits, archive, complete)
+        self.server = Server(method, division.public, participants, settings, state, *more)
 
     def plan(self) -> dict[str, FLModel]:
         """The coming round's message to each site: the tasks of its participants, and each model once."""

@@ -109,13 +109,14 @@ class ClusteredController(PerSiteController):
         self._own = kept(ControllerSettings, self, "run")
         self.patience = Patience(self._own.max_missed_tasks)
         persistor: ClusterModelPersistor = self.persistor
-        resumed = persistor.open(self.aggregator.layout(self.fl_ctx), self.fl_ctx)
+        resumed = persistor.open(self.aggregator.division(self.fl_ctx).whole, self.fl_ctx)
         participants = self._check_in(self._sites()) if self.judge is None else self._connected(self._sites())
         self.left_out |= dict.fromkeys(self.sites_that_never_came(), "it was not connected when the job started")
         reasons = "; ".join(f"{site}: {reason}" for site, reason in self.left_out.items())
         require(bool(participants), f"run: no site can take part: {reasons}")
         facts = {
             **(self.facts or {}),
+            **({} if self.aggregator.private is None else {"private": self.aggregator.private}),
             "run": asdict(self._schedule),
             "name": persistor.run_name,
             "resumed_at": resumed.round if resumed else None,
@@ -188,7 +189,7 @@ class ClusteredController(PerSiteController):
 
     def _shared(self) -> dict[str, Any]:
         """The settings that the sites must share; see `cfl_flare.flare.compatibility.SHARED`."""
-        of_aggregator = {"method": self.aggregator.method, "model": self.aggregator.model}
+        of_aggregator = {key: getattr(self.aggregator, key) for key in ("method", "model", "private")}
         told = {key: value for key, value in (self.facts or {}).items() if key in ("data", "training")}
         return {**unmarked({**of_aggregator, **told}), "seed": self.seed, "run_name": self.persistor.run_name}
 

@@ -59,6 +59,7 @@ class ClusteredExecutor(Executor):
         run_name: names the folder where participants' memories outlive the job.
         seed: the run's seed.
         made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
+        private: the layers that each participant keeps for itself; None for none.
     """
 
     @shows(SiteSettings, ExecutorSettings, as_fields=True)
@@ -72,10 +73,11 @@ class ClusteredExecutor(Executor):
         run_name: str,
         seed: int = 0,
         made_by: dict[str, str] | None = None,
+        private: str | None = None,
         **settings: Any,
     ):
         super().__init__()
-        self.method, self.model, self.source = method, model, source
+        self.method, self.model, self.source, self.private = method, model, source, private
         self.data, self.training = data, training
         self.run_name, self.seed, self.made_by = run_name, seed, made_by
         self._unknown = keep(self, settings, SiteSettings, ExecutorSettings)
@@ -137,8 +139,7 @@ class ClusteredExecutor(Executor):
         """One round for all participants that were given a task."""
         content = wire.content_of(wire.from_shareable(shareable).meta)
         site = self._prepared(content, fl_ctx)
-        layout = site.runtime.resident.layout
-        tasks, models, content = wire.decode_task(shareable, layout)
+        tasks, models, content = wire.decode_task(shareable, site.runtime.division.public)
         number = content["round"]
         self._recall(number, site, content["memory_of"] or self.run_name, fl_ctx)
         started = time.monotonic()
@@ -182,6 +183,7 @@ class ClusteredExecutor(Executor):
                 own.evaluate_trained,
                 place.device,
                 should_stop=lambda: bool(self._abort_signal.triggered),
+                private=self.private,
             )
             place.limit()
             self.log_info(fl_ctx, f"{fl_ctx.get_identity_name()} computes on {place}")
@@ -207,6 +209,7 @@ class ClusteredExecutor(Executor):
         try:
             models, facts = source.load(versions[-1], site.runtime.resident.layout)
             check_memory_of(facts.get("method", site.method.label), site.method.label, run_name)
+            check_private_of(facts.get("private") or [], site.runtime.division.names, run_name)
         except (PayloadError, ConfigError) as error:
             self.log_warning(fl_ctx, f"no memory of round {number} ({error}); participants start from their centre")
             return
@@ -234,12 +237,23 @@ class ClusteredExecutor(Executor):
         assert self._store is not None
         self._memory_round = number
         models = {f"{name}#{what}": p for name, own in site.memory.items() for what, p in own.items()}
-        return self._store.try_to_save(number, models, {"method": site.method.label}) if models else None
+        facts = {"method": site.method.label, "private": site.runtime.division.names}
+        return self._store.try_to_save(number, models, facts) if models else None
 
 
 def check_memory_of(kept: str, asked: str, run_name: str) -> None:
     """Raises a ConfigError for the memory of another method, which may send what that one keeps at the site."""
     require(kept == asked, f"run {run_name!r} was of method {kept}, and this job is of {asked}; resume it with {kept}")
+
+
+def check_private_of(kept: list[str], asked: list[str], run_name: str) -> None:
+    """Raises a ConfigError for the memory of a run with other private layers, of which this job might send some."""
+    other = sorted({*kept} ^ {*asked})
+    require(
+        not other,
+        f"run {run_name!r} had {len(kept)} private arrays and this job has {len(asked)}, which differ in {other[:1]}; "
+        "resume it with the same private layers",
+    )
 
 
 def _leave(participant: str, served: Served) -> None:

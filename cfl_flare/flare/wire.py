@@ -75,7 +75,7 @@ def encode_tasks(tasks: Mapping[str, Task]) -> dict[str, Any]:
             "scalars": dict(task.scalars),
             "choices": [[cluster, slot] for cluster, slot in task.choices.items()],
             "joined": dict(task.joined),
-            "cross": [[model.name, list(model.slots), model.vote] for model in task.cross],
+            "cross": [[one.name, list(one.slots), one.vote, list(one.parts)] for one in task.cross],
         }
         for name, task in tasks.items()
     }
@@ -98,7 +98,7 @@ def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Task], 
             said["scalars"],
             {int(cluster): slot for cluster, slot in said["choices"]},
             said["joined"],
-            tuple(CrossModel(model, tuple(slots), vote) for model, slots, vote in said["cross"]),
+            tuple(CrossModel(one, tuple(slots), vote, tuple(parts)) for one, slots, vote, parts in said["cross"]),
         )
         for name, said in content["tasks"].items()
     }

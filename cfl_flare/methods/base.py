@@ -199,8 +199,8 @@ class Method(ABC):
         return Update(learner.participant, learner.samples, {own: trained - start}, cluster, main=own)
 
     def predictor(self, learner: Learner, download: Download) -> Params | Served:
-        """The model that `serve` returns, fine-tuned first if ``finetune`` is set."""
-        served = self.serve(learner, download)
+        """The model that `serve` returns, with private layers, and fine-tuned if ``finetune`` is set."""
+        served = learner.complete(self.serve(learner, download))
         return self.finetuned(learner, served) if self.finetune else served
 
     def features(self, model: Params) -> np.ndarray:

@@ -158,23 +158,30 @@ class CAM(Wrapper):
         shared, inner = download.model(SHARED), without_shared(download)
         update = Update(learner.participant, learner.samples)
         if not inner.slots:
-            learner.trained = trained = learner.part(SHARED).train(shared)
+            part = learner.part(SHARED)
+            trained = part.train(shared)
+            learner.trained = part.trained
             return replace(update, diffs={SHARED: trained - shared})
         own = centre = self._centre(learner, download)
+        before = learner.with_private(centre)
         if clusters:  # theta_i from Theta_c(i), with Theta_g frozen (Eq. 5, Eq. 13)
-            update = self.clustering.local_update(learner.beside(shared), inner)
+            update = self.clustering.local_update(self._beside_shared(learner, download), inner)
             own = centre + next(iter(update.diffs.values()))
         if common:  # theta_i^0 from Theta_g, with Theta_c(i) frozen (Eq. 8, Eq. 15)
-            trained = learner.part(SHARED).beside(centre).train(shared)
+            trained = learner.part(SHARED).beside(before).train(shared)
             chosen = next((k for k, slot in inner.choices.items() if inner.model(slot) is centre), None)
             update = replace(update, diffs={**update.diffs, SHARED: trained - shared}, cluster=chosen)
             shared = trained
-        learner.trained = Served((shared, own))
+        learner.trained = Served((shared, own), parts=(SHARED, ""))
         return update
+
+    def _beside_shared(self, learner: Learner, download: Download) -> Learner:
+        """The participant beside a frozen Theta_g."""
+        return learner.beside(learner.part(SHARED).with_private(download.model(SHARED)))
 
     def _centre(self, learner: Learner, download: Download) -> Params:
         """Theta_c(i)."""
-        (centre,) = Served.of(self.base.serve(learner.beside(download.model(SHARED)), without_shared(download))).models
+        (centre,) = Served.of(self.base.serve(self._beside_shared(learner, download), without_shared(download))).models
         return centre
 
     def _own_update(self, learner: Learner, download: Download) -> Update:
@@ -222,15 +229,16 @@ class CAM(Wrapper):
         if SHARED not in download.slots:
             return self._own(learner)
         if len(download.slots) == 1:
-            return download.model(SHARED)
-        return Served((download.model(SHARED), self._centre(learner, download)))
+            return Served((download.model(SHARED),), parts=(SHARED,))
+        return Served((download.model(SHARED), self._centre(learner, download)), parts=(SHARED, ""))
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """Both parts after one more local round, each beside the other's old value (thesis sec. 7.4.4)."""
         tune = partial(Learner.train, purpose="finetune", epochs=self.finetune_epochs)
-        if not isinstance(served, Served):  # in the warm-up
-            return tune(learner.part(SHARED) if self.chooses else learner, served)
-        shared, own = served.models
+        models = Served.of(served).models
+        if len(models) == 1:  # in the warm-up
+            return tune(learner.part(SHARED) if self.chooses else learner, models[0])
+        shared, own = models
         return Served((tune(learner.part(SHARED).beside(own), shared), tune(learner.beside(shared), own)))
 
     def join(self, state: ServerState, update: Update) -> ServerState:
@@ -240,7 +248,8 @@ class CAM(Wrapper):
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The sums."""
         whole = self.base.models(self.state_of(state, 0), layout)
-        return {slot: Served((state.bank[SHARED], *served.models)) for slot, served in whole.items()}
+        parts = (SHARED, "")
+        return {slot: Served((state.bank[SHARED], *served.models), parts=parts) for slot, served in whole.items()}
 
 
 def without_shared(download: Download) -> Download:

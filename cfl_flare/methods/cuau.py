@@ -97,7 +97,15 @@ class FedCUAU(Method):
     def traits(self) -> Traits:
         """Newcomers are placed like participants that were not in round 0."""
         rule, refusal = "distance of its first update to the mean update", "belong to its base; give them there"
-        return Traits(clusters=self.k, joins_by=rule, whole_models=False, starts_on_site=True, no_penalties=refusal)
+        several = "a participant trains several copies of its layers, and private ones would fit one of them"
+        return Traits(
+            clusters=self.k,
+            joins_by=rule,
+            whole_models=False,
+            starts_on_site=True,
+            no_penalties=refusal,
+            no_private=several,
+        )
 
     def join(self, state: ServerState, update: Update) -> ServerState:
         """`aggregate` places the newcomer, as its first update is not a model that could be compared."""

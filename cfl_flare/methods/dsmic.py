@@ -50,7 +50,8 @@ class FedDS(Method):
         """The centres are means under any assignment; the server needs N_c indicator samples per class (sec. 4.2)."""
         samples = Indicator(self.indicator_samples, self.indicator_file)
         rule = "smallest KL divergence on the indicator samples"
-        return Traits(clusters=self.k, joins_by=rule, mergeable=True, indicator=samples)
+        at_server = "the server compares what whole models predict, and it has no private layers"
+        return Traits(clusters=self.k, joins_by=rule, mergeable=True, indicator=samples, no_private=at_server)
 
     @property
     def slots(self) -> list[str]:

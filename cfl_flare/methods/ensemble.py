@@ -181,8 +181,14 @@ class Ensemble(Wrapper):
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
         """The parts' models, which vote together."""
-        found = [p.serve(self._view(learner, i), self._download(download, i)) for i, p in enumerate(self.parts)]
-        return Served(tuple(model for served in found for model in Served.of(served).models), self.vote)
+        parts = enumerate(self.parts)
+        return self._voting([p.serve(self._view(learner, i), self._download(download, i)) for i, p in parts])
+
+    def _voting(self, found: Sequence[Params | Served]) -> Served:
+        """What the parts serve, as one."""
+        one = [Served.of(served) for served in found]
+        names = tuple(f"{i}.{name}".rstrip(".") for i, served in enumerate(one) for name in served.of_parts)
+        return Served(tuple(model for served in one for model in served.models), self.vote, names)
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """Each part's model after one more local round, with that part's memory and, unless set here, its epochs."""
@@ -198,7 +204,7 @@ class Ensemble(Wrapper):
         if not all(whole):
             return {}
         picked = {slot: [left.get(slot) or next(iter(left.values())) for left in whole] for slot in whole[self.lead]}
-        return {s: Served(tuple(m for served in all_ for m in served.models), self.vote) for s, all_ in picked.items()}
+        return {slot: self._voting(found) for slot, found in picked.items()}
 
 
 def own(named: Mapping[str, Any], i: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class BackboneOnly(FedAvg):
     @property
     def traits(self) -> Traits:
         """Participants start with a head that is built on the site."""
-        return replace(super().traits, starts_on_site=True, whole_models=False)
+        return replace(super().traits, starts_on_site=True, whole_models=False, keeps_head=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,7 +113,7 @@ class FedPer(BackboneOnly):
         update = super().local_update(learner, download)
         trained = learner.trained
         assert isinstance(trained, Params)
-        learner.memory[HEAD] = trained.take(trained.layout.head)
+        learner.memory[HEAD] = trained.take(learner.initial(0).layout.head)
         return update
 
 
@@ -174,12 +174,15 @@ class Ditto(FedAvg):
         sent = download.models[0]
         near = Pull(self.lam, sent.part("all"), sent.layout.select("all"))
         own = learner.memory.get(PERSONAL) or learner.initial(0)
-        learner.trained = learner.memory[PERSONAL] = learner.part(PERSONAL).train(own, [near])
+        personal = learner.part(PERSONAL)
+        learner.memory[PERSONAL] = personal.train(own, [near])
+        learner.trained = personal.trained
         return update
 
-    def serve(self, learner: Learner, download: Download) -> Params:
+    def serve(self, learner: Learner, download: Download) -> Params | Served:
         """v_i; the global model for a participant that has not trained yet."""
-        return learner.memory.get(PERSONAL) or download.models[0]
+        own = learner.memory.get(PERSONAL)
+        return download.models[0] if own is None else Served((own,), parts=(PERSONAL,))
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """v_i after one more local round without its pull, with its own momentum."""

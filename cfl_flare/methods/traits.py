@@ -39,6 +39,8 @@ class Traits:
         starts_on_site: participants begin with models that their sites build from the seed.
         archives: it keeps arrays on the server's disk.
         no_penalties: why it takes no penalties itself, and what to do instead; empty if it takes them.
+        no_private: why its participants can have no private layers; empty if they can.
+        keeps_head: the head does not travel.
         indicator: the samples on which the server compares what models predict; None where it needs none.
     """
 
@@ -55,6 +57,8 @@ class Traits:
     starts_on_site: bool = _of_parts(False, any)
     archives: bool = _of_parts(False, any)
     no_penalties: str = ""
+    no_private: str = _of_parts("", lambda reasons: next(filter(None, reasons), ""))
+    keeps_head: bool = _of_parts(False, any)
     indicator: Indicator | None = None
 
     @classmethod

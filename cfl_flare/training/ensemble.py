@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -57,12 +57,20 @@ class Served:
     Attributes:
         models: of the ensemble, or the only one.
         vote: how an ensemble combines them; see `combined`.
+        parts: for each, the part of the participant (see `Learner.part`) whose private layers it predicts with; empty
+            where all have the participant's own.
     """
 
     models: tuple[Params, ...]
     vote: str = "logits"
+    parts: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, model: Params | Served) -> Served:
         """Wraps a single model."""
         return model if isinstance(model, Served) else cls((model,))
+
+    @property
+    def of_parts(self) -> tuple[str, ...]:
+        """``parts``, or its default."""
+        return self.parts or ("",) * len(self.models)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from cfl_flare.training.ensemble import Served, combined
 from cfl_flare.training.loss import balanced
 from cfl_flare.training.maml import ahead, descend
 from cfl_flare.training.measures import accuracy, macro_f1
-from cfl_flare.training.memory import MemoryView
+from cfl_flare.training.memory import PRIVATE, MemoryView
 from cfl_flare.training.penalties import Step, Term
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import batch_bounds
@@ -63,7 +64,7 @@ class Learner:
         self._first = 0
         self._lr: float | None = None
         self._weights: Tensor | None = None
-        self._losses: dict[tuple[int, int, int | None], tuple[Params, float]] = {}
+        self._losses: dict[tuple[Any, ...], tuple[Params, Params | None, float]] = {}
 
     @property
     def labels(self) -> np.ndarray:
@@ -76,13 +77,14 @@ class Learner:
         return self._runtime.settings.lr_at(self.round) if self._lr is None else self._lr
 
     def initial(self, index: int) -> Params:
-        """The run's untrained model number ``index``."""
+        """What travels of the run's untrained model number ``index``: all of it where no layers are private."""
         return self._runtime.initial(self._first + index)
 
     def beside(self, frozen: Params) -> Learner:
         """The same participant, all of whose models are added to a frozen one, in `train` and in `losses`.
 
-        The logits of the two are added (Fed-CAM Eq. 1). The frozen model is in evaluation mode.
+        The logits of the two are added (Fed-CAM Eq. 1). The frozen model is in evaluation mode; where it has private
+        layers of another part of the participant, it comes with them.
         """
         view = copy.copy(self)
         view._beside = frozen
@@ -97,6 +99,26 @@ class Learner:
         view._first, view._part = self._first + first, f"{self._part}{name}."
         view.memory = MemoryView(self.memory, f"{name}.")
         return view
+
+    def with_private(self, model: Params) -> Params:
+        """A model, or a part of one, with the participant's private layers; as it is if it has them or there are none.
+
+        They are those that it trained last, or else the run's initial ones.
+        """
+        division = self._runtime.division
+        if division.private is None or {*division.names} <= model.arrays().keys():
+            return model
+        kept = self.memory.get(PRIVATE)
+        fits = kept is not None and kept.layout == division.private  # others would replace what was sent, and leave
+        return division.joined(model, kept if kept is not None and fits else self._runtime.first_private)
+
+    def complete(self, served: Params | Served) -> Params | Served:
+        """What a participant predicts with: each model with the private layers of the part that it belongs to."""
+        if self._runtime.division.private is None:
+            return served
+        served = Served.of(served)
+        views = [self.part(name) if name else self for name in served.of_parts]
+        return replace(served, models=tuple(v.with_private(m) for v, m in zip(views, served.models)))
 
     def in_round(self, number: int, lr: float | None = None) -> Learner:
         """The same participant with the random streams of another round, and its learning rate or a given one."""
@@ -115,10 +137,13 @@ class Learner:
     ) -> Params:
         """One round of local steps (thesis Alg. 1, line 7), or of first-order MAML (FedDSMIC Alg. 2).
 
+        A model that comes without the participant's private layers is trained with them, and returned without them.
+
         Args:
             start: the model to start from.
             terms: added to the cross-entropy in each step.
-            purpose: names the random stream; only ``"train"`` writes the optimizer's state back to the memory.
+            purpose: names the random stream; only ``"train"`` writes the optimizer's state and private layers back to
+                the participant's memory.
             epochs: passes over the training data, in place of the run's steps.
             frozen: the parameters that do not change, as for `Layout.select`; their state is reset.
             inner_lr: eta of first-order MAML: each step uses the gradient at the point that a step of this length on a
@@ -134,7 +159,8 @@ class Learner:
         inner = [] if inner_lr is None else self._batches(self._stream(f"{purpose} ahead"), len(batches))
         with self._dropout(self._stream(f"{purpose} compared")):
             fixed = self._fixed([*batches, *inner], terms)  # before the model is loaded: it may need the module
-        self._load(start)
+        whole = self.with_private(start)
+        self._load(whole)
         runtime.optimizer.recall(self.memory if settings.keep_momentum else {})
         held = runtime.resident.layout.select(frozen) if frozen else []
         watching = runtime.resident.watching_head(any(term.compares for term in terms))
@@ -151,22 +177,27 @@ class Learner:
                 put_back()
         if purpose == "train" and settings.keep_momentum:
             runtime.optimizer.keep(self.memory, held)
-        self.trained = runtime.resident.read()
-        return self.trained
+        self.trained = trained = runtime.resident.read()
+        if whole is start:
+            return trained
+        assert runtime.division.private is not None
+        if purpose == "train":
+            self.memory[PRIVATE] = trained.take(runtime.division.private)
+        return trained.take(start.layout)
 
     def adapted(self, start: Params, steps: int, lr: float) -> Params:
         """A model after a few plain gradient steps on the own training data: no optimizer, weight decay or penalties.
 
         The loss is that of training, class weights and label smoothing included. It is a personal model to predict with
-        (FedDSMIC Alg. 1, Eq. 8) and is not remembered. The batches have the run's size, and BatchNorm's running
-        statistics change in each step as they do in training.
+        (FedDSMIC Alg. 1, Eq. 8), with private layers, and is not remembered. The batches have the run's size, and
+        BatchNorm's running statistics change in each step as they do in training.
         """
         if not steps:
             return start
         rng = self._stream("adapt")
         batches = self._batches(rng, steps)
         (beside,) = self._fixed(batches, ())
-        self._load(start)
+        self._load(self.with_private(start))
         with self._dropout(rng):
             for i, batch in enumerate(batches):
                 self._backward(batch, (), [None if beside is None else beside[i]], ())
@@ -189,20 +220,21 @@ class Learner:
             chosen = torch.from_numpy(self._stream("assign").permutation(self.samples)[:samples])
             chosen = chosen.to(self._runtime.device)
             split = Split(split.x[chosen], split.y[chosen])
-        keys = [(id(model), id(self._beside), samples) for model in models]
+        keys = [(id(model), id(self._beside), samples, self._part) for model in models]
         if any(key not in self._losses for key in keys):  # evaluation and training need the same ones in a round
             logits = self._predict(models, split.x)
             if self._beside is not None:
                 logits = logits + self._predict([self._beside], split.x)
             every = F.cross_entropy(logits.flatten(0, 1), split.y.repeat(len(models)), reduction="none")
             means = every.view(len(models), -1).double().mean(dim=1).tolist()
-            self._losses.update({key: (model, loss) for key, model, loss in zip(keys, models, means)})
-        return np.array([self._losses[key][1] for key in keys])
+            # The models are kept with them: a new one could have the id of one that is gone.
+            self._losses.update({key: (model, self._beside, loss) for key, model, loss in zip(keys, models, means)})
+        return np.array([self._losses[key][2] for key in keys])
 
     @torch.no_grad()
     def evaluate(self, model: Params | Served) -> dict[str, float]:
         """Accuracy, macro-F1 and loss of a model, or of an ensemble, on the participant's own test split."""
-        served = Served.of(model)
+        served = Served.of(self.complete(model))
         logits = combined(self._predict(served.models, self._test.x), served.vote)
         labels, predicted = self._test.y.cpu().numpy(), logits.argmax(1).cpu().numpy()
         return {
@@ -238,9 +270,10 @@ class Learner:
 
     def _compared(self, term: Term, x: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
         """The features ``(K, n, d)`` of the models that a term compares, for each batch of its samples."""
+        models = [self.with_private(model) for model in term.compares]
         if term.training:  # where they depend on the whole batch, and on no other
-            return tuple(self._predict(term.compares, batch, features=True, training=True) for batch in x.split(sizes))
-        return self._predict(term.compares, x, features=True).split(sizes, 1)
+            return tuple(self._predict(models, batch, features=True, training=True) for batch in x.split(sizes))
+        return self._predict(models, x, features=True).split(sizes, 1)
 
     def _backward(
         self, batch: Tensor, terms: Sequence[Term], fixed: list[Tensor | None], seen: Sequence[Tensor]
@@ -262,9 +295,10 @@ class Learner:
         logits = logits if beside is None else logits + beside
         weights, smoothing = self._class_weights(logits.shape[1]), runtime.settings.label_smoothing
         loss = F.cross_entropy(logits, self._train.y[batch], weights, label_smoothing=smoothing)
+        shared = runtime.shared_parameters if terms else runtime.resident.parameters
         for term, others in zip(terms, compared):
             features = trained if term.training or evaluated is None else evaluated
-            loss = loss + term(Step(runtime.resident.parameters, features, others))
+            loss = loss + term(Step(shared, features, others))
         loss.backward()
 
     def _class_weights(self, classes: int) -> Tensor | None:
@@ -288,4 +322,5 @@ class Learner:
         """Logits ``(len(models), n, classes)``, or features ``(len(models), n, d)``."""
         if self._runtime.should_stop():
             raise AbortedError(f"aborted while {self.participant} was evaluating")
-        return self._runtime.predictor(models, features, training)(x)
+        whole = [self.with_private(model) for model in models]
+        return self._runtime.predictor(whole, features, training)(x)

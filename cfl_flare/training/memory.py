@@ -8,6 +8,9 @@ from collections.abc import Iterator, MutableMapping
 
 from cfl_flare.core.params import Params
 
+# The name of a participant's private layers. No method uses it: names of its own are identifiers.
+PRIVATE = ":private"
+
 
 class MemoryView(MutableMapping[str, Params]):
     """A part of a participant's memory: the names that begin with a prefix, without it.

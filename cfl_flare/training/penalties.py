@@ -21,7 +21,7 @@ class Step:
     """What a term is computed from in one local step.
 
     Attributes:
-        parameters: the flat parameters ``(parameter_size,)`` that are being trained.
+        parameters: the flat parameters ``(parameter_size,)`` that are being trained, without private layers.
         features: the backbone's outputs ``(n, d)`` for the batch, in the term's mode; None unless it compares them.
         compared: the outputs of the K models that the term compares them with, ``(K, n, d)``, in the same mode; these
             do not train.

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
+from cfl_flare.core.private import Division
 from cfl_flare.training.batched_predict import Predictor, ignores_mode
 from cfl_flare.training.optimizers import optimizer_of
 from cfl_flare.training.resident import ResidentModel, untrained
@@ -55,9 +56,12 @@ class Runtime:
         seed: the run's seed.
         device: where to compute.
         should_stop: asked before each step whether the job was aborted.
+        private: the layers that stay with each participant; None for none.
 
     Attributes:
-        initial: the run's untrained model of a given number.
+        division: what of a model travels, and what stays.
+        untrained: the run's untrained model of a given number.
+        initial: what travels of it.
         optimizer: makes the steps; its state is that of the participant that trains.
         ignores_mode: the network is known to compute the same in training and in evaluation mode.
     """
@@ -69,6 +73,7 @@ class Runtime:
         seed: int,
         device: str = "cpu",
         should_stop: Callable[[], bool] = lambda: False,
+        private: str | None = None,
     ):
         try:
             torch.zeros(1, device=device)
@@ -78,11 +83,31 @@ class Runtime:
             ) from error
         settings.lr_at(0)  # a cosine without its rounds is refused here, and not in each participant's first step
         self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
-        self.initial = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
         self.resident = ResidentModel(make_model(), device)
+        self.division = Division.of(self.resident.module, private)
+        self.untrained = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
+        self.initial = lru_cache(UNTRAINED)(lambda index: self.untrained(index).within(self.division.public))
         self.optimizer = optimizer_of(settings, self.resident)
         self.ignores_mode = ignores_mode(self.resident.module)
         self._predictors: OrderedDict[tuple[int | bool, ...], tuple[list[Params], Predictor]] = OrderedDict()
+
+    @cached_property
+    def first_private(self) -> Params:
+        """The private layers with which every participant begins: those of the run's first untrained model."""
+        assert self.division.private is not None
+        return self.untrained(0).take(self.division.private)
+
+    @cached_property
+    def _places(self) -> list[slice]:
+        """Where the parameters that travel are among the resident model's."""
+        names = [e.name for e in self.division.public.entries if e.kind == "parameter"]
+        return self.resident.layout.select(names)
+
+    @property
+    def shared_parameters(self) -> Tensor:
+        """The resident model's parameters that travel: what penalties act on, with their gradient."""
+        parameters = self.resident.parameters
+        return parameters if self.division.private is None else torch.cat([parameters[s] for s in self._places])
 
     def predictor(self, models: Sequence[Params], features: bool = False, training: bool = False) -> Predictor:
         """A predictor of these models; the last few are cached, as a site's participants compare the same models."""

@@ -6,13 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from cfl_flare.core.private import Division
 from cfl_flare.engine.site import Site
 from cfl_flare.flare import executor as module
 from cfl_flare.flare.executor import ClusteredExecutor
-from cfl_flare.methods import Local, build_method
+from cfl_flare.methods import FedAvg, Local, build_method
 from cfl_flare.results.store import Store
+from cfl_flare.training.memory import PRIVATE
 from cfl_flare.training.settings import TrainSettings
-from tests.tiny import Coin, coin
+from tests.tiny import Biased, Coin, coin
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def test_a_resumed_run_reads_the_round_that_it_goes_on_from(stores):
 
 def test_another_method_gets_no_memory(stores, caplog):
     """Ditto's personal model never leaves; CGPFL sends the model that it finds under that name."""
-    layout = {"resident": SimpleNamespace(layout=coin(0, 0).layout)}
+    layout = {"resident": SimpleNamespace(layout=coin(0, 0).layout), "division": Division.of(Coin(), None)}
 
     def process(method: dict) -> tuple[ClusteredExecutor, Site]:
         executor, site = started()
@@ -73,3 +75,25 @@ def test_another_method_gets_no_memory(stores, caplog):
     executor.log_warning = lambda fl_ctx, text: caplog.records.append(text)  # type: ignore[method-assign]
     assert recalled(executor, site, 1)["a"] == {}
     assert "run 'run' was of method ditto, and this job is of cgpfl" in caplog.records[-1]
+
+
+def test_a_job_with_other_private_layers_gets_no_memory(stores, caplog):
+    """What a run kept for itself could leave by a job that names less of it."""
+
+    def process(private: str | None) -> tuple[ClusteredExecutor, Site]:
+        site = Site(FedAvg(), Biased, TrainSettings(), seed=0, private=private)
+        site.hosted = {"a": None}  # type: ignore[dict-item]
+        executor = ClusteredExecutor({}, {}, {}, {}, {}, run_name="run", private=private)
+        executor.log_warning = lambda fl_ctx, text: caplog.records.append(text)  # type: ignore[method-assign]
+        return executor, site
+
+    executor, site = process("bias")
+    recalled(executor, site, 0)
+    kept = site.runtime.first_private
+    site.memory["a"][PRIVATE] = kept
+    executor._remember(1, site)
+    assert recalled(*process("bias"), 1)["a"] == {PRIVATE: kept.vector.tolist()}
+    assert not caplog.records
+    for other in (None, "weight"):
+        assert recalled(*process(other), 1)["a"] == {}
+        assert "1 private arrays and this job has" in caplog.records[-1]

@@ -62,7 +62,8 @@ def test_orders_and_models_arrive_as_they_were_sent():
 
 
 def test_models_to_measure_arrive_as_they_were_sent_and_so_do_their_metrics():
-    cross = (CrossModel("cluster-0", ("cluster-0", "shared"), "probabilities"), CrossModel("global", ("global",)))
+    sums = CrossModel("cluster-0", ("cluster-0", "shared"), "probabilities", ("", "shared"))
+    cross = (sums, CrossModel("global", ("global",)))
     order = Task(("global",), False, True, cross=cross)
     assert order.needed == ("global", "cluster-0", "shared")
     models = wire.encode_models({slot: coin(1, 2) for slot in order.needed})

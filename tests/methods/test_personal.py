@@ -169,7 +169,8 @@ def test_ditto_moves_the_global_model_like_fedavg_and_its_own_by_the_pull_as_wel
     np.testing.assert_allclose(done.diffs["global"].vector, [0.5, -0.5])
     p0 = 1 / (1 + np.exp(-1.0))
     np.testing.assert_allclose(work.memory["personal"].vector, [1 + (1 - p0) - 0.5, p0 - 1], rtol=1e-6)
-    np.testing.assert_array_equal(Ditto().serve(work, download).vector, work.memory["personal"].vector)
+    (served,) = Served.of(Ditto().serve(work, download)).models
+    np.testing.assert_array_equal(served.vector, work.memory["personal"].vector)
     assert work.trained is work.memory["personal"]
 
 

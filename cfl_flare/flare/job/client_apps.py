@@ -44,18 +44,14 @@ class ClientApps:
         ConfigError: private arrays that the model does not have, or that do not go with the method.
 
     Attributes:
-        private: names of the arrays that each site keeps for itself.
+        private: names of the arrays that each site with a script keeps for itself.
         workers: the executor or script runner of each site; one for all sites, unless they have their own settings.
     """
 
     def __init__(self, plan: RunPlan, shared: Mapping[str, Any], leaving: Filter | None = None):
         self.plan, self.shared, self.leaving = plan, shared, leaving
-        pattern = plan.script.private
+        pattern = plan.job.private if self.scripted else None  # else the executor knows it
         self.private = [] if pattern is None else staying("private", pattern, plan.model, plan.method)
-        require(
-            self.scripted or not self.private,
-            f"recipe: private = {pattern!r} is for a train_script; where cfl_flare trains, take the method fedper",
-        )
         self.workers = {ALL_SITES: self._worker(ALL_SITES, {})}
 
     @property
@@ -120,6 +116,7 @@ class ClientApps:
             source = marked(_source_at(site, own, source))
         at_site = replace(plan.site, **{key: own[key] for key in _per_site(SiteSettings) if key in own})
         arguments = {**self.shared, "source": source, "run_name": plan.job.name, "seed": plan.server.seed}
+        arguments["private"] = plan.job.private
         return ClusteredExecutor(**arguments, **asdict(at_site), **asdict(plan.executor))
 
     def _check(self, config: Mapping[str, Mapping[str, Any]]) -> None:

@@ -16,8 +16,8 @@ from nvflare.job_config.api import FedJob
 from torch import nn
 
 from cfl_flare.core.config import build, require
-from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout
+from cfl_flare.core.private import matching
 from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.methods import Method
 
@@ -54,20 +54,15 @@ def staying(setting: str, pattern: str, model: Mapping[str, Any], method: Method
 
     Args:
         setting: its name.
-        pattern: its value, a regular expression that is searched in the names.
+        pattern: its value, a regular expression that is searched in the names; for ``private`` also a word.
         model: ``{"class_path", "args"}``.
         method: the job's.
 
     Raises:
         ConfigError: it is not a regular expression, or matches none or all of the model, or all that is clustered on.
     """
-    where = f"recipe: {setting} = {pattern!r}"
-    try:
-        found = re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise ConfigError(f"{where} is not a regular expression: {error}") from error
-    layout = Layout.of(build(model, nn.Module, "model"))
-    names = set(layout.untied({name: None for name in layout.shapes if found.search(name)}))
+    where, module = f"recipe: {setting} = {pattern!r}", build(model, nn.Module, "model")
+    layout, names = Layout.of(module), matching(module, pattern, where, setting == "private")
     out = [e for e in layout.entries if e.name in names]
     left = [e for e in layout.entries if e not in out and e.kind == "parameter"]
     require(bool(out), f"{where} matches none of {', '.join(e.name for e in layout.entries)}")

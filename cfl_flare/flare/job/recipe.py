@@ -119,10 +119,11 @@ class ClusteredRecipe(Recipe):
         dealt = {} if plan.data.participants is None else {"source": shared["source"]}
         held = {**dealt, "data": shared["data"], **MARK} if plan.method.traits.indicator is not None else None
         start = place_checkpoint(plan.job.initial_ckpt, job)
+        own = plan.job.private if plan.script.train_script is None else None  # a script's are filtered at the site
         if plan.arrays is not None and start is None and plan.job.resume_from is None:
             self._initial = tempfile.TemporaryDirectory(prefix="cfl-model-")  # until the job is made
             start = place_arrays(plan.arrays, Path(self._initial.name), job)
-        job.to_server(ClusteringAggregator(shared["method"], shared["model"], held, start), id="aggregator")
+        job.to_server(ClusteringAggregator(shared["method"], shared["model"], held, start, own), id="aggregator")
         persistor = ClusterModelPersistor(run_name=plan.job.name, resume_from=plan.job.resume_from)
         job.to_server(persistor, id="persistor")
         script = plan.script.train_script

@@ -184,7 +184,7 @@ def test_each_site_has_its_own_script_arguments():
         ({"exclude_vars": "head", "method": "wecfl:k=2,cluster_on=head"}, "matches all that method wecfl clusters on"),
         ({**SCRIPT, "private": "nothing"}, "private = 'nothing' matches none of "),
         ({**SCRIPT, "private": "head", "method": "wecfl:k=2,cluster_on=head"}, "private = 'head' matches all that"),
-        ({"private": "head"}, "is for a train_script; where cfl_flare trains, take the method fedper"),
+        ({"private": "nothing"}, "private = 'nothing': it matches nothing in the model; name arrays of "),
         ({"initial_ckpt": "none.pt"}, "is not a file, seen from this folder"),
         ({"initial_ckpt": "/none.pt", "method": "ifca:k=2"}, "begins with 2 different models"),
         ({"initial_ckpt": "/none.pt", "resume_from": "earlier"}, "both say where to start"),

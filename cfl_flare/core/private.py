@@ -1,0 +1,124 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Private layers: which arrays of a model stay with each participant, and which are learned together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout, Params, live_state
+
+if TYPE_CHECKING:
+    import torch
+
+# Layers by what they are, in place of a pattern of names, and how a message calls them.
+WORDS = {"norm": "normalisation layer", "bias": "bias", "head": "fully connected layer"}
+# Classes of normalisation layers: BatchNorm2d, LayerNorm, RMSNorm, and those that others write.
+NORM = re.compile(r"Norm(\dd)?$")
+
+
+@dataclass(frozen=True)
+class Division:
+    """A model's arrays, divided into those that are learned together and those that stay with each participant.
+
+    Attributes:
+        whole: the layout of the model.
+        public: of what travels: the bank's models, differences, what is clustered and penalised.
+        private: of what stays; None where all travels.
+    """
+
+    whole: Layout
+    public: Layout
+    private: Layout | None = None
+
+    @classmethod
+    def of(cls, module: torch.nn.Module, pattern: str | None) -> Division:
+        """Divides a model.
+
+        Args:
+            module: the model.
+            pattern: the setting ``private``; None for nothing that stays.
+
+        Raises:
+            ConfigError: it is not a regular expression, or matches nothing, or all parameters.
+        """
+        layout = Layout.of(module)
+        if pattern is None:
+            return cls(layout, layout)
+        where = f"run: private = {pattern!r}"
+        stays, there = matching(module, pattern, where), ", ".join(e.name for e in layout.entries)
+        what = f"there is no {WORDS[pattern]}" if pattern in WORDS else "it matches nothing"
+        require(bool(stays), f"{where}: {what} in the model; name arrays of {there} by a regular expression")
+        left = [e.name for e in layout.entries if e.name not in stays]
+        travels = any(e.kind == "parameter" and e.name in left for e in layout.entries)
+        require(
+            travels,
+            f"{where} matches all parameters: nothing would be left to learn together; name fewer, or take the method "
+            "local",
+        )
+        return cls(layout, layout.restricted(left), layout.restricted(stays))
+
+    @property
+    def names(self) -> list[str]:
+        """The arrays that stay."""
+        return [] if self.private is None else [e.name for e in self.private.entries]
+
+    def joined(self, model: Params, own: Params) -> Params:
+        """A model, or a part of one, with private arrays beside its own."""
+        there = [e.name for part in (model, own) for e in part.layout.entries]
+        return self.whole.restricted(there).join(model, own)
+
+    def complete(self, first: Callable[[], Params]) -> Callable[[Params], Params] | None:
+        """Adds to models that travel the private layers with which a run begins; None where there are none.
+
+        Args:
+            first: makes the run's first untrained model.
+        """
+        if self.private is None:
+            return None
+        own = first().take(self.private)
+        return lambda model: self.joined(model, own)
+
+
+def matching(module: torch.nn.Module, pattern: str, where: str, words: bool = True) -> set[str]:
+    """The arrays of a model that a word or a pattern names, each tied weight under the name of its entry.
+
+    Args:
+        module: the model.
+        pattern: ``"norm"``, ``"bias"`` or ``"head"`` for layers of that kind; else, and where there are none, a regular
+            expression that is searched in the names.
+        where: the beginning of the error message.
+        words: whether it may be a word.
+
+    Raises:
+        ConfigError: it is not a regular expression.
+    """
+    layout = Layout.of(module)
+    found = _of_kind(module, layout, pattern) if words else set()
+    if found:
+        return found
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ConfigError(f"{where} is not a regular expression: {error}") from error
+    return set(layout.untied({name: None for name in layout.shapes if compiled.search(name)}))
+
+
+def _of_kind(module: torch.nn.Module, layout: Layout, word: str) -> set[str]:
+    """The arrays of the layers that a word means; none for other patterns."""
+    if word == "head":
+        return {e.name for e in layout.entries if e.head}
+    if word == "bias":
+        return {e.name for e in layout.entries if e.kind == "parameter" and e.name.rpartition(".")[2] == "bias"}
+    if word != "norm":
+        return set()
+    norms = {
+        name for name, layer in module.named_modules() if any(NORM.search(cls.__name__) for cls in type(layer).__mro__)
+    }
+    live = live_state(module)
+    return {e.name for e in layout.entries if live[e.name][0].rpartition(".")[0] in norms}

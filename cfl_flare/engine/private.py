@@ -1,0 +1,48 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Private layers in a run: what goes with them, and that none of them leaves."""
+
+from __future__ import annotations
+
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.private import Division
+from cfl_flare.methods import Method, Update
+
+
+def check_private(method: Method, division: Division, pattern: str | None, rounds: int | None = None) -> None:
+    """Checks a method against what travels of its model.
+
+    Args:
+        method: the method.
+        division: of its model.
+        pattern: the setting ``private``.
+        rounds: of the run, if their number is known.
+
+    Raises:
+        ConfigError: it does not fit the model, goes without private layers, or lacks a part that they hold.
+    """
+    if division.private is None:
+        return method.check(division.public, rounds)
+    method.check(division.whole, rounds)
+    where, refusal = f"run: private = {pattern!r}", method.traits.no_private
+    require(not refusal, f"{where} does not go with method {method.label}: {refusal}; leave it out")
+    require(
+        not method.traits.keeps_head or any(e.head for e in division.public.entries),
+        f"{where}: in method {method.label} the head does not travel already; leave it out, or name other layers",
+    )
+    try:
+        method.check(division.public, rounds)
+    except ConfigError as error:
+        raise ConfigError(f"{where} leaves too little that travels: {error}; or name fewer private layers") from error
+
+
+def check_public(update: Update, division: Division) -> None:
+    """Makes sure that a participant's answer holds no private layer, whatever a method of one's own has put there.
+
+    Raises:
+        ConfigError: it does.
+    """
+    for slot, diff in update.diffs.items():
+        found = sorted({*division.names}.intersection(diff.arrays()))
+        require(not found, f"the update of {slot} holds the private {found[:1]}; a method sends what it was sent")
