@@ -284,8 +284,8 @@ def test_a_newcomer_tunes_the_initial_layers_on_its_own_data(tmp_path):
     [
         *((name + ":k=2", "bias", f"does not go with method .*: .*{why}") for name, why in REFUSED.items()),
         ("together:parts=[{'method':'fedcuau'},{'method':'fedavg'}]", "bias", "several copies"),
-        ("fedper", "head", "private = 'head': in method fedper the head does not travel already; leave it out"),
-        ("fedbabu", "head", "in method fedbabu the head does not travel already"),
+        ("fedper", "head", "private = 'head': in method fedper the head stays at the participant anyway; leave it out"),
+        ("fedbabu", "head", "in method fedbabu the head stays at the participant anyway"),
         ("ifca:k=2,shared_backbone=True", "head", "private = 'head' leaves too little that travels: the model has no"),
         ("fedac:k=2", "head", "private = 'head' leaves too little that travels: method fedac"),
         ("wecfl:k=2,cluster_on=head", "head", "leaves too little that travels: .*; set cluster_on=all"),
