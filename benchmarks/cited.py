@@ -104,6 +104,9 @@ def table(text: str) -> str:
     result, partition, *more = place.split()
     rows, columns = (part.split() for part in asked.split(";"))
     groups = {row: group(result, partition, row, more) for row in rows}
+    seeds = {row: sorted(cells) for row, cells in groups.items()}
+    if len({str(there) for there in seeds.values()}) > 1:
+        raise CitationError(f"the rows of {place.strip()} have different seeds: {seeds}")
     lines = ["| | " + " | ".join(title(column) for column in columns) + " |", "|---|" + "---:|" * len(columns)]
     lines += [f"| `{row}` | " + " | ".join(mean_of(cells, c) for c in columns) + " |" for row, cells in groups.items()]
     return (

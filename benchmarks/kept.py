@@ -88,7 +88,9 @@ def interval(differences: Sequence[float], level: float = 0.95) -> tuple[float, 
 def paired(one: dict[int, Cell], other: dict[int, Cell], figure: str) -> list[float]:
     """The differences, seed by seed; cells of another commit are not laid beside each other."""
     found = []
-    for seed in sorted(one.keys() & other.keys()):
+    if one.keys() != other.keys():
+        raise CitationError(f"the seeds {sorted(one)} and {sorted(other)} are not the same")
+    for seed in sorted(one):
         if one[seed].facts["commit"] != other[seed].facts["commit"]:
             where = f"{one[seed].name} and {other[seed].name}"
             raise CitationError(f"{where} are of different commits, so that their difference is not paired")
@@ -96,7 +98,7 @@ def paired(one: dict[int, Cell], other: dict[int, Cell], figure: str) -> list[fl
         if mine is not None and theirs is not None:
             found.append(mine - theirs)
     if not found:
-        raise CitationError(f"{figure}: the two rows have no seed in common")
+        raise CitationError(f"{figure}: neither row has it")
     return found
 
 

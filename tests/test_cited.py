@@ -51,11 +51,14 @@ def test_a_figure_is_the_mean_over_seeds_with_its_deviation(results: Path) -> No
 def test_a_difference_is_paired_and_has_an_interval(results: Path) -> None:
     """10, 20, 30 points: their standard error is 10 / sqrt(3), and Student's quantile for two degrees 4.303."""
     assert cited.difference("tiny labels wecfl local accuracy") == "+20.0 (-4.8 to +44.8)"
-    assert cited.difference("tiny labels ifca local accuracy") == "+0.0 (one seed)"
+    with pytest.raises(cited.CitationError, match=r"seeds \[0\] and \[0, 1, 2\] are not the same"):
+        cited.difference("tiny labels ifca local accuracy")
+    with pytest.raises(cited.CitationError, match="the rows of tiny labels have different seeds"):
+        cited.table("tiny labels: ifca local; accuracy")
 
 
 def test_rows_of_two_commits_are_not_laid_beside_each_other(results: Path) -> None:
-    add_cells(results / "tiny", [cell("fesem", 1, 1.0, commit="c2")])
+    add_cells(results / "tiny", [cell("fesem", seed, 1.0, commit="c2") for seed in range(3)])
     kept.kept.cache_clear()
     with pytest.raises(cited.CitationError, match="of different commits"):
         cited.difference("tiny labels fesem local accuracy")
