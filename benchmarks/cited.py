@@ -178,7 +178,7 @@ def uncited(document: str) -> list[str]:
     text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", " ", text, flags=re.DOTALL)
     number = r"\d+(\.\d+)*"
     text = re.sub(rf"\b(Tables?|Figs?\.|Eqs?\.|secs?\.|Alg\.) ?{number}((,| and| to) {number})*", " ", text)
-    text = re.sub(rf"\b(version|FLARE|Python)\s+{number}", " ", text)
+    text = re.sub(rf"\b([Vv]ersion|FLARE|Python)\s+{number}", " ", text)
     return re.findall(r"(?<![\w.])(?<![A-Za-z]-)\d+\.\d+(?!\w|\.\d)", text)
 
 

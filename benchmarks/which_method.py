@@ -23,7 +23,7 @@ from kept import interval, kept, signed, value
 from matplotlib.figure import Figure
 from png import save
 
-RESULTS = ("digits", "shared-sets", "paired", "feddsmic")
+RESULTS = ("digits", "shared-sets", "paired")
 WITHOUT_CLUSTERS = ("local", "fedavg")
 SEEDS = 3
 
@@ -61,15 +61,14 @@ def places(results: Sequence[str], figure: str) -> list[Place]:
 
 
 def rows_of(found: Sequence[Place]) -> list[str]:
-    """The rows, by their mean difference to the yardsticks."""
+    """The rows that half of the places have, by their mean difference to the yardsticks."""
 
     def order(row: str) -> float:
         means = [statistics.fmean(d) for place in found if (d := place.differences(row))]
         return -statistics.fmean(means)
 
-    widest = max(len(place.values) for place in found)
-    wide = {row for place in found if len(place.values) == widest for row in place.values}
-    return sorted((row for row in wide if row not in ("majority",)), key=order)
+    rows = dict.fromkeys(row for place in found for row in place.values if row != "majority")
+    return sorted((row for row in rows if 2 * sum(row in place.values for place in found) >= len(found)), key=order)
 
 
 def verdict(differences: Sequence[float]) -> str:
