@@ -29,7 +29,7 @@ def check_private(method: Method, division: Division, pattern: str | None, round
     require(not refusal, f"{where} does not go with method {method.label}: {refusal}; leave it out")
     require(
         not method.traits.keeps_head or any(e.head for e in division.public.entries),
-        f"{where}: in method {method.label} the head stays at the participant anyway; leave it out, or name other layers",
+        f"{where}: in method {method.label} the head stays at the participant anyway; leave it out or name others",
     )
     try:
         method.check(division.public, rounds)
