@@ -91,7 +91,7 @@ WECFL, IFCA, SHARED = "wecfl:k=3", "ifca:k=3", "ifca:k=3,shared_backbone=True"
 CON = {"penalty": "contrastive", "scope": "head"}
 CKS = {"penalty": "knowledge_sharing", "scope": "backbone", "pairwise": True}
 REP = {"penalty": "contrastive", "on": "representations"}
-IFCA_CAM, FESEM_CAM = "ifca-cam:k=3,warmup=1", "fesem-cam:k=3,warmup=2,updates=alternating"
+IFCA_CAM, FESEM_CAM = "ifca-cam:k=3,warmup=1", "fesem-cam:k=3,warmup=3,updates=alternating"
 
 
 @pytest.mark.parametrize(
