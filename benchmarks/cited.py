@@ -35,6 +35,7 @@ from cells import Cell
 from kept import CitationError, digits, group, interval, mean_of, paired, signed, value
 from plans.figures import FIGURES
 from plans.plan import PUBLISHED
+from which_method import summary
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -135,8 +136,6 @@ def made_by(result: str, cells: Sequence[Cell]) -> str:
 
 def which(text: str) -> str:
     """See `which_method`, the script beside this one."""
-    from which_method import summary
-
     results, name = (part.split() for part in text.split(";"))
     return f"\n\n{summary(results, name[0])}\n"
 

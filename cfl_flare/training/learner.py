@@ -157,7 +157,8 @@ class Learner:
         rng = self._stream(purpose)
         batches = self._batches(rng, settings.steps(self.samples))
         inner = [] if inner_lr is None else self._batches(self._stream(f"{purpose} ahead"), len(batches))
-        with self._dropout(self._stream(f"{purpose} compared")):
+        drawn = any(term.training for term in terms)  # only there modules compute, and draw, in training mode
+        with self._dropout(self._stream(f"{purpose} compared")) if drawn else nullcontext():
             fixed = self._fixed([*batches, *inner], terms)  # before the model is loaded: it may need the module
         whole = self.with_private(start)
         self._load(whole)
