@@ -32,7 +32,8 @@ from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
 from cfl_flare.methods.combinations import Combination
 from cfl_flare.models import MODELS
-from cfl_flare.report.table import print_whole, results_table
+from cfl_flare.report.table import heading, print_whole, results_table
+from cfl_flare.results.key_metric import of_training
 from cfl_flare.results.run_dir import find_runs
 from cfl_flare.training.settings import TrainSettings
 
@@ -190,10 +191,11 @@ def newcomer_table(newcomer: Newcomer, joins_by: str) -> Table:
     """A table with the newcomer's line."""
     table = Table(title="the newcomer, on its own test split", title_justify="left", box=None, padding=(0, 1, 0, 0))
     cluster = "no clusters" if newcomer.cluster is None else str(newcomer.cluster)
-    measures = [f"{newcomer.metrics[f'served_{what}']:.3f}" for what in ("accuracy", "macro_f1")]
-    for column in ("name", "cluster", "joined by", "rounds", "accuracy", "macro-F1"):
+    found = {key.removeprefix("served_"): value for key, value in newcomer.metrics.items()}
+    measures = {name: f"{value:.3f}" for name, value in found.items() if not of_training(name)}
+    for column in ("name", "cluster", "joined by", "rounds", *map(heading, measures)):
         table.add_column(column)
-    table.add_row(escape(newcomer.name), cluster, escape(joins_by) or "-", str(newcomer.rounds), *measures)
+    table.add_row(escape(newcomer.name), cluster, escape(joins_by) or "-", str(newcomer.rounds), *measures.values())
     return table
 
 

@@ -32,7 +32,6 @@ from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_data, check_plans
 from cfl_flare.results.key_metric import leading
 from cfl_flare.results.run_dir import ROUNDS, Run, load_run, read_lines
-from cfl_flare.training.measures import METRICS
 
 
 def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) -> list[Run]:
@@ -52,7 +51,8 @@ def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) ->
     assert plan.reader is not None and plan.training is not None
     hosted = plan.data.host(plan.reader, "local", 0, 1)
     how = (plan.training, plan.server.seed, plan.site.device, plan.job.private)
-    check_data(plan.method, plan.model, hosted, *how)
+    site = check_data(plan.method, plan.model, hosted, *how)
+    measured = [*site.runtime.task.ranges(plan.training.measures)]
     jobs = {
         name: partial(in_process, one) if simulation.loop else through_flare(one, simulation, out)
         for name, one in plans.items()
@@ -65,7 +65,7 @@ def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) ->
         for name, job in jobs.items():
             folder = out / name
             make_folder(folder)
-            metric = leading(plan.server.early_stopping.named, METRICS).name
+            metric = leading(plan.server.early_stopping.named, measured).name
             with Display(console, name, plan.server.num_rounds, metric) as display:
                 job(folder, display)
             if plan.data.unseen:

@@ -20,6 +20,7 @@ from cfl_flare.methods.state import Predict
 from cfl_flare.training.batched_predict import Predictor
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.runtime import Split
+from cfl_flare.training.tasks import LearningTask
 
 
 def samples_to_set_aside(methods: Iterable[Method]) -> int:
@@ -45,6 +46,16 @@ def check_indicator(method: Method, data: DataConfig) -> None:
         data.indicator_samples >= wanted.per_class,
         f"{where}, but the data's indicator_samples = {data.indicator_samples}; set it to {wanted.per_class} there, or "
         "name a file: indicator_file=samples.npz",
+    )
+
+
+def check_task(method: Method, task: LearningTask) -> None:
+    """Raises a ConfigError if a method compares models by the classes that they predict, and a task has none."""
+    fits = method.traits.indicator is None or (task.form, task.link) == ("class", "softmax")
+    require(
+        fits,
+        f"method {method.label}: compares models by the class probabilities that they predict, and task "
+        f"{task.name or type(task).__name__!r} has none; take task 'classification' or another method",
     )
 
 

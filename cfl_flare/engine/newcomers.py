@@ -34,8 +34,9 @@ from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.methods import Method, ServerState, build_method
 from cfl_flare.methods.slots import is_cluster, with_parts
 from cfl_flare.methods.state import Predict
+from cfl_flare.results.key_metric import leading, reported
 from cfl_flare.results.metrics import average
-from cfl_flare.results.model_file import ARRAYS, is_ours, layout_of, model_of
+from cfl_flare.results.model_file import ARRAYS, CLASSES, is_ours, layout_of, model_of
 from cfl_flare.results.run_dir import NEWCOMERS, STATE, load_run, save_served, the_run
 from cfl_flare.results.schema import whole
 from cfl_flare.results.store import Store, state_of
@@ -55,7 +56,7 @@ class Newcomer:
         cluster: its cluster; None if the method has none.
         rounds: the number of rounds that it took part in.
         served: what it predicts with.
-        metrics: ``served_accuracy``, ``served_macro_f1``, ``served_loss`` on its own test split.
+        metrics: ``served_accuracy``, ``served_macro_f1``, ... on its own test split.
     """
 
     name: str
@@ -172,7 +173,7 @@ class Finished:
             require_whole(str(self.folder), seed=self.summary["seed"] + 1)
             training = from_dict(TrainSettings, self.summary["training"], "training")
             seed, private = self.summary["seed"], self.summary.get("private")
-            self._site = Site(self.method, self.make_model, training, seed, private=private)
+            self._site = Site(self.method, self.make_model, training, seed, private=private, authorize=authorize)
             self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))
             most = max(len(self.summary["participants"]), len(self.state.bank))
             clusters = self.method.clusters_in(self.state)
@@ -238,7 +239,8 @@ class Finished:
 
     def save(self, newcomer: Newcomer, folder: Path) -> Path:
         """Writes what a newcomer predicts with into a folder, for `read_model` of the results; returns the file."""
-        save_served(folder, "model", newcomer.served, self.summary["model"], self.state.round)
+        task = self.summary["training"].get("task", CLASSES)
+        save_served(folder, "model", newcomer.served, self.summary["model"], self.state.round, task)
         return folder / "model.safetensors"
 
 
@@ -273,11 +275,15 @@ def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict
         except RunFailedError as error:  # one failure must not stop the others
             failed[one.name] = str(error)
     metrics = {name: newcomer.metrics for name, newcomer in joined.items()}
+    metric = leading((), reported(metrics.values(), len(metrics)))
+    worst = metric.worst_first(
+        own[f"served_{metric.name}"] for own in metrics.values() if f"served_{metric.name}" in own
+    )
     content = {
         "joins_by": joining_rule(finished.method),
         "rounds": rounds,
         **average(metrics, {one.name: float(len(one.train)) for one in people}),
-        "served_worst_accuracy": min((own["served_accuracy"] for own in metrics.values()), default=None),
+        f"served_worst_{metric.name}": next(iter(worst), None),
         "failed": failed,
         "participants": [
             {

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from cfl_flare.core.params import Layout, live_state
 from cfl_flare.core.private import Division
 from cfl_flare.data import ParticipantData
 from cfl_flare.engine.early_stopping import EarlyStopping
-from cfl_flare.engine.indicator import check_indicator
+from cfl_flare.engine.indicator import check_indicator, check_task
 from cfl_flare.engine.initial_models import check_initial, initial_models, read_checkpoint
 from cfl_flare.engine.partial_sums import check_sums
 from cfl_flare.engine.plan import RunPlan
@@ -28,12 +28,12 @@ from cfl_flare.engine.server_optimizer import check_server_optimizer
 from cfl_flare.engine.settings import count_of
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import Method, Participant
+from cfl_flare.training.measures import RANGES
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.tasks import LearningTask
 
 logger = logging.getLogger(__name__)
-
-SHARES = ("accuracy", "macro_f1")
 
 
 def check_plans(plans: Iterable[RunPlan]) -> None:
@@ -94,7 +94,10 @@ def _check_fit(plan: RunPlan) -> Division:
             f"model {type(module).__name__}: its state_dict() leaves out {len(left)} of its {len(own)} parameters, "
             f"such as {left[:1]}, which would differ between sites; name all of them there, or use a train_script",
         )
+        task = (plan.training or TrainSettings()).built_task()
+        check_task(method, task)
         check_stop_cond(plan.server.early_stopping)
+        check_key_metric(plan.server.early_stopping, task, (plan.training or TrainSettings()).measures)
     path = plan.job.initial_ckpt
     if path is not None:
         fresh = plan.job.resume_from is None
@@ -139,10 +142,20 @@ def check_stop_cond(stopping: EarlyStopping) -> None:
         return
     last = stop.metric.name.rpartition("/")[2].replace("served_", "")
     require(
-        last not in SHARES or stop.value <= 1,
+        RANGES.get(last) != (0, 1) or stop.value <= 1,
         f"run: stop_cond = {stop.text!r}: {last} is a share in 0..1 here; write {stop.value / 100:g} for "
         f"{stop.value:g} per cent",
     )
+
+
+def check_key_metric(stopping: EarlyStopping, task: LearningTask, requested: Sequence[str]) -> None:
+    """Raises a ConfigError for a metric by which a run decides, and which its task could measure but will not."""
+    for name in (metric.of_participants.name for metric in stopping.named):
+        require(
+            name not in task.measures or name in (*task.always, *requested),
+            f"run: key_metric or stop_cond names {name}, which task {task.name!r} measures on request alone; add it to "
+            "measures",
+        )
 
 
 def _layout(module: nn.Module) -> Layout:

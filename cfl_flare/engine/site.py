@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import AbortedError, DataError, failure_of
 from cfl_flare.core.params import Params
 from cfl_flare.data import ParticipantData
+from cfl_flare.engine.indicator import check_task
 from cfl_flare.engine.private import check_private, check_public
 from cfl_flare.methods import Download, Method, Update
 from cfl_flare.methods.parts import joined, split
@@ -113,9 +115,10 @@ class Site:
         device: where to compute.
         should_stop: asked before each step whether the job was aborted.
         private: the layers that stay with each participant; None for none.
+        authorize: the site's component policy, which is asked about a task of the user's.
 
     Raises:
-        ConfigError: the method does not fit the model, or these layers.
+        ConfigError: the method does not fit the model, the task, or these layers.
 
     Attributes:
         hosted: the participants' data, in order.
@@ -132,9 +135,11 @@ class Site:
         device: str = "cpu",
         should_stop: Callable[[], bool] = lambda: False,
         private: str | None = None,
+        authorize: Callable[[str], None] | None = None,
     ):
         self.method = method
-        self.runtime = Runtime(make_model, settings, seed, device, should_stop, private)
+        self.runtime = Runtime(make_model, settings, seed, device, should_stop, private, authorize)
+        check_task(method, self.runtime.task)
         check_private(method, self.runtime.division, private)
         self.hosted: dict[str, ParticipantData] = {}
         self.memory: dict[str, dict[str, Params]] = {}
@@ -151,8 +156,8 @@ class Site:
             self._check_fit(data)
             device = self.runtime.device
             self._splits[data.name] = (
-                Split.of(data.train.x, data.train.y, device),
-                Split.of(data.test.x, data.test.y, device),
+                Split.of(data.train.x, data.train.y, device, self.runtime.task),
+                Split.of(data.test.x, data.test.y, device, self.runtime.task),
             )
             self.hosted[data.name] = data
             self.memory.setdefault(data.name, {})
@@ -162,7 +167,7 @@ class Site:
         shape = tuple(data.train.x.shape[1:])
         try:
             with torch.no_grad():
-                outputs = module(Split.of(data.train.x[:1], data.train.y[:1], self.runtime.device).x)
+                outputs = module(Split.of(data.train.x[:1], np.zeros(1), self.runtime.device).x)
         except Exception as error:  # the module may be the user's, and raise anything
             raise DataError(
                 f"{data.name}: the model {type(module).__name__} does not take samples of shape {shape} "
@@ -174,12 +179,8 @@ class Site:
                 f"{data.name}: the model {type(module).__name__} returns a {type(outputs).__name__}; its forward() "
                 "should return logits, one tensor (samples, classes)"
             )
-        top = int(max(data.train.y.max(), data.test.y.max()))
-        if outputs.dim() != 2 or outputs.shape[1] <= top:
-            raise DataError(
-                f"{data.name}: label {top} does not fit the model's output of shape {tuple(outputs.shape)}; set the "
-                f"model's num_classes to {top + 1} or more, or bring the labels to its classes"
-            )
+        labels = np.concatenate((data.train.y, data.test.y))
+        self.runtime.task.check(outputs, labels, data.name)
 
     def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
         """A participant in a round, with what it remembers."""

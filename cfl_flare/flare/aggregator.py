@@ -22,7 +22,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.data.files import authorised
-from cfl_flare.engine.indicator import logits_for
+from cfl_flare.engine.indicator import check_task, logits_for
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.private import check_private
 from cfl_flare.engine.server import Server, ServerSettings
@@ -37,6 +37,7 @@ from cfl_flare.methods.state import Predict
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import ROUNDS
 from cfl_flare.training.resident import ResidentModel, untrained
+from cfl_flare.training.settings import TrainSettings
 
 # Of a site's refused results in a round, so many reasons are logged.
 LOGGED = 10
@@ -74,6 +75,7 @@ class ClusteringAggregator(ModelAggregator):
         self.private = private
         self.server: Server | None = None
         self._remarked = False
+        self._ranges: Mapping[str, tuple[float, float]] = {}
 
     @property
     def running(self) -> Server:
@@ -130,6 +132,7 @@ class ClusteringAggregator(ModelAggregator):
         fl_ctx: FLContext,
         resumed: ServerState | None = None,
         archive: Archive | None = None,
+        training: TrainSettings | None = None,
     ) -> None:
         """Starts the method with these participants, from the beginning or from a resumed state.
 
@@ -140,14 +143,19 @@ class ClusteringAggregator(ModelAggregator):
             fl_ctx: FLARE's context.
             resumed: the state to resume from.
             archive: where a method that needs it keeps arrays on disk.
+            training: how participants train, and what they measure.
 
         Raises:
-            ConfigError: the method cannot be run with them, or lacks indicator samples.
+            ConfigError: the method cannot be run with them or for the task, or lacks indicator samples.
             DataError: the indicator samples cannot be read, or do not fit the model.
             PathError: the server's operator does not allow a path that the job names.
         """
         method, division = self._method(fl_ctx), self.division(fl_ctx)
         check_private(method, division, self.private, settings.num_rounds)
+        training = training or TrainSettings()
+        task = training.built_task(component_policy(fl_ctx))
+        check_task(method, task)
+        self._ranges = task.ranges(training.measures)
         with limited_paths(fl_ctx):
             initial = self._initial(method, settings.seed, fl_ctx)
             logits = self._logits(method, settings.seed, fl_ctx)
@@ -189,7 +197,7 @@ class ClusteringAggregator(ModelAggregator):
         server, site = self.running, model.meta.get("client_name", "?")
         accepted, refused, hosted = 0, list[str](), set(server.hosted_by(site))
         try:
-            for result in decode_results(model, server.state.bank, server.state.round, hosted):
+            for result in decode_results(model, server.state.bank, server.state.round, hosted, self._ranges):
                 try:
                     if isinstance(result, tuple):
                         server.refuse(*result, site)

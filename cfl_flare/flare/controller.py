@@ -94,9 +94,9 @@ class ClusteredController(PerSiteController):
         compatibility.check_maker(unmarked(self.made_by or {}), "the server")
         compatibility.check_known(self._unknown, "controller", "the server")
         self._schedule = kept(ServerSettings, self, "run")
-        told = unmarked(self.facts or {}).get("training")
-        if told is not None and self.judge is None:  # sites have the same, and of an error say no more than a code
-            from_dict(TrainSettings, told, "training").lr_at(0)
+        told = unmarked(self.facts or {}).get("training") if self.judge is None else None
+        training = from_dict(TrainSettings, told or {}, "training")
+        training.lr_at(0)  # sites have the same, and of an error say no more than a code
         if simulated(self.fl_ctx):
             self._schedule = self._schedule.in_simulation()
         else:
@@ -123,7 +123,8 @@ class ClusteredController(PerSiteController):
             "sites_left_out": self.left_out,
         }
         recorder = Recorder(Path(self.get_run_dir()) / RESULTS, facts, self.aggregator.model)
-        self.aggregator.begin(participants, self._schedule, recorder, self.fl_ctx, resumed, persistor.archive)
+        more = (recorder, self.fl_ctx, resumed, persistor.archive, training)
+        self.aggregator.begin(participants, self._schedule, *more)
         self.info(f"{len(participants)} participants on {len({p.site for p in participants})} sites")
         if self.judge is not None:
             assign = from_dict(AssignSettings, unmarked(self.judge), "judge")

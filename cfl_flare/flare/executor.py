@@ -34,6 +34,7 @@ from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.paths import store_for
 from cfl_flare.flare.policy import check_floor, limited_paths
 from cfl_flare.methods import build_method
+from cfl_flare.results.model_file import CLASSES
 from cfl_flare.results.run_dir import SERVED, save_served
 from cfl_flare.results.store import Store
 from cfl_flare.training.devices import Place
@@ -184,6 +185,7 @@ class ClusteredExecutor(Executor):
                 place.device,
                 should_stop=lambda: bool(self._abort_signal.triggered),
                 private=self.private,
+                authorize=policy,
             )
             place.limit()
             self.log_info(fl_ctx, f"{fl_ctx.get_identity_name()} computes on {place}")
@@ -222,7 +224,8 @@ class ClusteredExecutor(Executor):
         """Saves a participant's served model for the site's operator."""
         folder = store_for(self.run_name, fl_ctx).folder / SERVED
         try:
-            save_served(folder, participant, served, self.model, number)
+            task = unmarked(self.training).get("task", CLASSES)
+            save_served(folder, participant, served, self.model, number, task)
         except OSError as error:  # the run has its results all the same
             self._log_failure(f"keeping {participant}'s model", failure_of(error), traceback.format_exc(), fl_ctx)
         else:

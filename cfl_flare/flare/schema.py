@@ -22,7 +22,8 @@ from cfl_flare.engine.checks import MAX_GROUPS, MAX_SAMPLES, is_count, is_number
 from cfl_flare.engine.site import Result
 from cfl_flare.flare.wire import ARRAYS, content_of
 from cfl_flare.methods import Participant, Update
-from cfl_flare.training.measures import METRICS
+
+Ranges = Mapping[str, tuple[float, float]]
 
 KEYS = frozenset({"schema", "error", "participants", "round", "results"})
 OF_PARTICIPANT = frozenset({"name", "samples", "group"})
@@ -64,7 +65,7 @@ def decode_check_in(message: FLModel, site: str, expected: Collection[str], most
 
 
 def decode_results(
-    message: FLModel, bank: Mapping[str, Params], number: int, hosted: Collection[str]
+    message: FLModel, bank: Mapping[str, Params], number: int, hosted: Collection[str], ranges: Ranges
 ) -> Iterator[Result | tuple[str, PayloadError]]:
     """A site's results, one at a time: a result, or the participant's name and why it is refused.
 
@@ -73,6 +74,7 @@ def decode_results(
         bank: the models that the differences refer to.
         number: the round.
         hosted: the names of the site's participants.
+        ranges: of the measures that participants were asked for, by name.
 
     Raises:
         PayloadError: the message as a whole is of another round or schema, or is malformed.
@@ -97,7 +99,7 @@ def decode_results(
         try:
             if name not in hosted:
                 raise PayloadError("unknown_participant", f"the site hosts no participant {shown(name)}")
-            yield _result(name, said, own[name], bank)
+            yield _result(name, said, own[name], bank, ranges)
         except PayloadError as error:
             yield name, error
 
@@ -118,14 +120,14 @@ def _content(message: FLModel) -> dict[str, Any]:
     return content
 
 
-def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Params]) -> Result:
+def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Params], ranges: Ranges) -> Result:
     if not isinstance(said, dict) or not said.keys() <= OF_RESULT:
         raise malformed(f"{name}: its result should have {', '.join(sorted(OF_RESULT))} alone, not {shown(said)}")
-    metrics = _metrics(name, said.get("metrics", {}), ("served_", "trained_"))
+    metrics = _metrics(name, said.get("metrics", {}), ranges, ("served_", "trained_"))
     cross = said.get("cross", {})
     if not isinstance(cross, dict) or not all(isinstance(model, str) for model in cross):
         raise malformed(f"{name}: cross = {shown(cross)} should have metrics for each model")
-    cross = {model: _metrics(name, found, ("",)) for model, found in cross.items()}
+    cross = {model: _metrics(name, found, ranges) for model, found in cross.items()}
     if said.get("error") is not None:
         failure_text(said["error"])
         return Result(name, None, metrics, said["error"], cross)
@@ -149,9 +151,9 @@ def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Par
     return Result(name, Update(name, samples, diffs, cluster, others, carrier=carrier), metrics, None, cross)
 
 
-def _metrics(name: str, said: Any, prefixes: tuple[str, ...]) -> dict[str, float]:
-    """What a participant measured: numbers of `METRICS` in their ranges."""
-    allowed = {prefix + metric: bounds for prefix in prefixes for metric, bounds in METRICS.items()}
+def _metrics(name: str, said: Any, ranges: Ranges, prefixes: tuple[str, ...] = ("",)) -> dict[str, float]:
+    """What a participant measured: numbers in their ranges."""
+    allowed = {prefix + metric: bounds for prefix in prefixes for metric, bounds in ranges.items()}
     if not isinstance(said, dict):
         raise PayloadError("metric", f"{name}: {shown(said)} should be its metrics by name")
     for key, value in said.items():

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from cfl_flare.results.run_dir import Run
 
+NAMES = {"macro_f1": "macro-F1", "c_index": "C-index", "dice": "Dice", "brier": "Brier", "iou": "IoU"}
+NAMES |= {name: name.upper() for name in ("auroc", "auprc", "ece", "mae", "rmse", "r2")}
 # Metrics that are shown beside those by which the runs are judged.
 MOST = 2
 
@@ -39,9 +41,9 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     table.add_column("method", no_wrap=True)
     joined = any(run.newcomers for run in runs)
     leading, shown = _metrics(runs)
-    measures = ["rounds", *map(_label, shown)]
+    measures = ["rounds", *map(heading, shown)]
     for what in ("worst", "unseen") if joined else ("worst",):
-        measures += [what if len(leading) == 1 else f"{what} {_label(name)}" for name in leading]
+        measures += [what if len(leading) == 1 else f"{what} {heading(name)}" for name in leading]
     for name in (*measures, "clusters", "ARI", "bytes", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     if folders:
@@ -73,8 +75,9 @@ def _metrics(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
     return leading, [*leading, *islice((name for name in others if name not in leading), MOST)]
 
 
-def _label(metric: str) -> str:
-    return {"macro_f1": "macro-F1"}.get(metric, in_table(metric))
+def heading(metric: str) -> str:
+    """A metric's name over its column."""
+    return NAMES.get(metric, in_table(metric))
 
 
 def _number(value: Any) -> str:

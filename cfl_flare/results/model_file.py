@@ -9,20 +9,25 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cfl_flare.core.config import build, class_paths
-from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.params import Layout
-from cfl_flare.core.text import shown
+from cfl_flare.core.text import plain, shown
 from cfl_flare.models import MODELS as NETWORKS
 from cfl_flare.models import NamedArrays
+
+if TYPE_CHECKING:
+    from cfl_flare.training.tasks import LearningTask
 
 NETWORK_PATHS = {f"{cls.__module__}.{cls.__qualname__}" for cls in NETWORKS.values()}
 # The model of a run whose training scripts compute without a module.
 ARRAYS = f"{NamedArrays.__module__}.{NamedArrays.__qualname__}"
+# What a model predicts unless its file says something else.
+CLASSES = "classification"
 # The text of a model's arguments is at most this long, so that they cannot list millions of layers.
 MOST_ARGS = 20_000
 
@@ -52,6 +57,25 @@ def parts_of(ensemble: Any, arrays: int, path: Path) -> tuple[int, str]:
     if type(parts) is not int or not 1 <= parts <= arrays or not isinstance(vote, str):
         raise PayloadError("damaged_file", f"{path}: ensemble = {shown(ensemble)} does not fit its {arrays} arrays")
     return parts, vote
+
+
+def task_of(meta: Mapping[str, Any], path: Path) -> LearningTask:
+    """What a file says that its model predicts, one of cfl_flare's own tasks; classes, if it says nothing.
+
+    Raises:
+        PayloadError: it says something else than a task.
+        ConfigError: it names a task of the user's, which is not imported because a file names it.
+    """
+    from cfl_flare.training.tasks import build_task
+
+    spec: Any = meta.get("task", CLASSES)
+    if not isinstance(spec, (str, dict)) or len(json.dumps(spec)) > MOST_ARGS:
+        raise PayloadError("damaged_file", f"{path}: task = {shown(spec)} is none; name a file that cfl_flare wrote")
+
+    def refuse(own: str) -> None:
+        raise ConfigError(f"{path} is of the task {plain(own, 100)}, which is not cfl_flare's own; predict in Python")
+
+    return build_task(spec, refuse)
 
 
 def is_ours(spec: Mapping[str, Any]) -> bool:

@@ -24,6 +24,7 @@ from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.methods import Method, Participant, ServerState, describe_method
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.missed import missed_rounds
+from cfl_flare.results.model_file import CLASSES
 from cfl_flare.results.run_dir import (
     ASSIGNMENTS,
     BEST,
@@ -68,6 +69,7 @@ class Recorder:
         last: RoundMetrics | None = None,
     ):
         self.folder, self._run, self._model, self.last = folder, unmarked(run), unmarked(model), last
+        self._task = (self._run.get("training") or {}).get("task", CLASSES)
         make_folder(folder / MODELS)
         old = [folder / SUMMARY, folder / NEWCOMERS, folder / CROSS_SITE]
         old += [*(folder / MODELS).glob("*.safetensors"), *(folder / STATE).glob("round-*")]
@@ -107,7 +109,7 @@ class Recorder:
         shutil.rmtree(new, ignore_errors=True)
         try:
             for slot, served in models.items():
-                save_served(new / MODELS, slot, served, self._model, rounds)
+                save_served(new / MODELS, slot, served, self._model, rounds, self._task)
         except FileError:
             shutil.rmtree(new, ignore_errors=True)
             raise
@@ -144,7 +146,7 @@ class Recorder:
     ) -> None:
         """Writes the models and the server's state, then the summary."""
         for slot, served in models.items():
-            save_served(self.folder / MODELS, slot, served, self._model, state.round)
+            save_served(self.folder / MODELS, slot, served, self._model, state.round, self._task)
         Store(self.folder / STATE).save(state.round, state.bank, state_metadata(state), state.arrays)
         last = self.last
         summary = {

@@ -30,7 +30,7 @@ from cfl_flare.core.text import plain
 from cfl_flare.methods import GLOBAL
 from cfl_flare.results import schema
 from cfl_flare.results.key_metric import ACCURACY, Metric, reported
-from cfl_flare.results.model_file import ARRAYS, check_weights, is_ours, layout_of, model_of, parts_of
+from cfl_flare.results.model_file import ARRAYS, CLASSES, check_weights, is_ours, layout_of, model_of, parts_of, task_of
 from cfl_flare.training.ensemble import Ensemble, Served
 
 if TYPE_CHECKING:
@@ -179,7 +179,14 @@ def the_run(folder: str | Path) -> Path:
     return found[0]
 
 
-def save_served(folder: Path, name: str, served: Served, model: Mapping[str, Any], rounds: int) -> None:
+def save_served(
+    folder: Path,
+    name: str,
+    served: Served,
+    model: Mapping[str, Any],
+    rounds: int,
+    task: Mapping[str, Any] | str = CLASSES,
+) -> None:
     """Writes a model or an ensemble, for `read_model`.
 
     Args:
@@ -188,8 +195,11 @@ def save_served(folder: Path, name: str, served: Served, model: Mapping[str, Any
         served: what to write.
         model: the module's ``{"class_path", "args"}``.
         rounds: rounds completed.
+        task: what the model predicts, as in the run's settings.
     """
     meta: dict[str, Any] = {"slot": name, "round": rounds, "model": unmarked(model)}
+    if task != CLASSES:
+        meta["task"] = task
     arrays = served.models[0].arrays()
     if len(served.models) > 1:  # named as in the `state_dict` of an `Ensemble`
         meta["ensemble"] = {"parts": len(served.models), "vote": served.vote}
@@ -266,7 +276,7 @@ def read_model(path: Path, model: torch.nn.Module | None = None) -> torch.nn.Mod
     if model is None:
         model = build(spec, nn.Module, "model")
     if ensemble is not None:
-        model = Ensemble([copy.deepcopy(model) for _ in range(parts)], vote)
+        model = Ensemble([copy.deepcopy(model) for _ in range(parts)], vote, task_of(meta, path).link)
     try:
         packed = Layout.of(model).pack(arrays)
     except PayloadError as error:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cfl_flare.core.errors import AbortedError
@@ -22,7 +21,6 @@ from cfl_flare.core.seeds import stream
 from cfl_flare.training.ensemble import Served, combined
 from cfl_flare.training.loss import balanced
 from cfl_flare.training.maml import ahead, descend
-from cfl_flare.training.measures import accuracy, macro_f1
 from cfl_flare.training.memory import PRIVATE, MemoryView
 from cfl_flare.training.penalties import Step, Term
 from cfl_flare.training.runtime import Runtime, Split
@@ -83,7 +81,7 @@ class Learner:
     def beside(self, frozen: Params) -> Learner:
         """The same participant, all of whose models are added to a frozen one, in `train` and in `losses`.
 
-        The logits of the two are added (Fed-CAM Eq. 1). The frozen model is in evaluation mode; where it has private
+        The outputs of the two are added (Fed-CAM Eq. 1). The frozen model is in evaluation mode; where it has private
         layers of another part of the participant, it comes with them.
         """
         view = copy.copy(self)
@@ -141,7 +139,7 @@ class Learner:
 
         Args:
             start: the model to start from.
-            terms: added to the cross-entropy in each step.
+            terms: added to the loss in each step.
             purpose: names the random stream; only ``"train"`` writes the optimizer's state and private layers back to
                 the participant's memory.
             epochs: passes over the training data, in place of the run's steps.
@@ -207,7 +205,7 @@ class Learner:
 
     @torch.no_grad()
     def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
-        """Mean cross-entropy of each model on the participant's own training data, ``(len(models),)`` float64.
+        """Mean loss of each model on the participant's own training data, ``(len(models),)`` float64.
 
         It is plain, like what is measured: class weights and label smoothing change what is trained, and not what it
         means that one model fits better than another.
@@ -223,26 +221,20 @@ class Learner:
             split = Split(split.x[chosen], split.y[chosen])
         keys = [(id(model), id(self._beside), samples, self._part) for model in models]
         if any(key not in self._losses for key in keys):  # evaluation and training need the same ones in a round
-            logits = self._predict(models, split.x)
+            outputs = self._predict(models, split.x)
             if self._beside is not None:
-                logits = logits + self._predict([self._beside], split.x)
-            every = F.cross_entropy(logits.flatten(0, 1), split.y.repeat(len(models)), reduction="none")
-            means = every.view(len(models), -1).double().mean(dim=1).tolist()
+                outputs = outputs + self._predict([self._beside], split.x)
+            means = self._runtime.task.losses(outputs, split.y).tolist()
             # The models are kept with them: a new one could have the id of one that is gone.
             self._losses.update({key: (model, self._beside, loss) for key, model, loss in zip(keys, models, means)})
         return np.array([self._losses[key][2] for key in keys])
 
     @torch.no_grad()
     def evaluate(self, model: Params | Served) -> dict[str, float]:
-        """Accuracy, macro-F1 and loss of a model, or of an ensemble, on the participant's own test split."""
-        served = Served.of(self.complete(model))
-        logits = combined(self._predict(served.models, self._test.x), served.vote)
-        labels, predicted = self._test.y.cpu().numpy(), logits.argmax(1).cpu().numpy()
-        return {
-            "accuracy": accuracy(labels, predicted),
-            "macro_f1": macro_f1(labels, predicted),
-            "loss": float(F.cross_entropy(logits, self._test.y)),
-        }
+        """What the run's task measures of a model, or of an ensemble, on the participant's own test split."""
+        served, task = Served.of(self.complete(model)), self._runtime.task
+        outputs = combined(self._predict(served.models, self._test.x), served.vote, task.link)
+        return task.measured(outputs, self._test.y, self._runtime.settings.measures)
 
     def _stream(self, purpose: str) -> np.random.Generator:
         return stream(self._runtime.seed, self.participant, self.round, self._part + purpose)
@@ -290,12 +282,12 @@ class Learner:
         with torch.autocast(torch.device(runtime.device).type, torch.bfloat16, enabled=reduced):
             # First, by the running statistics that the model has before this batch moves them.
             evaluated = runtime.resident.evaluated(x).float() if evaluates else None
-            logits = runtime.resident.module(x).float()
+            outputs = runtime.resident.module(x).float()
         trained = seen[0].float() if seen else None
         beside, *compared = fixed
-        logits = logits if beside is None else logits + beside
-        weights, smoothing = self._class_weights(logits.shape[1]), runtime.settings.label_smoothing
-        loss = F.cross_entropy(logits, self._train.y[batch], weights, label_smoothing=smoothing)
+        outputs = outputs if beside is None else outputs + beside
+        weights, smoothing = self._class_weights(outputs.shape[1]), runtime.settings.label_smoothing
+        loss = runtime.task.loss(outputs, self._train.y[batch], weights, smoothing)
         shared = runtime.shared_parameters if terms else runtime.resident.parameters
         for term, others in zip(terms, compared):
             features = trained if term.training or evaluated is None else evaluated
@@ -307,7 +299,7 @@ class Learner:
         if self._runtime.settings.class_weights is None:
             return None
         if self._weights is None:
-            self._weights = balanced(self._train.y, classes)
+            self._weights = balanced(self._train.y.flatten(), max(2, classes))
         return self._weights
 
     def _batches(self, rng: np.random.Generator, steps: int) -> list[Tensor]:
@@ -320,7 +312,7 @@ class Learner:
         return batches[:steps]
 
     def _predict(self, models: Sequence[Params], x: Tensor, features: bool = False, training: bool = False) -> Tensor:
-        """Logits ``(len(models), n, classes)``, or features ``(len(models), n, d)``."""
+        """Outputs ``(len(models), n, classes, ...)``, or features ``(len(models), n, d)``."""
         if self._runtime.should_stop():
             raise AbortedError(f"aborted while {self.participant} was evaluating")
         whole = [self.with_private(model) for model in models]

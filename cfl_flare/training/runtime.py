@@ -21,6 +21,7 @@ from cfl_flare.training.batched_predict import Predictor, ignores_mode
 from cfl_flare.training.optimizers import optimizer_of
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.tasks import Classification, LearningTask
 
 # Stacked models kept for the next participant: the candidates, the frozen part of a sum, and what is being measured.
 PREDICTORS = 3
@@ -30,18 +31,21 @@ UNTRAINED = 4
 
 @dataclass(frozen=True)
 class Split:
-    """Samples and labels as tensors: ``x (n, *input_shape)`` float32, ``y (n,)`` int64."""
+    """Samples and labels as tensors: ``x (n, *input_shape)`` float32, ``y (n, ...)`` as the run's task has targets."""
 
     x: Tensor
     y: Tensor
 
     @classmethod
-    def of(cls, x: np.ndarray, y: np.ndarray, device: str = "cpu") -> Split:
-        """Converts arrays; images are stored channels-last, the order in which a CPU convolves fastest."""
+    def of(cls, x: np.ndarray, y: np.ndarray, device: str = "cpu", task: LearningTask | None = None) -> Split:
+        """Converts arrays; by default, labels are class numbers.
+
+        Images are stored channels-last, the order in which a CPU convolves fastest.
+        """
         tensor = torch.from_numpy(np.ascontiguousarray(x, np.float32)).to(device)
         if tensor.dim() == 4:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
-        return cls(tensor, torch.from_numpy(np.ascontiguousarray(y, np.int64)).to(device))
+        return cls(tensor, (task or Classification()).targets(y).to(device))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -57,8 +61,10 @@ class Runtime:
         device: where to compute.
         should_stop: asked before each step whether the job was aborted.
         private: the layers that stay with each participant; None for none.
+        authorize: the site's component policy, which is asked about a task of the user's.
 
     Attributes:
+        task: what models predict.
         division: what of a model travels, and what stays.
         untrained: the run's untrained model of a given number.
         initial: what travels of it.
@@ -74,6 +80,7 @@ class Runtime:
         device: str = "cpu",
         should_stop: Callable[[], bool] = lambda: False,
         private: str | None = None,
+        authorize: Callable[[str], None] | None = None,
     ):
         try:
             torch.zeros(1, device=device)
@@ -83,6 +90,7 @@ class Runtime:
             ) from error
         settings.lr_at(0)  # a cosine without its rounds is refused here, and not in each participant's first step
         self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
+        self.task = settings.built_task(authorize)
         self.resident = ResidentModel(make_model(), device)
         self.division = Division.of(self.resident.module, private)
         self.untrained = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))

@@ -1,15 +1,20 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""How a participant trains in one round."""
+"""How a participant trains in one round, and what of its predictions is measured."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from cfl_flare.core.config import require
+from cfl_flare.core.config import as_spec, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import Bounds, check_settings, setting, settings_of
+
+if TYPE_CHECKING:
+    from cfl_flare.training.tasks import LearningTask
 
 # SGD's, unless the settings say otherwise.
 MOMENTUM = 0.9
@@ -64,12 +69,22 @@ class TrainSettings:
     label_smoothing: float = setting(
         0.0, help="share of the target that training spreads evenly over all classes", ge=0, lt=1
     )
+    task: str | Mapping[str, Any] = setting(
+        "classification",
+        help="what models predict: classification, binary, multilabel, regression, survival or segmentation, or an own "
+        "package.Class",
+    )
+    measures: tuple[str, ...] = setting((), help="what is measured beside the task's usual: auroc, ece, ...")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr_milestones", tuple(self.lr_milestones))
         if self.optimizer == "sgd" and self.momentum is None:
             object.__setattr__(self, "momentum", MOMENTUM)
+        if not isinstance(self.task, (str, Mapping)):
+            object.__setattr__(self, "task", described(self.task))
+        object.__setattr__(self, "measures", tuple(self.measures))
         check_settings(self, "training")
+        self._check_task()
         require(
             self.local_steps is None or self.local_epochs is None,
             f"training: give local_steps = {self.local_steps} or local_epochs = {self.local_epochs}, not both",
@@ -90,6 +105,31 @@ class TrainSettings:
             )
         else:
             self._only("lr_rounds", "lr_end", of="lr_schedule = 'cosine'")
+
+    def _check_task(self) -> None:
+        """Checks what belongs to one of cfl_flare's own tasks; a class of the user's is imported at the sites alone."""
+        name = as_spec(self.task, "task").get("task")
+        own = isinstance(name, str) and "." in name
+        if not own and (self.task != "classification" or self.measures):
+            self.built_task()
+
+    def built_task(self, authorize: Callable[[str], None] | None = None) -> LearningTask:
+        """The run's task; see `cfl_flare.training.tasks.build_task`.
+
+        Raises:
+            ConfigError: an unknown task or setting, a measure that the task lacks, or class weights without classes.
+        """
+        from cfl_flare.training.tasks import build_task, check_measures  # it needs torch, which takes a second
+
+        task = build_task(self.task, authorize)
+        check_measures(task, self.measures)
+        for what, value in (("class_weights", self.class_weights), ("label_smoothing", self.label_smoothing)):
+            require(
+                task.classes or not value,
+                f"training: {what} = {value!r} is for tasks with classes, and task {task.name!r} has none; leave it "
+                "out",
+            )
+        return task
 
     def _only(self, *names: str, of: str) -> None:
         """Raises a ConfigError for a setting that another one makes meaningless."""
@@ -129,6 +169,15 @@ class TrainSettings:
         if self.local_epochs is None:
             return self.local_steps or 10
         return self.local_epochs * len(batch_bounds(samples, self.batch_size))
+
+
+def described(task: Any) -> dict[str, Any]:
+    """A task that is given as an object, as JSON can hold it."""
+    from cfl_flare.training.tasks import LearningTask, describe_task
+
+    fits = isinstance(task, LearningTask)
+    require(fits, f"training: task = {task!r} should be a task's name, 'package.Class', or a LearningTask")
+    return describe_task(task)
 
 
 def batch_bounds(samples: int, batch_size: int) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
-from cfl_flare.core.config import MARK, class_paths, marked
+from cfl_flare.core.config import MARK, as_spec, class_paths, marked
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import settings_of, shows
 from cfl_flare.data import DataSource
@@ -225,7 +225,8 @@ class ClusteredRecipe(Recipe):
         """The classes that the job names and the sites import."""
         method = describe_method(self.plan.method)["method"]
         sources = [source["class_path"] for source in self._sites.sources]
-        return [*class_paths(self.plan.model), *sources, *([method] if "." in method else [])]
+        task = as_spec((self.plan.training or TrainSettings()).task, "task")["task"]
+        return [*class_paths(self.plan.model), *sources, *(name for name in (method, task) if "." in name)]
 
     def process_env(self, env: ExecEnv) -> None:
         """Makes sure that the environment may run cfl_flare's components.

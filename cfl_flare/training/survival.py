@@ -1,0 +1,75 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Cox's proportional hazards: the partial likelihood with ties, and the concordance of risks with times."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Rows of the matrix of all pairs that are compared at a time.
+ROWS = 1024
+
+
+def cox_loss(risk: Tensor, time: Tensor, event: Tensor, ties: str = "efron") -> Tensor:
+    """The negative logarithm of Cox's partial likelihood, divided by the number of events.
+
+    At each event, those at risk are all whose time is not shorter. Of d events at the same time, Breslow compares each
+    with all at risk; Efron leaves out of them the shares 0, 1/d, ..., (d-1)/d of those whose event it is.
+
+    Args:
+        risk: ``(n,)`` logarithms of relative hazards.
+        time: ``(n,)`` until the event, or until nobody knows.
+        event: ``(n,)`` 1 where the event happened, else 0.
+        ties: ``"efron"`` or ``"breslow"``.
+
+    Returns:
+        A scalar; 0, with a gradient of zeros, where there is no event.
+    """
+    order = torch.argsort(time)
+    risk, time, happened = risk[order], time[order], event[order] > 0
+    if not happened.any():
+        return risk.sum() * 0
+    # The logarithm of the sum of hazards from each place on; at a tie, from the tie's first place.
+    from_here = risk.flip(0).logcumsumexp(0).flip(0)
+    at_risk = from_here[torch.searchsorted(time, time)][happened]
+    terms = risk[happened] - at_risk
+    if ties == "efron":
+        _, tie, sizes = torch.unique_consecutive(time[happened], return_inverse=True, return_counts=True)
+        hazards = _log_sums(risk[happened], tie, len(sizes))[tie]
+        before = torch.arange(len(tie), device=tie.device) - (sizes.cumsum(0) - sizes)[tie]  # in the same tie
+        terms = terms - torch.log1p(-(before / sizes[tie]) * (hazards - at_risk).exp())
+    return -terms.sum() / len(terms)
+
+
+def _log_sums(values: Tensor, group: Tensor, groups: int) -> Tensor:
+    """For each group, the logarithm of the sum of exponentials ``(groups,)``."""
+    top = torch.full((groups,), -torch.inf, dtype=values.dtype, device=values.device)
+    top = top.scatter_reduce(0, group, values.detach(), "amax")
+    sums = torch.zeros_like(top).index_add(0, group, (values - top[group]).exp())
+    return sums.log() + top
+
+
+def concordance(risk: Tensor, time: Tensor, event: Tensor) -> float | None:
+    """Harrell's C: of the pairs of which it is known who had the event first, the share with the higher risk there.
+
+    Equal risks count half. Whose time is the same had it first if the other's was not seen.
+
+    Args:
+        risk: ``(n,)``, higher for earlier events.
+        time: ``(n,)`` until the event, or until nobody knows.
+        event: ``(n,)`` 1 where the event happened, else 0.
+
+    Returns:
+        The share; None where there is no such pair.
+    """
+    right, pairs = 0.0, 0
+    happened = event > 0
+    for start in range(0, len(time), ROWS):
+        rows = slice(start, start + ROWS)
+        first = (time[rows, None] < time) | ((time[rows, None] == time) & ~happened)
+        known = first & happened[rows, None]
+        pairs += int(known.sum())
+        higher, equal = risk[rows, None] > risk, risk[rows, None] == risk
+        right += float((known & higher).sum()) + float((known & equal).sum()) / 2
+    return right / pairs if pairs else None

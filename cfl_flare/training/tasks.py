@@ -1,0 +1,404 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What models predict. A task is a value: its labels, its loss, and how predictions are measured.
+
+To add one, derive from `LearningTask` and name the class as the run's task, ``package.Class``: a loss, and measures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cfl_flare.core.config import as_spec, build, class_path, from_dict, require
+from cfl_flare.core.errors import ConfigError, DataError
+from cfl_flare.core.settings import check_settings, setting
+from cfl_flare.data.labels import FORMS, form_of
+from cfl_flare.training.ensemble import predicted
+from cfl_flare.training.measures import (
+    LARGEST,
+    RANGES,
+    Measure,
+    accuracy,
+    accuracy_of_findings,
+    accuracy_of_pixels,
+    auprc,
+    auroc,
+    balanced_accuracy,
+    balanced_of_two,
+    brier,
+    calibration_error,
+    dice,
+    f1_of_findings,
+    iou,
+    macro_f1,
+    macro_f1_of_two,
+    mae,
+    r2,
+    rmse,
+    sensitivity,
+    specificity,
+)
+from cfl_flare.training.survival import concordance, cox_loss
+
+
+@dataclass(frozen=True)
+class LearningTask(ABC):
+    """What models predict. Its settings are the fields of its dataclass.
+
+    Attributes:
+        name: in settings.
+        form: of the labels, one of `cfl_flare.data.labels.FORMS`.
+        link: what makes predictions of a model's outputs, one of `cfl_flare.training.ensemble.LINKS`.
+        classes: each sample, or each pixel, is of one class: classes can be weighted, and labels smoothed.
+        always: what is measured in any run.
+        measures: functions of predictions, targets and the task that compute measures other than the loss.
+    """
+
+    name: ClassVar[str] = ""
+    form: ClassVar[str] = "class"
+    link: ClassVar[str] = "softmax"
+    classes: ClassVar[bool] = False
+    always: ClassVar[tuple[str, ...]] = ("loss",)
+    measures: ClassVar[Mapping[str, Measure]] = {}
+
+    def __post_init__(self) -> None:
+        check_settings(self, f"task {self.name}")
+
+    def targets(self, y: np.ndarray) -> Tensor:
+        """Labels as the loss and the measures take them; by default whole numbers, int64."""
+        return torch.from_numpy(np.ascontiguousarray(y, np.int64))
+
+    def check(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
+        """Checks that labels and a model's outputs fit each other.
+
+        Args:
+            outputs: the model's, for one sample.
+            y: the labels of all of a participant's samples.
+            where: whose they are, for the error.
+
+        Raises:
+            DataError: they do not; it says what to set.
+        """
+        found = form_of(y, where)
+        if found != self.form:
+            able = " or ".join(repr(task.name) for task in TASKS.values() if task.form == found)
+            raise DataError(
+                f"{where}: its labels are {FORMS[found]}, and task {self.name!r} takes {FORMS[self.form]}; set task to "
+                f"{able}, or name other labels"
+            )
+        self._check_outputs(outputs, y, where)
+
+    def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
+        """By default: one number for each sample."""
+        if tuple(outputs.shape) != (1, 1):
+            raise DataError(
+                f"{where}: task {self.name!r} takes one output for each sample, and the model's output for one has "
+                f"shape {tuple(outputs.shape)}; set the model's num_classes to 1"
+            )
+
+    def ranges(self, requested: Iterable[str] = ()) -> dict[str, tuple[float, float]]:
+        """What is measured in a run, with the range of each: what is beyond it, a server refuses."""
+        return {name: RANGES.get(name, (-LARGEST, LARGEST)) for name in (*self.always, *requested)}
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+        """The mean loss of a batch, a scalar with gradient.
+
+        Args:
+            outputs: of the model, ``(n, classes, ...)``.
+            targets: labels, as `targets` returns them.
+            weights: of each class; None where all count the same, and always where there are no ``classes``.
+            smoothing: share of the target that is spread evenly over all classes; 0 where there are none.
+        """
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of each of several models, ``(K,)`` float64, of outputs ``(K, n, classes, ...)``."""
+        return torch.stack([self.loss(one, targets).double() for one in outputs])
+
+    def measured(self, outputs: Tensor, targets: Tensor, requested: Iterable[str] = ()) -> dict[str, float]:
+        """What is measured of a model on a test split.
+
+        Args:
+            outputs: of the model, ``(n, classes, ...)``.
+            targets: labels, as `targets` returns them.
+            requested: measures beside those of `always`.
+
+        Returns:
+            The measures by name. One that is not defined on these samples, such as an AUROC where there is one class,
+            is left out.
+        """
+        found = {name: self.measure(name, outputs, targets) for name in dict.fromkeys((*self.always, *requested))}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def measure(self, name: str, outputs: Tensor, targets: Tensor) -> float | None:
+        """One measure of a model on a test split; None where it is not defined there."""
+        if name == "loss":
+            return float(self.loss(outputs, targets))
+        return self.measures[name](predicted(outputs, self.link), targets, self)
+
+
+@dataclass(frozen=True)
+class Classification(LearningTask):
+    """One of several classes for each sample, by cross-entropy: outputs ``(n, classes)``, labels 0, 1, ..."""
+
+    name: ClassVar[str] = "classification"
+    classes: ClassVar[bool] = True
+    always: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "loss")
+    measures: ClassVar[Mapping[str, Measure]] = {
+        "auroc": auroc,
+        "auprc": auprc,
+        "balanced_accuracy": balanced_accuracy,
+        "brier": brier,
+        "ece": calibration_error,
+    }
+
+    def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
+        top = int(y.max())
+        if outputs.dim() != 2 or outputs.shape[1] <= top:
+            raise DataError(
+                f"{where}: label {top} does not fit the model's output of shape {tuple(outputs.shape)}; set the "
+                f"model's num_classes to {top + 1} or more, or bring the labels to its classes"
+            )
+
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+        """Cross-entropy."""
+        return F.cross_entropy(outputs, targets, weights, label_smoothing=smoothing)
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """All models at once."""
+        every = F.cross_entropy(outputs.flatten(0, 1), targets.repeat(len(outputs)), reduction="none")
+        return every.view(len(outputs), -1).double().mean(dim=1)
+
+    def measure(self, name: str, outputs: Tensor, targets: Tensor) -> float | None:
+        """What is measured in each round needs no probabilities."""
+        of_labels = {"accuracy": accuracy, "macro_f1": macro_f1}.get(name)
+        if of_labels is None:
+            return super().measure(name, outputs, targets)
+        return of_labels(targets.cpu().numpy(), outputs.argmax(1).cpu().numpy())
+
+
+@dataclass(frozen=True)
+class Binary(LearningTask):
+    """A finding that is there or not: one output, its logit; labels 0 and 1."""
+
+    name: ClassVar[str] = "binary"
+    link: ClassVar[str] = "sigmoid"
+    classes: ClassVar[bool] = True
+    always: ClassVar[tuple[str, ...]] = ("accuracy", "auroc", "loss")
+    measures: ClassVar[Mapping[str, Measure]] = {
+        "auroc": auroc,
+        "auprc": auprc,
+        "accuracy": accuracy_of_findings,
+        "balanced_accuracy": balanced_of_two,
+        "macro_f1": macro_f1_of_two,
+        "sensitivity": sensitivity,
+        "specificity": specificity,
+        "brier": brier,
+        "ece": calibration_error,
+    }
+
+    threshold: float = setting(0.5, help="the finding is there from this probability on", gt=0, lt=1)
+
+    def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
+        super()._check_outputs(outputs, y, where)
+        if y.max() > 1:
+            raise DataError(
+                f"{where}: label {y.max()} is neither 0 nor 1, which task 'binary' takes; set task to "
+                f"'classification' and the model's num_classes to {y.max() + 1}"
+            )
+
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+        """Cross-entropy of the two classes."""
+        wanted = targets * (1 - smoothing) + smoothing / 2
+        if weights is None:
+            return F.binary_cross_entropy_with_logits(outputs[:, 0], wanted)
+        own = weights[targets]
+        every = F.binary_cross_entropy_with_logits(outputs[:, 0], wanted, own, reduction="none")
+        return every.sum() / own.sum()
+
+
+@dataclass(frozen=True)
+class Multilabel(LearningTask):
+    """Several findings, each there or not: outputs ``(n, C)``, their logits; labels ``(n, C)`` of 0 and 1."""
+
+    name: ClassVar[str] = "multilabel"
+    form: ClassVar[str] = "several"
+    link: ClassVar[str] = "sigmoid"
+    always: ClassVar[tuple[str, ...]] = ("accuracy", "auroc", "loss")
+    measures: ClassVar[Mapping[str, Measure]] = {
+        "auroc": auroc,
+        "auprc": auprc,
+        "accuracy": accuracy_of_findings,
+        "macro_f1": f1_of_findings,
+        "sensitivity": sensitivity,
+        "specificity": specificity,
+        "brier": brier,
+        "ece": calibration_error,
+    }
+
+    threshold: float = setting(0.5, help="a finding is there from this probability on", gt=0, lt=1)
+
+    def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
+        if tuple(outputs.shape) != (1, y.shape[1]):
+            raise DataError(
+                f"{where}: its samples have {y.shape[1]} labels each, and the model's output for one has shape "
+                f"{tuple(outputs.shape)}; set the model's num_classes to {y.shape[1]}"
+            )
+
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+        """Binary cross-entropy, the mean over samples and findings."""
+        return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
+
+
+@dataclass(frozen=True)
+class Regression(LearningTask):
+    """A number for each sample, by squared error: one output."""
+
+    name: ClassVar[str] = "regression"
+    form: ClassVar[str] = "number"
+    link: ClassVar[str] = "identity"
+    always: ClassVar[tuple[str, ...]] = ("mae", "loss")
+    measures: ClassVar[Mapping[str, Measure]] = {
+        "mae": mae,
+        "rmse": rmse,
+        "r2": r2,
+    }
+
+    def targets(self, y: np.ndarray) -> Tensor:
+        """Float32 ``(n,)``."""
+        return torch.from_numpy(np.ascontiguousarray(y, np.float32))
+
+    def check(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
+        """Whole numbers from 0 on, which could be classes, are numbers as well."""
+        super().check(outputs, y.astype(np.float64) if form_of(y, where) == "class" else y, where)
+
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+        """The mean squared error."""
+        return F.mse_loss(outputs[:, 0], targets)
+
+
+@dataclass(frozen=True)
+class Survival(LearningTask):
+    """The risk of an event, by Cox's proportional hazards: one output, the logarithm of the relative hazard.
+
+    Labels are ``(n, 2)``: the time, and 1 if the event happened then, 0 if nobody knows what came after it.
+    """
+
+    name: ClassVar[str] = "survival"
+    form: ClassVar[str] = "time"
+    link: ClassVar[str] = "exp"
+    always: ClassVar[tuple[str, ...]] = ("c_index", "loss")
+
+    ties: str = setting("efron", help="how events at the same time are treated", choices=("efron", "breslow"))
+
+    def targets(self, y: np.ndarray) -> Tensor:
+        """Float32 ``(n, 2)``."""
+        return torch.from_numpy(np.ascontiguousarray(y, np.float32))
+
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+        """The negative logarithm of the partial likelihood, per event; 0 where there is none."""
+        return cox_loss(outputs[:, 0], targets[:, 0], targets[:, 1], self.ties)
+
+    def measure(self, name: str, outputs: Tensor, targets: Tensor) -> float | None:
+        """The concordance of the outputs, as hazards may be beyond float32; the loss needs an event."""
+        if name == "c_index":
+            return concordance(outputs[:, 0], targets[:, 0], targets[:, 1])
+        return super().measure(name, outputs, targets) if targets[:, 1].any() else None
+
+
+@dataclass(frozen=True)
+class Segmentation(LearningTask):
+    """The class of each pixel, 0 for the background: outputs ``(n, classes, h, w)``, labels ``(n, h, w)``."""
+
+    name: ClassVar[str] = "segmentation"
+    form: ClassVar[str] = "mask"
+    classes: ClassVar[bool] = True
+    always: ClassVar[tuple[str, ...]] = ("dice", "loss")
+    measures: ClassVar[Mapping[str, Measure]] = {
+        "dice": dice,
+        "iou": iou,
+        "accuracy": accuracy_of_pixels,
+    }
+
+    dice: float = setting(0.5, help="share of soft Dice in the loss; the rest is cross-entropy", ge=0, le=1)
+
+    def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
+        fits = outputs.dim() == 4 and outputs.shape[1] > y.max() and outputs.shape[2:] == y.shape[1:]
+        if not fits:
+            raise DataError(
+                f"{where}: masks of {y.shape[1]}x{y.shape[2]} with classes up to {y.max()} do not fit the model's "
+                f"output of shape {tuple(outputs.shape)}, which should be (1, {y.max() + 1} or more, "
+                f"{y.shape[1]}, {y.shape[2]}); set the model's num_classes, or take the network 'unet'"
+            )
+
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+        """Soft Dice over the batch, the mean over the classes but the background, and cross-entropy."""
+        entropy = F.cross_entropy(outputs, targets, weights, label_smoothing=smoothing)
+        return self.dice * (1 - soft_dice(outputs, targets)) + (1 - self.dice) * entropy
+
+
+def soft_dice(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Dice of probabilities, (2 sum p t + 1) / (sum p + sum t + 1): the mean over all classes but the background.
+
+    Args:
+        outputs: logits ``(n, classes, h, w)``.
+        targets: ``(n, h, w)`` int64.
+    """
+    shares = outputs.softmax(dim=1)[:, 1:]
+    there = torch.stack([targets == c for c in range(1, outputs.shape[1])], dim=1).to(shares.dtype)
+    both, either = (shares * there).sum(dim=(0, 2, 3)), (shares + there).sum(dim=(0, 2, 3))
+    return ((2 * both + 1) / (either + 1)).mean()
+
+
+TASKS: dict[str, type[LearningTask]] = {
+    task.name: task for task in (Classification, Binary, Multilabel, Regression, Survival, Segmentation)
+}
+
+
+def build_task(
+    spec: Mapping[str, Any] | str | LearningTask, authorize: Callable[[str], None] | None = None
+) -> LearningTask:
+    """The task of a run: ``"classification"``, ``"survival:ties=breslow"``, ``{"task": name, ...}``, ``package.Class``.
+
+    Args:
+        spec: as above, or a task already.
+        authorize: the site's component policy; see `cfl_flare.core.config.build`.
+
+    Raises:
+        ConfigError: an unknown task or setting, or a value out of its range.
+    """
+    if isinstance(spec, LearningTask):
+        return spec
+    settings = as_spec(spec, "task")
+    name = settings.pop("task", None)
+    if isinstance(name, str) and name in TASKS:
+        return from_dict(TASKS[name], settings, f"task {name}")
+    if isinstance(name, str) and "." in name:
+        return build({"class_path": name, "args": settings}, LearningTask, "task", authorize)  # type: ignore[type-abstract]
+    raise ConfigError(f"task {name!r} is unknown; there are {', '.join(TASKS)}, or package.Class")
+
+
+def describe_task(task: LearningTask) -> dict[str, Any]:
+    """The dictionary from which `build_task` builds this task again."""
+    known = TASKS.get(task.name) is type(task)
+    return {"task": task.name if known else class_path(task, "task"), **dataclasses.asdict(task)}
+
+
+def check_measures(task: LearningTask, requested: Iterable[str]) -> None:
+    """Raises a ConfigError for a measure that the task does not have."""
+    there = [*dict.fromkeys((*task.always, *task.measures))]
+    for name in requested:
+        require(
+            name in there,
+            f"training: measures = {name!r} is not one of task {task.name or type(task).__name__!r}; it has "
+            f"{', '.join(there)}",
+        )
