@@ -1,0 +1,189 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The forms that labels have, told from their dtype and shape, and the strata by which they are dealt out.
+
+class
+    ``(n,)`` whole numbers from 0: the class of each sample.
+several
+    ``(n, C)`` whole numbers, 0 or 1: which of C findings each sample has.
+number
+    ``(n,)`` floats, or whole numbers of which one is below 0: what a regression predicts.
+time
+    ``(n, 2)`` floats: the time, above 0, and 1 if the event happened then, 0 if the sample was censored then.
+mask
+    ``(n, h, w)`` whole numbers from 0: the class of each pixel, 0 for the background.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cfl_flare.core.errors import DataError
+
+FORMS = {
+    "class": "class numbers",
+    "several": "several findings of 0 or 1 each",
+    "number": "numbers to predict",
+    "time": "times with events",
+    "mask": "masks",
+}
+# Samples are counted by class; a label beyond this is probably an identifier.
+MOST_CLASSES = 100_000
+# Squares of larger numbers, and sums of them, are beyond float32.
+LARGEST = 1e16
+# Numbers are dealt out by the fifth of the training labels in which they lie.
+FIFTHS = (0.2, 0.4, 0.6, 0.8)
+
+
+def form_of(y: np.ndarray, where: str) -> str:
+    """The form of labels, one of `FORMS`.
+
+    Args:
+        y: the labels, of any dtype; bools count as 0 and 1.
+        where: names them in errors.
+
+    Raises:
+        DataError: they have none of the forms.
+    """
+    whole, real = y.dtype.kind in "biu", y.dtype.kind == "f"
+    if y.ndim == 1 and (real or (whole and y.min(initial=0) < 0)):
+        return "number"
+    if y.ndim == 2 and real and y.shape[1] == 2:
+        return "time"
+    if y.ndim == 2 and whole and y.shape[1]:
+        if y.min(initial=0) < 0 or y.max(initial=0) > 1:
+            row, column = np.argwhere((y != 0) & (y != 1))[0]
+            raise DataError(
+                f"{where}: labels of shape {y.shape} say which of {y.shape[1]} findings a sample has, and sample {row} "
+                f"has {y[row, column]}; write 1 for a finding that is there and 0 for one that is not, or one class "
+                "number per sample (n,)"
+            )
+        return "several"
+    if y.ndim not in (1, 3) or not whole:
+        raise DataError(
+            f"{where}: labels have dtype {y.dtype} and shape {y.shape}; give class numbers or numbers to predict (n,), "
+            "findings of 0 or 1 (n, C), times and events as floats (n, 2), or masks (n, h, w) of class numbers"
+        )
+    if y.min(initial=0) < 0:
+        raise DataError(f"{where}: a mask has the label {y.min()}, below 0; number the classes from 1, the rest is 0")
+    if y.max(initial=0) >= MOST_CLASSES:
+        raise DataError(
+            f"{where}: label {y.max()} is not a class number; number the classes from 0, and give numbers to predict "
+            "as floats"
+        )
+    return "class" if y.ndim == 1 else "mask"
+
+
+def check_labels(y: np.ndarray, x: np.ndarray, where: str) -> None:
+    """Checks labels and, for masks, that they fit their images.
+
+    Args:
+        y: the labels, one or more.
+        x: the samples ``(n, *input_shape)``.
+        where: names both in errors.
+
+    Raises:
+        DataError: the labels have none of the forms, or a value that their form excludes.
+    """
+    form = form_of(y, where)
+    if form == "mask" and (x.ndim != 4 or x.shape[2:] != y.shape[1:]):
+        raise DataError(
+            f"{where}: masks are {y.shape[1]}x{y.shape[2]}, and samples have shape {x.shape[1:]}; give each image "
+            "(channels, h, w) a mask of its height and width"
+        )
+    if form not in ("number", "time"):
+        return
+    values = np.abs(y.reshape(len(y), -1).astype(np.float64)).max(axis=1)
+    if not (values <= LARGEST).all():  # NaN is not
+        bad = int(np.flatnonzero(~(values <= LARGEST))[0])
+        raise DataError(f"{where}: sample {bad} has the label {y[bad]}; labels are finite numbers up to {LARGEST:g}")
+    if form == "time":
+        _check_times(y, where)
+
+
+def _check_times(y: np.ndarray, where: str) -> None:
+    late, known = y[:, 0] > 0, (y[:, 1] == 0) | (y[:, 1] == 1)
+    if not late.all():
+        bad = int(np.flatnonzero(~late)[0])
+        raise DataError(f"{where}: sample {bad} has the time {y[bad, 0]}; times are above 0")
+    if not known.all():
+        bad = int(np.flatnonzero(~known)[0])
+        raise DataError(
+            f"{where}: sample {bad} has the event {y[bad, 1]}; write 1 where it happened, 0 where the sample was "
+            "censored"
+        )
+
+
+def of_one_form(train: np.ndarray, test: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """The labels of both splits, of one form: bools as bytes; numbers as floats, also where only one split has them.
+
+    Raises:
+        DataError: the forms differ, or the numbers of findings.
+    """
+    form, other = form_of(train, f"{where}: training"), form_of(test, f"{where}: test")
+    if "number" in (form, other) and {form, other} <= {"number", "class"}:
+        return _floats(train), _floats(test)
+    if form != other:
+        raise DataError(
+            f"{where}: training labels are {FORMS[form]} {train.shape}, test labels {FORMS[other]} {test.shape}; give "
+            "both the same form"
+        )
+    if train.shape[1:] != test.shape[1:]:
+        raise DataError(
+            f"{where}: training labels have shape {train.shape}, test labels {test.shape}; give both the same findings"
+        )
+    return _bytes(train), _bytes(test)
+
+
+def _bytes(y: np.ndarray) -> np.ndarray:
+    return y.astype(np.uint8) if y.dtype == bool else y
+
+
+def _floats(y: np.ndarray) -> np.ndarray:
+    return y if y.dtype.kind == "f" else y.astype(np.float64)
+
+
+def strata(y: np.ndarray, train: np.ndarray | None = None) -> np.ndarray:
+    """The stratum of each sample: by it a pooled set is dealt out, and split for testing.
+
+    It is the class; the first finding, counted from 1, and 0 without one; the fifth of the training labels in which a
+    number lies; the event, 0 or 1; of a mask, the class with most pixels apart from the background, and 0 without one.
+
+    Args:
+        y: the labels of one split.
+        train: the training labels, whose fifths hold for both splits; by default ``y``.
+
+    Returns:
+        ``(n,)`` int64, from 0.
+
+    Raises:
+        DataError: the labels have none of the forms.
+    """
+    form = form_of(y, "labels")
+    if form == "several":
+        return np.where(y.any(axis=1), 1 + y.argmax(axis=1), 0)
+    if form == "number":
+        return np.searchsorted(_edges(y if train is None else train), y, side="right")
+    if form == "mask":
+        return np.array([_largest(mask) for mask in y], np.int64)
+    return (y if form == "class" else y[:, 1]).astype(np.int64)
+
+
+def _edges(numbers: np.ndarray) -> np.ndarray:
+    """The numbers with which the second to the last fifth begin; fewer where many numbers are equal."""
+    edges = np.unique(np.quantile(numbers, FIFTHS, method="higher"))
+    return edges[edges > numbers.min()]
+
+
+def _largest(mask: np.ndarray) -> int:
+    pixels = np.bincount(mask.ravel().astype(np.int64))
+    pixels[:1] = 0
+    return int(pixels.argmax()) if pixels.any() else 0
+
+
+def outputs_for(train: np.ndarray, test: np.ndarray) -> int:
+    """How many outputs a model of both splits' labels has: their classes or findings; 1 for a number or a risk."""
+    form = form_of(train, "labels")
+    if form in ("number", "time"):
+        return 1
+    return train.shape[1] if form == "several" else int(max(train.max(), test.max())) + 1
