@@ -28,6 +28,7 @@ from cfl_flare.engine.site import Site
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.model_file import layout_of
 from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.tasks import task_for
 
 PACKAGES = ("nvflare", "torch", "numpy")
 STEPS = 5
@@ -143,8 +144,10 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
         found, _, way_out = remark.partition("; ")
         yield Finding("samples", found, way_out)
     try:
-        spec = model_spec(model, summary.shape, max(summary.outputs, 2 if summary.form == "class" else 1))
-        site = check_data(FedAvg(), spec, [hosted], TrainSettings(local_steps=STEPS), device=device)
+        outputs = max(summary.outputs, 2 if summary.form == "class" else 1)
+        spec = model_spec(model, summary.shape, outputs, summary.form == "mask")
+        training = TrainSettings(local_steps=STEPS, task=task_for(summary.form))
+        site = check_data(FedAvg(), spec, [hosted], training, device=device)
         seconds = step_seconds(site)
     except CFLError as error:
         yield _failed("model", error)
