@@ -102,9 +102,9 @@ def check_labels(y: np.ndarray, x: np.ndarray, where: str) -> None:
 
 
 def _check_times(y: np.ndarray, where: str) -> None:
-    late, known = y[:, 0] > 0, (y[:, 1] == 0) | (y[:, 1] == 1)
-    if not late.all():
-        bad = int(np.flatnonzero(~late)[0])
+    positive, known = y[:, 0] > 0, (y[:, 1] == 0) | (y[:, 1] == 1)
+    if not positive.all():
+        bad = int(np.flatnonzero(~positive)[0])
         raise DataError(f"{where}: sample {bad} has the time {y[bad, 0]}; times are above 0")
     if not known.all():
         bad = int(np.flatnonzero(~known)[0])
