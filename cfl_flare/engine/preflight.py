@@ -96,6 +96,7 @@ def _check_fit(plan: RunPlan) -> Division:
         )
         task = (plan.training or TrainSettings()).built_task()
         check_task(method, task)
+        (plan.training or TrainSettings()).built_augment(task)
         check_stop_cond(plan.server.early_stopping)
         check_key_metric(plan.server.early_stopping, task, (plan.training or TrainSettings()).measures)
     path = plan.job.initial_ckpt
