@@ -48,6 +48,15 @@ if TYPE_CHECKING:
     from cfl_flare.report.table import results_table
     from cfl_flare.results import Run, find_runs, load_arrays, load_model
     from cfl_flare.training.settings import TrainSettings
+    from cfl_flare.training.tasks import (
+        Binary,
+        Classification,
+        LearningTask,
+        Multilabel,
+        Regression,
+        Segmentation,
+        Survival,
+    )
 
 _NAMES = {
     "core.errors": "CFLError ConfigError DataError",
@@ -63,6 +72,7 @@ _NAMES = {
     "report.table": "results_table",
     "results": "Run find_runs load_arrays load_model",
     "training.settings": "TrainSettings",
+    "training.tasks": "Binary Classification LearningTask Multilabel Regression Segmentation Survival",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -73,8 +83,10 @@ __all__ = [
     "FLHC",
     "IFCA",
     "MLP",
+    "Binary",
     "CFLError",
     "CifarCNN",
+    "Classification",
     "ClusteredRecipe",
     "ConfigError",
     "Contrastive",
@@ -99,18 +111,23 @@ __all__ = [
     "Folder",
     "KnowledgeSharing",
     "LeafCNN",
+    "LearningTask",
     "Local",
     "Logistic",
     "Method",
     "MobileNetV2",
+    "Multilabel",
     "Npz",
     "PerFedAvg",
     "Proximal",
+    "Regression",
     "ResNet18",
     "Run",
     "Samples",
+    "Segmentation",
     "ServerSettings",
     "SiteData",
+    "Survival",
     "Table",
     "TrainSettings",
     "UNet",
