@@ -23,6 +23,7 @@ from cfl_flare.core.params import weighted_mean
 from cfl_flare.data import DataSource, Digits, Samples
 from cfl_flare.methods import GLOBAL, Assignment, FedAvg, ServerState, Update
 from cfl_flare.models import MLP
+from cfl_flare.training.tasks import Binary
 
 
 class Touchy(MLP):
@@ -114,3 +115,22 @@ class Series(AnalyticsReceiver):
 
     def finalize(self, fl_ctx) -> None:
         pass
+
+
+class Parity(DataSource):
+    """The digits, and whether each is odd."""
+
+    def load(self) -> tuple[Samples, Samples]:
+        return tuple(Samples(s.x, s.y % 2) for s in Digits().load())
+
+
+@dataclass(frozen=True)
+class Hinge(Binary):
+    """Whether a digit is odd, by the hinge loss of a support vector machine."""
+
+    name: ClassVar[str] = "hinge"
+
+    margin: float = 1.0
+
+    def loss(self, outputs, targets, weights=None, smoothing=0.0):
+        return torch.relu(self.margin - outputs[:, 0] * (2 * targets - 1)).mean()
