@@ -17,10 +17,10 @@ from cfl_flare.training.settings import TrainSettings
 
 # Bins are the same for everyone and known before any score is, as the server adds them up. They divide the log-odds of
 # a class, not its probability, of which the outer bins of equal width would hold nearly all samples of a trained model.
-# They are of equal width in asinh(log-odds / NARROW): about NARROW / 13 wide, of 200 bins, where an untrained model's
-# scores lie close together, and wider in proportion further out, where those of a trained one are spread. Beyond REACH,
-# which is a probability of 10^-13, the last bins have all.
-NARROW, REACH = 0.25, 30.0
+# They are of equal width in asinh(log-odds / NARROW): of 200 bins, NARROW / 14 wide at 0, where an untrained model's
+# scores lie close together, and wider in proportion further out, where a trained one's are spread. Beyond REACH, which
+# is a probability of 10^-26 and which only models reach that are sure of all they say, the last bins have all.
+NARROW, REACH = 0.1, 60.0
 
 
 def score_shape(settings: TrainSettings, whole: Layout) -> tuple[int, int, int] | None:
@@ -47,8 +47,8 @@ def score_shape(settings: TrainSettings, whole: Layout) -> tuple[int, int, int] 
 def log_odds(outputs: Tensor, link: str) -> Tensor:
     """The logarithm of each class's odds against the rest, ``(n, classes)`` float64 on the CPU.
 
-    They are computed from logarithms of probabilities: a probability that is rounded to 1 has lost its rank. Those of
-    a softmax are relative to classes of equal probability, so that 0 is what a model says that knows nothing.
+    They are computed from logarithms: a probability that is rounded to 1 has lost its rank. Those of a softmax are
+    relative to classes of equal probability, so that 0 is what a model says that knows nothing.
 
     Args:
         outputs: of a model, ``(n, classes)``.
@@ -57,8 +57,11 @@ def log_odds(outputs: Tensor, link: str) -> Tensor:
     outputs = outputs.detach().cpu().double()
     if link == "sigmoid":
         return outputs
-    logarithms = outputs.log_softmax(dim=1)
-    return logarithms - (-torch.expm1(logarithms)).log() + math.log(max(1, outputs.shape[1] - 1))
+    own = outputs.log_softmax(dim=1)
+    rest = torch.log1p(-own.exp())
+    top = outputs.argmax(dim=1, keepdim=True)  # of the others, a probability is at most 1/2 and its rest not rounded
+    rest.scatter_(1, top, own.scatter(1, top, -torch.inf).logsumexp(dim=1, keepdim=True))
+    return own - rest + math.log(max(1, outputs.shape[1] - 1))
 
 
 def score_counts(outputs: Tensor, targets: Tensor, link: str, bins: int) -> np.ndarray | None:
