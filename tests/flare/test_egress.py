@@ -125,3 +125,16 @@ def test_all_metrics_are_withheld_by_a_star_and_a_script_s_own_by_their_names():
     for withhold, left in ((["*"], {}), (["dice"], {"auc": 0.7})):
         sent = EgressFilter(withhold=withhold).process(FLModelUtils.to_shareable(answer), FLContext())
         assert FLModelUtils.from_shareable(sent).metrics == left
+
+
+@pytest.mark.parametrize("settings", [{"withhold": ["scores"]}, {"withhold": ["*"]}, {"withhold": ["auroc"]}])
+def test_histograms_of_scores_are_withheld_by_their_name_and_with_any_metric(settings):
+    scores = np.ones((2, 2, 10), np.int32)
+    answers = [Result("a", update("a", 137, "global", 1, 2), METRICS, scores=scores), Result("b", scores=scores)]
+    for more, left in ((settings, {"a/global"}), ({"round_to": 0.05}, {"a/global"})):
+        sent = EgressFilter(**more).process(wire.encode_results(answers, {"round": 4}), FLContext())
+        assert from_shareable(sent).data.keys() == left
+    sent = EgressFilter(samples_step=50).process(wire.encode_results(answers, {"round": 4}), FLContext())
+    assert from_shareable(sent).data.keys() == {"a/global", "a/#scores", "b/#scores"}
+    withheld = EgressFilter(withhold=["scores"]).process(wire.encode_results(answers, {"round": 4}), FLContext())
+    assert wire.content_of(from_shareable(withheld).meta)["results"]["a"]["metrics"] == METRICS
