@@ -44,10 +44,19 @@ if TYPE_CHECKING:
         Proximal,
         WeCFL,
     )
-    from cfl_flare.models import MLP, CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18
+    from cfl_flare.models import MLP, CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18, UNet
     from cfl_flare.report.table import results_table
     from cfl_flare.results import Run, find_runs, load_arrays, load_model
     from cfl_flare.training.settings import TrainSettings
+    from cfl_flare.training.tasks import (
+        Binary,
+        Classification,
+        LearningTask,
+        Multilabel,
+        Regression,
+        Segmentation,
+        Survival,
+    )
 
 _NAMES = {
     "core.errors": "CFLError ConfigError DataError",
@@ -59,10 +68,11 @@ _NAMES = {
     "flare": "ClusteredRecipe simulator",
     "methods": "CAM CFL CGPFL FLHC IFCA Contrastive Ditto Ensemble FedAC FedAvg FedBABU FedCUAU FedDS FedDSMIC "
     "FedGroup FedPer FedProx FeSEM Finetune KnowledgeSharing Local Method PerFedAvg Proximal WeCFL",
-    "models": "MLP CifarCNN FashionCNN LeafCNN Logistic MobileNetV2 ResNet18",
+    "models": "MLP CifarCNN FashionCNN LeafCNN Logistic MobileNetV2 ResNet18 UNet",
     "report.table": "results_table",
     "results": "Run find_runs load_arrays load_model",
     "training.settings": "TrainSettings",
+    "training.tasks": "Binary Classification LearningTask Multilabel Regression Segmentation Survival",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -73,8 +83,10 @@ __all__ = [
     "FLHC",
     "IFCA",
     "MLP",
+    "Binary",
     "CFLError",
     "CifarCNN",
+    "Classification",
     "ClusteredRecipe",
     "ConfigError",
     "Contrastive",
@@ -99,20 +111,26 @@ __all__ = [
     "Folder",
     "KnowledgeSharing",
     "LeafCNN",
+    "LearningTask",
     "Local",
     "Logistic",
     "Method",
     "MobileNetV2",
+    "Multilabel",
     "Npz",
     "PerFedAvg",
     "Proximal",
+    "Regression",
     "ResNet18",
     "Run",
     "Samples",
+    "Segmentation",
     "ServerSettings",
     "SiteData",
+    "Survival",
     "Table",
     "TrainSettings",
+    "UNet",
     "WeCFL",
     "__version__",
     "find_runs",

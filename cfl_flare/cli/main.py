@@ -21,7 +21,7 @@ from rich.table import Table
 
 from cfl_flare.cli.options import Simulation, parser
 from cfl_flare.cli.setting_options import given
-from cfl_flare.cli.specs import build_named, model_of_job, model_spec, read_source, shape_and_classes
+from cfl_flare.cli.specs import build_named, model_of_job, model_spec, read_source, shape_and_outputs
 from cfl_flare.core.config import check_run_name, one_line, require
 from cfl_flare.core.errors import CFLError, ConfigError, RunFailedError, UnfitError
 from cfl_flare.core.files import explained
@@ -89,12 +89,12 @@ def run(arguments: argparse.Namespace) -> None:
     out = Path(arguments.out or f"cfl-runs/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     check_out(out)
     simulation = Simulation(**given(arguments, Simulation))
-    source = read_source(arguments.data)
+    source, training = read_source(arguments.data), TrainSettings(**given(arguments, TrainSettings))
     settings = {
         **given(arguments, *CONCERNS.values()),
-        "model": model_spec(arguments.model, *shape_and_classes(source, arguments.data)),
+        "model": model_spec(arguments.model, *shape_and_outputs(source, arguments.data, training)),
         "data": source,
-        "training": TrainSettings(**given(arguments, TrainSettings)),
+        "training": training,
         "indicator_samples": samples_to_set_aside(methods_to_run),
         "min_clients": simulation.sites,
     }
@@ -119,7 +119,9 @@ def export(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.out).absolute() / arguments.name
     check_out(folder)
     source = read_source(arguments.data, here=simulated)
-    settings = {"model": model_of_job(arguments.model, source, arguments.data), **given(arguments, *CONCERNS.values())}
+    training = TrainSettings(**given(arguments, TrainSettings))
+    settings: dict[str, Any] = {"model": model_of_job(arguments.model, source, arguments.data, training)}
+    settings |= given(arguments, *CONCERNS.values())
     settings |= {"data": source, "training": given(arguments, TrainSettings)}
     if arguments.train_script is not None:  # it reads its data and trains: settings of both are refused
         default = parser().parse_args(["export"])

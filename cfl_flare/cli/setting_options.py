@@ -43,9 +43,10 @@ def _read(known: Setting) -> dict[str, Any]:
         return {"action": "store_true"}
     if kinds == {int, float}:
         return {"type": share_or_count, "metavar": "S"}
+    several = {"nargs": "+"} if typing.get_origin(known.type) is tuple else {}
     if int in kinds:
-        return {"type": int, "metavar": "N", **({"nargs": "+"} if typing.get_origin(known.type) is tuple else {})}
-    return {"type": float, "metavar": "X"} if kinds == {float} else {"metavar": "TEXT"}
+        return {"type": int, "metavar": "N", **several}
+    return {"type": float, "metavar": "X"} if kinds == {float} else {"metavar": "TEXT", **several}
 
 
 def share_or_count(text: str) -> float | int:

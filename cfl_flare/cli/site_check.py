@@ -21,12 +21,14 @@ from cfl_flare.cli.specs import model_spec
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import CFLError
 from cfl_flare.data import DataConfig, DataSource, SiteData
-from cfl_flare.data.summary import DataSummary
+from cfl_flare.data.labels import FORMS
+from cfl_flare.data.summary import COUNTED, DataSummary
 from cfl_flare.engine.preflight import check_data
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.model_file import layout_of
 from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.tasks import task_for
 
 PACKAGES = ("nvflare", "torch", "numpy")
 STEPS = 5
@@ -134,13 +136,18 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
         return
     summary = DataSummary.of(hosted)
     yield Finding("samples", f"{len(hosted.train)} training, {len(hosted.test)} test, {_shape(summary.shape)}")
-    yield Finding("classes", f"{summary.counts} (training + test)")
+    if summary.form == "class":
+        yield Finding("classes", f"{summary.counts} (training + test)")
+    else:
+        yield Finding("labels", f"{FORMS[summary.form]}, {COUNTED[summary.form]} {summary.counts}")
     for remark in summary.remarks:
         found, _, way_out = remark.partition("; ")
         yield Finding("samples", found, way_out)
     try:
-        spec = model_spec(model, summary.shape, max(2, len(summary.train)))
-        site = check_data(FedAvg(), spec, [hosted], TrainSettings(local_steps=STEPS), device=device)
+        outputs = max(summary.outputs, 2 if summary.form == "class" else 1)
+        spec = model_spec(model, summary.shape, outputs, summary.form == "mask")
+        training = TrainSettings(local_steps=STEPS, task=task_for(summary.form))
+        site = check_data(FedAvg(), spec, [hosted], training, device=device)
         seconds = step_seconds(site)
     except CFLError as error:
         yield _failed("model", error)

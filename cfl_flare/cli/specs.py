@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cfl_flare.core.config import build, from_dict, parse_spec, require
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import SOURCES, DataSource
@@ -15,6 +17,7 @@ from cfl_flare.data.files import from_here
 from cfl_flare.data.samples import read
 from cfl_flare.methods import Method, build_method
 from cfl_flare.models import MODELS
+from cfl_flare.training.settings import TrainSettings
 
 
 def read_source(text: str, here: bool = True) -> DataSource:
@@ -40,23 +43,24 @@ def read_source(text: str, here: bool = True) -> DataSource:
     return build({"class_path": name, "args": settings}, DataSource, "data")  # type: ignore[type-abstract]
 
 
-def model_spec(text: str | None, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+def model_spec(text: str | None, shape: tuple[int, ...], outputs: int, masks: bool = False) -> dict[str, Any]:
     """The ``{"class_path", "args"}`` of the model that the command line names, or of one that fits the data.
 
-    Without a name, it is the thesis's network for such images, or the MLP for samples that are smaller or not images.
+    Without a name, it is the thesis's network for such images, or the MLP for samples that are smaller or not images;
+    the U-Net for masks.
     """
-    name, settings = parse_spec(text) if text else ("mlp", {})
-    if not text and len(shape) == 3 and min(shape[1:]) >= 16:
+    name, settings = parse_spec(text) if text else ("unet" if masks else "mlp", {})
+    if not text and not masks and len(shape) == 3 and min(shape[1:]) >= 16:
         name = "fashion-cnn" if shape[0] == 1 else "cifar-cnn"
     if name in MODELS:
-        args = {"input_shape": list(shape), "num_classes": classes, **settings}
+        args = {"input_shape": list(shape), "num_classes": outputs, **settings}
         return {"class_path": f"cfl_flare.models.{MODELS[name].__name__}", "args": args}
     require("." in name, f"model {name!r} is unknown; there are {', '.join(MODELS)}, or package.Class")
     return {"class_path": name, "args": settings}
 
 
-def model_of_job(text: str | None, source: DataSource, data: str) -> dict[str, Any]:
-    """The model of a job for other machines; shape and classes are given, or read from the data if it is here.
+def model_of_job(text: str | None, source: DataSource, data: str, training: TrainSettings) -> dict[str, Any]:
+    """The model of a job for other machines; shape and outputs are given, or read from the data if it is here.
 
     Raises:
         ConfigError: they are not given, and the data cannot be read here.
@@ -65,7 +69,7 @@ def model_of_job(text: str | None, source: DataSource, data: str) -> dict[str, A
     if text and (name not in MODELS or {"input_shape", "num_classes"} <= settings.keys()):
         return model_spec(text, (), 0)
     try:
-        return model_spec(text, *shape_and_classes(source, data))
+        return model_spec(text, *shape_and_outputs(source, data, training))
     except DataError as error:
         raise ConfigError(
             f"the model's input_shape and num_classes are not given, and cannot be read from the data here ({error}); "
@@ -73,14 +77,16 @@ def model_of_job(text: str | None, source: DataSource, data: str) -> dict[str, A
         ) from error
 
 
-def shape_and_classes(source: DataSource, data: str) -> tuple[tuple[int, ...], int]:
-    """The shape of a sample, and the number of classes.
+def shape_and_outputs(source: DataSource, data: str, training: TrainSettings) -> tuple[tuple[int, ...], int, bool]:
+    """The shape of a sample, the number of outputs that a model of the run's task has, and whether labels are masks.
 
     Raises:
-        DataError: the samples cannot be read, or are not valid.
+        DataError: the samples cannot be read, or are not valid, or their labels are not of the task's form.
     """
     train, test = read(source, f"data {data}")
-    return tuple(train.x.shape[1:]), int(max(train.y.max(), test.y.max())) + 1
+    task, labels = training.built_task(), np.concatenate((train.y, test.y))
+    task.check_form(labels, f"data {data}")
+    return tuple(train.x.shape[1:]), task.outputs(labels), task.form == "mask"
 
 
 def build_named(text: str, penalties: Sequence[str] = (), here: bool = True) -> Method:

@@ -102,9 +102,9 @@ def check_labels(y: np.ndarray, x: np.ndarray, where: str) -> None:
 
 
 def _check_times(y: np.ndarray, where: str) -> None:
-    late, known = y[:, 0] > 0, (y[:, 1] == 0) | (y[:, 1] == 1)
-    if not late.all():
-        bad = int(np.flatnonzero(~late)[0])
+    positive, known = y[:, 0] > 0, (y[:, 1] == 0) | (y[:, 1] == 1)
+    if not positive.all():
+        bad = int(np.flatnonzero(~positive)[0])
         raise DataError(f"{where}: sample {bad} has the time {y[bad, 0]}; times are above 0")
     if not known.all():
         bad = int(np.flatnonzero(~known)[0])
@@ -115,7 +115,7 @@ def _check_times(y: np.ndarray, where: str) -> None:
 
 
 def of_one_form(train: np.ndarray, test: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """The labels of both splits, of one form; where one split has numbers and the other whole ones, both as floats.
+    """The labels of both splits, of one form: bools as bytes; numbers as floats, also where only one split has them.
 
     Raises:
         DataError: the forms differ, or the numbers of findings.
@@ -132,7 +132,11 @@ def of_one_form(train: np.ndarray, test: np.ndarray, where: str) -> tuple[np.nda
         raise DataError(
             f"{where}: training labels have shape {train.shape}, test labels {test.shape}; give both the same findings"
         )
-    return train, test
+    return _bytes(train), _bytes(test)
+
+
+def _bytes(y: np.ndarray) -> np.ndarray:
+    return y.astype(np.uint8) if y.dtype == bool else y
 
 
 def _floats(y: np.ndarray) -> np.ndarray:

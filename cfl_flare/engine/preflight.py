@@ -98,6 +98,7 @@ def _check_fit(plan: RunPlan) -> Division:
         )
         task = (plan.training or TrainSettings()).built_task()
         check_task(method, task)
+        (plan.training or TrainSettings()).built_augment(task)
         check_stop_cond(plan.server.early_stopping)
         check_key_metric(plan.server.early_stopping, task, plan.training or TrainSettings())
         score_shape(plan.training or TrainSettings(), division.whole)

@@ -160,6 +160,7 @@ class Site:
 
         Raises:
             DataError: their samples or labels do not fit the model.
+            ConfigError: the run's transforms do not fit their samples.
         """
         for data in participants:
             self._check_fit(data)
@@ -195,6 +196,8 @@ class Site:
             )
         labels = np.concatenate((data.train.y, data.test.y))
         self.runtime.task.check(outputs, labels, data.name)
+        if self.runtime.augment is not None:
+            self.runtime.augment.check(data.train.x, self.runtime.task.targets(data.train.y[:1]), data.name)
 
     def sends_scores(self, participant: str) -> bool:
         """Whether histograms of a participant's scores are asked for, and it has enough test samples to send them."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.params import Params
 from cfl_flare.core.seeds import stream
+from cfl_flare.training.batches import Batches
 from cfl_flare.training.ensemble import Served, combined
 from cfl_flare.training.histograms import score_counts
 from cfl_flare.training.loss import balanced
@@ -156,9 +157,10 @@ class Learner:
         rng = self._stream(purpose)
         batches = self._batches(rng, settings.steps(self.samples))
         inner = [] if inner_lr is None else self._batches(self._stream(f"{purpose} ahead"), len(batches))
+        data = self._drawn([*batches, *inner], purpose)
         drawn = any(term.training for term in terms)  # only there modules compute, and draw, in training mode
         with self._dropout(self._stream(f"{purpose} compared")) if drawn else nullcontext():
-            fixed = self._fixed([*batches, *inner], terms)  # before the model is loaded: it may need the module
+            fixed = self._fixed(data, terms)  # before the model is loaded: it may need the module
         whole = self.with_private(start)
         self._load(whole)
         runtime.optimizer.recall(self.memory if settings.keep_momentum else {})
@@ -166,8 +168,8 @@ class Learner:
         watching = runtime.resident.watching_head(any(term.compares for term in terms))
         with self._dropout(rng), watching as seen, runtime.resident.holding(frozen) as put_back:
             gradients = [
-                partial(self._backward, batch, terms, [None if f is None else f[i] for f in fixed], seen)
-                for i, batch in enumerate([*batches, *inner])
+                partial(self._backward, data, i, terms, [None if f is None else f[i] for f in fixed], seen)
+                for i in range(len(data))
             ]
             for i, outer in enumerate(gradients[: len(batches)]):
                 maml = inner_lr is not None
@@ -189,18 +191,18 @@ class Learner:
         """A model after a few plain gradient steps on the own training data: no optimizer, weight decay or penalties.
 
         The loss is that of training, class weights and label smoothing included. It is a personal model to predict with
-        (FedDSMIC Alg. 1, Eq. 8), with private layers, and is not remembered. The batches have the run's size, and
-        BatchNorm's running statistics change in each step as they do in training.
+        (FedDSMIC Alg. 1, Eq. 8), with private layers, and is not remembered. The batches have the run's size and
+        its transforms, and BatchNorm's running statistics change in each step as they do in training.
         """
         if not steps:
             return start
         rng = self._stream("adapt")
-        batches = self._batches(rng, steps)
-        (beside,) = self._fixed(batches, ())
+        data = self._drawn(self._batches(rng, steps), "adapt")
+        (beside,) = self._fixed(data, ())
         self._load(self.with_private(start))
         with self._dropout(rng):
-            for i, batch in enumerate(batches):
-                self._backward(batch, (), [None if beside is None else beside[i]], ())
+            for i in range(len(data)):
+                self._backward(data, i, (), [None if beside is None else beside[i]], ())
                 descend(self._runtime.resident, lr)
         return self._runtime.resident.read()
 
@@ -264,13 +266,13 @@ class Learner:
             yield
 
     @torch.no_grad()
-    def _fixed(self, batches: list[Tensor], terms: Sequence[Term]) -> list[tuple[Tensor, ...] | None]:
+    def _fixed(self, data: Batches, terms: Sequence[Term]) -> list[tuple[Tensor, ...] | None]:
         """The outputs for each batch of models that do not train: the frozen one's, then those each term compares.
 
         They are computed once, before the round's steps.
         """
-        x = self._train.x[torch.cat(batches)] if self._beside or any(t.compares for t in terms) else self._train.x[:0]
-        sizes = [len(batch) for batch in batches]
+        x = data.samples() if self._beside or any(t.compares for t in terms) else self._train.x[:0]
+        sizes = data.sizes
         beside = None if self._beside is None else self._predict([self._beside], x)[0].split(sizes)
         return [beside, *(self._compared(term, x, sizes) if term.compares else None for term in terms)]
 
@@ -282,14 +284,15 @@ class Learner:
         return self._predict(models, x, features=True).split(sizes, 1)
 
     def _backward(
-        self, batch: Tensor, terms: Sequence[Term], fixed: list[Tensor | None], seen: Sequence[Tensor]
+        self, data: Batches, number: int, terms: Sequence[Term], fixed: list[Tensor | None], seen: Sequence[Tensor]
     ) -> None:
-        """Computes the gradient of the loss on one batch into the resident model."""
+        """Computes the gradient of the loss on one of the batches into the resident model."""
         runtime = self._runtime
         if runtime.should_stop():
             raise AbortedError(f"aborted while {self.participant} was training")
         runtime.resident.gradient.zero_()
-        x = self._train.x[batch]
+        batch = data[number]
+        x = batch.x
         reduced = runtime.settings.precision == "bfloat16"
         evaluates = not runtime.ignores_mode and any(term.compares and not term.training for term in terms)
         with torch.autocast(torch.device(runtime.device).type, torch.bfloat16, enabled=reduced):
@@ -300,7 +303,7 @@ class Learner:
         beside, *compared = fixed
         outputs = outputs if beside is None else outputs + beside
         weights, smoothing = self._class_weights(outputs.shape[1]), runtime.settings.label_smoothing
-        loss = runtime.task.loss(outputs, self._train.y[batch], weights, smoothing)
+        loss = runtime.task.loss(outputs, batch.y, weights, smoothing)
         shared = runtime.shared_parameters if terms else runtime.resident.parameters
         for term, others in zip(terms, compared):
             features = trained if term.training or evaluated is None else evaluated
@@ -323,6 +326,12 @@ class Learner:
             order = torch.from_numpy(rng.permutation(self.samples)).to(self._runtime.device)
             batches += [order[i:j] for i, j in bounds]
         return batches[:steps]
+
+    def _drawn(self, indices: list[Tensor], purpose: str) -> Batches:
+        """The batches of these samples, transformed by the run's chain with draws from a stream of their own."""
+        augment = self._runtime.augment
+        seeds = () if augment is None else self._stream(f"{purpose} augment").integers(2**62, size=len(indices))
+        return Batches(self._train, indices, augment, [int(seed) for seed in seeds])
 
     def _predict(self, models: Sequence[Params], x: Tensor, features: bool = False, training: bool = False) -> Tensor:
         """Outputs ``(len(models), n, classes, ...)``, or features ``(len(models), n, d)``."""

@@ -65,6 +65,7 @@ class Runtime:
 
     Attributes:
         task: what models predict.
+        augment: the transforms of training samples; None if there are none.
         division: what of a model travels, and what stays.
         untrained: the run's untrained model of a given number.
         initial: what travels of it.
@@ -91,6 +92,7 @@ class Runtime:
         settings.lr_at(0)  # a cosine without its rounds is refused here, and not in each participant's first step
         self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
         self.task = settings.built_task(authorize)
+        self.augment = settings.built_augment(self.task)
         self.resident = ResidentModel(make_model(), device)
         self.division = Division.of(self.resident.module, private)
         self.untrained = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from cfl_flare.core.config import as_spec, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import Bounds, check_settings, setting, settings_of
+from cfl_flare.training.transforms import check_augment
 
 if TYPE_CHECKING:
+    from cfl_flare.training.augment import Augment
     from cfl_flare.training.tasks import LearningTask
 
 # SGD's, unless the settings say otherwise.
@@ -82,6 +84,9 @@ class TrainSettings:
         help="participants send histograms of test scores of so many bins, such as 200, for pooled_auroc; 0: none",
         bounds=SCORE_BINS,
     )
+    augment: tuple[str, ...] = setting(
+        (), help="transforms of training images, torchvision.transforms.v2's: RandomCrop:size=28,padding=2, ..."
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr_milestones", tuple(self.lr_milestones))
@@ -90,6 +95,7 @@ class TrainSettings:
         if not isinstance(self.task, (str, Mapping)):
             object.__setattr__(self, "task", described(self.task))
         object.__setattr__(self, "measures", tuple(self.measures))
+        object.__setattr__(self, "augment", check_augment(self.augment))
         check_settings(self, "training")
         self._check_task()
         require(
@@ -143,6 +149,18 @@ class TrainSettings:
             f"and multilabel, and task {task.name or type(task).__name__!r} does not; leave it out",
         )
         return task
+
+    def built_augment(self, task: LearningTask) -> Augment | None:
+        """The chain of transforms of the run's training images; None if there is none.
+
+        Raises:
+            ConfigError: torchvision refuses one, or does not have it, or it cannot move the task's masks.
+        """
+        if not self.augment:
+            return None
+        from cfl_flare.training.augment import Augment  # it needs torchvision, which takes seconds
+
+        return Augment(self.augment, masks=task.form == "mask")
 
     def _only(self, *names: str, of: str) -> None:
         """Raises a ConfigError for a setting that another one makes meaningless."""

@@ -25,27 +25,15 @@ from cfl_flare.data.labels import FORMS, form_of
 from cfl_flare.training.ensemble import predicted
 from cfl_flare.training.measures import (
     LARGEST,
+    OF_A_FINDING,
+    OF_CLASSES,
+    OF_FINDINGS,
+    OF_MASKS,
+    OF_NUMBERS,
     RANGES,
     Measure,
     accuracy,
-    accuracy_of_findings,
-    accuracy_of_pixels,
-    auprc,
-    auroc,
-    balanced_accuracy,
-    balanced_of_two,
-    brier,
-    calibration_error,
-    dice,
-    f1_of_findings,
-    iou,
     macro_f1,
-    macro_f1_of_two,
-    mae,
-    r2,
-    rmse,
-    sensitivity,
-    specificity,
 )
 from cfl_flare.training.survival import concordance, cox_loss
 
@@ -79,6 +67,10 @@ class LearningTask(ABC):
         """Labels as the loss and the measures take them; by default whole numbers, int64."""
         return torch.from_numpy(np.ascontiguousarray(y, np.int64))
 
+    def outputs(self, y: np.ndarray) -> int:
+        """How many outputs a model of these labels has, for each sample or pixel; by default one."""
+        return 1
+
     def check(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         """Checks that labels and a model's outputs fit each other.
 
@@ -90,6 +82,11 @@ class LearningTask(ABC):
         Raises:
             DataError: they do not; it says what to set.
         """
+        self.check_form(y, where)
+        self._check_outputs(outputs, y, where)
+
+    def check_form(self, y: np.ndarray, where: str) -> None:
+        """Raises a DataError for labels of another form; it says which task takes them."""
         found = form_of(y, where)
         if found != self.form:
             able = " or ".join(repr(task.name) for task in TASKS.values() if task.form == found)
@@ -97,7 +94,6 @@ class LearningTask(ABC):
                 f"{where}: its labels are {FORMS[found]}, and task {self.name!r} takes {FORMS[self.form]}; set task to "
                 f"{able}, or name other labels"
             )
-        self._check_outputs(outputs, y, where)
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         """By default: one number for each sample."""
@@ -156,20 +152,18 @@ class Classification(LearningTask):
     classes: ClassVar[bool] = True
     scored: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "loss")
-    measures: ClassVar[Mapping[str, Measure]] = {
-        "auroc": auroc,
-        "auprc": auprc,
-        "balanced_accuracy": balanced_accuracy,
-        "brier": brier,
-        "ece": calibration_error,
-    }
+    measures: ClassVar[Mapping[str, Measure]] = OF_CLASSES
+
+    def outputs(self, y: np.ndarray) -> int:
+        """A logit for each class."""
+        return max(2, int(y.max()) + 1)
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         top = int(y.max())
-        if outputs.dim() != 2 or outputs.shape[1] <= top:
+        if outputs.dim() != 2 or outputs.shape[1] <= max(top, 1):
             raise DataError(
                 f"{where}: label {top} does not fit the model's output of shape {tuple(outputs.shape)}; set the "
-                f"model's num_classes to {top + 1} or more, or bring the labels to its classes"
+                f"model's num_classes to {max(2, top + 1)} or more, or bring the labels to its classes"
             )
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
@@ -198,17 +192,7 @@ class Binary(LearningTask):
     classes: ClassVar[bool] = True
     scored: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("accuracy", "auroc", "loss")
-    measures: ClassVar[Mapping[str, Measure]] = {
-        "auroc": auroc,
-        "auprc": auprc,
-        "accuracy": accuracy_of_findings,
-        "balanced_accuracy": balanced_of_two,
-        "macro_f1": macro_f1_of_two,
-        "sensitivity": sensitivity,
-        "specificity": specificity,
-        "brier": brier,
-        "ece": calibration_error,
-    }
+    measures: ClassVar[Mapping[str, Measure]] = OF_A_FINDING
 
     threshold: float = setting(0.5, help="the finding is there from this probability on", gt=0, lt=1)
 
@@ -222,7 +206,7 @@ class Binary(LearningTask):
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
         """Cross-entropy of the two classes."""
-        wanted = targets * (1 - smoothing) + smoothing / 2
+        wanted = (targets * (1 - smoothing) + smoothing / 2).to(outputs.dtype)
         if weights is None:
             return F.binary_cross_entropy_with_logits(outputs[:, 0], wanted)
         own = weights[targets]
@@ -239,18 +223,13 @@ class Multilabel(LearningTask):
     link: ClassVar[str] = "sigmoid"
     scored: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("accuracy", "auroc", "loss")
-    measures: ClassVar[Mapping[str, Measure]] = {
-        "auroc": auroc,
-        "auprc": auprc,
-        "accuracy": accuracy_of_findings,
-        "macro_f1": f1_of_findings,
-        "sensitivity": sensitivity,
-        "specificity": specificity,
-        "brier": brier,
-        "ece": calibration_error,
-    }
+    measures: ClassVar[Mapping[str, Measure]] = OF_FINDINGS
 
     threshold: float = setting(0.5, help="a finding is there from this probability on", gt=0, lt=1)
+
+    def outputs(self, y: np.ndarray) -> int:
+        """A logit for each finding."""
+        return y.shape[1]
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         if tuple(outputs.shape) != (1, y.shape[1]):
@@ -272,19 +251,16 @@ class Regression(LearningTask):
     form: ClassVar[str] = "number"
     link: ClassVar[str] = "identity"
     always: ClassVar[tuple[str, ...]] = ("mae", "loss")
-    measures: ClassVar[Mapping[str, Measure]] = {
-        "mae": mae,
-        "rmse": rmse,
-        "r2": r2,
-    }
+    measures: ClassVar[Mapping[str, Measure]] = OF_NUMBERS
 
     def targets(self, y: np.ndarray) -> Tensor:
         """Float32 ``(n,)``."""
         return torch.from_numpy(np.ascontiguousarray(y, np.float32))
 
-    def check(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
+    def check_form(self, y: np.ndarray, where: str) -> None:
         """Whole numbers from 0 on, which could be classes, are numbers as well."""
-        super().check(outputs, y.astype(np.float64) if form_of(y, where) == "class" else y, where)
+        if form_of(y, where) != "class":
+            super().check_form(y, where)
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
         """The mean squared error."""
@@ -328,13 +304,13 @@ class Segmentation(LearningTask):
     form: ClassVar[str] = "mask"
     classes: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("dice", "loss")
-    measures: ClassVar[Mapping[str, Measure]] = {
-        "dice": dice,
-        "iou": iou,
-        "accuracy": accuracy_of_pixels,
-    }
+    measures: ClassVar[Mapping[str, Measure]] = OF_MASKS
 
     dice: float = setting(0.5, help="share of soft Dice in the loss; the rest is cross-entropy", ge=0, le=1)
+
+    def outputs(self, y: np.ndarray) -> int:
+        """A logit for each class of pixels."""
+        return int(y.max()) + 1
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         fits = outputs.dim() == 4 and outputs.shape[1] > y.max() and outputs.shape[2:] == y.shape[1:]
@@ -390,6 +366,11 @@ def build_task(
     if isinstance(name, str) and "." in name:
         return build({"class_path": name, "args": settings}, LearningTask, "task", authorize)  # type: ignore[type-abstract]
     raise ConfigError(f"task {name!r} is unknown; there are {', '.join(TASKS)}, or package.Class")
+
+
+def task_for(form: str) -> str:
+    """The name of the first task whose labels have this form."""
+    return next(name for name, task in TASKS.items() if task.form == form)
 
 
 def describe_task(task: LearningTask) -> dict[str, Any]:

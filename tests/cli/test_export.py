@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from cfl_flare.cli import main
+from cfl_flare.cli.specs import shape_and_outputs
+from cfl_flare.data import Npz
+from cfl_flare.training.settings import TrainSettings
 
 MODEL = "mlp:input_shape=[1,8,8],num_classes=10"
 
@@ -53,7 +56,7 @@ def test_a_job_can_go_on_from_a_run(tmp_path):
     assert persistor["args"] == {"run_name": "ward", "resume_from": "earlier"}
 
 
-def test_shape_and_classes_come_from_data_that_is_here(tmp_path):
+def test_shape_and_outputs_come_from_data_that_is_here(tmp_path):
     x, y = np.zeros((20, 20, 24, 3), np.uint8), np.arange(20) % 7
     np.savez(tmp_path / "rgb.npz", train_images=x, train_labels=y, test_images=x, test_labels=y)
     executor = exported(tmp_path / "a", "--data", str(tmp_path / "rgb.npz"))[2]
@@ -61,6 +64,25 @@ def test_shape_and_classes_come_from_data_that_is_here(tmp_path):
     assert executor["model"]["args"] == {"input_shape": [3, 20, 24], "num_classes": 7, "config_type": "dict"}
     executor = exported(tmp_path / "b", "--data", str(tmp_path / "rgb.npz"), "--model", "mlp:num_classes=9")[2]
     assert executor["model"]["args"]["num_classes"] == 9
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "outputs"),
+    [
+        ("classification", np.arange(20) % 7, 7),
+        ("binary", np.arange(20) % 2, 1),
+        ("multilabel", np.eye(20, 14, dtype=np.uint8), 14),
+        ("regression", np.arange(20) / 2, 1),
+        ("regression", np.arange(20), 1),
+        ("survival", np.ones((20, 2)), 1),
+        ("segmentation", np.full((20, 8, 8), 2, np.uint8), 3),
+    ],
+)
+def test_a_model_has_the_outputs_that_the_task_needs(tmp_path, task, y, outputs):
+    x = np.zeros((20, 8, 8), np.uint8)
+    np.savez(tmp_path / "a.npz", train_images=x, train_labels=y, test_images=x, test_labels=y)
+    found = shape_and_outputs(Npz(str(tmp_path / "a.npz")), "a.npz", TrainSettings(task=task))
+    assert found == ((1, 8, 8), outputs, task == "segmentation")
 
 
 def test_a_simulated_job_says_how_its_data_is_dealt_out(tmp_path, monkeypatch):

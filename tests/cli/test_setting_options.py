@@ -44,6 +44,13 @@ def test_options_become_settings():
     assert TrainSettings(**given(arguments, TrainSettings)).lr_milestones == (3, 5)
 
 
+def test_several_texts():
+    words = ["--augment", "RandomHorizontalFlip", "RandomRotation:degrees=[-9,9]", "--measures", "auroc", "ece"]
+    training = TrainSettings(**given(parser().parse_args(["export", *words]), TrainSettings))
+    assert training.augment == ("RandomHorizontalFlip", "RandomRotation:degrees=[-9,9]")
+    assert training.measures == ("auroc", "ece")
+
+
 def test_how_often_sites_ask_the_server(tmp_path, capsys):
     exported(tmp_path, "--model", MODEL, "--task-request-interval", "3")
     config = json.loads((tmp_path / "clustered" / "app" / "config" / "config_fed_server.json").read_text())

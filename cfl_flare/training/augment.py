@@ -1,0 +1,192 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Augmentation: random transforms of the images that a participant trains on, by torchvision.transforms.v2.
+
+What a job may name is in `cfl_flare.training.transforms`. Importing this takes seconds; only runs with transforms do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import torchvision
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from cfl_flare.core.config import one_line, require
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.training.transforms import ALLOWED, COLOUR, POLICIES, WITHOUT_MASKS, named, parsed
+
+# A transform may make an image's longer side this many times as long, before another one crops it.
+LARGEST_FACTOR = 3
+# How often the chain is tried on a sample, with every transform that is applied by chance.
+TRIES = 8
+# An elastic transform's kernel is this many sigmas long.
+SIGMAS = 8
+# How far beyond 0 and 1 rounding may take a value.
+ROUNDING = 1e-5
+
+
+class Augment:
+    """A chain of transforms, applied to each image on its own, with its mask if there are masks.
+
+    Transforms are given images in [0, 1], where 0 is black. They compute on the CPU, with equal draws for every device.
+
+    Args:
+        texts: the transforms, as `cfl_flare.training.transforms.parsed` reads them.
+        masks: labels are masks, which move with their images, by the nearest pixel; what comes in from outside an image
+            is background.
+
+    Raises:
+        ConfigError: torchvision refuses a transform, or does not have it, or it leaves masks where they are.
+    """
+
+    def __init__(self, texts: Sequence[str], masks: bool = False):
+        self._texts, self._masks = tuple(texts), masks
+        self._chain = [_built(text, masks) for text in texts]
+
+    def __call__(self, x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """A batch, transformed.
+
+        Args:
+            x: images ``(n, channels, height, width)`` float32 in [-1, 1].
+            y: labels, of which masks ``(n, height, width)`` are transformed, too.
+            seed: of all draws.
+
+        Returns:
+            Images and labels of the same shapes, dtypes and device.
+
+        Raises:
+            ConfigError: the transforms fail, or make something else of these samples.
+        """
+        images, labels = x.cpu(), y.cpu() if self._masks else y
+        with _drawing(seed):
+            made = [self._one(image, label, self._chain) for image, label in zip(images, labels)]
+        done = torch.stack([image for image, _ in made]).sub_(0.5).div_(0.5)
+        require(bool(done.isfinite().all()), f"{self._whole}: a result is not finite; leave out what makes it so")
+        done = done.contiguous(memory_format=torch.channels_last).to(x.device)
+        return done, torch.stack([label for _, label in made]).to(y.device) if self._masks else y
+
+    def check(self, x: np.ndarray, y: Tensor, where: str) -> None:
+        """Checks that the chain fits a participant's samples, and tries it on the first one.
+
+        Args:
+            x: training samples ``(n, *input_shape)`` float32, images in [-1, 1].
+            y: the first one's label as the run's task has targets, ``(1, ...)``.
+            where: whose they are, for errors.
+
+        Raises:
+            ConfigError: they are not images, or their values are beyond [-1, 1] where that matters, a transform is too
+                large for them or fails, or the chain returns another shape or dtype, or values that are not finite.
+        """
+        shape = tuple(x.shape[1:])
+        require(
+            len(shape) == 3,
+            f"{where}: {self._whole} takes images (channels, height, width), and samples have shape {shape}; leave "
+            "augment out",
+        )
+        for text in self._texts:
+            self._check_sizes(text, shape)
+            self._check_range(text, x, where)
+        surely = [_built(text, self._masks, surely=True) for text in self._texts]
+        image = torch.from_numpy(np.ascontiguousarray(x[0], np.float32))
+        with _drawing(0):
+            for _ in range(TRIES):
+                made, _ = self._one(image, y[0], surely)
+                require(
+                    bool(made.isfinite().all()),
+                    f"{where}: {self._whole}: a result is not finite; leave out what makes it so",
+                )
+
+    @property
+    def _whole(self) -> str:
+        return f"training: augment = {list(self._texts)}"
+
+    def _check_sizes(self, text: str, shape: tuple[int, ...]) -> None:
+        """Refuses what would take much memory, before it does."""
+        name, settings = parsed(text)
+        side = max(shape[1:])
+        most = {"size": LARGEST_FACTOR * side, "padding": side, "kernel_size": LARGEST_FACTOR * side}
+        if name == "ElasticTransform":
+            most["sigma"] = LARGEST_FACTOR * side // SIGMAS
+        for key, value in ((key, value) for key, value in settings.items() if key in most):
+            largest = max(value) if isinstance(value, (list, tuple)) else value
+            require(
+                largest <= most[key],
+                f"{named(text)}: {key} = {value!r} is too large for images of shape {shape}; it may be up to "
+                f"{most[key]}",
+            )
+
+    def _check_range(self, text: str, x: np.ndarray, where: str) -> None:
+        name = parsed(text)[0]
+        if name not in COLOUR and name not in POLICIES:
+            return
+        low, high = float(x.min()) / 2 + 0.5, float(x.max()) / 2 + 0.5
+        require(
+            low >= -ROUNDING and high <= 1 + ROUNDING,
+            f"{where}: {named(text)} takes images in [0, 1], and these are in [{low:.3g}, {high:.3g}]; scale them, or "
+            f"leave {name} out",
+        )
+
+    def _one(self, image: Tensor, label: Tensor, chain: Sequence[v2.Transform]) -> tuple[Tensor, Tensor]:
+        """One image in [-1, 1] ``(channels, height, width)``, in [0, 1] once it is transformed, and its label."""
+        moved = tv_tensors.Image(image * 0.5 + 0.5)
+        mask = tv_tensors.Mask(label) if self._masks else None
+        longest, resized = LARGEST_FACTOR * max(image.shape[1:]), self._texts[0]
+        for text, transform in zip(self._texts, chain):
+            before = moved.shape
+            try:
+                moved, mask = (transform(moved), None) if mask is None else transform(moved, mask)
+            except Exception as error:  # torchvision raises many kinds of errors for images that it does not take
+                raise ConfigError(
+                    f"{named(text)} fails on images of shape {tuple(before)} ({one_line(error)}); correct its "
+                    "settings, or leave it out"
+                ) from error
+            resized = text if moved.shape != before else resized
+            largest = max(moved.shape[1:])
+            require(largest <= longest, f"{named(text)} makes images of {largest} pixels a side; lower its settings")
+        fits = moved.shape == image.shape and moved.dtype == image.dtype
+        require(
+            fits and (mask is None or (mask.shape == label.shape and mask.dtype == label.dtype)),
+            f"{named(resized)} makes images of shape {tuple(moved.shape)} {moved.dtype} of {tuple(image.shape)} "
+            f"{image.dtype}; crop, pad or resize them to size=[{image.shape[1]},{image.shape[2]}]",
+        )
+        return moved.as_subclass(Tensor), label if mask is None else mask.as_subclass(Tensor)
+
+
+def _built(text: str, masks: bool, surely: bool = False) -> v2.Transform:
+    """One transform; ``surely``: applied each time where that is left to chance."""
+    name, settings = parsed(text)
+    cls = getattr(v2, name, None)
+    if cls is None:
+        raise ConfigError(
+            f"{named(text)}: torchvision {torchvision.__version__} has no {name}; install a newer one, or leave it out"
+        )
+    require(
+        not masks or name not in WITHOUT_MASKS,
+        f"{named(text)}: {name} cannot transform masks with their images; leave it out",
+    )
+    if "interpolation" in settings:
+        settings["interpolation"] = v2.InterpolationMode(settings["interpolation"])
+    if "policy" in settings:
+        settings["policy"] = v2.AutoAugmentPolicy(settings["policy"])
+    if "fill" in settings:
+        settings["fill"] = {tv_tensors.Image: settings["fill"], tv_tensors.Mask: 0}
+    if surely and "p" in ALLOWED[name]:
+        settings["p"] = 1.0
+    try:
+        return cls(**settings)
+    except Exception as error:  # of whatever kind
+        raise ConfigError(f"{named(text)}: torchvision refuses it ({one_line(error)}); correct its settings") from error
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    """Inside it, draws come from this seed; after it, torch's generators are as they were, a GPU's as well."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -1,0 +1,182 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The transforms of torchvision.transforms.v2 that a job may name, and what it may set of each.
+
+A site does not trust a job. None of these takes a function, reads a file or returns more than one image, and all sizes
+are bounded. The table needs neither torch nor torchvision, so that settings are checked without them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from cfl_flare.core.config import parse_spec, require
+from cfl_flare.core.settings import Bounds
+
+# The longest chain, and the longest text of one transform.
+MOST_TRANSFORMS, LONGEST = 16, 200
+# Of an image's side, in pixels; what fits an image, `cfl_flare.training.augment` checks.
+LARGEST_SIDE = 4096
+LARGEST_NUMBER = 1e4
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(low: float, high: float) -> Bounds:
+    return Bounds(f"a number in [{low:g}, {high:g}]", lambda v: _is_number(v) and low <= v <= high)
+
+
+def _numbers(low: float, high: float, most: int) -> Bounds:
+    def hold(value: Any) -> bool:
+        values = value if isinstance(value, (list, tuple)) else [value]
+        return 1 <= len(values) <= most and all(_is_number(v) and low <= v <= high for v in values)
+
+    return Bounds(f"a number in [{low:g}, {high:g}], or a list of up to {most}", hold)
+
+
+def _whole(low: int, high: int) -> Bounds:
+    return Bounds(f"a whole number in [{low}, {high}]", lambda v: _is_whole(v) and low <= v <= high)
+
+
+def _pixels(low: int, most: int) -> Bounds:
+    def hold(value: Any) -> bool:
+        values = value if isinstance(value, (list, tuple)) else [value]
+        return 1 <= len(values) <= most and all(_is_whole(v) and low <= v <= LARGEST_SIDE for v in values)
+
+    return Bounds(f"a whole number in [{low}, {LARGEST_SIDE}], or a list of up to {most}", hold)
+
+
+def _one_of(*choices: Any) -> Bounds:
+    text = f"one of {', '.join(map(repr, choices))}"
+    return Bounds(text, lambda v: isinstance(v, type(choices[0])) and v in choices)
+
+
+SHARE, CHANNELS = _number(0, 1), _numbers(0, 1, 16)
+ANY = _numbers(-LARGEST_NUMBER, LARGEST_NUMBER, 4)
+RANGE = _numbers(0, LARGEST_NUMBER, 2)
+HUE, FLAG = _numbers(-0.5, 0.5, 2), _one_of(True, False)
+SIZE, PADDING = _pixels(1, 2), _pixels(0, 4)
+PADDING_MODE = _one_of("constant", "edge", "reflect", "symmetric")
+MOVED = {"interpolation": _one_of("nearest", "bilinear"), "fill": CHANNELS}
+SCALED = {"interpolation": _one_of("nearest", "bilinear", "bicubic"), "antialias": FLAG}
+CHANCE = {"p": SHARE}
+
+GEOMETRY: dict[str, Mapping[str, Bounds]] = {
+    "RandomHorizontalFlip": CHANCE,
+    "RandomVerticalFlip": CHANCE,
+    "RandomRotation": {"degrees": ANY, "center": ANY, **MOVED},
+    "RandomAffine": {"degrees": ANY, "translate": RANGE, "scale": RANGE, "shear": ANY, "center": ANY, **MOVED},
+    "RandomPerspective": {"distortion_scale": SHARE, **CHANCE, **MOVED},
+    "ElasticTransform": {"alpha": RANGE, "sigma": RANGE, **MOVED},
+    "RandomCrop": {
+        "size": SIZE,
+        "padding": PADDING,
+        "pad_if_needed": FLAG,
+        "fill": CHANNELS,
+        "padding_mode": PADDING_MODE,
+    },
+    "RandomResizedCrop": {"size": SIZE, "scale": RANGE, "ratio": RANGE, **SCALED},
+    "CenterCrop": {"size": SIZE},
+    "Pad": {"padding": PADDING, "fill": CHANNELS, "padding_mode": PADDING_MODE},
+    "Resize": {"size": SIZE, **SCALED},
+    "RandomErasing": {**CHANCE, "scale": RANGE, "ratio": RANGE, "value": CHANNELS},
+}
+# These compute with values in [0, 1], and cut off what is beyond.
+COLOUR: dict[str, Mapping[str, Bounds]] = {
+    "ColorJitter": {"brightness": RANGE, "contrast": RANGE, "saturation": RANGE, "hue": HUE},
+    "RandomPhotometricDistort": {"brightness": RANGE, "contrast": RANGE, "saturation": RANGE, "hue": HUE, **CHANCE},
+    "RandomChannelPermutation": {},
+    "RandomGrayscale": CHANCE,
+    "RandomInvert": CHANCE,
+    "RandomPosterize": {"bits": _whole(0, 8), **CHANCE},
+    "RandomSolarize": {"threshold": SHARE, **CHANCE},
+    "RandomAdjustSharpness": {"sharpness_factor": _number(0, LARGEST_NUMBER), **CHANCE},
+    "RandomAutocontrast": CHANCE,
+    "RandomEqualize": CHANCE,
+    "GaussianBlur": {"kernel_size": SIZE, "sigma": RANGE},
+    "GaussianNoise": {"mean": _number(-1, 1), "sigma": _number(0, LARGEST_NUMBER)},
+}
+POLICIES: dict[str, Mapping[str, Bounds]] = {
+    "AutoAugment": {"policy": _one_of("imagenet", "cifar10", "svhn"), **MOVED},
+    "RandAugment": {"num_ops": _whole(1, 10), "magnitude": _whole(0, 99), "num_magnitude_bins": _whole(2, 100)} | MOVED,
+    "TrivialAugmentWide": {"num_magnitude_bins": _whole(2, 100), **MOVED},
+    "AugMix": {
+        "severity": _whole(1, 10),
+        "mixture_width": _whole(1, 10),
+        "chain_depth": _whole(1, 10),
+        "alpha": _number(0.01, 100),
+        "all_ops": FLAG,
+        **MOVED,
+    },
+}
+# torchvision leaves masks out of these.
+WITHOUT_MASKS = ("RandomErasing", *POLICIES)
+ALLOWED = {**GEOMETRY, **COLOUR, **POLICIES}
+REQUIRED = {
+    "RandomRotation": "degrees",
+    "RandomAffine": "degrees",
+    "RandomCrop": "size",
+    "RandomResizedCrop": "size",
+    "CenterCrop": "size",
+    "Pad": "padding",
+    "Resize": "size",
+    "RandomPosterize": "bits",
+    "RandomSolarize": "threshold",
+    "RandomAdjustSharpness": "sharpness_factor",
+    "GaussianBlur": "kernel_size",
+}
+
+
+def parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """The name of a transform and its settings, of ``"RandomCrop:size=28,padding=2"``.
+
+    Raises:
+        ConfigError: a transform or a setting that is not in the table, a value out of its bounds, or one that is
+            missing.
+    """
+    require(
+        isinstance(text, str) and len(text) <= LONGEST,
+        f"training: augment = {reprlib.repr(text)} should be text like 'RandomCrop:size=28,padding=2', of up to "
+        f"{LONGEST} characters",
+    )
+    name, settings = parse_spec(text)
+    close = difflib.get_close_matches(name, ALLOWED)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(ALLOWED)}"
+    require(name in ALLOWED, f"{named(text)}: {name!r} is none of the transforms that a job may name; {hint}")
+    known = ALLOWED[name]
+    for key, value in settings.items():
+        has = f"it has {', '.join(known)}" if known else "it has none"
+        require(key in known, f"{named(text)}: unknown setting {key!r}; {has}")
+        require(known[key].hold(value), f"{named(text)}: {key} = {value!r} should be {known[key].text}")
+    needed = REQUIRED.get(name)
+    require(needed is None or needed in settings, f"{named(text)}: {needed!r} is missing; write {name}:{needed}=...")
+    return name, settings
+
+
+def check_augment(given: Any) -> tuple[str, ...]:
+    """The transforms of a run, checked by the table.
+
+    Raises:
+        ConfigError: naming the transform, the value and the way out.
+    """
+    one_text = f"training: augment = {reprlib.repr(given)} should be a list of transforms"
+    require(isinstance(given, (list, tuple)), f"{one_text}: write ['RandomHorizontalFlip:p=0.5', ...]")
+    require(len(given) <= MOST_TRANSFORMS, f"{one_text}, of up to {MOST_TRANSFORMS}; leave some out")
+    for text in given:
+        parsed(text)
+    return tuple(given)
+
+
+def named(text: str) -> str:
+    """How a message begins that is about one transform."""
+    return f"training: augment = {text!r}"
