@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -32,7 +34,7 @@ def exact(outputs: torch.Tensor, labels: np.ndarray, link: str) -> float:
 def pooled(outputs: torch.Tensor, targets: torch.Tensor, link: str, bins: int = BINS) -> float:
     """The same from the histograms of seven participants of different sizes."""
     bounds = np.cumsum([0, 1, 5, 40, 90, 200, 700])
-    parts = [*zip(bounds, bounds[1:]), (bounds[-1], len(outputs))]
+    parts = [*pairwise(bounds), (bounds[-1], len(outputs))]
     counts = [score_counts(outputs[i:j], targets[i:j], link, bins) for i, j in parts]
     assert all(own is not None and own.dtype == np.int32 for own in counts)
     found = auroc_of_counts(np.sum([own for own in counts if own is not None], axis=0))
