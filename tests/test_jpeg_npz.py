@@ -52,7 +52,7 @@ def test_jpeg_npz(tmp_path):
     [
         ({"train_offsets": None}, "no array 'train_offsets'"),
         ({"train_labels": np.arange(4)}, "train: 5 images but 4 labels"),
-        ({"train_labels": np.arange(5) - 1}, "label -1 is below 0"),
+        ({"train_labels": np.full((5, 2), -1)}, r"labels of shape \(5, 2\) say .* sample 0 has -1; write 1"),
         ({"train_offsets": jpegs(5)[1][::-1]}, "train_offsets do not rise from 0"),
         ({"train_offsets": jpegs(5)[1] + 10}, "train_offsets do not rise from 0 to the"),
         ({"train_offsets": jpegs(5)[1] * 0.5}, "train_offsets is float64"),

@@ -242,7 +242,7 @@ RUNS = {
     "--data {files}/nan.npz": r"nan\.npz: training: sample 7 holds NaN or infinity; fix it or leave it out",
     "--data {files}/empty.npz": r"empty\.npz: test: no samples; training and test need some each",
     "--data {files}/short.npz": r"short\.npz: training: 40 samples but 39 labels; give one label per sample",
-    "--data {files}/halves.npz --participants 3 --partition iid": r"labels are numbers.*; set task to .regression.",  # numbers are no classes
+    "--data {files}/halves.npz --participants 3 --partition iid": r"labels are numbers.*; set task to .regression.",
     "--data {files}/negative.npz --participants 3 --partition iid": r"labels are numbers.*; set task to .regression.",
     "--data {files}/findings.npz": r"findings\.npz: training labels are several findings .*test labels class numbers",
     "--data {files}/shapes.npz": r"shapes\.npz: training samples are \(1, 8, 8\), test samples \(1, 9, 9\); ",
