@@ -26,6 +26,7 @@ MAX_METRIC = 1e12
 OWN = re.compile(
     r"(worst|bottom)_.*|.*_unweighted|participant|site|group|cluster|model|cluster-\d+/.*|ari|nmi|objective|dispersion|looseness"
     r"|clusterability|(intra|inter)_cosine|size_entropy|clusters_in_use|largest_share|moved(_share)?|bytes_(up|down)|seconds"
+    r"|pooled_auroc|defined"
 )
 METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_./-]{0,79}")
 # Largest value of a difference or an array: squares and sums of such values are still finite in float32.
@@ -47,13 +48,16 @@ def is_metric_name(name: Any) -> bool:
     return isinstance(name, str) and METRIC.fullmatch(name) is not None and OWN.fullmatch(name) is None
 
 
-def check_result(result: Result, task: Task, participant: Participant) -> None:
+def check_result(
+    result: Result, task: Task, participant: Participant, scored: tuple[int, int, int] | None = None
+) -> None:
     """Checks everything but what the update holds.
 
     Args:
         result: what arrived.
         task: what was asked.
         participant: whose result it is, with the number of samples that it named before.
+        scored: the shape of the histograms of scores that come with what is measured; None for none.
 
     Raises:
         PayloadError: the participant failed, or did not do what it was asked to do.
@@ -72,12 +76,36 @@ def check_result(result: Result, task: Task, participant: Participant) -> None:
     strange = sorted(result.cross.keys() - {model.name for model in task.cross})
     if strange:
         raise PayloadError("metric", f"{name} was not asked to measure the model {shown(strange[0])}")
+    if result.scores is not None:
+        check_scores(name, result.scores, scored if task.evaluate else None)
     if task.train != (result.update is not None):
         said = "asked to train, but sent no update" if task.train else "not asked to train"
         raise PayloadError("no_update", f"{name} was {said}")
     update, known = result.update, participant.samples
     if update is not None and is_count(update.samples, 1, MAX_SAMPLES) and update.samples != known:
         raise PayloadError("samples", f"{name} says that it has {update.samples} samples, but said {known} before")
+
+
+def check_scores(name: str, scores: np.ndarray, shape: tuple[int, int, int] | None) -> None:
+    """Checks histograms of scores, ``(classes, 2, bins)``.
+
+    Raises:
+        PayloadError: nobody asked for them, or they cannot be those of one test split.
+    """
+    if shape is None:
+        raise PayloadError("scores", f"{name} was not asked for histograms of scores")
+    if scores.dtype.kind not in "iu" or scores.shape != shape:
+        raise PayloadError(
+            "scores", f"{name}: its histograms are {scores.dtype} of shape {scores.shape}, not whole numbers of {shape}"
+        )
+    if scores.min() < 0 or scores.max() > MAX_SAMPLES:
+        raise PayloadError(
+            "scores", f"{name}: its histograms hold {scores.min()} and {scores.max()}, which is no count"
+        )
+    samples = scores.astype(np.int64).sum(axis=(1, 2))
+    if samples.min() != samples.max() or not 1 <= samples[0] <= MAX_SAMPLES:
+        said = f"{samples.min()} to {samples.max()} samples"
+        raise PayloadError("scores", f"{name}: its histograms count {said} by class, not the same in 1..{MAX_SAMPLES}")
 
 
 def check_update(update: Update, sent: Download, state: ServerState, method: str) -> None:

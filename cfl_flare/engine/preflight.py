@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from cfl_flare.engine.server_optimizer import check_server_optimizer
 from cfl_flare.engine.settings import count_of
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import Method, Participant
+from cfl_flare.results.key_metric import POOLED
+from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.measures import RANGES
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.settings import TrainSettings
@@ -98,7 +100,8 @@ def _check_fit(plan: RunPlan) -> Division:
         check_task(method, task)
         (plan.training or TrainSettings()).built_augment(task)
         check_stop_cond(plan.server.early_stopping)
-        check_key_metric(plan.server.early_stopping, task, (plan.training or TrainSettings()).measures)
+        check_key_metric(plan.server.early_stopping, task, plan.training or TrainSettings())
+        score_shape(plan.training or TrainSettings(), division.whole)
     path = plan.job.initial_ckpt
     if path is not None:
         fresh = plan.job.resume_from is None
@@ -149,11 +152,15 @@ def check_stop_cond(stopping: EarlyStopping) -> None:
     )
 
 
-def check_key_metric(stopping: EarlyStopping, task: LearningTask, requested: Sequence[str]) -> None:
+def check_key_metric(stopping: EarlyStopping, task: LearningTask, training: TrainSettings) -> None:
     """Raises a ConfigError for a metric by which a run decides, and which its task could measure but will not."""
     for name in (metric.of_participants.name for metric in stopping.named):
         require(
-            name not in task.measures or name in (*task.always, *requested),
+            name != POOLED or bool(training.score_bins),
+            f"run: key_metric or stop_cond names {name}, which needs histograms of scores; set score_bins to 200",
+        )
+        require(
+            name not in task.measures or name in (*task.always, *training.measures),
             f"run: key_metric or stop_cond names {name}, which task {task.name!r} measures on request alone; add it to "
             "measures",
         )

@@ -34,6 +34,7 @@ class Round:
         model_bytes: size of one model, which decides whether updates are kept in memory or on disk.
         no_sums: why sites cannot send sums; empty if they can.
         clip_norm: updates that move further than so many times the median are scaled down; None for never.
+        scored: the shape of participants' histograms of scores; None where none are asked for.
 
     Attributes:
         results: by participant, without their updates.
@@ -50,8 +51,9 @@ class Round:
         model_bytes: int,
         no_sums: str,
         clip_norm: float | None,
+        scored: tuple[int, int, int] | None = None,
     ):
-        self._participants, self.tasks, self.downloads = participants, tasks, downloads
+        self._participants, self.tasks, self.downloads, self._scored = participants, tasks, downloads, scored
         self.results: dict[str, Result] = {}
         self.failures: dict[str, str] = {}
         self.clipped: dict[str, float] = {}
@@ -85,12 +87,13 @@ class Round:
             raise PayloadError("not_asked", f"{name} was not asked in this round")
         if name in self.results:
             raise PayloadError("twice", f"{name} sent a second result")
-        check_result(result, self.tasks[name], self._participants[name])
+        check_result(result, self.tasks[name], self._participants[name], self._scored)
         if update is not None:
             if update.carrier is not None:
                 self._carried.check(update, self._participants)
             check_update(update, self.downloads[name], state, method.label)
             self._keep(update, method.weight(update), state)
+        self._bytes_up += 0 if result.scores is None else result.scores.nbytes
         self.results[name] = replace(result, update=None)
 
     def _keep(self, update: Update, weight: float, state: ServerState) -> None:

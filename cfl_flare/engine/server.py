@@ -30,6 +30,7 @@ from cfl_flare.results.analysis import analyse, gram
 from cfl_flare.results.checkpoints import Progress
 from cfl_flare.results.key_metric import ACCURACY, Metric, leading, reported
 from cfl_flare.results.metrics import RoundMetrics, measure_round
+from cfl_flare.results.pooled import with_pooled
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.training.ensemble import Served
 
@@ -54,6 +55,7 @@ class Server:
         logits: what models predict on the server's indicator samples, for a method that needs it.
         archive: where a method that ``archives`` keeps its arrays; None is a temporary folder.
         complete: makes a whole model of one that the run leaves, where private layers do not travel; None elsewhere.
+        scored: the shape of participants' histograms of scores; None where none are asked for.
 
     Attributes:
         state: the server's state.
@@ -74,10 +76,11 @@ class Server:
         logits: Predict | None = None,
         archive: Archive | None = None,
         complete: Callable[[Params], Params] | None = None,
+        scored: tuple[int, int, int] | None = None,
     ):
         require(bool(participants), "run: there are no participants")
         self.method, self.layout, self.settings, self._logits = method, layout, settings, logits
-        self._complete = complete
+        self._complete, self._scored = complete, scored
         self.participants, self.state = {p.name: p for p in participants}, state
         require(len(self.participants) == len(participants), "run: two participants have the same name")
         asked = self._asked()
@@ -154,8 +157,8 @@ class Server:
 
     def _new_round(self, tasks: Mapping[str, Task], downloads: Mapping[str, Download]) -> Round:
         refused = no_sums(self.method, self.settings)
-        clip_norm = self.settings.clip_norm
-        return Round(self.participants, tasks, downloads, self.bank, self.layout.nbytes, refused, clip_norm)
+        of_run = (self.layout.nbytes, refused, self.settings.clip_norm, self._scored)
+        return Round(self.participants, tasks, downloads, self.bank, *of_run)
 
     def _cross(self) -> tuple[CrossModel, ...]:
         """The clusters' models, or the run's other ones if it has no clusters; one made of parts travels whole."""
@@ -280,6 +283,9 @@ class Server:
         ranked = {m.name: m for m in (Metric(ACCURACY), *(m.of_participants for m in named), self.metric)}
         of_round = (self.progress.record, served, self.participants, self.state)
         measured = measure_round(*of_round, clusters, share, ranked.values())
+        if self._scored is not None:
+            counts = {n: results[n].scores for n in self.participants if n in results}
+            measured = with_pooled(measured, counts, self.participants, self.state.assignment, share)
         if self.finished:
             self._round.count(measured.record)
         self.progress.record = None

@@ -14,6 +14,8 @@ from cfl_flare.engine.early_stopping import EarlyStopping
 
 # No honest update was so many times longer than its round's median in what docs/security.md measured.
 CLIP_NORM = 10.0
+# At real sites, a test split of fewer samples sends no histograms of its scores.
+FEWEST_SCORED = 30
 # The betas and tau of Reddi et al. 2021 (sec. 5.2, 5.3); eta has to be tuned.
 SERVER_OPTIMIZER = {"server_lr": 0.01, "server_tau": 0.001, "server_beta1": 0.9, "server_beta2": 0.99}
 

@@ -21,6 +21,7 @@ from cfl_flare.engine.private import check_private, check_public
 from cfl_flare.methods import Download, Method, Update
 from cfl_flare.methods.parts import joined, split
 from cfl_flare.training.ensemble import Served
+from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
@@ -92,6 +93,8 @@ class Result:
         metrics: ``served_accuracy``, ... and on request ``trained_accuracy``, ...
         error: the code of its failure, one of `cfl_flare.core.errors.FAILURES`; None if it did not fail.
         cross: metrics of each model of the task's ``cross``.
+        scores: histograms of the served model's scores, if they were asked for; see
+            `cfl_flare.training.histograms.score_counts`.
         traceback: of its failure; it stays at the site.
     """
 
@@ -100,6 +103,7 @@ class Result:
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     cross: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    scores: np.ndarray | None = field(default=None, compare=False)
     traceback: str = ""
 
 
@@ -116,13 +120,16 @@ class Site:
         should_stop: asked before each step whether the job was aborted.
         private: the layers that stay with each participant; None for none.
         authorize: the site's component policy, which is asked about a task of the user's.
+        fewest_scored: a participant with fewer test samples keeps the histograms of their scores, which nearly are
+            the scores themselves.
 
     Raises:
-        ConfigError: the method does not fit the model, the task, or these layers.
+        ConfigError: the method does not fit the model, the task, or these layers, or histograms not the model.
 
     Attributes:
         hosted: the participants' data, in order.
         memory: what each participant remembers between rounds.
+        score_shape: of each participant's histograms of scores; None where none are asked for.
     """
 
     def __init__(
@@ -136,6 +143,7 @@ class Site:
         should_stop: Callable[[], bool] = lambda: False,
         private: str | None = None,
         authorize: Callable[[str], None] | None = None,
+        fewest_scored: int = 1,
     ):
         self.method = method
         self.runtime = Runtime(make_model, settings, seed, device, should_stop, private, authorize)
@@ -145,6 +153,7 @@ class Site:
         self.memory: dict[str, dict[str, Params]] = {}
         self._splits: dict[str, tuple[Split, Split]] = {}
         self._evaluate_trained = evaluate_trained
+        self.score_shape, self._fewest_scored = score_shape(settings, self.runtime.division.whole), fewest_scored
 
     def add(self, participants: Iterable[ParticipantData]) -> None:
         """Adds participants.
@@ -180,10 +189,19 @@ class Site:
                 f"{data.name}: the model {type(module).__name__} returns a {type(outputs).__name__}; its forward() "
                 "should return logits, one tensor (samples, classes)"
             )
+        if self.score_shape is not None and outputs.shape[-1] != self.score_shape[0]:
+            raise DataError(
+                f"{data.name}: the model {type(module).__name__} has {outputs.shape[-1]} outputs, and its last fully "
+                f"connected layer has {self.score_shape[0]}, by which the server knows the classes; set score_bins to 0"
+            )
         labels = np.concatenate((data.train.y, data.test.y))
         self.runtime.task.check(outputs, labels, data.name)
         if self.runtime.augment is not None:
             self.runtime.augment.check(data.train.x, self.runtime.task.targets(data.train.y[:1]), data.name)
+
+    def sends_scores(self, participant: str) -> bool:
+        """Whether histograms of a participant's scores are asked for, and it has enough test samples to send them."""
+        return self.score_shape is not None and len(self.hosted[participant].test) >= self._fewest_scored
 
     def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
         """A participant in a round, with what it remembers."""
@@ -213,13 +231,15 @@ class Site:
         learner = self.learner(participant, memory, round_number)
         metrics: dict[str, float] = {}
         cross: dict[str, dict[str, float]] = {}
-        update = None
+        update = scores = None
         try:
             sent = task.download(models)
             download = joined(sent, self.runtime.division.public)
             if task.evaluate:
                 served = Served.of(self.method.predictor(learner, download))
-                metrics.update({f"served_{name}": value for name, value in learner.evaluate(served).items()})
+                outputs = learner.tested(served)
+                metrics.update({f"served_{name}": value for name, value in learner.measured(outputs).items()})
+                scores = learner.score_counts(outputs) if self.sends_scores(participant) else None
                 on_served(participant, served)
             for one in task.cross:
                 asked = Served(tuple(models[slot] for slot in one.slots), one.vote, one.parts)
@@ -235,4 +255,4 @@ class Site:
         except Exception as error:  # one failing participant must not stop the site's others
             return Result(participant, error=failure_of(error, "training"), traceback=traceback.format_exc())
         self.memory[participant] = memory
-        return Result(participant, update, metrics, cross=cross)
+        return Result(participant, update, metrics, cross=cross, scores=scores)

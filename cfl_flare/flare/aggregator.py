@@ -36,6 +36,7 @@ from cfl_flare.methods.slots import travelling, with_parts
 from cfl_flare.methods.state import Predict
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import ROUNDS
+from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
 
@@ -170,7 +171,7 @@ class ClusteringAggregator(ModelAggregator):
             require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")
         state = resumed or fresh
         complete = division.complete(partial(untrained, partial(self._make_model, fl_ctx), settings.seed, 0))
-        more = (recorder, None, logits, archive, complete)
+        more = (recorder, None, logits, archive, complete, score_shape(training, division.whole))
         self.server = Server(method, division.public, participants, settings, state, *more)
 
     def plan(self) -> dict[str, FLModel]:

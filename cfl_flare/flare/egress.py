@@ -56,9 +56,12 @@ class EgressFilter(Filter):
     not change the models, the participants' names and, for a method whose participants choose their cluster themselves
     (IFCA), that choice, without which the server cannot average.
 
+    Measures follow from the histograms of scores that a job may ask for: they are sent only if no metric is withheld or
+    rounded.
+
     Args:
         withhold: metrics that are not sent: ``accuracy``, ``macro_f1``, ``loss``, or what a training script calls its
-            own; ``*`` for all of them.
+            own; ``*`` for all of them. ``scores`` are the histograms from which the server computes an AUROC.
         round_to: the other metrics are rounded to multiples of this, such as 0.05; None sends them as they are.
         samples_step: counts of training samples are rounded to multiples of this, at least one; averages weight the
             site by the rounded count.
@@ -95,6 +98,8 @@ class EgressFilter(Filter):
                 said["cross"] = {model: self._allowed(found) for model, found in said["cross"].items()}
             if "samples" in said:
                 said["samples"] = self._coarse(said["samples"])
+        if self.withhold or self.round_to is not None:
+            dxo.data = {key: part for key, part in dxo.data.items() if not key.endswith(f"/{wire.SCORES}")}
         for model in dxo.data.values():
             self._coarsen(model)
         return dxo.update_shareable(shareable)

@@ -26,7 +26,7 @@ from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.summary import DataSummary
 from cfl_flare.engine.job_settings import ExecutorSettings
 from cfl_flare.engine.partial_sums import added_up
-from cfl_flare.engine.settings import SiteSettings
+from cfl_flare.engine.settings import FEWEST_SCORED, SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.compat import check_study, component_policy, simulated, study_of
@@ -113,6 +113,10 @@ class ClusteredExecutor(Executor):
         content = wire.content_of(wire.from_shareable(shareable).meta)
         self._agree(content, fl_ctx)
         site = self._prepared(content, fl_ctx)
+        kept_back = [name for name in site.hosted if site.score_shape is not None and not site.sends_scores(name)]
+        if kept_back:
+            least = f"fewer than {FEWEST_SCORED} test samples"
+            self.log_info(fl_ctx, f"{', '.join(kept_back)}: no histograms of scores are sent, of {least}")
         if content["memory_of"] != self.run_name:  # memories of an earlier run of this name are not this one's
             store_for(self.run_name, fl_ctx).keep_previous()
         for own in site.hosted.values() if len(site.hosted) == 1 else ():
@@ -186,6 +190,7 @@ class ClusteredExecutor(Executor):
                 should_stop=lambda: bool(self._abort_signal.triggered),
                 private=self.private,
                 authorize=policy,
+                fewest_scored=1 if simulated(fl_ctx) else FEWEST_SCORED,
             )
             place.limit()
             self.log_info(fl_ctx, f"{fl_ctx.get_identity_name()} computes on {place}")

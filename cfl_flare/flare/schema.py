@@ -20,7 +20,7 @@ from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.text import shown
 from cfl_flare.engine.checks import MAX_GROUPS, MAX_SAMPLES, is_count, is_number
 from cfl_flare.engine.site import Result
-from cfl_flare.flare.wire import ARRAYS, content_of
+from cfl_flare.flare.wire import ARRAYS, COUNTS, SCORES, content_of
 from cfl_flare.methods import Participant, Update
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -131,10 +131,11 @@ def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Par
     if said.get("error") is not None:
         failure_text(said["error"])
         return Result(name, None, metrics, said["error"], cross)
+    scores = _scores(name, models.pop(SCORES)) if SCORES in models else None
     if "samples" not in said:
         if models:
             raise malformed(f"{name}: it sends models, but no number of samples")
-        return Result(name, None, metrics, None, cross)
+        return Result(name, None, metrics, None, cross, scores)
     samples, cluster, carrier = said["samples"], said.get("cluster"), said.get("carrier")
     if not is_count(samples, 1, MAX_SAMPLES):
         raise PayloadError(
@@ -148,7 +149,15 @@ def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Par
     if strange:
         raise PayloadError("slots", f"{name}: there is no model {shown(strange[0])}; there are {', '.join(bank)}")
     diffs = {slot: _diff(name, slot, dxo, bank[slot].layout) for slot, dxo in models.items()}
-    return Result(name, Update(name, samples, diffs, cluster, others, carrier=carrier), metrics, None, cross)
+    return Result(name, Update(name, samples, diffs, cluster, others, carrier=carrier), metrics, None, cross, scores)
+
+
+def _scores(name: str, dxo: Any) -> np.ndarray:
+    """Histograms of scores; `cfl_flare.engine.checks.check_scores` says what they must hold."""
+    fits = isinstance(dxo, DXO) and dxo.data_kind == DataKind.STATISTICS and isinstance(dxo.data, dict)
+    if not fits or dxo.data.keys() != {COUNTS} or not isinstance(dxo.data[COUNTS], np.ndarray):
+        raise PayloadError("scores", f"{name}: its histograms of scores should be one array of counts")
+    return dxo.data[COUNTS]
 
 
 def _metrics(name: str, said: Any, ranges: Ranges, prefixes: tuple[str, ...] = ("",)) -> dict[str, float]:

@@ -4,7 +4,8 @@
 
 Down: ``{slot: WEIGHTS}`` and the tasks. Up: ``{"participant/slot": WEIGHT_DIFF}`` and the results. Values are numpy
 arrays by parameter name, float32 (integer buffers int64). Arrays of a participant that are not a model come up as one
-more WEIGHT_DIFF, ``"participant/#arrays"``, so that a site's filters see them too.
+more WEIGHT_DIFF, ``"participant/#arrays"``, so that a site's filters see them too. Histograms of its scores come up as
+STATISTICS, ``"participant/#scores"``: a filter that adds noise to models would make of counts what no count can be.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from cfl_flare.engine.site import CrossModel, Result, Task
 from cfl_flare.methods.slots import with_parts
 
 SCHEMA = 2
-ARRAYS = "#arrays"
+ARRAYS, SCORES = "#arrays", "#scores"
+COUNTS = "counts"
 META = "cfl"
 CHECK_TASK = "check"
 TRAIN_TASK = "train"
@@ -119,6 +121,8 @@ def encode_results(results: Sequence[Result], content: Mapping[str, Any]) -> Sha
         cross = {model: dict(found) for model, found in r.cross.items()}
         said = {"metrics": dict(r.metrics), "error": r.error}
         described[r.participant] = {**said, "cross": cross} if cross else said
+        if r.scores is not None:
+            collection[f"{r.participant}/{SCORES}"] = DXO(DataKind.STATISTICS, data={COUNTS: r.scores})
         if r.update is None:
             continue
         described[r.participant] |= {"samples": r.update.samples, "cluster": r.update.cluster}

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from cfl_flare.report.labels import in_table
 from cfl_flare.report.missed import missed_lines
-from cfl_flare.results.key_metric import of_training
+from cfl_flare.results.key_metric import POOLED, of_training
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,17 +31,19 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     """One line per run: the results of its served models on the participants' own test splits after the last round.
 
     Metrics are means weighted by the participants' training samples: those by which the runs are judged, and others
-    that participants report. Worst is the participant with the worst value of the run's metric; unseen is the mean of
-    that metric over participants that were held back and joined afterwards; ARI compares the clusters with the true
-    groups; bytes are the models' arrays in both directions; seconds are those of the rounds, without the start of the
-    processes. Below are the participants that missed rounds, with the reason.
+    that participants report; where a mean is not of all that were measured, their number is beside it. Pooled AUROC is
+    that of all participants' samples together. Worst is the participant with the worst value of the run's metric;
+    unseen is the mean of that metric over participants that were held back and joined afterwards; ARI compares the
+    clusters with the true groups; bytes are the models' arrays in both directions; seconds are those of the rounds,
+    without the start of the processes. Below are the participants that missed rounds, with the reason.
     """
     title = "served models, on the participants' own test splits"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)
     joined = any(run.newcomers for run in runs)
     leading, shown = _metrics(runs)
-    measures = ["rounds", *map(heading, shown)]
+    pooled = any(POOLED in run.summary["final"] for run in runs)
+    measures = ["rounds", *map(heading, shown), *(["pooled AUROC"] if pooled else [])]
     for what in ("worst", "unseen") if joined else ("worst",):
         measures += [what if len(leading) == 1 else f"{what} {heading(name)}" for name in leading]
     for name in (*measures, "clusters", "ARI", "bytes", "seconds"):
@@ -54,7 +56,8 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
         table.add_row(
             in_table(run.name),
             in_table(s["rounds"]),
-            *(_number(final.get(f"served_{name}")) for name in shown),
+            *(_defined(run, f"served_{name}") for name in shown),
+            *([_defined(run, POOLED)] if pooled else []),
             *(_number(final.get(f"served_worst_{name}")) for name in leading),
             *(_number(newcomers.get(f"served_{name}")) for name in leading if joined),
             "/".join(map(str, sizes)) if len(sizes) <= 5 else f"{sum(v > 0 for v in sizes)} of {len(sizes)}",
@@ -78,6 +81,12 @@ def _metrics(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
 def heading(metric: str) -> str:
     """A metric's name over its column."""
     return NAMES.get(metric, in_table(metric))
+
+
+def _defined(run: Run, name: str) -> str:
+    """A number of the run's last record, and of how many participants it is where that is not all."""
+    value, (count, everyone) = run.summary["final"].get(name), run.defined(name)
+    return _number(value) if value is None or count == everyone else f"{_number(value)} ({count} of {everyone})"
 
 
 def _number(value: Any) -> str:

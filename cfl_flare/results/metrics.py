@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,6 +99,16 @@ def steady_average(
     return out
 
 
+def not_by_all(metrics: Mapping[str, Mapping[str, float]], found: Mapping[str, int]) -> dict[str, int]:
+    """Of numbers of participants by measure those that are less than the number of all that were measured.
+
+    >>> not_by_all({"a": {"served_loss": 1.0}, "b": {"served_loss": 2.0, "served_auroc": 1.0}}, {"served_auroc": 1})
+    {'served_auroc': 1}
+    """
+    everyone = sum(any(name.startswith("served_") for name in own) for own in metrics.values())
+    return {name: count for name, count in found.items() if count < everyone}
+
+
 def measure_round(
     record: dict[str, Any],
     metrics: Mapping[str, Mapping[str, float]],
@@ -109,7 +120,8 @@ def measure_round(
 ) -> RoundMetrics:
     """Completes a round's record.
 
-    Means are weighted by n_i, as in the thesis's tables; in ``..._unweighted`` all participants count the same.
+    Means are weighted by n_i, as in the thesis's tables; in ``..._unweighted`` all participants count the same. A mean
+    is of those for whom the measure is defined; their number is in ``defined`` if some that were measured lack it.
 
     Args:
         record: what the server recorded during the round.
@@ -124,6 +136,9 @@ def measure_round(
     weights = {name: float(p.samples) for name, p in participants.items()}
     record.update(average(metrics, weights))
     record.update({f"{k}_unweighted": v for k, v in average(metrics, dict.fromkeys(weights, 1.0)).items()})
+    having = Counter(name for own in metrics.values() for name in own if name.startswith("served_"))
+    if fewer := not_by_all(metrics, having):
+        record["defined"] = dict(sorted(fewer.items()))
     for metric in ranked:
         name = f"served_{metric.name}"
         worst = metric.worst_first(own[name] for own in metrics.values() if name in own)

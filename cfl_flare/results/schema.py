@@ -85,6 +85,8 @@ MEASURED: dict[str, Fits] = {
     **dict.fromkeys(("served_", "clusters_in_use"), number),
     **dict.fromkeys(("objective", "intra_cosine", "inter_cosine", "size_entropy"), maybe(number)),
     **dict.fromkeys(("largest_share", "moved_share", "ari"), maybe(number)),
+    "defined": named(whole),
+    "pooled_": number,
     "trained": each(text),
     "failed": named(text),
     "clusterability": each(maybe(number)),

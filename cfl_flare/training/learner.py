@@ -20,6 +20,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.core.seeds import stream
 from cfl_flare.training.batches import Batches
 from cfl_flare.training.ensemble import Served, combined
+from cfl_flare.training.histograms import score_counts
 from cfl_flare.training.loss import balanced
 from cfl_flare.training.maml import ahead, descend
 from cfl_flare.training.memory import PRIVATE, MemoryView
@@ -232,11 +233,23 @@ class Learner:
         return np.array([self._losses[key][2] for key in keys])
 
     @torch.no_grad()
+    def tested(self, model: Params | Served) -> Tensor:
+        """The outputs ``(n, classes, ...)`` of a model, or of an ensemble, for the participant's own test split."""
+        served = Served.of(self.complete(model))
+        return combined(self._predict(served.models, self._test.x), served.vote, self._runtime.task.link)
+
+    def measured(self, outputs: Tensor) -> dict[str, float]:
+        """What the run's task measures of a model by these outputs for the participant's own test split."""
+        return self._runtime.task.measured(outputs, self._test.y, self._runtime.settings.measures)
+
+    def score_counts(self, outputs: Tensor) -> np.ndarray | None:
+        """The histograms of the same outputs' scores; see `cfl_flare.training.histograms.score_counts`."""
+        runtime = self._runtime
+        return score_counts(outputs, self._test.y, runtime.task.link, runtime.settings.score_bins)
+
     def evaluate(self, model: Params | Served) -> dict[str, float]:
         """What the run's task measures of a model, or of an ensemble, on the participant's own test split."""
-        served, task = Served.of(self.complete(model)), self._runtime.task
-        outputs = combined(self._predict(served.models, self._test.x), served.vote, task.link)
-        return task.measured(outputs, self._test.y, self._runtime.settings.measures)
+        return self.measured(self.tested(model))
 
     def _stream(self, purpose: str) -> np.random.Generator:
         return stream(self._runtime.seed, self.participant, self.round, self._part + purpose)

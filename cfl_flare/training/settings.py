@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # SGD's, unless the settings say otherwise.
 MOMENTUM = 0.9
 
+# Of a histogram of scores: fewer tell nothing, and more are the scores themselves.
+SCORE_BINS = Bounds("0 or in 10..2000", lambda value: value == 0 or 10 <= value <= 2000)
 ROUNDS = Bounds("rounds > 0", lambda value: all(isinstance(r, int) and r > 0 for r in value))
 
 
@@ -77,6 +79,11 @@ class TrainSettings:
         "package.Class",
     )
     measures: tuple[str, ...] = setting((), help="what is measured beside the task's usual: auroc, ece, ...")
+    score_bins: int = setting(
+        0,
+        help="participants send histograms of test scores of so many bins, such as 200, for pooled_auroc; 0: none",
+        bounds=SCORE_BINS,
+    )
     augment: tuple[str, ...] = setting(
         (), help="transforms of training images, torchvision.transforms.v2's: RandomCrop:size=28,padding=2, ..."
     )
@@ -123,7 +130,8 @@ class TrainSettings:
         """The run's task; see `cfl_flare.training.tasks.build_task`.
 
         Raises:
-            ConfigError: an unknown task or setting, a measure that the task lacks, or class weights without classes.
+            ConfigError: an unknown task or setting, a measure that the task lacks, class weights without classes, or
+                histograms of scores without scores.
         """
         from cfl_flare.training.tasks import build_task, check_measures  # it needs torch, which takes a second
 
@@ -135,6 +143,11 @@ class TrainSettings:
                 f"training: {what} = {value!r} is for tasks with classes, and task {task.name!r} has none; leave it "
                 "out",
             )
+        require(
+            task.scored or not self.score_bins,
+            f"training: score_bins = {self.score_bins} is for tasks that score classes, such as classification, binary "
+            f"and multilabel, and task {task.name or type(task).__name__!r} does not; leave it out",
+        )
         return task
 
     def built_augment(self, task: LearningTask) -> Augment | None:

@@ -47,6 +47,7 @@ class LearningTask(ABC):
         form: of the labels, one of `cfl_flare.data.labels.FORMS`.
         link: what makes predictions of a model's outputs, one of `cfl_flare.training.ensemble.LINKS`.
         classes: each sample, or each pixel, is of one class: classes can be weighted, and labels smoothed.
+        scored: each output is a score of a class, which some samples are of and others are not.
         always: what is measured in any run.
         measures: functions of predictions, targets and the task that compute measures other than the loss.
     """
@@ -55,6 +56,7 @@ class LearningTask(ABC):
     form: ClassVar[str] = "class"
     link: ClassVar[str] = "softmax"
     classes: ClassVar[bool] = False
+    scored: ClassVar[bool] = False
     always: ClassVar[tuple[str, ...]] = ("loss",)
     measures: ClassVar[Mapping[str, Measure]] = {}
 
@@ -148,6 +150,7 @@ class Classification(LearningTask):
 
     name: ClassVar[str] = "classification"
     classes: ClassVar[bool] = True
+    scored: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "loss")
     measures: ClassVar[Mapping[str, Measure]] = OF_CLASSES
 
@@ -187,6 +190,7 @@ class Binary(LearningTask):
     name: ClassVar[str] = "binary"
     link: ClassVar[str] = "sigmoid"
     classes: ClassVar[bool] = True
+    scored: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("accuracy", "auroc", "loss")
     measures: ClassVar[Mapping[str, Measure]] = OF_A_FINDING
 
@@ -217,6 +221,7 @@ class Multilabel(LearningTask):
     name: ClassVar[str] = "multilabel"
     form: ClassVar[str] = "several"
     link: ClassVar[str] = "sigmoid"
+    scored: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("accuracy", "auroc", "loss")
     measures: ClassVar[Mapping[str, Measure]] = OF_FINDINGS
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch import nn
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import Digits
@@ -15,6 +16,7 @@ from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.methods import IFCA, FedAvg, WeCFL
 from cfl_flare.models import Logistic
+from cfl_flare.training.settings import TrainSettings
 
 RUN: dict[str, Any] = {"data": Digits(), "participants": 6, "partition": "iid", "num_rounds": 2, "min_clients": 1}
 MODEL = Logistic((1, 8, 8), 10)
@@ -48,3 +50,15 @@ def test_a_share_above_one_can_never_be_reached() -> None:
     with pytest.raises(ConfigError, match=r"accuracy is a share in 0\.\.1 here; write 0\.8 for 80 per cent"):
         check_plans([RunPlan.of(method=FedAvg(), model=MODEL, **RUN, stop_cond="accuracy >= 80")])
     check_plans([RunPlan.of(method=FedAvg(), model=MODEL, **RUN, stop_cond="loss <= 80")])
+
+
+def test_histograms_of_scores_are_asked_for_where_they_decide_and_where_there_are_classes() -> None:
+    more: dict[str, Any] = {**RUN, "key_metric": "pooled_auroc"}
+    with pytest.raises(
+        ConfigError, match="names pooled_auroc, which needs histograms of scores; set score_bins to 200"
+    ):
+        check_plans([RunPlan.of(method=FedAvg(), model=MODEL, **more)])
+    check_plans([RunPlan.of(method=FedAvg(), model=MODEL, **more, training=TrainSettings(score_bins=200))])
+    flat = nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten())
+    with pytest.raises(ConfigError, match="score_bins = 200 needs a model that ends in a fully connected layer"):
+        check_plans([RunPlan.of(method=FedAvg(), model=flat, **RUN, training=TrainSettings(score_bins=200))])

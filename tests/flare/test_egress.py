@@ -14,10 +14,13 @@ from nvflare.apis.shareable import make_reply
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from cfl_flare.core.config import marked
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.engine.site import Result
+from cfl_flare.data import SiteData
+from cfl_flare.engine.site import Result, Task
 from cfl_flare.flare import wire
 from cfl_flare.flare.egress import EgressFilter, check_filters
+from tests.flare.kits import JOB, SITE, answer, check_in, executor, kit, npz
 from tests.tiny import update
 
 STEPS = MetaKey.NUM_STEPS_CURRENT_ROUND
@@ -125,3 +128,30 @@ def test_all_metrics_are_withheld_by_a_star_and_a_script_s_own_by_their_names():
     for withhold, left in ((["*"], {}), (["dice"], {"auc": 0.7})):
         sent = EgressFilter(withhold=withhold).process(FLModelUtils.to_shareable(answer), FLContext())
         assert FLModelUtils.from_shareable(sent).metrics == left
+
+
+@pytest.mark.parametrize("settings", [{"withhold": ["scores"]}, {"withhold": ["*"]}, {"withhold": ["auroc"]}])
+def test_histograms_of_scores_are_withheld_by_their_name_and_with_any_metric(settings):
+    scores = np.ones((2, 2, 10), np.int32)
+    answers = [Result("a", update("a", 137, "global", 1, 2), METRICS, scores=scores), Result("b", scores=scores)]
+    for more, left in ((settings, {"a/global"}), ({"round_to": 0.05}, {"a/global"})):
+        sent = EgressFilter(**more).process(wire.encode_results(answers, {"round": 4}), FLContext())
+        assert from_shareable(sent).data.keys() == left
+    sent = EgressFilter(samples_step=50).process(wire.encode_results(answers, {"round": 4}), FLContext())
+    assert from_shareable(sent).data.keys() == {"a/global", "a/#scores", "b/#scores"}
+    withheld = EgressFilter(withhold=["scores"]).process(wire.encode_results(answers, {"round": 4}), FLContext())
+    assert wire.content_of(from_shareable(withheld).meta)["results"]["a"]["metrics"] == METRICS
+
+
+@pytest.mark.parametrize(("real", "bins", "sends"), [(True, 10, False), (False, 10, True), (True, 0, False)])
+def test_a_small_test_split_at_a_real_site_keeps_its_histograms(tmp_path, monkeypatch, caplog, real, bins, sends):
+    """It has 20 samples, of which each is nearly readable in them."""
+    folder, training = kit(tmp_path / "kit", real), {"local_steps": 1, "score_bins": bins}
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
+    site = executor(SiteData(), training=marked(training))
+    with caplog.at_level("INFO"):
+        assert "participants" in answer(site, check_in(job={**JOB, "training": training}), folder)
+    assert ("no histograms of scores are sent, of fewer than 30 test samples" in caplog.text) == (real and bins > 0)
+    result = site._site.carry_out(SITE, Task(("global",), False, True), {"global": site._site.runtime.initial(0)}, 1)
+    assert "served_accuracy" in result.metrics
+    assert (result.scores is not None) == sends

@@ -8,6 +8,7 @@ from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.filters.exclude_vars import ExcludeVars
+from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cfl_flare.core.errors import PayloadError
@@ -221,3 +222,15 @@ def test_steps_stand_in_each_model_s_own_meta_for_flare_s_filters():
 def test_a_foreign_message_on_the_site_is_refused():
     with pytest.raises(PayloadError, match="no cfl_flare content"):
         wire.decode_task(DXO(DataKind.WEIGHTS, data={"w": np.ones(1)}).to_shareable(), LAYOUT)
+
+
+def test_histograms_of_scores_travel_with_results_of_any_kind():
+    scores = np.arange(8, dtype=np.int32).reshape(2, 2, 2)
+    both = [Result("a", update("a", 1, "global", 1, 1), scores=scores), Result("b", scores=scores)]
+    sent = wire.encode_results(both, {"round": 0})
+    assert from_shareable(sent).data["a/#scores"].data_kind == DataKind.STATISTICS
+    for filtered in (sent, PercentilePrivacy(percentile=10, gamma=0.01).process(sent, FLContext())):
+        message = FLModelUtils.from_shareable(filtered)
+        for result in decode_results(message, {"global": coin(0, 0)}, 0, "ab", {}):
+            np.testing.assert_array_equal(result.scores, scores)
+            assert result.scores.dtype == np.int32

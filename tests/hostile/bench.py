@@ -49,6 +49,7 @@ EVERYONE = [name for names in PEOPLE.values() for name in names]
 MODEL = Logistic((1, 2, 2), 2)
 LAYOUT = Layout.of(MODEL)
 ROUNDS = 2
+BINS = 10
 
 # Changes what the hostile site sends: (task, round, honest answer) -> answer; None sends none.
 Attack = Callable[[str, int, Shareable], Shareable | None]
@@ -66,7 +67,14 @@ def check_in(site: str) -> Shareable:
     return wire.to_shareable({}, {"participants": hosted})
 
 
-def results(task: Shareable) -> Shareable:
+def scores_of(name: str) -> np.ndarray:
+    """An honest participant's histograms of scores, where a job asks for them."""
+    counts = np.zeros((2, 2, BINS), np.int32)
+    counts[:, 0, : BINS // 2 + EVERYONE.index(name) % 2], counts[:, 1, BINS // 2 :] = 1, 2
+    return counts
+
+
+def results(task: Shareable, scored: bool = False) -> Shareable:
     """An honest site's results: each participant moves the way of its group."""
     tasks, _, content = wire.decode_task(task, LAYOUT)
     found = []
@@ -78,7 +86,7 @@ def results(task: Shareable) -> Shareable:
         chosen = group if asked.choices else None
         slot = asked.choices[group] if asked.choices else asked.slots[0]
         update = Update(name, samples_of(name), {slot: moved}, chosen) if asked.train else None
-        found.append(Result(name, update, metrics))
+        found.append(Result(name, update, metrics, scores=scores_of(name) if scored and asked.evaluate else None))
     return wire.encode_results(found, {"round": content["round"]})
 
 
@@ -115,6 +123,7 @@ class _Bench:
     """FLARE's part: the engine, and the communicator that takes each task to its site."""
 
     attack: Attack
+    scored: bool = False
     controller: Any = None
     components: dict[str, Any] = field(default_factory=dict)
     panics: list[str] = field(default_factory=list)
@@ -122,7 +131,7 @@ class _Bench:
     def send(self, task: Task, fl_ctx: FLContext, targets: list[str], *_: Any) -> None:
         (site,) = targets
         asked = fobs.loads(fobs.dumps(task.data))
-        said: Shareable | None = check_in(site) if task.name == wire.CHECK_TASK else results(asked)
+        said: Shareable | None = check_in(site) if task.name == wire.CHECK_TASK else results(asked, self.scored)
         if site == HOSTILE and said is not None:
             number = -1 if task.name == wire.CHECK_TASK else self.controller.aggregator.running.state.round
             said = self.attack(task.name, number, said)
@@ -168,7 +177,7 @@ def play(
     """Runs a job in which the hostile site's answers pass an attack."""
     with tempfile.TemporaryDirectory() as folder, patch("os.fsync"):  # no disk is waited for a thousand times
         place = kit(Path(folder) / "server", real=False, **(policy or {}))
-        bench = _Bench(attack)
+        bench = _Bench(attack, scored="score_bins" in training)
         engine = SimpleNamespace(
             get_workspace=lambda: Workspace(str(place), "server"),
             get_clients=lambda: [Client(site, "token") for site in SITES],

@@ -7,14 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
-from nvflare.apis.dxo import from_shareable
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from cfl_flare.core.errors import FAILURES
 from cfl_flare.flare import wire
+from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.schema import decode_results
 from cfl_flare.training.tasks import Classification
 from tests.hostile.bench import HOSTILE, PEOPLE, Run, play
@@ -230,3 +233,113 @@ def test_what_is_logged_of_many_refusals_is_short():
     run = play(in_round(1, changed(broken)), WECFL)
     check(run, "wecfl")
     assert sum(map(len, run.log)) < 5_000
+
+
+SCORES = {
+    "negative": np.where(np.arange(40).reshape(2, 2, 10) % 10 == 3, -1, 1),
+    "NaN": np.full((2, 2, 10), np.nan),
+    "floats": np.ones((2, 2, 10), np.float32),
+    "huge": np.full((2, 2, 10), 2**63, np.uint64),
+    "10^10 samples": np.full((2, 2, 10), 10**9),
+    "no samples": np.zeros((2, 2, 10), np.int32),
+    "a class more": np.ones((3, 2, 10), np.int32),
+    "a flat array": np.ones(40, np.int32),
+    "other bins": np.ones((2, 2, 11), np.int32),
+    "nothing at all": np.zeros((2, 2, 0), np.int32),
+    "text": np.full((2, 2, 10), "a"),
+    "True": np.ones((2, 2, 10), bool),
+    "classes of different splits": np.stack([np.ones((2, 10), np.int32), np.full((2, 10), 2, np.int32)]),
+}
+ASKED = {"score_bins": 10}
+
+
+def scores(change: Callable[[DXO], Any], name: str = "p3") -> Callable[[Shareable], Shareable]:
+    """Results in which one participant's histograms are others."""
+
+    def forge(answer: Shareable) -> Shareable:
+        dxo = from_shareable(answer)
+        dxo.data.setdefault(f"{name}/#scores", DXO(DataKind.STATISTICS, data={"counts": np.ones((2, 2, 10), np.int32)}))
+        change(dxo.data[f"{name}/#scores"])
+        return dxo.update_shareable(answer)
+
+    return forge
+
+
+def pooled(run: Run) -> list[float | None]:
+    return [record.get("pooled_auroc") for record in run.records]
+
+
+def test_honest_histograms_are_added_up():
+    run = play(lambda task, number, answer: answer, WECFL, training=ASKED)
+    check(run, "wecfl")
+    # Of 33 samples without the class 3 share a bin with 12 of the 60 that have it.
+    assert pooled(run) == [pytest.approx(1 - 0.5 * 3 / 33 * 12 / 60)] * 2
+    assert all("defined" not in record for record in run.records)
+
+
+@pytest.mark.parametrize("case", SCORES)
+@pytest.mark.parametrize("number", [1, 2])
+def test_histograms_that_are_no_counts_cost_their_participant_the_round(case, number):
+    """In round 2, the last, nobody trains, and models are measured alone."""
+    forged = scores(lambda dxo: dxo.data.update(counts=SCORES[case]))
+    run = play(in_round(number, forged), WECFL, training=ASKED)
+    check(run, "wecfl")
+    if number < 2:
+        assert run.records[number]["failed"].keys() == {"p3"}
+        assert run.records[number]["failed"]["p3"].startswith("scores: p3: its histograms")
+    assert run.controller.aggregator.running.rejected == {"scores": 1}
+    assert 0.9 < pooled(run)[number - 1] < 1  # of the others
+
+
+FORMS = {
+    "no array": lambda dxo: dxo.data.update(counts=[[[1]]]),
+    "another name": lambda dxo: dxo.data.update(more=np.ones(3)),
+    "none": lambda dxo: dxo.data.clear(),
+    "a model": lambda dxo: setattr(dxo, "data_kind", DataKind.WEIGHT_DIFF),
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_histograms_of_another_form_cost_their_participant_the_round(case):
+    run = play(in_round(1, scores(FORMS[case])), WECFL, training=ASKED)
+    check(run, "wecfl")
+    reason = "scores: p3: its histograms of scores should be one array of counts"
+    assert run.records[1]["failed"] == {"p3": reason}
+
+
+@pytest.mark.parametrize(("number", "training"), [(0, ASKED), (1, {}), (0, {})])
+def test_histograms_that_nobody_asked_for_are_refused(number, training):
+    """In round 0 nothing is measured."""
+    run = play(in_round(number, scores(lambda dxo: None)), WECFL, training=training)
+    check(run, "wecfl")
+    assert run.records[number]["failed"] == {"p3": "scores: p3 was not asked for histograms of scores"}
+
+
+def test_histograms_of_one_who_was_not_asked_anything_end_nothing():
+    run = play(in_round(1, scores(lambda dxo: None, "p0")), WECFL, training=ASKED)
+    check(run, "wecfl")
+    assert run.records[1]["failed"].keys() == OWN  # the whole answer of their site
+
+
+def test_the_pooled_value_goes_on_without_those_that_withhold_theirs():
+    def withheld(answer: Shareable) -> Shareable:
+        return EgressFilter(withhold=["scores"]).process(answer, FLContext())
+
+    run = play(lambda task, number, answer: withheld(answer) if number > 0 else answer, WECFL, training=ASKED)
+    check(run, "wecfl")
+    assert [record["failed"] for record in run.records] == [{}, {}]
+    assert [record["defined"] for record in run.records] == [{"pooled_auroc": 4}] * 2
+    assert None not in pooled(run)
+
+
+def test_a_site_that_claims_10_to_the_9_samples_does_not_choose_the_best_round():
+    def liar(good: bool) -> Callable[[DXO], None]:
+        counts = np.zeros((2, 2, 10), np.int64)
+        counts[:, 0, 0 if good else 9] = counts[:, 1, 9 if good else 0] = 5 * 10**8
+        return lambda dxo: dxo.data.update(counts=counts)
+
+    settings = {"key_metric": "pooled_auroc", "max_weight_share": 1 / 3, "training": ASKED, "num_rounds": 3}
+    run = play(in_round(2, scores(liar(False))), WECFL, **settings)
+    assert run.records[1]["pooled_auroc"] < 0.01  # as it is reported
+    steady = play(in_round(2, scores(liar(False))), WECFL, stop_cond="pooled_auroc < 0.3", **settings)
+    assert steady.controller.aggregator.running.progress.stopped is None and len(steady.records) == 3

@@ -86,3 +86,21 @@ def test_without_a_word_accuracy_is_ranked():
         "served_bottom_accuracy",
     }
     assert record["served_worst_accuracy"] == 0.1
+
+
+def test_a_mean_is_of_those_for_whom_it_is_defined_and_says_of_how_many():
+    metrics = {n: {"served_accuracy": 0.5, "served_auroc": v} for n, v in zip("abc", (0.5, 0.75, 1.0))}
+    metrics["d"] = {"served_accuracy": 0.5}
+    record = measure_round(RECORD, metrics, PEOPLE, STATE, 2).record
+    assert record["served_auroc"] == pytest.approx((10 * 0.5 + 20 * 0.75 + 30 * 1.0) / 60)
+    assert record["defined"] == {"served_auroc": 3}
+    assert record["clusters"]["cluster-1"]["served_auroc"] == 1
+
+
+def test_where_all_have_the_same_nothing_is_said_of_how_many():
+    metrics = {n: {"served_accuracy": 0.5} for n in "abc"}  # d was not measured
+    metrics["a"] = {**metrics["a"], "trained_accuracy": 0.5}  # the others were not asked to train
+    assert "defined" not in measure_round(RECORD, metrics, PEOPLE, STATE, 2).record
+    assert "defined" not in measure_round(RECORD, {}, PEOPLE, STATE, 2).record
+    alone = {"a": {"trained_accuracy": 0.5}}  # the round was not measured
+    assert "defined" not in measure_round(RECORD, alone, PEOPLE, STATE, 2).record

@@ -1,0 +1,90 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Histograms of a participant's test scores, by which the server knows an AUROC over all participants' samples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfl_flare.core.config import require
+from cfl_flare.core.params import Layout
+from cfl_flare.training.measures import one_against_the_rest
+from cfl_flare.training.settings import TrainSettings
+
+# Bins are the same for everyone and known before any score is, as the server adds them up. They divide the log-odds of
+# a class, not its probability, of which the outer bins of equal width would hold nearly all samples of a trained model.
+# They are of equal width in asinh(log-odds / NARROW): of 200 bins, NARROW / 14 wide at 0, where an untrained model's
+# scores lie close together, and wider in proportion further out, where a trained one's are spread. Beyond REACH, which
+# is a probability of 10^-26 and which only models reach that are sure of all they say, the last bins have all.
+NARROW, REACH = 0.1, 60.0
+
+
+def score_shape(settings: TrainSettings, whole: Layout) -> tuple[int, int, int] | None:
+    """The shape ``(classes, 2, bins)`` of a participant's histograms; None where none are asked for.
+
+    Args:
+        settings: the run's.
+        whole: the layout of all of the model, private layers included.
+
+    Raises:
+        ConfigError: the model has no fully connected layer, whose outputs would be the classes.
+    """
+    if not settings.score_bins:
+        return None
+    head = whole.head.entries
+    require(
+        bool(head),
+        f"training: score_bins = {settings.score_bins} needs a model that ends in a fully connected layer, by which "
+        "the server knows the number of classes; leave it out",
+    )
+    return head[0].shape[0], 2, settings.score_bins
+
+
+def log_odds(outputs: Tensor, link: str) -> Tensor:
+    """The logarithm of each class's odds against the rest, ``(n, classes)`` float64 on the CPU.
+
+    They are computed from logarithms: a probability that is rounded to 1 has lost its rank. Those of a softmax are
+    relative to classes of equal probability, so that 0 is what a model says that knows nothing.
+
+    Args:
+        outputs: of a model, ``(n, classes)``.
+        link: ``softmax`` or ``sigmoid``; see `cfl_flare.training.ensemble.LINKS`.
+    """
+    outputs = outputs.detach().cpu().double()
+    if link == "sigmoid":
+        return outputs
+    own = outputs.log_softmax(dim=1)
+    rest = torch.log1p(-own.exp())
+    top = outputs.argmax(dim=1, keepdim=True)  # of the others, a probability is at most 1/2 and its rest not rounded
+    rest.scatter_(1, top, own.scatter(1, top, -torch.inf).logsumexp(dim=1, keepdim=True))
+    return own - rest + math.log(max(1, outputs.shape[1] - 1))
+
+
+def score_counts(outputs: Tensor, targets: Tensor, link: str, bins: int) -> np.ndarray | None:
+    """Counts samples by bins of their scores, for each class those without it and those with it.
+
+    >>> outputs, targets = torch.tensor([[-9.0], [9.0], [0.1]]), torch.tensor([0, 1, 0])
+    >>> score_counts(outputs, targets, "sigmoid", 10).tolist()
+    [[[0, 1, 0, 0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0]]]
+
+    Args:
+        outputs: of a model, ``(n, classes)``.
+        targets: ``(n,)`` class numbers, or ``(n, classes)`` of 0 and 1.
+        link: see `log_odds`.
+        bins: how many, from the lowest score to the highest.
+
+    Returns:
+        ``(classes, 2, bins)`` int32; None if a score is no number.
+    """
+    odds, labels = one_against_the_rest(log_odds(outputs, link), targets.cpu())
+    if bool(odds.isnan().any()):
+        return None
+    share = torch.asinh(odds / NARROW) / math.asinh(REACH / NARROW) / 2 + 0.5
+    places = (share * bins).floor().clamp(0, bins - 1).long()
+    rows = 2 * torch.arange(odds.shape[1]) + labels.long()
+    counts = torch.bincount((rows * bins + places).flatten(), minlength=odds.shape[1] * 2 * bins)
+    return counts.view(-1, 2, bins).numpy().astype(np.int32)

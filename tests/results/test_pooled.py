@@ -1,0 +1,144 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The AUROC over all participants' samples: as the exact one, in records, and of whom there are histograms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from cfl_flare.core.config import parse_spec
+from cfl_flare.data import Digits
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.methods import Participant, build_method
+from cfl_flare.report.figures import draw
+from cfl_flare.report.table import results_table
+from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.pooled import auroc_of_counts, bounded_sum, with_pooled
+from cfl_flare.results.run_dir import load_run
+from cfl_flare.training.histograms import log_odds
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.settings import TrainSettings
+from tests.play import DATA, MODEL
+
+PEOPLE = {name: Participant(name, f"site-{name}", 10) for name in "abcd"}
+GOOD, BAD = np.array([[[4, 0], [0, 4]]], np.int32), np.array([[[0, 4], [4, 0]]], np.int32)
+ONE_CLASS = np.array([[[5, 3], [0, 0]]], np.int32)
+
+
+def measured(names: str = "abcd", clusters: Mapping[str, object] | None = None) -> RoundMetrics:
+    record = {"round": 0, "cluster_sizes": [], "clusters": dict(clusters or {})}
+    return RoundMetrics(record, {name: {"served_loss": 1.0} for name in names})
+
+
+def test_ties_count_half_and_classes_that_are_not_both_there_do_not_count():
+    assert auroc_of_counts(GOOD) == 1 and auroc_of_counts(BAD) == 0
+    assert auroc_of_counts(np.array([[[4, 0], [4, 0]]])) == 0.5
+    assert auroc_of_counts(ONE_CLASS) is None
+    assert auroc_of_counts(np.concatenate([GOOD, ONE_CLASS])) == 1
+    assert auroc_of_counts(np.concatenate([GOOD, BAD, ONE_CLASS])) == 0.5
+
+
+def test_nothing_is_recorded_where_it_is_not_defined():
+    for counts in ({}, {"a": None}, {"a": ONE_CLASS}):
+        found = with_pooled(measured(), counts, PEOPLE, {})
+        assert found.record == measured().record and found.steady == {}
+
+
+def test_participants_of_one_class_each_have_a_pooled_one_together():
+    positive = np.array([[[0, 0], [1, 3]]], np.int32)
+    found = with_pooled(measured("ab"), {"a": ONE_CLASS, "b": positive}, PEOPLE, {})
+    labels, scores = [0] * 8 + [1] * 4, [0] * 5 + [1] * 3 + [0] + [1] * 3
+    assert found.record["pooled_auroc"] == pytest.approx(roc_auc_score(labels, scores))
+    assert "defined" not in found.record
+
+
+def test_clusters_have_their_own_and_who_sent_none_is_counted():
+    clusters = {"cluster-0": {"served_loss": 1.0}, "cluster-1": {"served_loss": 1.0}, "cluster-2": {}}
+    counts = {"a": GOOD, "b": None, "c": BAD, "d": BAD}
+    before = measured(clusters=clusters)
+    found = with_pooled(before, counts, PEOPLE, {"a": 0, "b": 0, "c": 1, "d": 1})
+    assert found.record["clusters"]["cluster-0"] == {"served_loss": 1.0, "pooled_auroc": 1.0}
+    assert found.record["clusters"]["cluster-1"]["pooled_auroc"] == 0
+    assert found.record["clusters"]["cluster-2"] == {}
+    assert found.record["defined"] == {"pooled_auroc": 3}
+    assert found.scalars()["cluster-0/pooled_auroc"] == 1
+    assert before.record["clusters"]["cluster-0"] == {"served_loss": 1.0}  # it is not changed
+
+
+def test_a_site_that_says_that_it_has_10_to_the_9_samples_decides_with_its_share_alone():
+    huge = BAD.astype(np.int64) * (10**9 // 8)
+    counts = {"a": GOOD, "b": GOOD, "c": GOOD, "d": huge}
+    found = with_pooled(measured(), counts, PEOPLE, {}, 1 / 3)
+    assert found.record["pooled_auroc"] < 0.001  # as reported
+    assert found.deciding()["pooled_auroc"] > 0.6
+    free = with_pooled(measured(), counts, PEOPLE, {}, None)
+    assert free.deciding()["pooled_auroc"] == free.record["pooled_auroc"]
+    sites = {name: "one" if name in "cd" else name for name in PEOPLE}
+    together = bounded_sum({**counts, "c": BAD}, sites, 1 / 3)
+    assert together[0].sum() == pytest.approx(24)  # two participants of one site weigh as each other site
+
+
+def run(folder: Path, method: str, **more) -> None:
+    name, values = parse_spec(method)
+    run_loop(
+        method=build_method({"method": name, **values}),
+        model=MODEL,
+        source=Digits(),
+        data=DATA,
+        settings=ServerSettings(3, **more),
+        training=TrainSettings(lr=0.1, local_steps=10, score_bins=200, measures=("auroc",)),
+        folder=folder,
+    )
+
+
+@pytest.mark.parametrize("method", ["fedavg", "wecfl:k=2", "ifca-cam:k=2,warmup=1"])
+def test_of_a_trained_model_it_is_near_the_exact_one(tmp_path, monkeypatch, method):
+    seen: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    counted = Learner.score_counts
+
+    def watched(self: Learner, outputs: torch.Tensor) -> np.ndarray | None:
+        seen.setdefault(self.round, []).append((outputs, self._test.y))
+        return counted(self, outputs)
+
+    monkeypatch.setattr(Learner, "score_counts", watched)
+    run(tmp_path, method, key_metric="pooled_auroc")
+    found = load_run(tmp_path)
+    assert len(found.rounds) == 3
+    for record in found.rounds:
+        parts = seen[record["round"] + 1]
+        assert len(parts) == 6
+        odds = torch.cat([log_odds(outputs, "softmax") for outputs, _ in parts]).numpy()
+        labels = np.eye(10)[torch.cat([y for _, y in parts]).numpy()]
+        exact = roc_auc_score(labels, odds, average="macro")
+        assert record["pooled_auroc"] == pytest.approx(exact, abs=0.002)
+    values = [record["pooled_auroc"] for record in found.rounds]
+    assert found.summary["final"]["pooled_auroc"] == values[-1] > 0.7
+    best = {"metric": "pooled_auroc", "mode": "max", "round": int(np.argmax(values)), "value": max(values)}
+    assert found.summary["best"] == best
+    shown = {str(column.header): list(column.cells) for column in results_table([found]).columns}
+    assert shown["pooled AUROC"] == [f"{values[-1]:.3f}"]
+    assert all(path.is_file() for path in draw(found))
+
+
+def test_histograms_change_nothing_else(tmp_path):
+    run(tmp_path / "with", "wecfl:k=2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "score_counts", lambda self, outputs: None)
+        run(tmp_path / "without", "wecfl:k=2")
+    kept = [load_run(tmp_path / name).rounds for name in ("with", "without")]
+    for one, other in zip(*kept):
+        for record in (one, other):
+            record.pop("seconds"), record.pop("pooled_auroc", None)
+            for own in record["clusters"].values():
+                own.pop("pooled_auroc", None)
+        size = 6 * 10 * 2 * 200 * 4
+        assert one.pop("bytes_up") == other.pop("bytes_up") + size * (1 + (one["round"] == 2)) * (one["round"] > 0)
+        assert json.dumps(one) == json.dumps(other)
