@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
     from cfl_flare.models import MLP, CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18
     from cfl_flare.report.table import results_table
-    from cfl_flare.results import Run, find_runs, load_arrays, load_model
+    from cfl_flare.results import Difference, Run, find_runs, load_arrays, load_model, paired_difference
     from cfl_flare.training.settings import TrainSettings
 
 _NAMES = {
@@ -61,7 +61,7 @@ _NAMES = {
     "FedGroup FedPer FedProx FeSEM Finetune KnowledgeSharing Local Method PerFedAvg Proximal WeCFL",
     "models": "MLP CifarCNN FashionCNN LeafCNN Logistic MobileNetV2 ResNet18",
     "report.table": "results_table",
-    "results": "Run find_runs load_arrays load_model",
+    "results": "Difference Run find_runs load_arrays load_model paired_difference",
     "training.settings": "TrainSettings",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -81,6 +81,7 @@ __all__ = [
     "DataConfig",
     "DataError",
     "DataSource",
+    "Difference",
     "Digits",
     "Ditto",
     "Ensemble",
@@ -118,6 +119,7 @@ __all__ = [
     "find_runs",
     "load_arrays",
     "load_model",
+    "paired_difference",
     "results_table",
     "run_loop",
     "simulator",

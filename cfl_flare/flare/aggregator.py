@@ -170,7 +170,7 @@ class ClusteringAggregator(ModelAggregator):
             require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")
         state = resumed or fresh
         complete = division.complete(partial(untrained, partial(self._make_model, fl_ctx), settings.seed, 0))
-        more = (recorder, None, logits, archive, complete)
+        more = (recorder, None, logits, archive, complete, training.bootstrap)
         self.server = Server(method, division.public, participants, settings, state, *more)
 
     def plan(self) -> dict[str, FLModel]:

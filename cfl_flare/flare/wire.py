@@ -76,6 +76,7 @@ def encode_tasks(tasks: Mapping[str, Task]) -> dict[str, Any]:
             "choices": [[cluster, slot] for cluster, slot in task.choices.items()],
             "joined": dict(task.joined),
             "cross": [[one.name, list(one.slots), one.vote, list(one.parts)] for one in task.cross],
+            **({"bootstrap": task.bootstrap} if task.bootstrap else {}),
         }
         for name, task in tasks.items()
     }
@@ -99,6 +100,7 @@ def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Task], 
             {int(cluster): slot for cluster, slot in said["choices"]},
             said["joined"],
             tuple(CrossModel(one, tuple(slots), vote, tuple(parts)) for one, slots, vote, parts in said["cross"]),
+            int(said.get("bootstrap", 0)),
         )
         for name, said in content["tasks"].items()
     }
@@ -119,6 +121,9 @@ def encode_results(results: Sequence[Result], content: Mapping[str, Any]) -> Sha
         cross = {model: dict(found) for model, found in r.cross.items()}
         said = {"metrics": dict(r.metrics), "error": r.error}
         described[r.participant] = {**said, "cross": cross} if cross else said
+        if r.bootstrap is not None:
+            values = {name: list(own) for name, own in r.bootstrap.values.items()}
+            described[r.participant]["bootstrap"] = {"draw": r.bootstrap.draw, "values": values}
         if r.update is None:
             continue
         described[r.participant] |= {"samples": r.update.samples, "cluster": r.update.cluster}

@@ -18,6 +18,7 @@ from torch import Tensor
 from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.params import Params
 from cfl_flare.core.seeds import stream
+from cfl_flare.training.bootstrap import Replicates, draw_of, drawn_rows, key_of, replicates
 from cfl_flare.training.ensemble import Served, combined
 from cfl_flare.training.loss import balanced
 from cfl_flare.training.maml import ahead, descend
@@ -232,9 +233,20 @@ class Learner:
     @torch.no_grad()
     def evaluate(self, model: Params | Served) -> dict[str, float]:
         """What the run's task measures of a model, or of an ensemble, on the participant's own test split."""
-        served, task = Served.of(self.complete(model)), self._runtime.task
-        outputs = combined(self._predict(served.models, self._test.x), served.vote, task.link)
-        return task.measured(outputs, self._test.y, self._runtime.settings.measures)
+        return self.resampled(model, 0)[0]
+
+    @torch.no_grad()
+    def resampled(self, model: Params | Served, times: int) -> tuple[dict[str, float], Replicates | None]:
+        """The same, and what is measured when the test split is drawn anew so many times; None for no times."""
+        served, runtime, test = Served.of(self.complete(model)), self._runtime, self._test
+        outputs = combined(self._predict(served.models, test.x), served.vote, runtime.task.link)
+        found = runtime.task.measured(outputs, test.y, runtime.settings.measures)
+        if not times:
+            return found, None
+        whose = (runtime.seed, self.participant, key_of(test.x, test.y))
+        rows = drawn_rows(*whose, len(test), times)
+        values = replicates(runtime.task, outputs, test.y, found, rows, runtime.should_stop)
+        return found, Replicates(draw_of(*whose), values)
 
     def _stream(self, purpose: str) -> np.random.Generator:
         return stream(self._runtime.seed, self.participant, self.round, self._part + purpose)

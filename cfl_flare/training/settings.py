@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # SGD's, unless the settings say otherwise.
 MOMENTUM = 0.9
 
+# How often a test split is drawn anew: from some, percentiles of 2.5 and 97.5 say something; more say nothing new.
+MOST_DRAWS = 2000
+DRAWS = Bounds(f"0 or in 50..{MOST_DRAWS}", lambda value: value == 0 or 50 <= value <= MOST_DRAWS)
 ROUNDS = Bounds("rounds > 0", lambda value: all(isinstance(r, int) and r > 0 for r in value))
 
 
@@ -75,6 +78,11 @@ class TrainSettings:
         "package.Class",
     )
     measures: tuple[str, ...] = setting((), help="what is measured beside the task's usual: auroc, ece, ...")
+    bootstrap: int = setting(
+        0,
+        help="for intervals: how often each test split is drawn anew when the final models are measured, such as 200",
+        bounds=DRAWS,
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr_milestones", tuple(self.lr_milestones))
