@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         Proximal,
         WeCFL,
     )
-    from cfl_flare.models import MLP, CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18
+    from cfl_flare.models import MLP, CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18, UNet
     from cfl_flare.report.table import results_table
     from cfl_flare.results import Difference, Run, find_runs, load_arrays, load_model, paired_difference
     from cfl_flare.training.settings import TrainSettings
@@ -59,7 +59,7 @@ _NAMES = {
     "flare": "ClusteredRecipe simulator",
     "methods": "CAM CFL CGPFL FLHC IFCA Contrastive Ditto Ensemble FedAC FedAvg FedBABU FedCUAU FedDS FedDSMIC "
     "FedGroup FedPer FedProx FeSEM Finetune KnowledgeSharing Local Method PerFedAvg Proximal WeCFL",
-    "models": "MLP CifarCNN FashionCNN LeafCNN Logistic MobileNetV2 ResNet18",
+    "models": "MLP CifarCNN FashionCNN LeafCNN Logistic MobileNetV2 ResNet18 UNet",
     "report.table": "results_table",
     "results": "Difference Run find_runs load_arrays load_model paired_difference",
     "training.settings": "TrainSettings",
@@ -114,6 +114,7 @@ __all__ = [
     "SiteData",
     "Table",
     "TrainSettings",
+    "UNet",
     "WeCFL",
     "__version__",
     "find_runs",

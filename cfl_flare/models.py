@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The papers' networks, for any number of channels and any image size, by their names.
 
-Each has a body and, last, a ``head``: the fully connected layer whose outputs are the logits.
+Each but the network for segmentation has a body and, last, a ``head``: the fully connected layer whose outputs are the
+logits. With ``num_classes`` 1 the one output is a logit, a number or a risk, as the run's task takes it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numbers import Integral
 from typing import ClassVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cfl_flare.core.config import require
@@ -39,9 +41,8 @@ def _image_shape(input_shape: Sequence[int], smallest: int, name: str) -> tuple[
 
 
 def _check_classes(num_classes: int, name: str) -> None:
-    require(
-        isinstance(num_classes, int) and num_classes >= 2, f"model {name}: num_classes = {num_classes!r} should be >= 2"
-    )
+    whole = isinstance(num_classes, int) and not isinstance(num_classes, bool)
+    require(whole and num_classes >= 1, f"model {name}: num_classes = {num_classes!r} should be >= 1")
 
 
 class Network(nn.Module):
@@ -256,6 +257,55 @@ class MobileNetV2(ImageNetwork):
         return nn.Sequential(body), head
 
 
+class UNet(nn.Module):
+    """A small U-Net for segmentation (Ronneberger et al. 2015): three resolutions, 3x3 convolutions, one logit a pixel.
+
+    After each convolution comes a GroupNorm: its statistics are those of one image, so that the model has no running
+    ones, which would be averaged over participants with different images. It has no fully connected layer, and no head.
+
+    Args:
+        input_shape: ``(channels, height, width)``; 4 divides height and width.
+        num_classes: number of outputs for each pixel, the background among them.
+        width: channels at the full resolution; each of the two lower ones has twice as many as the one above.
+    """
+
+    def __init__(self, input_shape: Sequence[int], num_classes: int, width: int = 16):
+        super().__init__()
+        _check_classes(num_classes, "unet")
+        self.input_shape, self.num_classes = _image_shape(input_shape, 1, "unet"), num_classes
+        channels, height, wide = self.input_shape
+        up_to = f"{-(-height // 4) * 4}x{-(-wide // 4) * 4}"
+        divided = height % 4 == 0 and wide % 4 == 0
+        require(divided, f"model unet: images of {height}x{wide} cannot be halved twice; pad or resize them to {up_to}")
+        whole = isinstance(width, int) and not isinstance(width, bool) and width >= 1
+        require(whole, f"model unet: width = {width!r} should be a whole number >= 1")
+        self.width = width
+        self.down1 = self._convolutions(channels, width)
+        self.down2 = self._convolutions(width, 2 * width)
+        self.bottom = self._convolutions(2 * width, 4 * width)
+        self.rise2 = nn.ConvTranspose2d(4 * width, 2 * width, 2, stride=2)
+        self.up2 = self._convolutions(4 * width, 2 * width)
+        self.rise1 = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
+        self.up1 = self._convolutions(2 * width, width)
+        self.last = nn.Conv2d(width, num_classes, 1)
+
+    @staticmethod
+    def _convolutions(channels: int, width: int) -> nn.Sequential:
+        layers: list[nn.Module] = []
+        for before in (channels, width):
+            norm = nn.GroupNorm(math.gcd(8, width), width)
+            layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), norm, nn.ReLU()]
+        return nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(n, num_classes, height, width)`` of images ``(n, channels, height, width)``."""
+        full = self.down1(x)
+        half = self.down2(F.max_pool2d(full, 2))
+        low = self.bottom(F.max_pool2d(half, 2))
+        half = self.up2(torch.cat((self.rise2(low), half), dim=1))
+        return self.last(self.up1(torch.cat((self.rise1(half), full), dim=1)))
+
+
 class NamedArrays(nn.Module):
     """Arrays of any shapes by name, all zero: the model of a training script that has no module.
 
@@ -282,4 +332,5 @@ MODELS: dict[str, type[nn.Module]] = {
     "leaf-cnn": LeafCNN,
     "resnet18": ResNet18,
     "mobilenet-v2": MobileNetV2,
+    "unet": UNet,
 }

@@ -17,7 +17,7 @@ import cfl_flare.models
 from cfl_flare.core.config import build, describe
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout
-from cfl_flare.models import MLP, MODELS, CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18
+from cfl_flare.models import MLP, MODELS, CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18, UNet
 from cfl_flare.training.resident import ResidentModel, untrained
 
 torch.set_num_threads(1)  # as in a run: such small work only waits for a second thread
@@ -38,9 +38,9 @@ def size(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-@pytest.mark.parametrize("name", [n for n in MODELS if n not in ("resnet18", "mobilenet-v2")])
+@pytest.mark.parametrize("name", [n for n in MODELS if n not in ("resnet18", "mobilenet-v2", "unet")])
 @settings(max_examples=8, deadline=None)
-@given(st.integers(1, 4), st.integers(0, 9), st.integers(0, 9), st.integers(2, 7))
+@given(st.integers(1, 4), st.integers(0, 9), st.integers(0, 9), st.integers(1, 7))
 def test_gives_one_logit_a_class_for_any_image(name: str, channels: int, taller: int, wider: int, classes: int) -> None:
     smallest = SMALLEST.get(name, 1)
     shape = (channels, smallest + taller, smallest + wider)
@@ -138,7 +138,7 @@ def test_pooling_before_relu_gives_the_printed_networks_numbers(
     assert torch.equal(nn.Sequential(*printed)(x), module.body(x))
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", [n for n in MODELS if n != "unet"])
 def test_the_head_is_the_last_linear_layer(name: str) -> None:
     with torch.device("meta"):
         layout = Layout.of(MODELS[name]((1, 16, 16), 3))
@@ -200,9 +200,9 @@ def test_refuses_what_is_no_image_or_too_small_a_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-@pytest.mark.parametrize("classes", [1, 0, -1, 2.0, "3", True])
-def test_refuses_a_number_of_classes_below_two(name: str, classes: object) -> None:
-    with pytest.raises(ConfigError, match="num_classes"):
+@pytest.mark.parametrize("classes", [0, -1, 2.0, "3", True])
+def test_refuses_a_number_of_classes_below_one(name: str, classes: object) -> None:
+    with pytest.raises(ConfigError, match=r"num_classes = .* should be >= 1"):
         MODELS[name]((1, 28, 28), classes)
 
 
@@ -210,6 +210,61 @@ def test_refuses_a_number_of_classes_below_two(name: str, classes: object) -> No
 def test_refuses_widths_that_are_none(hidden: tuple[object, ...]) -> None:
     with pytest.raises(ConfigError, match="hidden"):
         MLP((4,), 2, hidden=hidden)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.sampled_from([1, 4, 6, 16]))
+def test_unet_gives_each_pixel_one_logit_a_class(channels: int, tall: int, wide: int, classes: int, width: int) -> None:
+    shape = (channels, 4 * tall, 4 * wide)
+    module = UNet(shape, classes, width)
+    logits = module(torch.randn(2, *shape))
+    assert logits.shape == (2, classes, *shape[1:])
+    assert torch.isfinite(logits).all()
+    assert (module.input_shape, module.num_classes, module.width) == (shape, classes, width)
+
+
+def test_unet_has_the_parameters_of_its_layers() -> None:
+    convolutions = 9 * (1 * 2 + 2 * 2 + 2 * 4 + 4 * 4 + 4 * 8 + 8 * 8 + 8 * 4 + 4 * 4 + 4 * 2 + 2 * 2)
+    norms = 2 * 2 * (2 + 4 + 8 + 4 + 2)
+    rises = (4 * 8 * 4 + 4) + (4 * 4 * 2 + 2)
+    assert size(UNet((1, 8, 8), 3, width=2)) == convolutions + norms + rises + (2 * 3 + 3)
+
+
+def test_unet_sees_one_image_at_a_time() -> None:
+    module = UNet((1, 8, 8), 2, width=4).train()
+    x = torch.randn(3, 1, 8, 8)
+    torch.testing.assert_close(module(x)[:1], module(x[:1]))
+
+
+def test_unet_has_no_head_and_travels_whole() -> None:
+    def make() -> nn.Module:
+        return UNet((1, 8, 8), 2, width=4)
+
+    resident = ResidentModel(make())
+    layout = resident.layout
+    assert not layout.head.entries and layout.backbone == layout and not layout.counter_size
+    params = untrained(make, 3, 0)
+    resident.load(params)
+    np.testing.assert_array_equal(resident.read().vector, params.vector)
+    targets = torch.randint(0, 2, (4, 8, 8))
+    nn.functional.cross_entropy(resident.module.train()(torch.randn(4, 1, 8, 8)), targets).backward()
+    for entry in layout.entries:
+        assert entry.view(resident.gradient).any(), entry.name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((1, 30, 28), 2), r"model unet: images of 30x28 cannot be halved twice; pad or resize them to 32x28"),
+        (((1, 2, 8), 2), r"model unet: images of 2x8 cannot be halved twice; pad or resize them to 4x8"),
+        (((64,), 2), r"model unet: input_shape = \(64,\) should be \(channels, height, width\)"),
+        (((1, 8, 8), 2, 0), r"model unet: width = 0 should be a whole number >= 1"),
+        (((1, 8, 8), 2, True), r"model unet: width = True should be a whole number >= 1"),
+    ],
+)
+def test_unet_refuses(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        UNet(*arguments)
 
 
 def test_torchvision_is_imported_only_where_its_networks_are_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,11 @@ class Figure(NamedTuple):
 FIGURES: dict[str, Figure] = {
     "accuracy": Figure("served_accuracy", 100, "accuracy"),
     "macro_f1": Figure("served_macro_f1", 100, "macro-F1"),
+    "balanced_accuracy": Figure("served_balanced_accuracy", 100, "balanced accuracy"),
+    "auroc": Figure("served_auroc", 100, "AUROC"),
+    "auprc": Figure("served_auprc", 100, "AUPRC"),
+    "ece": Figure("served_ece", 100, "calibration error"),
+    "brier": Figure("served_brier", 1, "Brier", 3),
     "worst_accuracy": Figure("served_worst_accuracy", 100, "worst"),
     "bottom_accuracy": Figure("served_bottom_accuracy", 100, "bottom"),
     "unseen": Figure("unseen", 100, "unseen"),

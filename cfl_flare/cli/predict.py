@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions of a run's model for images without labels."""
+"""Predictions of a run's model for images without labels, as its task has them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,24 @@ from cfl_flare.cli.specs import model_spec
 from cfl_flare.core.config import build, one_line, require
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.files import atomic_write, below
+from cfl_flare.core.safetensors_io import load_arrays as read_arrays
 from cfl_flare.data.files import expanded, find, read_npz
 from cfl_flare.data.images import SUFFIXES, decoded
 from cfl_flare.data.samples import channels_first, check_values, normalised
+from cfl_flare.results.model_file import task_of
 from cfl_flare.results.run_dir import MODELS, SERVED, read_model, the_run
-from cfl_flare.training.ensemble import Ensemble
+from cfl_flare.training.ensemble import Ensemble, predicted
+from cfl_flare.training.tasks import Binary, LearningTask
 
 ARRAYS = ("images", "test_images")
 BATCH = 256
 
 
 def predict_file(run: Path, slot: str | None, data: Path, array: str | None, model: str | None, out: Path) -> int:
-    """Writes a CSV file with one line per sample: its name, the most probable label, each class's probability.
+    """Writes a CSV file with one line per sample: its name, and what the run's task predicts of it.
+
+    With classes that is the most probable label and each one's probability; a label and a probability of one finding;
+    the probabilities of several; a number; or a risk, the logarithm of the relative hazard.
 
     Args:
         run: a model's file, or a folder with one.
@@ -50,15 +56,16 @@ def predict_file(run: Path, slot: str | None, data: Path, array: str | None, mod
     path = find_model(run, slot)
     own = None if model is None else build(model_spec(model, (), 0), torch.nn.Module, "model")
     module = read_model(path, own)
+    task = task_of(read_arrays(path)[1], path)
     shape = getattr(module.parts[0] if isinstance(module, Ensemble) else module, "input_shape", None)
     images_of = shape if isinstance(shape, (tuple, list)) and len(shape) == 3 else None
     names, images = read_images(data, array, images_of)
-    probabilities = probabilities_of(module, images, data)
+    header, rows = lines_of(task, outputs_of(module, images, data), path)
     lines = io.StringIO(newline="")
     writer = csv.writer(lines)
-    writer.writerow(["sample", "label", *(f"p{k}" for k in range(probabilities.shape[1]))])
-    for name, row in zip(names, probabilities):
-        writer.writerow([name, int(row.argmax()), *(f"{p:.6f}" for p in row)])
+    writer.writerow(["sample", *header])
+    for name, row in zip(names, rows):
+        writer.writerow([name, *row])
     atomic_write(out, lines.getvalue().encode(errors="surrogateescape"))
     return len(names)
 
@@ -115,9 +122,35 @@ def read_images(data: Path, array: str | None, shape: Sequence[int] | None) -> t
     return [str(i) for i in range(len(images))], images
 
 
+def lines_of(task: LearningTask, outputs: torch.Tensor, path: Path) -> tuple[list[str], list[list[Any]]]:
+    """The columns of the CSV file, and a line for each sample.
+
+    Raises:
+        ConfigError: predictions are no numbers of a line.
+    """
+    require(
+        outputs.dim() == 2,
+        f"predict: {path} predicts masks, which no line of a table holds; read it with cfl_flare.load_model in Python",
+    )
+    if task.form == "time":
+        return ["risk"], [[f"{risk:.6f}"] for risk in outputs[:, 0].tolist()]
+    found = predicted(outputs, task.link)
+    written = [[f"{p:.6f}" for p in row] for row in found.tolist()]
+    if task.link not in ("softmax", "sigmoid"):
+        return ["value"], written
+    header = [f"p{k}" for k in range(found.shape[1])]
+    if isinstance(task, Binary):
+        labels, header = (found[:, 0] >= task.threshold).int().tolist(), ["p1"]
+    elif task.link == "softmax":
+        labels = found.argmax(1).tolist()
+    else:
+        return header, written
+    return ["label", *header], [[label, *row] for label, row in zip(labels, written)]
+
+
 @torch.no_grad()
-def probabilities_of(module: torch.nn.Module, images: np.ndarray, data: Any) -> np.ndarray:
-    """Softmax of the model's logits, ``(n, classes)``.
+def outputs_of(module: torch.nn.Module, images: np.ndarray, data: Any) -> torch.Tensor:
+    """The model's outputs, ``(n, classes, ...)``.
 
     Raises:
         DataError: the images do not fit the model.
@@ -127,17 +160,17 @@ def probabilities_of(module: torch.nn.Module, images: np.ndarray, data: Any) -> 
     out = []
     for i in range(0, len(images), BATCH):
         try:
-            logits = module(torch.from_numpy(normalised(images[i : i + BATCH])))
-            out.append(logits.softmax(dim=1).numpy())
+            out.append(module(torch.from_numpy(normalised(images[i : i + BATCH]))))
+            finite = torch.isfinite(out[-1]).flatten(1).all(dim=1)
         except Exception as error:  # the module may be the user's, and raise anything
             raise DataError(
                 f"{data}: the model {type(module).__name__} does not take images of shape {images.shape[1:]} "
                 f"({one_line(error)}); bring them to the shape of the run's"
             ) from error
-        if not np.isfinite(out[-1]).all():
-            bad = i + int(np.flatnonzero(~np.isfinite(out[-1]).all(axis=1))[0])
+        if not finite.all():
+            bad = i + int(torch.nonzero(~finite)[0])
             raise DataError(
-                f"{data}: the model gives no probabilities for image {bad}, but NaN; look for huge "
-                "numbers in the image, or in the model's weights"
+                f"{data}: the model predicts nothing for image {bad}, but NaN or infinity; look for huge numbers in "
+                "the image, or in the model's weights"
             )
-    return np.concatenate(out)
+    return torch.cat(out)

@@ -21,7 +21,8 @@ from cfl_flare.cli.specs import model_spec
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import CFLError
 from cfl_flare.data import DataConfig, DataSource, SiteData
-from cfl_flare.data.summary import DataSummary
+from cfl_flare.data.labels import FORMS
+from cfl_flare.data.summary import COUNTED, DataSummary
 from cfl_flare.engine.preflight import check_data
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import FedAvg
@@ -134,12 +135,15 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
         return
     summary = DataSummary.of(hosted)
     yield Finding("samples", f"{len(hosted.train)} training, {len(hosted.test)} test, {_shape(summary.shape)}")
-    yield Finding("classes", f"{summary.counts} (training + test)")
+    if summary.form == "class":
+        yield Finding("classes", f"{summary.counts} (training + test)")
+    else:
+        yield Finding("labels", f"{FORMS[summary.form]}, {COUNTED[summary.form]} {summary.counts}")
     for remark in summary.remarks:
         found, _, way_out = remark.partition("; ")
         yield Finding("samples", found, way_out)
     try:
-        spec = model_spec(model, summary.shape, max(2, len(summary.train)))
+        spec = model_spec(model, summary.shape, max(summary.outputs, 2 if summary.form == "class" else 1))
         site = check_data(FedAvg(), spec, [hosted], TrainSettings(local_steps=STEPS), device=device)
         seconds = step_seconds(site)
     except CFLError as error:

@@ -12,6 +12,7 @@ from cfl_flare.core.config import build, from_dict, parse_spec, require
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import SOURCES, DataSource
 from cfl_flare.data.files import from_here
+from cfl_flare.data.labels import outputs_for
 from cfl_flare.data.samples import read
 from cfl_flare.methods import Method, build_method
 from cfl_flare.models import MODELS
@@ -74,13 +75,13 @@ def model_of_job(text: str | None, source: DataSource, data: str) -> dict[str, A
 
 
 def shape_and_classes(source: DataSource, data: str) -> tuple[tuple[int, ...], int]:
-    """The shape of a sample, and the number of classes.
+    """The shape of a sample, and the number of outputs of a model: of classes or findings, or 1.
 
     Raises:
         DataError: the samples cannot be read, or are not valid.
     """
     train, test = read(source, f"data {data}")
-    return tuple(train.x.shape[1:]), int(max(train.y.max(), test.y.max())) + 1
+    return tuple(train.x.shape[1:]), outputs_for(train.y, test.y)
 
 
 def build_named(text: str, penalties: Sequence[str] = (), here: bool = True) -> Method:

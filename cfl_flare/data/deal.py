@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base of all partition rules, and how a pooled data set is dealt out by one.
 
-A rule yields shares: the part of each class that each participant gets. Training and test samples are dealt by the same
+A rule yields shares: the part of each class that each participant gets; labels that are no class numbers are dealt out
+by the strata of `cfl_flare.data.labels`, each as a class. Training and test samples are dealt by the same
 shares, so that a participant is tested on what it is trained on; or both together, and each participant's samples are
 split afterwards. Samples that no share covers stay unused.
 """
@@ -20,6 +21,7 @@ from cfl_flare.core.config import from_dict, require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.settings import check_settings
+from cfl_flare.data.labels import strata
 from cfl_flare.data.samples import Samples
 
 REDRAWS = 1000
@@ -106,9 +108,9 @@ class Partition(ABC):
             DataError: the data does not fit the rule.
         """
 
-    def strata(self, samples: Samples, other: Samples) -> np.ndarray:
-        """What is dealt out in place of classes, ``(n,)``, numbered over both splits; for nearly all rules, labels."""
-        return samples.y
+    def strata(self, train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """What is dealt out as classes, ``(n,)`` each, numbered over both splits; for nearly all rules, by labels."""
+        return strata(train.y), strata(test.y, train.y)
 
     def truth(self, participants: int) -> list[int | None]:
         """The true group of each participant as far as it is known before the draw, else None."""
@@ -191,11 +193,11 @@ def filled(odds: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.rand
     return counts
 
 
-def deal(strata: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Draws the indices of each participant's samples from labels ``(n,)``, by counts ``(participants, classes)``."""
+def deal(own: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Draws the indices of each participant's samples from strata ``(n,)``, by counts ``(participants, classes)``."""
     parts: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
     for c in np.flatnonzero(counts.any(axis=0)):
-        indices = rng.permutation(np.flatnonzero(strata == c))
+        indices = rng.permutation(np.flatnonzero(own == c))
         # The last piece, beyond all counts, stays unused.
         for part, piece in zip(parts, np.split(indices, np.cumsum(counts[:, c]))):
             part.append(piece)
@@ -229,9 +231,9 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
         DataError: no draw gave all participants enough samples.
     """
     rule.check(participants)
-    strata, test_strata = rule.strata(train, test), rule.strata(test, train)
-    classes = int(max(strata.max(), test_strata.max())) + 1
-    totals, test_totals = np.bincount(strata, minlength=classes), np.bincount(test_strata, minlength=classes)
+    own, test_own = rule.strata(train, test)
+    classes = int(max(own.max(), test_own.max())) + 1
+    totals, test_totals = np.bincount(own, minlength=classes), np.bincount(test_own, minlength=classes)
     if rule.pooled:
         every = totals + test_totals
         test_totals = np.round(TEST_SHARE * every).astype(np.int64)
@@ -255,9 +257,9 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
                 if rule.equal_tests:
                     tests = apportioned(tests, smallest_test)
                 if rule.pooled:
-                    parts = deal(np.concatenate((strata, test_strata)), np.concatenate((counts, tests)), rng)
+                    parts = deal(np.concatenate((own, test_own)), np.concatenate((counts, tests)), rng)
                 else:
-                    parts = deal(strata, counts, rng) + [len(train) + own for own in deal(test_strata, tests, rng)]
+                    parts = deal(own, counts, rng) + [len(train) + part for part in deal(test_own, tests, rng)]
                 return Deal(parts[:participants], parts[participants:], rule.truth_of(counts))
             fewest = max(fewest, smallest)
     raise DataError(

@@ -16,6 +16,7 @@ from cfl_flare.core.seeds import stream
 from cfl_flare.core.settings import Bounds, check_settings, setting
 from cfl_flare.data.deal import Deal, Partition, dealt
 from cfl_flare.data.indicator_samples import drawn
+from cfl_flare.data.labels import outputs_for
 from cfl_flare.data.partitions import build_partition
 from cfl_flare.data.report import PartitionReport, participant_names, report_of
 from cfl_flare.data.samples import DataSource, Samples, normalised, read, taken
@@ -144,7 +145,7 @@ class DataConfig:
     def _people(self, source: DataSource, indices: Sequence[int]) -> list[ParticipantData]:
         """The participants of a simulation with these indices."""
         rule, train, test, deal = self._deal(source)
-        classes = int(max(train.y.max(), test.y.max())) + 1
+        classes = outputs_for(train.y, test.y)
         names, people = participant_names(len(deal.truth)), []
         for i in indices:
             own, own_test = (

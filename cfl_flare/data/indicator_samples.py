@@ -7,8 +7,10 @@ from __future__ import annotations
 import numpy as np
 
 from cfl_flare.core.config import require
+from cfl_flare.core.errors import DataError
 from cfl_flare.core.seeds import stream
 from cfl_flare.data.files import find, read_npz
+from cfl_flare.data.labels import FORMS, form_of
 from cfl_flare.data.samples import Samples
 
 
@@ -19,8 +21,14 @@ def drawn(labels: np.ndarray, per_class: int, seed: int, where: str, spare: int 
 
     Raises:
         ConfigError: a class has too few.
+        DataError: the labels are no class numbers.
     """
     chosen = [np.zeros(0, np.int64)]
+    if per_class and (form := form_of(labels, where)) != "class":
+        raise DataError(
+            f"{where}: labels are {FORMS[form]}, and indicator_samples = {per_class} are drawn of each class; name "
+            "labels that are class numbers, or take a method without indicator samples"
+        )
     for c in np.unique(labels) if per_class else ():
         own = np.flatnonzero(labels == c)
         require(

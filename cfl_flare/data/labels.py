@@ -115,7 +115,7 @@ def _check_times(y: np.ndarray, where: str) -> None:
 
 
 def of_one_form(train: np.ndarray, test: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """The labels of both splits, of one form; where one split has numbers and the other whole ones, both as floats.
+    """The labels of both splits, of one form: bools as bytes; numbers as floats, also where only one split has them.
 
     Raises:
         DataError: the forms differ, or the numbers of findings.
@@ -132,7 +132,11 @@ def of_one_form(train: np.ndarray, test: np.ndarray, where: str) -> tuple[np.nda
         raise DataError(
             f"{where}: training labels have shape {train.shape}, test labels {test.shape}; give both the same findings"
         )
-    return train, test
+    return _bytes(train), _bytes(test)
+
+
+def _bytes(y: np.ndarray) -> np.ndarray:
+    return y.astype(np.uint8) if y.dtype == bool else y
 
 
 def _floats(y: np.ndarray) -> np.ndarray:

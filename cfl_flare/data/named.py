@@ -128,7 +128,7 @@ class EMNIST(Torchvision):
 class MedMNIST(DataSource):
     """A set of MedMNIST by its flag, e.g. pathmnist, tissuemnist, bloodmnist; needs the package medmnist.
 
-    Sets of 2-D images with one label each; the validation split is not used.
+    Sets of 2-D images with one label each, or with several findings (chestmnist); the validation split is not used.
     """
 
     name: ClassVar[str] = "medmnist"

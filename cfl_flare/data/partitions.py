@@ -30,14 +30,15 @@ class Natural(Partition):
 
     name: ClassVar[str] = "natural"
 
-    def strata(self, samples: Samples, other: Samples) -> np.ndarray:
+    def strata(self, train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray]:
         """The users, numbered over both splits."""
-        if samples.key is None or other.key is None:
+        if train.key is None or test.key is None:
             raise DataError("partition natural: the samples have no key; set key in the data source (npz or table)")
-        own, others = samples.key, other.key
+        own, others = train.key, test.key
         if own.dtype.kind != others.dtype.kind:
             own, others = own.astype(str), others.astype(str)
-        return np.searchsorted(np.union1d(own, others), own)
+        users = np.union1d(own, others)
+        return np.searchsorted(users, own), np.searchsorted(users, others)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
         """1 for a participant's own user, else 0."""
@@ -93,6 +94,10 @@ class Outer(Partition):
     def check(self, participants: int) -> None:
         """As the label rule."""
         self.inner.check(participants)
+
+    def strata(self, train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """As the label rule."""
+        return self.inner.strata(train, test)
 
     def truth(self, participants: int) -> list[int | None]:
         """As the label rule."""

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from cfl_flare.data.deal import Deal
+from cfl_flare.data.labels import strata
 from cfl_flare.data.samples import Samples
 
 
 @dataclass(frozen=True)
 class PartitionReport:
     """A partition in numbers. Labels are those of the source, before a rule changes any.
+
+    Labels that are no class numbers are counted by the strata of `cfl_flare.data.labels`, each as a class.
 
     Attributes:
         rule: the rule's name.
@@ -49,7 +52,7 @@ def participant_names(participants: int) -> list[str]:
 
 def report_of(train: Samples, test: Samples, deal: Deal, rule: str) -> PartitionReport:
     """Counts the samples of a deal of a source's training and test samples by a rule."""
-    y = np.concatenate((train.y, test.y))
+    y = np.concatenate((strata(train.y), strata(test.y, train.y)))
     classes = int(y.max()) + 1
     own, own_test = (
         np.stack([np.bincount(y[part], minlength=classes) for part in parts]) for parts in (deal.train, deal.test)
@@ -61,8 +64,8 @@ def report_of(train: Samples, test: Samples, deal: Deal, rule: str) -> Partition
         truth=list(deal.truth),
         train=own,
         test=own_test,
-        train_total=np.bincount(train.y, minlength=classes),
-        test_total=np.bincount(test.y, minlength=classes),
+        train_total=np.bincount(y[: len(train)], minlength=classes),
+        test_total=np.bincount(y[len(train) :], minlength=classes),
         train_unused=int((times[: len(train)] == 0).sum()),
         test_unused=int((times[len(train) :] == 0).sum()),
         disjoint=bool((times <= 1).all()),

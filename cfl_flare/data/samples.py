@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import traceback
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,7 @@ import numpy as np
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import CFLError, DataError
 from cfl_flare.core.seeds import stream
-
-# Samples are counted by class; a label beyond this is probably an identifier.
-MOST_CLASSES = 100_000
-# Squares of larger numbers, and sums of them, are beyond float32.
-LARGEST = 1e16
+from cfl_flare.data.labels import LARGEST, check_labels, of_one_form, strata
 
 
 @dataclass(frozen=True)
@@ -27,7 +23,7 @@ class Samples:
 
     Attributes:
         x: ``(n, *input_shape)``, images as ``(n, channels, height, width)``; uint8, or float32 in [0, 1].
-        y: ``(n,)`` int64 labels, from 0.
+        y: the labels, ``(n, ...)``, in one of the forms of `cfl_flare.data.labels`: for classes ``(n,)`` int64, from 0.
         key: ``(n,)`` the owner of each sample (a user, a site), whole numbers or text, for the partition ``natural``;
             None if unknown.
     """
@@ -41,7 +37,7 @@ class Samples:
 
     @classmethod
     def of_images(cls, where: str, images: np.ndarray, labels: np.ndarray, key: np.ndarray | None = None) -> Samples:
-        """Samples of images as `channels_first` takes them, and of labels ``(n,)`` or ``(n, 1)``."""
+        """Samples of images as `channels_first` takes them, and of labels as `one_label_each` does."""
         images = channels_first(images, where)
         if images.dtype == np.float64:
             with np.errstate(over="ignore"):  # `check` refuses what becomes infinite
@@ -53,7 +49,7 @@ class Samples:
         return Samples(self.x[indices], self.y[indices], None if self.key is None else self.key[indices])
 
     def joined(self, other: Samples) -> Samples:
-        """Its samples, then the other's; float32 where only one has bytes."""
+        """Its samples, then the other's; float32 where only one has bytes, labels as floats where only one's are."""
         x, others = (self.x, other.x) if self.x.dtype == other.x.dtype else (scaled(self.x), scaled(other.x))
         key = None if self.key is None or other.key is None else np.concatenate((self.key, other.key))
         return Samples(np.concatenate((x, others)), np.concatenate((self.y, other.y)), key)
@@ -62,7 +58,7 @@ class Samples:
         """Returns itself.
 
         Raises:
-            DataError: lengths differ, the set is empty, labels are not class numbers, or samples are not finite.
+            DataError: lengths differ, the set is empty, labels have none of the forms, or samples are not finite.
         """
         x, y, key = self.x, self.y, self.key
         for name, array in (("x", x), ("y", y)):
@@ -72,14 +68,9 @@ class Samples:
             raise DataError(f"{where}: {len(x)} samples but {len(y)} labels; give one label per sample")
         if not len(y):
             raise DataError(f"{where}: no samples; training and test need some each")
-        if y.ndim != 1 or y.dtype.kind not in "iu":
-            raise DataError(f"{where}: labels should be whole numbers, one per sample, not {y.dtype} {y.shape}")
-        if y.min() < 0:
-            raise DataError(f"{where}: label {y.min()} is below 0; number the classes from 0")
-        if y.max() >= MOST_CLASSES:
-            raise DataError(f"{where}: label {y.max()} is not a class number; number the classes from 0")
+        check_labels(y, x, where)
         check_values(x, where)
-        if key is not None and key.shape != y.shape:
+        if key is not None and key.shape != y.shape[:1]:
             raise DataError(f"{where}: keys have shape {key.shape}, labels {y.shape}; give one key per sample")
         if key is not None and key.dtype.kind not in "iuU":
             raise DataError(f"{where}: keys have dtype {key.dtype}; use whole numbers or text")
@@ -115,11 +106,11 @@ class DataSource(ABC):
 
 
 def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samples, Samples]:
-    """Splits off the same share of each class for testing."""
+    """Splits off the same share of each class, or of each other stratum of the labels, for testing."""
     rng = stream(seed, "test split")
-    train, test = [], []
-    for c in np.unique(samples.y):
-        order = rng.permutation(np.flatnonzero(samples.y == c))
+    train, test, own = [], [], strata(samples.y)
+    for c in np.unique(own):
+        order = rng.permutation(np.flatnonzero(own == c))
         count = round(len(order) * test_share)
         test.append(order[:count])
         train.append(order[count:])
@@ -168,7 +159,7 @@ def checked(load: Any, where: str) -> tuple[Samples, Samples]:
     """The result of a source's ``load``.
 
     Raises:
-        DataError: it is not a pair of valid sample sets with equal shapes.
+        DataError: it is not a pair of valid sample sets with equal shapes and labels of one form.
     """
     if not (isinstance(load, tuple) and len(load) == 2 and all(isinstance(part, Samples) for part in load)):
         raise DataError(f"{where}: load() should return (train, test) as two Samples, not {type(load).__name__}")
@@ -180,7 +171,8 @@ def checked(load: Any, where: str) -> tuple[Samples, Samples]:
         )
     if (train.key is None) != (test.key is None):
         raise DataError(f"{where}: only one of training and test samples has keys; give both or neither")
-    return train, test
+    y, test_y = of_one_form(train.y, test.y, where)
+    return replace(train, y=y), replace(test, y=test_y)
 
 
 def channels_first(images: np.ndarray, where: str) -> np.ndarray:
@@ -197,7 +189,11 @@ def channels_first(images: np.ndarray, where: str) -> np.ndarray:
 
 
 def one_label_each(labels: np.ndarray) -> np.ndarray:
-    """Whole numbers ``(n,)`` or ``(n, 1)`` as ``(n,)`` int64; other labels unchanged, for `Samples.check` to refuse."""
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    return labels.astype(np.int64) if labels.dtype.kind in "iu" else labels
+    """Labels of a file as `Samples` takes them.
+
+    Whole numbers ``(n,)`` or ``(n, 1)`` become ``(n,)`` int64, floats ``(n, 1)`` and masks ``(n, h, w, 1)`` lose their
+    last dimension; other labels are unchanged, for `Samples.check` to refuse if they have no form.
+    """
+    if labels.ndim in (2, 4) and labels.shape[-1] == 1:
+        labels = labels[..., 0]
+    return labels.astype(np.int64) if labels.ndim == 1 and labels.dtype.kind in "iu" else labels

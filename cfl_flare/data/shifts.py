@@ -17,6 +17,7 @@ from cfl_flare.core.settings import setting
 from cfl_flare.data.deal import Pool
 from cfl_flare.data.groups import Grouped
 from cfl_flare.data.label_skew import IID
+from cfl_flare.data.labels import FORMS, form_of
 from cfl_flare.data.samples import Samples
 
 
@@ -40,6 +41,20 @@ class LabelPermutation(Shift):
     """
 
     name: ClassVar[str] = "label_permutation"
+
+    def strata(self, train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """The classes.
+
+        Raises:
+            DataError: the labels are no class numbers.
+        """
+        form = form_of(train.y, "partition label_permutation")
+        if form != "class":
+            raise DataError(
+                f"partition label_permutation: labels are {FORMS[form]}, and it exchanges class numbers; take scanner "
+                "or another rule"
+            )
+        return super().strata(train, test)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
         """1/m each."""
@@ -68,7 +83,7 @@ class Scanner(Shift):
     """Groups of sites with different devices, which image the same classes differently (feature shift).
 
     Labels are IID. Each group rotates, regrades, inverts and blurs its images by its own amounts; the first group's
-    images stay as they are. The group is the true group.
+    images stay as they are. Masks are rotated with their images. The group is the true group.
     """
 
     name: ClassVar[str] = "scanner"
@@ -107,19 +122,21 @@ class Scanner(Shift):
         if not group:
             return samples
         bright = x.astype(np.float32) / 255 if x.dtype == np.uint8 else x.astype(np.float32)
-        taken = self._taken(bright, group, stream(seed, "scanner", group))
-        return Samples(np.round(taken * 255).astype(np.uint8) if x.dtype == np.uint8 else taken, samples.y, samples.key)
-
-    def _taken(self, x: np.ndarray, group: int, rng: np.random.Generator) -> np.ndarray:
-        """Images in [0, 1], ``(n, channels, h, w)``, float32."""
-        from scipy import ndimage
-
+        rng = stream(seed, "scanner", group)
         # All amounts are drawn first, so that no switch changes another's; none is close to zero.
         angle, gamma = rng.choice((-1, 1), 2) * rng.uniform((4, 0.5), (10, 1))
         contrast, sigma = rng.uniform(0.6, 0.9), rng.uniform(0.5, 1)
+        y = samples.y
         if self.rotation:
-            x = np.rot90(x, group % 4, axes=(2, 3))
-            x = ndimage.rotate(x, angle, axes=(3, 2), reshape=False, order=1, mode="nearest")
+            bright = _rotated(bright, group, angle, order=1)
+            y = _rotated(y, group, angle, order=0) if form_of(y, "partition scanner") == "mask" else y
+        taken = self._regraded(bright, group, gamma, contrast, sigma)
+        return Samples(np.round(taken * 255).astype(np.uint8) if x.dtype == np.uint8 else taken, y, samples.key)
+
+    def _regraded(self, x: np.ndarray, group: int, gamma: float, contrast: float, sigma: float) -> np.ndarray:
+        """Images in [0, 1], ``(n, channels, h, w)``, float32."""
+        from scipy import ndimage
+
         if self.blur:
             x = ndimage.gaussian_filter(x, (0, 0, sigma, sigma))
         if self.contrast:
@@ -127,3 +144,18 @@ class Scanner(Shift):
         if self.inversion and (group + group // 4) % 2:  # so that eight groups differ in rotation or inversion
             x = 1 - x
         return np.clip(x, 0, 1).astype(np.float32)
+
+
+def _rotated(x: np.ndarray, group: int, angle: float, order: int) -> np.ndarray:
+    """Square images or masks ``(..., h, w)``, turned by a quarter for each group and by an angle in degrees.
+
+    Args:
+        x: the images or masks.
+        group: of the participant.
+        angle: in degrees.
+        order: of the splines between pixels; 0 takes the nearest one, as masks need.
+    """
+    from scipy import ndimage
+
+    x = np.rot90(x, group % 4, axes=(-2, -1))
+    return ndimage.rotate(x, angle, axes=(-1, -2), reshape=False, order=order, mode="nearest")

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "CFL_DATA"
 LABEL = "CFL_LABEL"
+EVENT = "CFL_EVENT"
 # Where FLARE's container launchers mount the datasets of a job's study: /data/<study>/<dataset>.
 MOUNTS = Path("/data")
 
@@ -61,7 +62,9 @@ class Digits(DataSource):
 class Npz(DataSource):
     """A file in MedMNIST's layout: ``train_images, train_labels, test_images, test_labels``, uint8 or float.
 
-    Images are ``(n, h, w)`` or ``(n, h, w, 3)``, labels ``(n,)`` or ``(n, 1)``. A validation split is not used.
+    Images are ``(n, h, w)`` or ``(n, h, w, 3)``. Labels are class numbers or, as floats, numbers to predict, ``(n,)``
+    or ``(n, 1)``; several findings of 0 or 1 ``(n, C)``; times and events as floats ``(n, 2)``; or masks ``(n, h, w)``
+    or ``(n, h, w, 1)`` of class numbers. A validation split is not used.
     """
 
     name: ClassVar[str] = "npz"
@@ -71,13 +74,17 @@ class Npz(DataSource):
         None, help="the owner of each sample is in the arrays `train_<key>, test_<key>`, for the partition natural"
     )
 
+    labels: str = setting(
+        "labels", help="the labels are in the arrays `train_<labels>, test_<labels>`: `masks` for segmentation"
+    )
+
     def __post_init__(self) -> None:
         check_settings(self, "data npz")
 
     def load(self) -> tuple[Samples, Samples]:
         """Both splits, images as they are stored."""
         path = find(self.path, "data npz")
-        splits, kinds = ("train", "test"), ("images", "labels", *([self.key] if self.key else []))
+        splits, kinds = ("train", "test"), ("images", self.labels, *([self.key] if self.key else []))
         arrays = read_npz(path, [f"{split}_{kind}" for split in splits for kind in kinds])
         found = []
         for split in splits:
@@ -88,8 +95,11 @@ class Npz(DataSource):
 
 @dataclass(frozen=True)
 class SiteData(DataSource):
-    """The data that the site itself names: an .npz file in MedMNIST's layout, a folder of images by class, or a .csv
-    file, whose labels are in the column that the site's environment variable ``CFL_LABEL`` names (default ``label``).
+    """The data that the site itself names: an .npz file in MedMNIST's layout, a folder of images by class, or a table.
+
+    The site's environment variable ``CFL_LABEL`` names the labels: a .csv file's column (default ``label``), or an .npz
+    file's arrays (default ``labels``: ``train_labels, test_labels``). ``CFL_EVENT`` names the column of events of a
+    .csv file whose labels are times (default none).
 
     A folder with a single .npz file, or with nothing but a .csv file, stands for that file, as datasets are always
     mounted as folders.
@@ -129,7 +139,10 @@ class SiteData(DataSource):
     def _source(self, path: Path) -> DataSource:
         if path.is_dir():
             return Folder(str(path), self.size, self.channels)
-        return Table(str(path), os.environ.get(LABEL) or "label") if path.suffix.lower() == ".csv" else Npz(str(path))
+        label = os.environ.get(LABEL)
+        if path.suffix.lower() == ".csv":
+            return Table(str(path), label or "label", event=os.environ.get(EVENT) or None)
+        return Npz(str(path), labels=label or "labels")
 
     def located(self) -> tuple[Path, str]:
         """The data's path, and what named it.

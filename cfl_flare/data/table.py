@@ -9,6 +9,7 @@ import io
 import os
 from collections import Counter
 from dataclasses import dataclass
+from itertools import combinations
 from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar
@@ -31,7 +32,8 @@ class Table(DataSource):
     """Rows of numbers with a label column, from a CSV file with a header or an npz file with one array per column.
 
     Features are all other columns of numbers, in the file's order; columns of text are left out. In an npz file an
-    array may have two dimensions. Labels are class numbers from 0, or names, which are numbered in sorted order.
+    array may have two dimensions. Labels are class numbers from 0, or names, which are numbered in sorted order. A
+    label column with decimals, or with a number below 0, holds numbers to predict, for task regression.
 
     `normalised` maps x to 2x - 1. So (z + 1) / 2 is stored for a standardised feature z, and the network sees z.
     """
@@ -39,7 +41,7 @@ class Table(DataSource):
     name: ClassVar[str] = "table"
 
     path: str = setting(help="the file, found as by the source npz; read as npz if its name ends in .npz, else as CSV")
-    label: str = setting("label", help="the label's column")
+    label: str = setting("label", help="the label's column: classes, numbers to predict, or times if event is set")
     key: str | None = setting(
         None, help="the column with each row's owner, for the partition natural; it is not a feature"
     )
@@ -50,20 +52,37 @@ class Table(DataSource):
         help="scale each feature by the training rows' mean and deviation; without it the numbers are kept as they "
         "are, and should be in about [0, 1]",
     )
+    event: str | None = setting(
+        None,
+        help="the column that is 1 where the event happened, 0 where the row was censored; the label is then the time, "
+        "for task survival",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "data table")
-        require(self.label != self.key, f"data table: label and key are both {self.key!r}; they are different columns")
+        columns = {"label": self.label, "key": self.key, "event": self.event}
+        for (one, name), (other, same) in combinations(columns.items(), 2):
+            differ = name is None or name != same
+            require(differ, f"data table: {one} and {other} are both {same!r}; they are different columns")
 
     def load(self) -> tuple[Samples, Samples]:
         """Both splits, float32 ``(n, features)``."""
         path = find(self.path, "data table")
         columns = _npz_columns(path) if path.suffix.lower() == ".npz" else _csv_columns(path)
-        for name in filter(None, (self.label, self.key)):
+        ways_out = {self.label: "label, or CFL_LABEL", self.key: "key", self.event: "event, or CFL_EVENT"}
+        for name in filter(None, (self.label, self.key, self.event)):
             if name not in columns:
-                way_out = f"set {'label, or CFL_LABEL beside CFL_DATA' if name == self.label else 'key'}"
-                raise DataError(f"{path}: no column {name!r}; it has {', '.join(columns)}; {way_out}")
-        labels = class_numbers(columns.pop(self.label), f"{path}: column {self.label!r}")
+                beside = " beside CFL_DATA" if name != self.key else ""
+                raise DataError(
+                    f"{path}: no column {name!r}; it has {', '.join(columns)}; set {ways_out[name]}{beside}"
+                )
+        where = f"{path}: column {self.label!r}"
+        if self.event is None:
+            labels = label_values(columns.pop(self.label), where)
+        else:
+            times = time_values(columns.pop(self.label), where)
+            events = event_values(columns.pop(self.event), f"{path}: column {self.event!r}")
+            labels = np.stack((times, events), axis=1)
         key = columns.pop(self.key) if self.key else None
         if key is not None and key.dtype.kind == "f":
             raise DataError(f"{path}: column {self.key!r} holds {key.dtype}; a key is whole numbers or text")
@@ -83,24 +102,81 @@ class Table(DataSource):
         return train.check(f"{path}: training"), test.check(f"{path}: test")
 
 
-def class_numbers(values: np.ndarray, where: str) -> np.ndarray:
-    """Labels as int64: whole numbers as they are, names numbered in sorted order.
+def label_values(values: np.ndarray, where: str) -> np.ndarray:
+    """A column of labels ``(n,)``: class numbers as int64, names numbered in sorted order, or numbers as float64.
 
     Raises:
-        DataError: numbers that are not whole, or below 0, or names that are empty.
+        DataError: a row has no label or an infinite one, or the column holds neither numbers nor text.
     """
     if values.ndim != 1:
         raise DataError(f"{where} has shape {values.shape}; give one label a row")
     if values.dtype.kind in "iu":
-        if len(values) and values.min() < 0:
-            raise DataError(f"{where}: label {values.min()} is below 0; number the classes from 0")
-        return values.astype(np.int64)
+        return values.astype(np.float64 if values.min(initial=0) < 0 else np.int64)
     missing = [i for i, value in enumerate(values) if value == "" or value != value]  # NaN differs from itself
     if missing:
         raise DataError(f"{where}: row {missing[0] + 1} has no label")
+    if values.dtype.kind == "f":
+        return _finite(values, where).astype(np.float64)
     if values.dtype.kind != "U":
-        raise DataError(f"{where} holds {values.dtype}, e.g. {values[0]}; labels are whole numbers from 0, or names")
+        raise DataError(f"{where} holds {values.dtype}, e.g. {values[0]}; labels are numbers or names")
+    if any(_is_number(value) and not value.lstrip("+-").isdigit() for value in values):
+        _sound(values, where)  # a word among numbers to predict is no class
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
+
+
+def time_values(values: np.ndarray, where: str) -> np.ndarray:
+    """A column of times ``(n,)`` as float64.
+
+    Raises:
+        DataError: a row's is missing, infinite, no number, or not above 0.
+    """
+    times = _finite(_numbers(values, where), where)
+    if (times <= 0).any():
+        row = int(np.flatnonzero(times <= 0)[0])
+        raise DataError(f"{where}: row {row + 1} holds {values[row]}; a time is above 0")
+    return times
+
+
+def event_values(values: np.ndarray, where: str) -> np.ndarray:
+    """A column of events ``(n,)`` as float64: 1 where it happened, 0 where the row was censored.
+
+    Raises:
+        DataError: a row holds something else.
+    """
+    meaning = "write 1 where the event happened, 0 where the row was censored"
+    events = _numbers(values, where, meaning)
+    known = (events == 0) | (events == 1)
+    if not known.all():
+        row = int(np.flatnonzero(~known)[0])
+        held = "no value" if np.isnan(events[row]) else values[row]
+        raise DataError(f"{where}: row {row + 1} holds {held}; {meaning}")
+    return events
+
+
+def _numbers(values: np.ndarray, where: str, way_out: str = "fix it or leave the row out") -> np.ndarray:
+    """The column as float64 ``(n,)``.
+
+    Raises:
+        DataError: it has another shape, or a row holds text.
+    """
+    if values.ndim != 1:
+        raise DataError(f"{where} has shape {values.shape}; give one number a row")
+    text = [row for row, value in enumerate(values) if not _is_number(value)] if values.dtype.kind not in "biuf" else []
+    if text:
+        raise DataError(f"{where}: row {text[0] + 1} holds {str(values[text[0]])!r}, no number; {way_out}")
+    return values.astype(np.float64)
+
+
+def _finite(values: np.ndarray, where: str) -> np.ndarray:
+    """The column, of numbers.
+
+    Raises:
+        DataError: a row holds NaN or infinity.
+    """
+    if not np.isfinite(values).all():
+        row = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
+        raise DataError(f"{where}: row {row + 1} is empty, NaN or infinity; fill it in or leave the row out")
+    return values
 
 
 def _sound(values: np.ndarray, where: str) -> np.ndarray:
@@ -114,10 +190,7 @@ def _sound(values: np.ndarray, where: str) -> np.ndarray:
         if text and len(text) < 0.5 * len(values):
             value = str(values[text[0]])
             raise DataError(f"{where}: row {text[0] + 1} holds {value!r} among numbers; fix it or leave it out")
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        row = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
-        raise DataError(f"{where}: row {row + 1} is empty, NaN or infinity; fill it in or leave the row out")
-    return values
+    return _finite(values, where) if values.dtype.kind == "f" else values
 
 
 def _is_number(text: str) -> bool:

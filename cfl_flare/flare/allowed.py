@@ -39,6 +39,7 @@ CLASSES = (
     "cfl_flare.models.MobileNetV2",
     "cfl_flare.models.NamedArrays",
     "cfl_flare.models.ResNet18",
+    "cfl_flare.models.UNet",
 )
 
 

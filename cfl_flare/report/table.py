@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from cfl_flare.results.run_dir import Run
 
-NAMES = {"macro_f1": "macro-F1", "c_index": "C-index", "dice": "Dice", "brier": "Brier", "iou": "IoU"}
+NAMES = {"macro_f1": "macro-F1", "c_index": "C-index"}
 NAMES |= {name: name.upper() for name in ("auroc", "auprc", "ece", "mae", "rmse", "r2")}
 # Metrics that are shown beside those by which the runs are judged.
 MOST = 2

@@ -104,7 +104,8 @@ def _counts(scores: Tensor, targets: Tensor, task: Any) -> Tensor:
     scores, labels = one_against_the_rest(scores, targets)
     # torchmetrics takes what is above a threshold, and here that value is in.
     found = (scores >= task.threshold).int()
-    return _torchmetrics().multilabel_stat_scores(found, labels, labels.shape[1], average=None)[:, :4]
+    count = _torchmetrics().binary_stat_scores
+    return torch.stack([count(found[:, c], labels[:, c])[:4] for c in range(labels.shape[1])])
 
 
 def sensitivity(scores: Tensor, targets: Tensor, task: Any) -> float | None:
@@ -126,7 +127,7 @@ def f1_of_findings(scores: Tensor, targets: Tensor, task: Any) -> float | None:
     return mean_of(2 * hit / total, total > 0)
 
 
-def accuracy_of_findings(scores: Tensor, targets: Tensor, task: Any) -> float | None:
+def accuracy_of_findings(scores: Tensor, targets: Tensor, task: Any) -> float:
     """The share of samples and findings that are right."""
     counts = _counts(scores, targets, task).double()
     return float(counts[:, [0, 2]].sum() / counts.sum())
@@ -206,3 +207,43 @@ mae, rmse = _regression("mean_absolute_error"), _regression("mean_squared_error"
 r2 = _regression("r2_score", fewest=2)
 dice = _of_masks(lambda hit, false, missed: 2 * hit / (2 * hit + false + missed))
 iou = _of_masks(lambda hit, false, missed: hit / (hit + false + missed))
+
+# What each task can measure.
+OF_CLASSES: dict[str, Measure] = {
+    "auroc": auroc,
+    "auprc": auprc,
+    "balanced_accuracy": balanced_accuracy,
+    "brier": brier,
+    "ece": calibration_error,
+}
+OF_A_FINDING: dict[str, Measure] = {
+    "auroc": auroc,
+    "auprc": auprc,
+    "accuracy": accuracy_of_findings,
+    "balanced_accuracy": balanced_of_two,
+    "macro_f1": macro_f1_of_two,
+    "sensitivity": sensitivity,
+    "specificity": specificity,
+    "brier": brier,
+    "ece": calibration_error,
+}
+OF_FINDINGS: dict[str, Measure] = {
+    "auroc": auroc,
+    "auprc": auprc,
+    "accuracy": accuracy_of_findings,
+    "macro_f1": f1_of_findings,
+    "sensitivity": sensitivity,
+    "specificity": specificity,
+    "brier": brier,
+    "ece": calibration_error,
+}
+OF_NUMBERS: dict[str, Measure] = {
+    "mae": mae,
+    "rmse": rmse,
+    "r2": r2,
+}
+OF_MASKS: dict[str, Measure] = {
+    "dice": dice,
+    "iou": iou,
+    "accuracy": accuracy_of_pixels,
+}

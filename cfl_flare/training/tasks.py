@@ -25,27 +25,15 @@ from cfl_flare.data.labels import FORMS, form_of
 from cfl_flare.training.ensemble import predicted
 from cfl_flare.training.measures import (
     LARGEST,
+    OF_A_FINDING,
+    OF_CLASSES,
+    OF_FINDINGS,
+    OF_MASKS,
+    OF_NUMBERS,
     RANGES,
     Measure,
     accuracy,
-    accuracy_of_findings,
-    accuracy_of_pixels,
-    auprc,
-    auroc,
-    balanced_accuracy,
-    balanced_of_two,
-    brier,
-    calibration_error,
-    dice,
-    f1_of_findings,
-    iou,
     macro_f1,
-    macro_f1_of_two,
-    mae,
-    r2,
-    rmse,
-    sensitivity,
-    specificity,
 )
 from cfl_flare.training.survival import concordance, cox_loss
 
@@ -153,13 +141,7 @@ class Classification(LearningTask):
     name: ClassVar[str] = "classification"
     classes: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "loss")
-    measures: ClassVar[Mapping[str, Measure]] = {
-        "auroc": auroc,
-        "auprc": auprc,
-        "balanced_accuracy": balanced_accuracy,
-        "brier": brier,
-        "ece": calibration_error,
-    }
+    measures: ClassVar[Mapping[str, Measure]] = OF_CLASSES
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         top = int(y.max())
@@ -194,17 +176,7 @@ class Binary(LearningTask):
     link: ClassVar[str] = "sigmoid"
     classes: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("accuracy", "auroc", "loss")
-    measures: ClassVar[Mapping[str, Measure]] = {
-        "auroc": auroc,
-        "auprc": auprc,
-        "accuracy": accuracy_of_findings,
-        "balanced_accuracy": balanced_of_two,
-        "macro_f1": macro_f1_of_two,
-        "sensitivity": sensitivity,
-        "specificity": specificity,
-        "brier": brier,
-        "ece": calibration_error,
-    }
+    measures: ClassVar[Mapping[str, Measure]] = OF_A_FINDING
 
     threshold: float = setting(0.5, help="the finding is there from this probability on", gt=0, lt=1)
 
@@ -218,7 +190,7 @@ class Binary(LearningTask):
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
         """Cross-entropy of the two classes."""
-        wanted = targets * (1 - smoothing) + smoothing / 2
+        wanted = (targets * (1 - smoothing) + smoothing / 2).to(outputs.dtype)
         if weights is None:
             return F.binary_cross_entropy_with_logits(outputs[:, 0], wanted)
         own = weights[targets]
@@ -234,16 +206,7 @@ class Multilabel(LearningTask):
     form: ClassVar[str] = "several"
     link: ClassVar[str] = "sigmoid"
     always: ClassVar[tuple[str, ...]] = ("accuracy", "auroc", "loss")
-    measures: ClassVar[Mapping[str, Measure]] = {
-        "auroc": auroc,
-        "auprc": auprc,
-        "accuracy": accuracy_of_findings,
-        "macro_f1": f1_of_findings,
-        "sensitivity": sensitivity,
-        "specificity": specificity,
-        "brier": brier,
-        "ece": calibration_error,
-    }
+    measures: ClassVar[Mapping[str, Measure]] = OF_FINDINGS
 
     threshold: float = setting(0.5, help="a finding is there from this probability on", gt=0, lt=1)
 
@@ -267,11 +230,7 @@ class Regression(LearningTask):
     form: ClassVar[str] = "number"
     link: ClassVar[str] = "identity"
     always: ClassVar[tuple[str, ...]] = ("mae", "loss")
-    measures: ClassVar[Mapping[str, Measure]] = {
-        "mae": mae,
-        "rmse": rmse,
-        "r2": r2,
-    }
+    measures: ClassVar[Mapping[str, Measure]] = OF_NUMBERS
 
     def targets(self, y: np.ndarray) -> Tensor:
         """Float32 ``(n,)``."""
@@ -323,11 +282,7 @@ class Segmentation(LearningTask):
     form: ClassVar[str] = "mask"
     classes: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("dice", "loss")
-    measures: ClassVar[Mapping[str, Measure]] = {
-        "dice": dice,
-        "iou": iou,
-        "accuracy": accuracy_of_pixels,
-    }
+    measures: ClassVar[Mapping[str, Measure]] = OF_MASKS
 
     dice: float = setting(0.5, help="share of soft Dice in the loss; the rest is cross-entropy", ge=0, le=1)
 

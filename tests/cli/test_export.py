@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from cfl_flare.cli import main
+from cfl_flare.cli.specs import shape_and_classes
+from cfl_flare.data import Npz
+from cfl_flare.data.labels import FORMS
 
 MODEL = "mlp:input_shape=[1,8,8],num_classes=10"
 
@@ -61,6 +64,23 @@ def test_shape_and_classes_come_from_data_that_is_here(tmp_path):
     assert executor["model"]["args"] == {"input_shape": [3, 20, 24], "num_classes": 7, "config_type": "dict"}
     executor = exported(tmp_path / "b", "--data", str(tmp_path / "rgb.npz"), "--model", "mlp:num_classes=9")[2]
     assert executor["model"]["args"]["num_classes"] == 9
+
+
+@pytest.mark.parametrize(
+    ("y", "outputs"),
+    [
+        (np.arange(20) % 7, 7),
+        (np.eye(20, 14, dtype=np.uint8), 14),
+        (np.arange(20) / 2, 1),
+        (np.ones((20, 2)), 1),
+        (np.full((20, 8, 8), 2, np.uint8), 3),
+    ],
+    ids=FORMS,
+)
+def test_a_model_has_the_outputs_that_the_labels_need(tmp_path, y, outputs):
+    x = np.zeros((20, 8, 8), np.uint8)
+    np.savez(tmp_path / "a.npz", train_images=x, train_labels=y, test_images=x, test_labels=y)
+    assert shape_and_classes(Npz(str(tmp_path / "a.npz")), "a.npz") == ((1, 8, 8), outputs)
 
 
 def test_a_simulated_job_says_how_its_data_is_dealt_out(tmp_path, monkeypatch):

@@ -145,9 +145,12 @@ def test_medmnist_refusals(tmp_path, medmnist):
         DataError, match=r"cannot read .*bloodmnist.npz \(Dataset not found\); set root, or download=True$"
     ):
         MedMNIST("bloodmnist", root=str(tmp_path)).load()
+
+
+def test_a_set_with_several_findings(tmp_path, medmnist):
     write_medmnist(tmp_path / "bloodmnist.npz", labels=14)
-    with pytest.raises(DataError, match="labels should be whole numbers, one per sample"):
-        MedMNIST("bloodmnist", root=str(tmp_path)).load()
+    train, test = MedMNIST("bloodmnist", root=str(tmp_path)).load()
+    assert train.y.shape == (6, 14) and test.y.shape == (3, 14) and train.y.dtype == np.uint8
     write_medmnist(tmp_path / "bloodmnist.npz", shape=(28, 28, 28))
     with pytest.raises(DataError, match=r"images have shape \(6, 28, 28, 28\)"):
         MedMNIST("bloodmnist", root=str(tmp_path)).load()

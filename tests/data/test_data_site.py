@@ -16,7 +16,7 @@ from cfl_flare.data import SiteData, sources
 
 @pytest.fixture(autouse=True)
 def nothing_said(tmp_path, monkeypatch):
-    for name in ("CFL_DATA", "CFL_DATA_ROOT", "CFL_LABEL"):
+    for name in ("CFL_DATA", "CFL_DATA_ROOT", "CFL_LABEL", "CFL_EVENT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sources, "MOUNTS", tmp_path / "data")
 
@@ -73,6 +73,29 @@ def test_a_table_whose_label_the_site_names(tmp_path, monkeypatch):
     monkeypatch.delenv("CFL_LABEL")
     monkeypatch.setenv("CFL_DATA", str(table(tmp_path / "usual.CSV", "label")))
     assert len(SiteData().load()[0]) == len(train)
+
+
+def test_a_table_whose_event_the_site_names(tmp_path, monkeypatch):
+    path = tmp_path / "ward.csv"
+    path.write_text("\n".join(["age,months,died", *(f"{i},{i + 1},{i % 2}" for i in range(20))]) + "\n")
+    for name, value in (("CFL_DATA", str(path)), ("CFL_LABEL", "months"), ("CFL_EVENT", "died")):
+        monkeypatch.setenv(name, value)
+    train, _ = SiteData().load()
+    assert train.x.shape[1:] == (1,) and train.y.shape[1:] == (2,) and set(train.y[:, 1]) == {0, 1}
+    monkeypatch.setenv("CFL_EVENT", "dead")
+    with pytest.raises(DataError, match=r"no column 'dead'; it has .*; set event, or CFL_EVENT beside CFL_DATA"):
+        SiteData().load()
+
+
+def test_arrays_whose_labels_the_site_names(tmp_path, monkeypatch):
+    images = np.zeros((4, 3, 3), np.uint8)
+    masks = np.ones((4, 3, 3), np.uint8)
+    np.savez(tmp_path / "a.npz", train_images=images, test_images=images, train_masks=masks, test_masks=masks)
+    monkeypatch.setenv("CFL_DATA", str(tmp_path / "a.npz"))
+    with pytest.raises(DataError, match="no array 'train_labels'; it has train_images, "):
+        SiteData().load()
+    monkeypatch.setenv("CFL_LABEL", "masks")
+    assert SiteData().load()[0].y.shape == (4, 3, 3)
 
 
 def test_a_folder_of_images_beside_a_table_is_a_folder_of_images(tmp_path, monkeypatch):

@@ -58,10 +58,9 @@ X, Y = np.zeros((3, 2), np.float32), np.arange(3)
     [
         (Samples(X, np.arange(4)), "3 samples but 4 labels"),
         (Samples(X[:0], Y[:0]), "no samples"),
-        (Samples(X, Y.astype(float)), "labels should be whole numbers, one per sample, not float64"),
-        (Samples(X, np.array([0, -2, 1])), "label -2 is below 0; number the classes from 0"),
+        (Samples(X, Y.astype(str)), "labels have dtype <U.* and shape .3,.; give class numbers or numbers to predict"),
         (Samples(X, np.array([0, 10**9, 1])), "label 1000000000 is not a class number"),
-        (Samples(X, np.eye(3, dtype=int)), r"labels should be whole numbers, one per sample, not int64 \(3, 3\)"),
+        (Samples(X, 2 * np.eye(3, dtype=int)), r"labels of shape \(3, 3\) say which of 3 findings .* sample 0 has 2; "),
         (Samples(np.array([[0.0], [np.nan], [1]]), Y), "sample 1 holds NaN or infinity"),
         (Samples(X.astype(int), Y), "samples have dtype int64; use uint8 or float32"),
         (Samples(X, Y, np.arange(2)), r"keys have shape \(2,\), labels \(3,\)"),
@@ -117,9 +116,14 @@ def test_npz_grey_colour_and_keys(tmp_path, monkeypatch):
         ({"train_images": None}, "no array 'train_images'; it has train_labels, test_images, test_labels"),
         ({"train_images": np.zeros((0, 6, 5), np.uint8), "train_labels": np.zeros(0, int)}, "training: no samples"),
         ({"train_labels": np.zeros(5, int)}, "training: 12 samples but 5 labels"),
-        ({"test_labels": np.full(12, -1)}, "test: label -1 is below 0"),
-        ({"test_labels": np.full(12, 0.5)}, "test: labels should be whole numbers"),
-        ({"train_labels": np.zeros((12, 4), int)}, "one per sample, not int64"),
+        (
+            {"train_labels": np.zeros((12, 4), int)},
+            r"training labels are several findings of 0 or 1 each \(12, 4\), test labels class numbers \(12,\); ",
+        ),
+        (
+            {"train_labels": np.full((12, 4), 3)},
+            r"training: labels of shape \(12, 4\) say .* sample 0 has 3; write 1 for",
+        ),
         ({"train_images": np.full((12, 6, 5), np.nan)}, "training: sample 0 holds NaN"),
         ({"train_images": np.zeros((12, 6), np.uint8)}, r"train: images have shape \(12, 6\); it should be"),
         ({"train_images": np.zeros((12, 6, 5, 4), np.uint8)}, r"shape \(12, 6, 5, 4\); it should be"),
@@ -277,8 +281,9 @@ def test_table_from_npz(tmp_path):
         ("a,label\n1,0\n,1\n", "column 'a': row 2 is empty, NaN or infinity"),
         ("a,label\n1,0\nnan,1\n", "column 'a': row 2 is empty, NaN or infinity"),
         ("a,label\n1,0\n2,1\nthree,1\n", "column 'a': row 3 holds 'three' among numbers"),
-        ("a,label\n1,0\n1,-3\n", "column 'label': label -3 is below 0"),
-        ("a,label\n1,0\n1,0.5\n", "column 'label' holds float64, e.g. 0.0; labels are whole numbers from 0, or names"),
+        ("a,label\n1,0.5\n1,\n", "column 'label': row 2 has no label"),
+        ("a,label\n1,0.5\n1,inf\n", "column 'label': row 2 is empty, NaN or infinity; fill it in or leave the row out"),
+        ("a,label\n1,0.5\n1,2.5\n1,none\n", "column 'label': row 3 holds 'none' among numbers; fix it"),
         ("a,label\n1,0\n1,\n", "column 'label': row 2 has no label"),
         ("a,label\n1,x\n1,\n", "column 'label': row 2 has no label"),
         ("a,label\nred,x\nblue,y\n", "no column of numbers besides 'label'; it has a"),
@@ -331,3 +336,91 @@ def test_a_table_of_a_hundred_thousand_columns_is_read(tmp_path):
 def test_samples_beyond_float32_s_squares_are_refused(value):
     with pytest.raises(DataError, match=r"sample 1 reaches 1e\+\d\d; scale the samples"):
         Samples(np.array([[0.0], [value]], np.float32), np.array([0, 1])).check("own")
+
+
+# Labels that are no class numbers
+
+
+def test_npz_labels_of_each_form(tmp_path):
+    rng = np.random.default_rng(0)
+    made = {
+        "masks": rng.integers(0, 3, (12, 6, 5, 1)).astype(np.uint8),
+        "findings": rng.integers(0, 2, (12, 14)).astype(np.uint8),
+        "age": rng.normal(50, 9, (12, 1)),
+        "survival": np.stack((rng.random(12) + 1, rng.integers(0, 2, 12)), axis=1),
+    }
+    path = saved(tmp_path / "a.npz", **arrays(), **{f"{s}_{n}": y for n, y in made.items() for s in ("train", "test")})
+    found = {name: checked(Npz(path, labels=name).load(), "data")[0].y for name in made}
+    assert found["masks"].shape == (12, 6, 5) and found["masks"].dtype == np.uint8
+    assert found["findings"].shape == (12, 14)
+    assert found["age"].tolist() == made["age"][:, 0].tolist()
+    assert np.array_equal(found["survival"], made["survival"])
+    assert Npz(path).load()[0].y.dtype == np.int64
+    refused(Npz(path, labels="grades"), "no array 'train_grades'; it has train_images, ")
+
+
+@pytest.mark.parametrize("changes", [{"test_labels": np.full(12, -1)}, {"test_labels": np.full(12, 0.5)}])
+def test_npz_numbers_in_one_split_are_numbers_in_both(tmp_path, changes):
+    train, test = Npz(saved(tmp_path / "a.npz", **arrays(**changes))).load()
+    assert train.y.dtype == test.y.dtype == np.float64 and train.y.tolist() == [0, 1, 2] * 4
+
+
+def test_npz_masks_of_another_size_are_refused(tmp_path):
+    masks = {f"{split}_masks": np.zeros((12, 5, 6), np.uint8) for split in ("train", "test")}
+    path = saved(tmp_path / "a.npz", **arrays(), **masks)
+    refused(Npz(path, labels="masks"), r"training: masks are 5x6, and samples have shape \(1, 6, 5\); give each image")
+
+
+@pytest.mark.parametrize("column", [[f"{a}.5" for a in range(20)], [str(a - 3) for a in range(20)]])
+def test_a_table_with_numbers_to_predict(tmp_path, column):
+    text = "age,score\n" + "".join(f"{i % 7},{value}\n" for i, value in enumerate(column))
+    train, test = checked(Table(table(tmp_path, text), label="score").load(), "data")
+    assert train.y.dtype == test.y.dtype == np.float64 and len(test) == 5  # one of each fifth
+    assert sorted(np.concatenate((train.y, test.y))) == [float(value) for value in column]
+    assert np.diff(np.sort(test.y)).max() <= 7
+
+
+ROWS_WITH_TIMES = [f"{40 + i},{i + 0.5},{int(i % 4 == 0)},{i % 3}" for i in range(24)]
+FOLLOW_UP = "\n".join(["age,months,died,ward", *ROWS_WITH_TIMES]) + "\n"
+
+
+def test_a_table_with_times_and_events(tmp_path):
+    train, test = checked(Table(table(tmp_path, FOLLOW_UP), label="months", event="died", key="ward").load(), "data")
+    assert train.x.shape == (18, 1) and train.y.shape == (18, 2)  # the event is no feature
+    both = np.concatenate((train.y, test.y))
+    assert sorted(both[:, 0]) == [i + 0.5 for i in range(24)] and both[:, 1].sum() == 6
+    assert test.y[:, 1].sum() == 2 and len(test) == 6  # a quarter of those with and without
+    path = saved(tmp_path / "t.npz", x=np.zeros((8, 2)), t=np.arange(1, 9), e=np.arange(8) % 2 == 0)
+    assert Table(path, label="t", event="e", test_share=0.5).load()[0].y.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("70,8.5,2,0", "column 'died': row 25 holds 2; write 1 where the event happened, 0 where the row was censored"),
+        ("70,8.5,0.5,0", "column 'died': row 25 holds 0.5; write 1"),
+        ("70,8.5,,0", "column 'died': row 25 holds no value; write 1"),
+        ("70,8.5,yes,0", "column 'died': row 25 holds 'yes', no number; write 1"),
+        ("70,0,1,0", "column 'months': row 25 holds 0.0; a time is above 0"),
+        ("70,-3,1,0", "column 'months': row 25 holds -3.0; a time is above 0"),
+        ("70,inf,1,0", "column 'months': row 25 is empty, NaN or infinity; fill it in or leave the row out"),
+        ("70,,1,0", "column 'months': row 25 is empty, NaN or infinity"),
+        ("70,long,1,0", "column 'months': row 25 holds 'long', no number; fix it or leave the row out"),
+    ],
+)
+def test_rows_without_a_time_or_an_event(tmp_path, row, message):
+    refused(Table(table(tmp_path, FOLLOW_UP + row + "\n"), label="months", event="died"), message)
+
+
+def test_event_columns_that_will_not_do(tmp_path):
+    path = table(tmp_path, FOLLOW_UP)
+    refused(
+        Table(path, label="months", event="dead"),
+        "no column 'dead'; it has age, months, died, ward; set event, or CFL_EVENT beside CFL_DATA",
+    )
+    with pytest.raises(ConfigError, match="data table: label and event are both 'died'; they are different columns"):
+        Table(path, label="died", event="died")
+    with pytest.raises(ConfigError, match="data table: key and event are both 'died'"):
+        Table(path, label="months", key="died", event="died")
+    both = saved(tmp_path / "t.npz", x=np.zeros((8, 2)), t=np.ones((8, 1)), e=np.ones(8))
+    refused(Table(both, label="t", event="e"), r"column 't' has shape \(8, 1\); give one number a row")

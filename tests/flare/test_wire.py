@@ -17,7 +17,10 @@ from cfl_flare.engine.site import CrossModel, Result, Task
 from cfl_flare.flare import ClusteringAggregator, wire
 from cfl_flare.flare.schema import decode_results
 from cfl_flare.methods import FedAvg, Participant, Update
+from cfl_flare.training.tasks import Classification
 from tests.tiny import LAYOUT, coin, initial, update
+
+RANGES = Classification().ranges()
 
 
 def aggregator() -> ClusteringAggregator:
@@ -72,7 +75,7 @@ def test_models_to_measure_arrive_as_they_were_sent_and_so_do_their_metrics():
     orders, arrived, _ = wire.decode_task(shareable, LAYOUT)
     assert orders == {"a": order} and set(arrived) == set(order.needed)
     answer = Result("a", None, {"served_accuracy": 0.5}, cross={"global": {"accuracy": 0.5}})
-    assert list(decode_results(arriving([answer]), {}, 0, "a")) == [answer]
+    assert list(decode_results(arriving([answer]), {}, 0, "a", RANGES)) == [answer]
 
 
 def test_arrays_that_are_no_model_travel_as_what_filters_see():
@@ -80,13 +83,13 @@ def test_arrays_that_are_no_model_travel_as_what_filters_see():
     sent = wire.encode_results([Result("a", Update("a", 4, arrays=arrays))], {"round": 0})
     dxo = from_shareable(sent)
     assert dxo.data["a/#arrays"].data_kind == DataKind.WEIGHT_DIFF
-    (result,) = decode_results(FLModelUtils.from_shareable(sent), {}, 0, "a")
+    (result,) = decode_results(FLModelUtils.from_shareable(sent), {}, 0, "a", RANGES)
     assert result.update.diffs == {}
     assert {name: array.tolist() for name, array in result.update.arrays.items()} == {
         "histogram": [0.25, 0.75], "losses": [1, 2]
     }  # fmt: skip
     filtered = ExcludeVars(["histogram"]).process(sent, FLContext())
-    (result,) = decode_results(FLModelUtils.from_shareable(filtered), {}, 0, "a")
+    (result,) = decode_results(FLModelUtils.from_shareable(filtered), {}, 0, "a", RANGES)
     with pytest.raises(PayloadError, match=r"sent the arrays \['losses'\], should be \['histogram', 'losses'\]"):
         check_arrays("a", result.update.arrays, {"histogram": (2,), "losses": (None,)})
 

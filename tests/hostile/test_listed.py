@@ -16,8 +16,11 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from cfl_flare.core.errors import FAILURES
 from cfl_flare.flare import wire
 from cfl_flare.flare.schema import decode_results
+from cfl_flare.training.tasks import Classification
 from tests.hostile.bench import HOSTILE, PEOPLE, Run, play
 from tests.hostile.test_generated import METHODS, check, in_round
+
+RANGES = Classification().ranges()
 
 WECFL = METHODS["wecfl"]
 OWN = set(PEOPLE[HOSTILE])
@@ -215,7 +218,7 @@ def test_reading_walks_through_the_models_once_however_many_there_are():
     content = {"schema": wire.SCHEMA, "round": 0, "results": results}
     model = FLModel(params={}, params_type="FULL", meta={wire.META: content})
     model.params = Counted({f"p{i}/global": None for i in range(8_000)})
-    found = list(decode_results(model, {}, 0, set(results)))
+    found = list(decode_results(model, {}, 0, set(results), RANGES))
     assert len(found) == 8_000 and Counted.walks == 1
 
 
