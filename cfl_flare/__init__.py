@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
     from cfl_flare.models import MLP, CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18, UNet
     from cfl_flare.report.table import results_table
-    from cfl_flare.results import Run, find_runs, load_arrays, load_model
+    from cfl_flare.results import Difference, Run, find_runs, load_arrays, load_model, paired_difference
     from cfl_flare.training.settings import TrainSettings
     from cfl_flare.training.tasks import (
         Binary,
@@ -70,7 +70,7 @@ _NAMES = {
     "FedGroup FedPer FedProx FeSEM Finetune KnowledgeSharing Local Method PerFedAvg Proximal WeCFL",
     "models": "MLP CifarCNN FashionCNN LeafCNN Logistic MobileNetV2 ResNet18 UNet",
     "report.table": "results_table",
-    "results": "Run find_runs load_arrays load_model",
+    "results": "Difference Run find_runs load_arrays load_model paired_difference",
     "training.settings": "TrainSettings",
     "training.tasks": "Binary Classification LearningTask Multilabel Regression Segmentation Survival",
 }
@@ -93,6 +93,7 @@ __all__ = [
     "DataConfig",
     "DataError",
     "DataSource",
+    "Difference",
     "Digits",
     "Ditto",
     "Ensemble",
@@ -136,6 +137,7 @@ __all__ = [
     "find_runs",
     "load_arrays",
     "load_model",
+    "paired_difference",
     "results_table",
     "run_loop",
     "simulator",

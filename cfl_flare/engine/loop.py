@@ -112,7 +112,7 @@ def run_loop(
         recorder = Recorder(folder, facts, run["model"], begun.recorded, begun.last)
     archive = Archive(checkpoints.folder / ARCHIVE) if checkpoints is not None else None
     complete = division.complete(partial(site.runtime.untrained, 0))
-    more = (recorder, begun.progress, logits, archive, complete, site.score_shape)
+    more = (recorder, begun.progress, logits, archive, complete, site.score_shape, training.bootstrap)
     server = Server(method, division.public, participants, settings, begun.state, *more)
     while True:
         number, last = server.state.round, server.finished

@@ -15,6 +15,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.core.text import plain, shown
 from cfl_flare.engine.checks import check_result, check_update
 from cfl_flare.engine.partial_sums import Carried, weighed
+from cfl_flare.engine.replicates import check_replicates
 from cfl_flare.engine.robust import Norms, clipped
 from cfl_flare.engine.site import Result, Task
 from cfl_flare.engine.spool import Spool
@@ -88,6 +89,7 @@ class Round:
         if name in self.results:
             raise PayloadError("twice", f"{name} sent a second result")
         check_result(result, self.tasks[name], self._participants[name], self._scored)
+        check_replicates(result, self.tasks[name])
         if update is not None:
             if update.carrier is not None:
                 self._carried.check(update, self._participants)

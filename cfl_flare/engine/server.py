@@ -56,6 +56,7 @@ class Server:
         archive: where a method that ``archives`` keeps its arrays; None is a temporary folder.
         complete: makes a whole model of one that the run leaves, where private layers do not travel; None elsewhere.
         scored: the shape of participants' histograms of scores; None where none are asked for.
+        bootstrap: how often participants draw their test splits anew to measure the final models.
 
     Attributes:
         state: the server's state.
@@ -77,10 +78,11 @@ class Server:
         archive: Archive | None = None,
         complete: Callable[[Params], Params] | None = None,
         scored: tuple[int, int, int] | None = None,
+        bootstrap: int = 0,
     ):
         require(bool(participants), "run: there are no participants")
         self.method, self.layout, self.settings, self._logits = method, layout, settings, logits
-        self._complete, self._scored = complete, scored
+        self._complete, self._scored, self._bootstrap = complete, scored, bootstrap
         self.participants, self.state = {p.name: p for p in participants}, state
         require(len(self.participants) == len(participants), "run: two participants have the same name")
         asked = self._asked()
@@ -148,6 +150,8 @@ class Server:
         asked = [name for name in self.participants if name in training or name in measuring]
         downloads = {name: self.method.distribute(self.state, name) for name in asked}
         tasks = {name: Task.of(sent, name in training, evaluate) for name, sent in downloads.items()}
+        if self.finished and self._bootstrap:
+            tasks = {name: replace(task, bootstrap=self._bootstrap) for name, task in tasks.items()}
         if self.finished and self.settings.cross_site_evaluation:
             cross = self._cross()
             tasks = {name: replace(task, cross=cross) for name, task in tasks.items()}
@@ -381,12 +385,14 @@ class Server:
     def close(self, extra: Mapping[str, Any]) -> None:
         """Writes the summary and the models."""
         if self._recorder is not None:
-            facts = {**extra, "rejected": dict(self.rejected), "seed": self.settings.seed}
+            facts = {**extra, "rejected": dict(self.rejected), "seed": self.settings.seed, "metric": asdict(self.metric)}
             facts["small_clusters"] = self.small_clusters
-            facts["metric"] = asdict(self.metric)
             key, best = self.early_stopping.key, self.progress.best
             facts["best"] = None if key is None or best is None else {"metric": key.name, "mode": key.mode, **best}
             facts["stopped"] = self.progress.stopped
+            if self._bootstrap:
+                drawn = {name: result.bootstrap for name, result in self._round.results.items() if result.bootstrap}
+                self._recorder.bootstrap(drawn, self.participants)
             if self.settings.cross_site_evaluation:
                 results = self._round.results
                 cross = {name: results[name].cross for name in self.participants if name in results}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from cfl_flare.engine.indicator import check_task
 from cfl_flare.engine.private import check_private, check_public
 from cfl_flare.methods import Download, Method, Update
 from cfl_flare.methods.parts import joined, split
+from cfl_flare.training.bootstrap import Replicates
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.learner import Learner
@@ -56,6 +57,7 @@ class Task:
         choices: the slot of each cluster that it may choose.
         joined: for models that travel in parts, the slot of the shared part of each.
         cross: models to measure on its own test split as well, whoever they are for.
+        bootstrap: how often to draw the test split anew, and measure the served model on it; the job's setting at most.
     """
 
     slots: tuple[str, ...]
@@ -65,6 +67,7 @@ class Task:
     choices: Mapping[int, str] = field(default_factory=dict)
     joined: Mapping[str, str] = field(default_factory=dict)
     cross: tuple[CrossModel, ...] = ()
+    bootstrap: int = 0
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -96,6 +99,7 @@ class Result:
         scores: histograms of the served model's scores, if they were asked for; see
             `cfl_flare.training.histograms.score_counts`.
         traceback: of its failure; it stays at the site.
+        bootstrap: ``served_accuracy``, ... on the draws of its test split; None if it was not asked for them.
     """
 
     participant: str
@@ -105,6 +109,7 @@ class Result:
     cross: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     scores: np.ndarray | None = field(default=None, compare=False)
     traceback: str = ""
+    bootstrap: Replicates | None = None
 
 
 class Site:
@@ -231,15 +236,17 @@ class Site:
         learner = self.learner(participant, memory, round_number)
         metrics: dict[str, float] = {}
         cross: dict[str, dict[str, float]] = {}
-        update = scores = None
+        update = scores = drawn = None
         try:
             sent = task.download(models)
             download = joined(sent, self.runtime.division.public)
             if task.evaluate:
                 served = Served.of(self.method.predictor(learner, download))
                 outputs = learner.tested(served)
-                metrics.update({f"served_{name}": value for name, value in learner.measured(outputs).items()})
+                found = learner.measured(outputs)
+                metrics.update({f"served_{name}": value for name, value in found.items()})
                 scores = learner.score_counts(outputs) if self.sends_scores(participant) else None
+                drawn = learner.resampled(outputs, found, min(task.bootstrap, self.runtime.settings.bootstrap))
                 on_served(participant, served)
             for one in task.cross:
                 asked = Served(tuple(models[slot] for slot in one.slots), one.vote, one.parts)
@@ -255,4 +262,6 @@ class Site:
         except Exception as error:  # one failing participant must not stop the site's others
             return Result(participant, error=failure_of(error, "training"), traceback=traceback.format_exc())
         self.memory[participant] = memory
-        return Result(participant, update, metrics, cross=cross, scores=scores)
+        if drawn is not None:
+            drawn = replace(drawn, values={f"served_{name}": values for name, values in drawn.values.items()})
+        return Result(participant, update, metrics, cross=cross, scores=scores, bootstrap=drawn)

@@ -171,7 +171,8 @@ class ClusteringAggregator(ModelAggregator):
             require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")
         state = resumed or fresh
         complete = division.complete(partial(untrained, partial(self._make_model, fl_ctx), settings.seed, 0))
-        more = (recorder, None, logits, archive, complete, score_shape(training, division.whole))
+        of_training = (score_shape(training, division.whole), training.bootstrap)
+        more = (recorder, None, logits, archive, complete, *of_training)
         self.server = Server(method, division.public, participants, settings, state, *more)
 
     def plan(self) -> dict[str, FLModel]:

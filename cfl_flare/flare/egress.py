@@ -23,7 +23,7 @@ from cfl_flare.flare import wire
 from cfl_flare.results.key_metric import is_share
 
 ENCRYPTION = "nvflare.app_opt.he"
-EVERY = "*"
+EVERY, BOOTSTRAP = "*", "bootstrap"
 
 
 def check_filters(fl_ctx: FLContext) -> None:
@@ -61,7 +61,8 @@ class EgressFilter(Filter):
 
     Args:
         withhold: metrics that are not sent: ``accuracy``, ``macro_f1``, ``loss``, or what a training script calls its
-            own; ``*`` for all of them. ``scores`` are the histograms from which the server computes an AUROC.
+            own; ``*`` for all of them. ``scores`` are the histograms from which the server computes an AUROC, and
+            ``bootstrap`` all metrics on the draws of the test split.
         round_to: the other metrics are rounded to multiples of this, such as 0.05; None sends them as they are.
         samples_step: counts of training samples are rounded to multiples of this, at least one; averages weight the
             site by the rounded count.
@@ -96,6 +97,8 @@ class EgressFilter(Filter):
             said["metrics"] = self._allowed(said["metrics"])
             if "cross" in said:
                 said["cross"] = {model: self._allowed(found) for model, found in said["cross"].items()}
+            if "bootstrap" in said:
+                self._resample(said)
             if "samples" in said:
                 said["samples"] = self._coarse(said["samples"])
         if self.withhold or self.round_to is not None:
@@ -121,6 +124,16 @@ class EgressFilter(Filter):
             return sent
         plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in sent.items()}
         return {n: self._rounded(n, v) for n, v in plain.items() if is_number(v)}  # what is no number has no multiple
+
+    def _resample(self, said: dict[str, Any]) -> None:
+        """Treats the draws of a test split as the metrics that they are of."""
+        drawn = said.pop("bootstrap")
+        if BOOTSTRAP in (self.withhold or ()):
+            return
+        values = {name: [self._allowed({name: v}).get(name) for v in own] for name, own in drawn["values"].items()}
+        sent = {name: own for name, own in values.items() if any(v is not None for v in own)}
+        if sent:
+            said["bootstrap"] = {**drawn, "values": sent}
 
     def _rounded(self, name: str, value: float) -> float:
         """A multiple of the step; a share stays one."""

@@ -22,12 +22,15 @@ from cfl_flare.engine.checks import MAX_GROUPS, MAX_SAMPLES, is_count, is_number
 from cfl_flare.engine.site import Result
 from cfl_flare.flare.wire import ARRAYS, COUNTS, SCORES, content_of
 from cfl_flare.methods import Participant, Update
+from cfl_flare.training.bootstrap import DRAWS, Replicates
+from cfl_flare.training.settings import MOST_DRAWS
 
 Ranges = Mapping[str, tuple[float, float]]
 
 KEYS = frozenset({"schema", "error", "participants", "round", "results"})
 OF_PARTICIPANT = frozenset({"name", "samples", "group"})
-OF_RESULT = frozenset({"metrics", "error", "cross", "samples", "cluster", "carrier"})
+OF_RESULT = frozenset({"metrics", "error", "cross", "samples", "cluster", "carrier", "bootstrap"})
+OF_REPLICATES = frozenset({"draw", "values"})
 NUMBERS = (np.ndarray, np.generic, int, float)
 
 
@@ -128,6 +131,7 @@ def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Par
     if not isinstance(cross, dict) or not all(isinstance(model, str) for model in cross):
         raise malformed(f"{name}: cross = {shown(cross)} should have metrics for each model")
     cross = {model: _metrics(name, found, ranges) for model, found in cross.items()}
+    drawn = _replicates(name, said["bootstrap"], ranges) if "bootstrap" in said else None
     if said.get("error") is not None:
         failure_text(said["error"])
         return Result(name, None, metrics, said["error"], cross)
@@ -135,7 +139,7 @@ def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Par
     if "samples" not in said:
         if models:
             raise malformed(f"{name}: it sends models, but no number of samples")
-        return Result(name, None, metrics, None, cross, scores)
+        return Result(name, None, metrics, None, cross, scores, bootstrap=drawn)
     samples, cluster, carrier = said["samples"], said.get("cluster"), said.get("carrier")
     if not is_count(samples, 1, MAX_SAMPLES):
         raise PayloadError(
@@ -149,7 +153,8 @@ def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Par
     if strange:
         raise PayloadError("slots", f"{name}: there is no model {shown(strange[0])}; there are {', '.join(bank)}")
     diffs = {slot: _diff(name, slot, dxo, bank[slot].layout) for slot, dxo in models.items()}
-    return Result(name, Update(name, samples, diffs, cluster, others, carrier=carrier), metrics, None, cross, scores)
+    update = Update(name, samples, diffs, cluster, others, carrier=carrier)
+    return Result(name, update, metrics, None, cross, scores, bootstrap=drawn)
 
 
 def _scores(name: str, dxo: Any) -> np.ndarray:
@@ -172,6 +177,29 @@ def _metrics(name: str, said: Any, ranges: Ranges, prefixes: tuple[str, ...] = (
         if not is_number(value, low, high):
             raise PayloadError("metric", f"{name}: {key} = {shown(value)} should be a number in [{low:g}, {high:g}]")
     return dict(said)
+
+
+def _replicates(name: str, said: Any, ranges: Ranges) -> Replicates:
+    """What a participant measured on draws of its test split: numbers in the measures' ranges, or None."""
+    if not isinstance(said, dict) or said.keys() != OF_REPLICATES or not isinstance(said["values"], dict):
+        raise PayloadError("metric", f"{name}: {shown(said)} should be its draw, and values by measure")
+    if not is_count(said["draw"], 0, DRAWS - 1):
+        raise PayloadError("metric", f"{name}: draw = {shown(said['draw'])} should be a whole number below {DRAWS}")
+    allowed = {"served_" + metric: bounds for metric, bounds in ranges.items()}
+    for key, values in said["values"].items():
+        if key not in allowed:
+            raise PayloadError("metric", f"{name}: {shown(key)} should be one of {', '.join(allowed)}")
+        if not isinstance(values, list) or len(values) > MOST_DRAWS:
+            count = f"{len(values)} values" if isinstance(values, list) else shown(values)
+            raise PayloadError(
+                "metric", f"{name}: draws of {key} should be a list of at most {MOST_DRAWS}, not {count}"
+            )
+        low, high = allowed[key]
+        odd = [value for value in values if value is not None and not is_number(value, low, high)]
+        if odd:
+            wanted = f"a number in [{low:g}, {high:g}] or None"
+            raise PayloadError("metric", f"{name}: a draw of {key} is {shown(odd[0])}, and should be {wanted}")
+    return Replicates(said["draw"], {key: tuple(values) for key, values in said["values"].items()})
 
 
 def _named(name: str, slot: str, dxo: Any) -> dict[str, Any]:

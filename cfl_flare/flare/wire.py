@@ -78,6 +78,7 @@ def encode_tasks(tasks: Mapping[str, Task]) -> dict[str, Any]:
             "choices": [[cluster, slot] for cluster, slot in task.choices.items()],
             "joined": dict(task.joined),
             "cross": [[one.name, list(one.slots), one.vote, list(one.parts)] for one in task.cross],
+            **({"bootstrap": task.bootstrap} if task.bootstrap else {}),
         }
         for name, task in tasks.items()
     }
@@ -101,6 +102,7 @@ def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Task], 
             {int(cluster): slot for cluster, slot in said["choices"]},
             said["joined"],
             tuple(CrossModel(one, tuple(slots), vote, tuple(parts)) for one, slots, vote, parts in said["cross"]),
+            int(said.get("bootstrap", 0)),
         )
         for name, said in content["tasks"].items()
     }
@@ -123,6 +125,9 @@ def encode_results(results: Sequence[Result], content: Mapping[str, Any]) -> Sha
         described[r.participant] = {**said, "cross": cross} if cross else said
         if r.scores is not None:
             collection[f"{r.participant}/{SCORES}"] = DXO(DataKind.STATISTICS, data={COUNTS: r.scores})
+        if r.bootstrap is not None:
+            values = {name: list(own) for name, own in r.bootstrap.values.items()}
+            described[r.participant]["bootstrap"] = {"draw": r.bootstrap.draw, "values": values}
         if r.update is None:
             continue
         described[r.participant] |= {"samples": r.update.samples, "cluster": r.update.cluster}

@@ -9,11 +9,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rich import filesize
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.report.labels import in_table
 from cfl_flare.report.missed import missed_lines
+from cfl_flare.results.bootstrap import paired_difference
 from cfl_flare.results.key_metric import POOLED, of_training
 
 if TYPE_CHECKING:
@@ -35,7 +38,9 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     that of all participants' samples together. Worst is the participant with the worst value of the run's metric;
     unseen is the mean of that metric over participants that were held back and joined afterwards; ARI compares the
     clusters with the true groups; bytes are the models' arrays in both directions; seconds are those of the rounds,
-    without the start of the processes. Below are the participants that missed rounds, with the reason.
+    without the start of the processes. Means of a run with bootstrap have their interval beside them, and "to the
+    first" is by how much a line's mean is above the first line's, paired; a dash where the two cannot be paired. Below
+    are the participants that missed rounds, with the reason.
     """
     title = "served models, on the participants' own test splits"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
@@ -46,6 +51,8 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     measures = ["rounds", *map(heading, shown), *(["pooled AUROC"] if pooled else [])]
     for what in ("worst", "unseen") if joined else ("worst",):
         measures += [what if len(leading) == 1 else f"{what} {heading(name)}" for name in leading]
+    compared = leading if len(runs) > 1 and any(run.summary.get("intervals") for run in runs) else []
+    measures += ["to the first" if len(leading) == 1 else f"{heading(name)} to the first" for name in compared]
     for name in (*measures, "clusters", "ARI", "bytes", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     if folders:
@@ -60,6 +67,7 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
             *([_defined(run, POOLED)] if pooled else []),
             *(_number(final.get(f"served_worst_{name}")) for name in leading),
             *(_number(newcomers.get(f"served_{name}")) for name in leading if joined),
+            *(_difference(run, runs[0], name) for name in compared),
             "/".join(map(str, sizes)) if len(sizes) <= 5 else f"{sum(v > 0 for v in sizes)} of {len(sizes)}",
             _number(final.get("ari")),
             filesize.decimal(s["bytes_down"] + s["bytes_up"]),
@@ -84,9 +92,11 @@ def heading(metric: str) -> str:
 
 
 def _defined(run: Run, name: str) -> str:
-    """A number of the run's last record, and of how many participants it is where that is not all."""
-    value, (count, everyone) = run.summary["final"].get(name), run.defined(name)
-    return _number(value) if value is None or count == everyone else f"{_number(value)} ({count} of {everyone})"
+    """A number of the run's last record, its interval, and of how many participants it is where that is not all."""
+    value, ends = run.summary["final"].get(name), run.summary.get("intervals", {}).get(name)
+    count, everyone = run.defined(name)
+    some = "" if value is None or count == everyone else f" ({count} of {everyone})"
+    return _number(value) + (_ends(*ends) if ends else "") + some
 
 
 def _number(value: Any) -> str:
@@ -94,6 +104,21 @@ def _number(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.2e}"
+
+
+def _difference(run: Run, first: Run, metric: str) -> str:
+    """By how much a run's mean is above the first run's, with the interval; a dash where they cannot be paired."""
+    if run is first:
+        return "-"
+    try:
+        apart = paired_difference(run, first, metric)
+    except ConfigError:
+        return "-"
+    return ("+" if apart.mean > 0 else "") + _number(apart.mean) + _ends(apart.low, apart.high)
+
+
+def _ends(low: float, high: float) -> str:
+    return escape(f" [{_number(low)}, {_number(high)}]")
 
 
 def print_whole(console: Console, table: Table) -> None:

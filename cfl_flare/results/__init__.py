@@ -2,6 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run leaves on disk, and how it is read."""
 
+from cfl_flare.results.bootstrap import Difference, paired_difference
 from cfl_flare.results.run_dir import Run, find_runs, load_arrays, load_model, load_run, read_model
 
-__all__ = ["Run", "find_runs", "load_arrays", "load_model", "load_run", "read_model"]
+__all__ = [
+    "Difference",
+    "Run",
+    "find_runs",
+    "load_arrays",
+    "load_model",
+    "load_run",
+    "paired_difference",
+    "read_model",
+]

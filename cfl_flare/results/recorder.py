@@ -22,6 +22,7 @@ from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import append, atomic_write, make_folder, writing
 from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.methods import Method, Participant, ServerState, describe_method
+from cfl_flare.results.bootstrap import BOOTSTRAP, Draws
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.missed import missed_rounds
 from cfl_flare.results.model_file import CLASSES
@@ -40,6 +41,7 @@ from cfl_flare.results.run_dir import (
     save_served,
 )
 from cfl_flare.results.store import Store, state_metadata
+from cfl_flare.training.bootstrap import Replicates
 from cfl_flare.training.ensemble import Served
 
 
@@ -70,8 +72,9 @@ class Recorder:
     ):
         self.folder, self._run, self._model, self.last = folder, unmarked(run), unmarked(model), last
         self._task = (self._run.get("training") or {}).get("task", CLASSES)
+        self._draws: Draws | None = None
         make_folder(folder / MODELS)
-        old = [folder / SUMMARY, folder / NEWCOMERS, folder / CROSS_SITE]
+        old = [folder / SUMMARY, folder / NEWCOMERS, folder / CROSS_SITE, folder / BOOTSTRAP]
         old += [*(folder / MODELS).glob("*.safetensors"), *(folder / STATE).glob("round-*")]
         if not recorded:  # later rounds overwrite theirs
             old += (folder / FEATURES).glob("*.safetensors")
@@ -136,6 +139,22 @@ class Recorder:
                 writer.writerow([*row, *(measured.get(key) for key in metrics)])
         atomic_write(self.folder / CROSS_SITE, lines.getvalue())
 
+    def bootstrap(self, found: Mapping[str, Replicates], participants: Mapping[str, Participant]) -> None:
+        """Writes what the final models reach on draws of the test splits; the summary will have the intervals."""
+        draws = Draws.of(found, participants)
+        if draws.values:
+            self._draws = draws
+            draws.save(self.folder / BOOTSTRAP)
+
+    def _intervals(self) -> dict[str, Any]:
+        """The intervals of the last round's means, for the summary."""
+        if self._draws is None or self.last is None:
+            return {}
+        own = self.last.participants
+        reporting = {key: [name for name, found in own.items() if key in found] for key in self._draws.values}
+        found = {key: self._draws.of_mean(key, names) for key, names in reporting.items()}
+        return {"intervals": {key: ends for key, ends in found.items() if ends is not None}}
+
     def close(
         self,
         state: ServerState,
@@ -158,6 +177,7 @@ class Recorder:
             "rounds": state.round,
             "final": {} if last is None else last.scalars(),
             "final_round": None if last is None else last.record["round"],
+            **self._intervals(),
             **self._totals,
             "missed": {n: asdict(m) for n, m in missed_rounds(read_lines(self.folder / ROUNDS)).items()},
             **extra,
@@ -169,6 +189,7 @@ class Recorder:
                     "group": p.group,
                     "cluster": state.assignment.get(p.name),
                     **({} if last is None else last.participants.get(p.name, {})),
+                    **({} if self._draws is None else {"intervals": self._draws.intervals(p.name)}),
                 }
                 for p in participants.values()
             ],

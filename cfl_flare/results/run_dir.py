@@ -6,7 +6,8 @@ A run's folder holds ``rounds.jsonl`` (one line per round), ``assignments.jsonl`
 ``clusters/*.safetensors`` (the models), ``state/`` (the server's state, for newcomers) and ``summary.json`` (written
 last). ``best/clusters/*.safetensors`` are the models of the best round. On request, there are also
 ``features/round-*.safetensors`` (the Gram matrix of the participants' features), ``cross_site.csv`` (every model's
-metrics on every participant's test split) and ``newcomers.json`` (results of participants that were held back).
+metrics on every participant's test split), ``newcomers.json`` (results of participants that were held back) and
+``bootstrap.safetensors`` (final measures on draws of every test split).
 """
 
 from __future__ import annotations

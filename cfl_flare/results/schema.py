@@ -59,6 +59,17 @@ def metric(value: Any) -> bool:
     return fields and text(value["name"]) and value["mode"] in ("min", "max")
 
 
+def ends(value: Any) -> bool:
+    """Two numbers, the ends of an interval."""
+    return isinstance(value, list) and len(value) == 2 and all(map(number, value))
+
+
+def participant(value: Any) -> bool:
+    """A participant: its name, its group, and the intervals of its measures, if there are some."""
+    own = record(name=text, group=maybe(whole))
+    return own(value) and named(ends)(value.get("intervals", {}))
+
+
 def record(**fields: Fits) -> Fits:
     """An object that has these fields, perhaps among others."""
     return lambda value: isinstance(value, dict) and all(k in value and fits(value[k]) for k, fits in fields.items())
@@ -73,13 +84,13 @@ SUMMARY: dict[str, Fits] = {
     "bytes_down": number,
     "bytes_up": number,
     "seconds": number,
-    "participants": each(record(name=text, group=maybe(whole))),
+    "participants": each(participant),
 }
 # What only a run through FLARE has.
 THROUGH_FLARE: dict[str, Fits] = {"sites_left_out": named(text)}
 ROUND: dict[str, Fits] = {"round": whole, "cluster_sizes": each(whole)}
 # What a summary need not have.
-ADDED: dict[str, Fits] = {"metric": metric}
+ADDED: dict[str, Fits] = {"metric": metric, "intervals": named(ends)}
 # What a round's record need not have.
 MEASURED: dict[str, Fits] = {
     **dict.fromkeys(("served_", "clusters_in_use"), number),

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.params import Params
 from cfl_flare.core.seeds import stream
 from cfl_flare.training.batches import Batches
+from cfl_flare.training.bootstrap import Replicates, draw_of, drawn_rows, key_of, replicates
 from cfl_flare.training.ensemble import Served, combined
 from cfl_flare.training.histograms import score_counts
 from cfl_flare.training.loss import balanced
@@ -250,6 +251,22 @@ class Learner:
     def evaluate(self, model: Params | Served) -> dict[str, float]:
         """What the run's task measures of a model, or of an ensemble, on the participant's own test split."""
         return self.measured(self.tested(model))
+
+    def resampled(self, outputs: Tensor, found: Mapping[str, float], times: int) -> Replicates | None:
+        """What is measured by the same outputs when the test split is drawn anew so many times; None for no times.
+
+        Args:
+            outputs: see `tested`.
+            found: what is measured on the split itself.
+            times: how often.
+        """
+        if not times:
+            return None
+        runtime, test = self._runtime, self._test
+        whose = (runtime.seed, self.participant, key_of(test.x, test.y))
+        rows = drawn_rows(*whose, len(test), times)
+        values = replicates(runtime.task, outputs, test.y, found, rows, runtime.should_stop)
+        return Replicates(draw_of(*whose), values)
 
     def _stream(self, purpose: str) -> np.random.Generator:
         return stream(self._runtime.seed, self.participant, self.round, self._part + purpose)

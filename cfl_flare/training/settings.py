@@ -23,6 +23,9 @@ MOMENTUM = 0.9
 
 # Of a histogram of scores: fewer tell nothing, and more are the scores themselves.
 SCORE_BINS = Bounds("0 or in 10..2000", lambda value: value == 0 or 10 <= value <= 2000)
+# How often a test split is drawn anew: from some, percentiles of 2.5 and 97.5 say something; more say nothing new.
+MOST_DRAWS = 2000
+DRAWS = Bounds(f"0 or in 50..{MOST_DRAWS}", lambda value: value == 0 or 50 <= value <= MOST_DRAWS)
 ROUNDS = Bounds("rounds > 0", lambda value: all(isinstance(r, int) and r > 0 for r in value))
 
 
@@ -83,6 +86,11 @@ class TrainSettings:
         0,
         help="participants send histograms of test scores of so many bins, such as 200, for pooled_auroc; 0: none",
         bounds=SCORE_BINS,
+    )
+    bootstrap: int = setting(
+        0,
+        help="for intervals: how often each test split is drawn anew when the final models are measured, such as 200",
+        bounds=DRAWS,
     )
     augment: tuple[str, ...] = setting(
         (), help="transforms of training images, torchvision.transforms.v2's: RandomCrop:size=28,padding=2, ..."

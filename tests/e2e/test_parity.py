@@ -17,6 +17,7 @@ from cfl_flare.data import Digits
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.kit import allow
 from cfl_flare.models import MLP
+from cfl_flare.results.bootstrap import paired_difference
 from cfl_flare.results.run_dir import load_model, load_run
 from tests.e2e.plugin import Series
 
@@ -70,7 +71,7 @@ def test_a_job_stops_early_and_measures_every_model_everywhere(tmp_path, monkeyp
         data=Digits(),
         participants=4,
         partition={"partition": "label_permutation", "groups": 2},
-        training={"lr": 0.05},
+        training={"lr": 0.05, "bootstrap": 50},
         num_rounds=9,
         min_clients=2,
         stop_cond="accuracy > 0.1",
@@ -92,6 +93,10 @@ def test_a_job_stops_early_and_measures_every_model_everywhere(tmp_path, monkeyp
     for line in lines:
         if line["model"] == f"cluster-{own[line['participant']]['cluster']}":
             assert float(line["accuracy"]) == pytest.approx(own[line["participant"]]["served_accuracy"])
+        low, high = own[line["participant"]]["intervals"]["served_accuracy"]
+        assert low <= own[line["participant"]]["served_accuracy"] <= high
+    apart = paired_difference(run, run, "accuracy")
+    assert apart.mean == apart.low == apart.high == 0 and len(apart.by_participant) == 4
     assert len(list(tmp_path.rglob("served/*.safetensors"))) == 4  # sites keep what they serve, as at any end
     sent = [json.loads(line) for line in (tmp_path / "series.jsonl").read_text().splitlines()]
     assert {"accuracy", "loss", "cluster-0/accuracy", "cluster-1/size"} <= {line["tag"] for line in sent}

@@ -4,7 +4,9 @@
 
 from pathlib import Path
 
+from cfl_flare.report import table
 from cfl_flare.report.table import results_table
+from cfl_flare.results.bootstrap import Difference
 from cfl_flare.results.run_dir import Run
 
 REST = ["clusters", "ARI", "bytes", "seconds"]
@@ -22,8 +24,7 @@ def run(metrics: dict[str, float], name: str = "accuracy", worst: float | None =
 
 def columns(*runs: Run) -> dict[str, list[str]]:
     """The cells of each column, without those that have nothing to do with metrics."""
-    table = results_table(runs)
-    found = {str(column.header): list(column.cells) for column in table.columns}
+    found = {str(column.header): list(column.cells) for column in results_table(runs).columns}
     assert list(found)[:2] == ["method", "rounds"] and list(found)[-4:] == REST
     return {name: cells for name, cells in found.items() if name not in ("method", "rounds", *REST)}
 
@@ -75,3 +76,22 @@ def test_a_mean_of_some_says_of_how_many_it_is():
     assert shown["accuracy"] == ["0.500", "0.250"]
     assert shown["AUROC"] == ["0.873 (1 of 2)", "-"]
     assert shown["pooled AUROC"] == ["0.900", "-"]
+
+
+def test_intervals_stand_beside_their_means_and_a_pair_that_was_not_drawn_is_a_dash():
+    first = run({"accuracy": 0.8731, "loss": 12.0}, worst=0.5, intervals={"served_accuracy": [0.851, 0.8934]})
+    second = run({"accuracy": 0.5, "loss": 1.0}, worst=0.25)
+    assert columns(first, second) == {
+        "accuracy": ["0.873 [0.851, 0.893]", "0.500"],
+        "worst": ["0.500", "0.250"],
+        "to the first": ["-", "-"],
+    }
+    assert "to the first" not in columns(first) and "to the first" not in columns(second, second)
+
+
+def test_the_difference_to_the_first_run_has_its_sign(monkeypatch):
+    first = run({"accuracy": 0.5}, worst=0.5, intervals={"served_accuracy": [0.25, 0.75]})
+    found = [Difference(0.0125, -0.004, 0.027, {}), Difference(-0.5, -0.75, 0.0, {})]
+    monkeypatch.setattr(table, "paired_difference", lambda run, other, metric: found.pop(0))
+    others = [run(own, worst=0.5) for own in ({"accuracy": 0.5125}, {"accuracy": 0.0})]
+    assert columns(first, *others)["to the first"] == ["-", "+0.013 [-0.004, 0.027]", "-0.500 [-0.750, 0.000]"]

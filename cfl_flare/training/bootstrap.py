@@ -1,0 +1,105 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""How sure a measure is: a participant's test split is drawn anew many times, with replacement, and measured each time.
+
+The rows depend on the seed and on the test split itself, and on no method: two runs draw the same ones, and are
+compared draw by draw. Only the site can know them: to whoever knew them, measures of many draws would tell which single
+samples are predicted right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfl_flare.core.errors import AbortedError
+from cfl_flare.core.seeds import derive, stream
+from cfl_flare.training.tasks import LearningTask
+
+# So many values `Replicates.draw` may have: few enough that it tells nothing of a split that cannot be guessed.
+DRAWS = 2**16
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """What was measured on the draws of one participant's test split.
+
+    Attributes:
+        draw: a number below `DRAWS` that two runs have in common if they drew the same rows of the same samples.
+        values: by measure, one value for each draw; None where the measure is not defined on it.
+    """
+
+    draw: int
+    values: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+
+
+def key_of(x: Tensor, y: Tensor) -> str:
+    """What tells two test splits apart: a digest of all samples and labels, which stays at the site."""
+    digest = hashlib.blake2b(digest_size=32)
+    for tensor in (x, y):
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
+        digest.update(tensor.cpu().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def draw_of(seed: int, participant: str, key: str) -> int:
+    """`Replicates.draw` of a participant whose test split has this key."""
+    return derive(seed, participant, key, "bootstrap draw") % DRAWS
+
+
+def drawn_rows(seed: int, participant: str, key: str, samples: int, times: int) -> Iterator[np.ndarray]:
+    """The rows of each draw, ``(samples,)`` int64: as many as there are, with replacement.
+
+    Args:
+        seed: the run's.
+        participant: its name.
+        key: of its test split; see `key_of`.
+        samples: how many it has.
+        times: how many draws.
+    """
+    rng = stream(seed, participant, key, "bootstrap")
+    for _ in range(times):
+        yield rng.integers(samples, size=samples)
+
+
+def replicates(
+    task: LearningTask,
+    outputs: Tensor,
+    targets: Tensor,
+    names: Iterable[str],
+    rows: Iterable[np.ndarray],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> dict[str, tuple[float | None, ...]]:
+    """Measures of draws of samples that are already predicted.
+
+    Args:
+        task: the run's.
+        outputs: of the model, ``(n, classes, ...)``.
+        targets: labels, as `LearningTask.targets` returns them.
+        names: of the measures.
+        rows: of each draw, ``(n,)`` int64.
+        should_stop: asked before each draw whether the job was aborted.
+
+    Returns:
+        For each measure one value for each draw; None where it is not defined, or not finite.
+
+    Raises:
+        AbortedError: the job was aborted.
+    """
+    names = list(names)
+    found: dict[str, list[float | None]] = {name: [] for name in names}
+    for one in rows:
+        if should_stop():
+            raise AbortedError("aborted while a test split was drawn anew")
+        chosen = torch.from_numpy(one).to(outputs.device)
+        measured = task.measured(outputs[chosen], targets[chosen], names)
+        for name, values in found.items():
+            value = measured.get(name)
+            values.append(value if value is not None and math.isfinite(value) else None)
+    return {name: tuple(values) for name, values in found.items()}
