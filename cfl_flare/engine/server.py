@@ -385,8 +385,8 @@ class Server:
     def close(self, extra: Mapping[str, Any]) -> None:
         """Writes the summary and the models."""
         if self._recorder is not None:
-            facts = {**extra, "rejected": dict(self.rejected), "seed": self.settings.seed, "metric": asdict(self.metric)}
-            facts["small_clusters"] = self.small_clusters
+            facts = {**extra, "rejected": dict(self.rejected), "seed": self.settings.seed}
+            facts |= {"small_clusters": self.small_clusters, "metric": asdict(self.metric)}
             key, best = self.early_stopping.key, self.progress.best
             facts["best"] = None if key is None or best is None else {"metric": key.name, "mode": key.mode, **best}
             facts["stopped"] = self.progress.stopped

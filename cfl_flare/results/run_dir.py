@@ -87,7 +87,7 @@ class Run:
         """Of how many participants a number of the last measured round is, and how many were measured then."""
         everyone = sum(any(key.startswith("served_") for key in one) for one in self.summary["participants"])
         last = self.summary.get("final_round")
-        found: dict[str, int] = next((line.get("defined", {}) for line in self.rounds if line["round"] == last), {})
+        found: dict[str, int] = next((line.get("defined", {}) for line in self.rounds if line.get("round") == last), {})
         return found.get(name, everyone), everyone
 
 
