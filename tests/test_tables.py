@@ -510,6 +510,8 @@ SMALLEST: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "paired": ("ifca:k=2,assignment_samples=8", "cluster_dirichlet", {"participants": 10}),
     "digits": ("majority", "labels_permuted", {"participants": 8}),
     "shared-sets": ("local", "shared", {"participants": 10, "sample": 2}),
+    "blood-ten": ("wecfl:k=2", "scanners", {"participants": 4, "model": "logistic"}),
+    "pneumonia": ("fedavg", "labels", {"participants": 4, "model": "logistic"}),
 }
 
 

@@ -42,6 +42,7 @@ BLOOD = replace(
     sweeps={},
     tables={},
     columns=("accuracy", "balanced_accuracy", "auroc", "ece", "brier", "worst_accuracy", "ari"),
+    compared=("accuracy", "auroc"),
     averaged=("last", 1),
     after=None,
 )

@@ -63,7 +63,8 @@ class EgressFilter(Filter):
         withhold: metrics that are not sent: ``accuracy``, ``macro_f1``, ``loss``, or what a training script calls its
             own; ``*`` for all of them. ``scores`` are the histograms from which the server computes an AUROC, and
             ``bootstrap`` all metrics on the draws of the test split.
-        round_to: the other metrics are rounded to multiples of this, such as 0.05; None sends them as they are.
+        round_to: the other metrics are rounded to multiples of this, such as 0.05, and no draws are sent; None sends
+            them as they are.
         samples_step: counts of training samples are rounded to multiples of this, at least one; averages weight the
             site by the rounded count.
     """
@@ -126,12 +127,14 @@ class EgressFilter(Filter):
         return {n: self._rounded(n, v) for n, v in plain.items() if is_number(v)}  # what is no number has no multiple
 
     def _resample(self, said: dict[str, Any]) -> None:
-        """Treats the draws of a test split as the metrics that they are of."""
+        """Leaves out the draws of a withheld metric, and all of them if metrics are rounded.
+
+        The mean of many rounded draws would be finer than a rounded metric.
+        """
         drawn = said.pop("bootstrap")
-        if BOOTSTRAP in (self.withhold or ()):
+        if BOOTSTRAP in (self.withhold or ()) or self.round_to is not None:
             return
-        values = {name: [self._allowed({name: v}).get(name) for v in own] for name, own in drawn["values"].items()}
-        sent = {name: own for name, own in values.items() if any(v is not None for v in own)}
+        sent = {name: own for name, own in drawn["values"].items() if self._allowed({name: 0.0})}
         if sent:
             said["bootstrap"] = {**drawn, "values": sent}
 

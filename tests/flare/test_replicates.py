@@ -149,10 +149,7 @@ def filtered(**policy: Any) -> dict[str, Any]:
 def test_a_filter_treats_draws_as_what_they_are_of():
     assert filtered()["bootstrap"] == {"draw": 9, "values": {name: list(own) for name, own in VALUES.items()}}
     assert filtered(withhold=["loss"])["bootstrap"]["values"].keys() == {"served_accuracy"}
-    assert filtered(round_to=0.4)["bootstrap"]["values"] == {
-        "served_accuracy": [0.4, None, *[0.4] * 48],
-        "served_loss": [1.6] * 50,
-    }
+    assert "bootstrap" not in filtered(round_to=0.4)  # their mean would be finer than a step
     for nothing in (["*"], ["accuracy", "loss"]):
         assert filtered(withhold=nothing) == {"metrics": {}, "error": None}
 
