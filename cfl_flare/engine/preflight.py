@@ -146,7 +146,7 @@ def check_stop_cond(stopping: EarlyStopping) -> None:
         return
     last = stop.metric.name.rpartition("/")[2].replace("served_", "")
     require(
-        RANGES.get(last) != (0, 1) or stop.value <= 1,
+        (last != POOLED and RANGES.get(last) != (0, 1)) or stop.value <= 1,
         f"run: stop_cond = {stop.text!r}: {last} is a share in 0..1 here; write {stop.value / 100:g} for "
         f"{stop.value:g} per cent",
     )

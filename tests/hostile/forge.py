@@ -14,7 +14,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
 from cfl_flare.flare import wire
-from tests.hostile.bench import EVERYONE, HOSTILE, PEOPLE, samples_of
+from tests.hostile.bench import BINS, EVERYONE, HOSTILE, PEOPLE, samples_of
 
 # Changes an honest answer in place, or gives another one.
 Forgery = Callable[[Shareable], Shareable | None]
@@ -162,6 +162,41 @@ def models(draw: st.DrawFn) -> Forgery:
                 dxo.data[key] = junk
             case "meta":
                 part.meta = {"NUM_STEPS_CURRENT_ROUND": junk}
+
+    return _edit(change)
+
+
+@st.composite
+def histograms(draw: st.DrawFn) -> Forgery:
+    """Results whose histograms of scores are not those of a test split, or were not asked for."""
+    own = draw(st.sampled_from(PEOPLE[HOSTILE]))
+    what = draw(st.sampled_from(["array", "value", "shape", "name", "kind", "dxo", "missing", "owner"]))
+    shape, dtype = draw(st.lists(st.integers(0, 4), max_size=4).map(tuple)), draw(st.sampled_from(DTYPES))
+    value = draw(st.sampled_from([-1, 10**9, 10**18, -(2**63), 2**63 - 1]))
+    kind = draw(st.sampled_from([DataKind.WEIGHTS, DataKind.WEIGHT_DIFF, DataKind.METRICS, "?"]))
+    junk, text, place = draw(JUNK), draw(NAME), draw(st.integers(0, 4 * BINS - 1))
+
+    def change(dxo: DXO, content: dict[str, Any]) -> None:
+        key = f"{own}/{wire.SCORES}"
+        counts = np.ones((2, 2, BINS), np.int64)
+        part = dxo.data[key] = DXO(DataKind.STATISTICS, data={wire.COUNTS: counts})
+        match what:
+            case "array":
+                part.data[wire.COUNTS] = junk
+            case "value":
+                counts.reshape(-1)[place] = value
+            case "shape":
+                part.data[wire.COUNTS] = np.zeros((*shape, 3), dtype)
+            case "name":
+                part.data[text] = part.data.pop(wire.COUNTS)
+            case "kind":
+                part.data_kind = kind
+            case "dxo":
+                dxo.data[key] = junk
+            case "missing":
+                del dxo.data[key]
+            case "owner":
+                dxo.data[f"{text}/{wire.SCORES}"] = dxo.data.pop(key)
 
     return _edit(change)
 

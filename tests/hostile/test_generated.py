@@ -16,7 +16,7 @@ from nvflare.apis.shareable import Shareable
 
 from cfl_flare.flare import wire
 from tests.hostile import forge
-from tests.hostile.bench import EVERYONE, HOSTILE, PEOPLE, ROUNDS, Run, play
+from tests.hostile.bench import BINS, EVERYONE, HOSTILE, PEOPLE, ROUNDS, Run, play
 
 METHODS = {"wecfl": {"method": "wecfl", "k": 2}, "ifca": {"method": "ifca", "k": 2}}
 OWN = frozenset(PEOPLE[HOSTILE])
@@ -101,6 +101,15 @@ def test_contents_of_results(forgery, number, method):
 @cases(300)
 def test_models(forgery, number, method):
     check(play(in_round(number, forgery), METHODS[method]), method)
+
+
+@given(forge.histograms(), st.integers(0, ROUNDS), st.sampled_from(sorted(METHODS)), st.booleans())
+@cases(150)
+def test_histograms_of_scores(forgery, number, method, asked):
+    training = {"score_bins": BINS} if asked else {}
+    run = play(in_round(number, forgery), METHODS[method], training=training)
+    check(run, method)
+    assert all(0 <= record.get("pooled_auroc", 0) <= 1 for record in run.records)
 
 
 @given(forge.messages(), st.integers(0, ROUNDS), st.sampled_from(sorted(METHODS)))
