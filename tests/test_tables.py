@@ -541,6 +541,7 @@ SMALLEST: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "paired": ("ifca:k=2,assignment_samples=8", "cluster_dirichlet", {"participants": 10}),
     "digits": ("majority", "labels_permuted", {"participants": 8}),
     "shared-sets": ("local", "shared", {"participants": 10, "sample": 2}),
+    "private": ("wecfl-norm", "scanners", {"participants": 4}),
 }
 
 
