@@ -5,14 +5,16 @@
 A plan says what belongs to a paper (``plans/``). ``run`` measures cells, in the in-process loop, each in a folder of
 its own, and adds finished ones to the file of all cells (``cells.py``). A finished cell is not run again, and one that
 was stopped goes on from its last checkpoint. Several of these processes may work on the same folder, each takes the
-next free cell. A row is a name of the plan's or any method, and a plan's settings can be changed for some cells. With
-``--flare`` a cell is a job in FLARE's simulator instead, which ends with the same models. ``report`` reads the file of
-cells and writes a table as JSON and Markdown, with the published figures beside ours, and a figure. ``ensembles`` adds
-the logits of finished cells' models, from their folders. ``keep`` adds one file's cells to another that is committed.
+next free cell. A row is a name of the plan's or any method, with penalties and private layers if it says some, and a
+plan's settings can be changed for some cells. With ``--flare`` a cell is a job in FLARE's simulator instead, which ends
+with the same models. ``report`` reads the file of cells and writes a table as JSON and Markdown, with the published
+figures beside ours, and a figure. ``ensembles`` adds the logits of finished cells' models, from their folders. ``keep``
+adds one file's cells to another that is committed.
 
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --table 3.1
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --rows fedavg ifca --partitions dirichlet --seeds 0 1
     CFL_DATA_ROOT=... python benchmarks/tables.py run --plan fedac --out cells --rows fedavg fedac:k=3,mu=1 --set lr=0.1
+    CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --rows "wecfl:k=3 + private=norm" --table 3.1
     python benchmarks/tables.py keep --cells cells --to benchmarks/results/family
     python benchmarks/tables.py report --cells benchmarks/results/family --out benchmarks/results/family/family
 """
@@ -39,7 +41,9 @@ from provenance import commit
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.config import parse_spec, require
 from cfl_flare.core.errors import CFLError
-from cfl_flare.engine.loop import run_loop
+from cfl_flare.core.private import Division
+from cfl_flare.engine.loop import model_factory, run_loop
+from cfl_flare.engine.private import check_private
 from cfl_flare.results.store import Store
 
 
@@ -104,11 +108,11 @@ def run_cell(
             return
         attempts = Attempts(folder / "attempts.json")
         spec, *penalties = plan.method(row)
-        method = build_named(spec, penalties)
+        method, private = build_named(spec, penalties), plan.private(row)
         if sites:
             from tables_flare import run_through_flare  # the script beside this one
 
-            attempts.count(run_through_flare(folder, plan, method, partition, seed, sites))
+            attempts.count(run_through_flare(folder, plan, method, partition, seed, sites, private))
         else:
             run_loop(
                 method=method,
@@ -120,13 +124,14 @@ def run_cell(
                 folder=folder,
                 on_round=lambda measured: attempts.count(),
                 checkpoints=Store(folder / "checkpoints"),
+                private=private,
             )
         if plan.after is not None:
             write_json(folder / AFTER, plan.after(plan, folder))
         facts = {
             "plan": plan.name,
             "row": row,
-            "method": " + ".join(plan.method(row)),
+            "method": " + ".join(plan.said(row)),
             "partition": partition,
             "seed": seed,
             "participants": plan.participants,
@@ -159,8 +164,11 @@ def run(given: argparse.Namespace) -> None:
     for partition in partitions:
         there = ", ".join(plan.partitions)
         require(partition in plan.partitions, f"plan {plan.name}: partition {partition!r} is unknown; there: {there}")
-    for method, *penalties in map(altered.method, rows):
-        built = build_named(method, penalties)  # what is wrong is said before the first cell
+    network = model_factory(altered.model)()
+    for row in rows:  # what is wrong is said before the first cell
+        (method, *penalties), private = altered.method(row), altered.private(row)
+        built = build_named(method, penalties)
+        check_private(built, Division.of(network, private), private, altered.rounds)
         if plan.refuse is not None:
             plan.refuse(built)
     kept = read_cells(given.out)

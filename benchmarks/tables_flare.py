@@ -25,7 +25,9 @@ NAME = "cell"
 STATE, WORKSPACE = "checkpoints", "flare"
 
 
-def run_through_flare(folder: Path, plan: Plan, method: Method, partition: str, seed: int, sites: int) -> int:
+def run_through_flare(
+    folder: Path, plan: Plan, method: Method, partition: str, seed: int, sites: int, private: str | None = None
+) -> int:
     """Runs a cell as a FLARE job of so many sites; one that was stopped is resumed from its last checkpoint.
 
     Its results come into the folder, where the in-process loop would leave them; FLARE's log is ``flare.log``.
@@ -63,6 +65,7 @@ def run_through_flare(folder: Path, plan: Plan, method: Method, partition: str, 
         sample=scheduled.sample,
         evaluate_every=scheduled.evaluate_every,
         key_metric=scheduled.key_metric,
+        private=private,
         task_timeout=24 * 3600,
         resume_from=NAME if begun else None,
     )

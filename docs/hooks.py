@@ -50,7 +50,10 @@ OUTSIDE = (
     "benchmarks/results/*/*.md",
     "benchmarks/results/**/*.png",
 )
-REPORTS = ("paired", "digits", "shared-sets", "family", "family-cifar10", "blood", "fedac", "fedcuau", "feddsmic")
+REPORTS = (
+    *("paired", "digits", "shared-sets", "family", "family-cifar10", "blood", "private"),
+    *("fedac", "fedcuau", "feddsmic"),
+)
 COLUMNS = (
     "rounds",
     "participants",

@@ -28,7 +28,17 @@ RESULTS = kept.RESULTS
 LINK = re.compile(r"\]\(([^)\s#]*benchmarks/results/[^)\s#]+)")
 CLUSTERED = ("WeCFL", "IFCA", "FeSEM-CAM")
 # Pages whose figures are of cells: each is cited by a comment, once the page has one.
-OF_CELLS = ("reproduction.md", "penalties-and-cam.md", "personal-models.md", "blood-cells.md", "which-method.md")
+OF_CELLS = (
+    *(
+        "reproduction.md",
+        "penalties-and-cam.md",
+        "personal-models.md",
+        "blood-cells.md",
+        "private.md",
+        "calibration.md",
+    ),
+    "which-method.md",
+)
 # Units in which a page shows what is kept in another one.
 UNITS = {"docs/results/speed.md": (1, 1e-6)}  # bytes in MB
 

@@ -23,7 +23,10 @@ from PIL import Image
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.private import Division
 from cfl_flare.data import Digits
+from cfl_flare.engine.loop import model_factory
+from cfl_flare.engine.private import check_private
 from cfl_flare.results.run_dir import load_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -273,8 +276,9 @@ def test_cells_of_another_plan_are_not_taken_for_done(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(("plan", "row"), [(plan, row) for plan in PLANS.values() for row in plan.named_rows])
 def test_every_row_can_be_built(plan: Any, row: str) -> None:
-    method, *penalties = plan.method(row)
-    build_named(method, penalties)
+    (method, *penalties), private = plan.method(row), plan.private(row)
+    division = Division.of(model_factory(plan.model)(), private)
+    check_private(build_named(method, penalties), division, private, plan.rounds)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
@@ -413,10 +417,37 @@ def test_a_row_without_a_name_and_with_settings_of_its_own(tmp_path: Path, monke
     assert "| fedavg lr=0.1 local_steps=1 | 2 | 4 |" in text
 
 
+def test_a_row_says_which_layers_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its place among the penalties; the cell, its folder, its report and the command there name it."""
+    row = "wecfl:k=2 + private=head + proximal:mu=0.1"
+    assert (SMALL.method(row), SMALL.private(row)) == (("wecfl:k=2", "proximal:mu=0.1"), "head")
+    assert (SMALL.method("wecfl"), SMALL.private("wecfl")) == (("wecfl:k=10",), None)
+    monkeypatch.setattr(tables, "commit", lambda: "abc")
+    out = tmp_path / "cells"
+    for said in ("fedavg", "fedavg + private=head", "fedper"):
+        name = tables.cell_name(SMALL, said, "dirichlet", 0, {})
+        tables.run_cell(out / name, SMALL.altered({"rounds": 1}), said, "dirichlet", 0, {})
+        add_cells(out, [load_cell(out, name)])
+    found = {one.facts["row"]: one for one in read_cells(out)}
+    private = found["fedavg + private=head"]
+    assert private.name == "dirichlet/fedavg-+-private=head-m4-r12-s0"
+    assert private.facts["method"] == "fedavg + private=head"
+    assert load_run(out / private.name).summary["private"] == "head"
+    accuracies = {row: one.rounds[0]["served_accuracy"] for row, one in found.items()}
+    assert accuracies["fedavg + private=head"] == accuracies["fedper"] != accuracies["fedavg"]
+    report.write_report(out, tmp_path / "out")
+    text = (tmp_path / "out.md").read_text()
+    assert "| fedavg + private=head | 1 |" in text and "- fedavg + private=head: `fedavg + private=head`" in text
+    assert "--rows fedavg 'fedavg + private=head' fedper --partitions" in text
+
+
 def test_what_cannot_be_run_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong, message in (
         (["--partitions", "tiers"], "partition 'tiers' is unknown; there: cluster_dirichlet"),
         (["--rows", "fedawg"], "method 'fedawg' is unknown"),
+        (["--rows", "private=norm"], "method 'private=norm' is unknown"),
+        (["--rows", "fedavg + private=nrom"], "private = 'nrom': it matches nothing"),
+        (["--rows", "fedavg", "fedper + private=head"], "method fedper the head stays at the participant anyway"),
         (["--set", "lrr=1"], "unknown setting"),
     ):
         monkeypatch.setattr(sys, "argv", ["tables.py", "run", "--out", str(tmp_path / "cells"), *wrong])
@@ -512,6 +543,7 @@ SMALLEST: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "shared-sets": ("local", "shared", {"participants": 10, "sample": 2}),
     "blood-ten": ("wecfl:k=2", "scanners", {"participants": 4, "model": "logistic"}),
     "pneumonia": ("fedavg", "labels", {"participants": 4, "model": "logistic"}),
+    "private": ("wecfl-norm", "scanners", {"participants": 4}),
 }
 
 

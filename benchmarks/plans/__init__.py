@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The papers whose tables are measured, one file each."""
 
-from plans import blood, calibration, digits, family, fedac, fedcuau, feddsmic, paired, shared_sets
+from plans import blood, calibration, digits, family, fedac, fedcuau, feddsmic, paired, private, shared_sets
 from plans.plan import Plan
 
 PLANS: dict[str, Plan] = {
     plan.name: plan
     for plan in (
         *(family.PLAN, family.CIFAR10, fedac.PLAN, fedcuau.PLAN, feddsmic.PLAN, feddsmic.BLOOD, blood.PLAN),
-        *(paired.PLAN, digits.PLAN, shared_sets.PLAN, calibration.BLOOD, calibration.PNEUMONIA),
+        *(paired.PLAN, digits.PLAN, shared_sets.PLAN, private.PLAN, calibration.BLOOD, calibration.PNEUMONIA),
     )
 }

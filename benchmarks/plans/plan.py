@@ -29,6 +29,7 @@ Rows = Mapping[str, tuple[str, ...]]
 
 # What every table needs beside its methods: no federation, and no learning.
 BASELINES: Rows = {"majority": ("plans.variants.OwnMajorityClass",), "local": ("local",)}
+PRIVATE = "private="  # before the layers that a row keeps private, among its penalties
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Plan:
         model: the network, as a job names it.
         training: how participants train.
         partitions: rules by name.
-        rows: of the main table: a method and its penalties.
+        rows: of the main table: a method, its penalties, and which layers are private.
         participants: how many share the samples.
         rounds: of a cell, unless others are asked for.
         sweeps: further rows, by the name of what is swept in them.
@@ -145,13 +146,24 @@ class Plan:
         """Rows; a sweep's name stands for its rows."""
         return [row for text in texts for row in self.sweeps.get(text, (text,))]
 
-    def method(self, row: str) -> tuple[str, ...]:
-        """A row's method and penalties; a row without a name says them itself, as in ``wecfl:k=3 + proximal:mu=1``.
+    def said(self, row: str) -> tuple[str, ...]:
+        """A row's method, penalties and private layers; a row without a name says them itself.
 
-        A number of rounds may be said as a share of the run's, as in ``warmup=30%``.
+        As in ``wecfl:k=3 + proximal:mu=1 + private=norm``. A number of rounds may be said as a share of the run's, as
+        in ``warmup=30%``.
         """
         texts = self.named_rows.get(row) or tuple(row.split(" + "))
         return tuple(re.sub(r"\b(\d+)%", lambda share: str(round(self.rounds * int(share[1]) / 100)), t) for t in texts)
+
+    def method(self, row: str) -> tuple[str, ...]:
+        """A row's method and penalties."""
+        method, *more = self.said(row)
+        return method, *(text for text in more if not text.startswith(PRIVATE))
+
+    def private(self, row: str) -> str | None:
+        """The layers that stay with each participant in a row; None for none."""
+        found = (text.removeprefix(PRIVATE) for text in self.said(row)[1:] if text.startswith(PRIVATE))
+        return next(found, None)
 
     @property
     def random_labels(self) -> tuple[str, ...]:
