@@ -73,7 +73,10 @@ def task_of(meta: Mapping[str, Any], path: Path) -> LearningTask:
         raise PayloadError("damaged_file", f"{path}: task = {shown(spec)} is none; name a file that cfl_flare wrote")
 
     def refuse(own: str) -> None:
-        raise ConfigError(f"{path} is of the task {plain(own, 100)}, which is not cfl_flare's own; predict in Python")
+        raise ConfigError(
+            f"{path} is of the task {plain(own, 100)}, which is not cfl_flare's own; read the weights with "
+            "cfl_flare.load_arrays, and predict in Python"
+        )
 
     return build_task(spec, refuse)
 

@@ -284,7 +284,8 @@ def read_model(path: Path, model: torch.nn.Module | None = None) -> torch.nn.Mod
     if model is None:
         model = build(spec, nn.Module, "model")
     if ensemble is not None:
-        model = Ensemble([copy.deepcopy(model) for _ in range(parts)], vote, task_of(meta, path).link)
+        link = task_of(meta, path).link if vote == "probabilities" else "softmax"  # a sum is the same with any
+        model = Ensemble([copy.deepcopy(model) for _ in range(parts)], vote, link)
     try:
         packed = Layout.of(model).pack(arrays)
     except PayloadError as error:

@@ -19,7 +19,7 @@ from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import COMBINATIONS, METHODS, build_method
 from cfl_flare.results.run_dir import load_model, load_run
 from cfl_flare.training.settings import TrainSettings
-from cfl_flare.training.tasks import TASKS
+from cfl_flare.training.tasks import TASKS, Survival
 
 SETTINGS = {
     "cfl": "cfl:eps1=0.6,eps2=1.1",
@@ -162,6 +162,20 @@ def test_models_of_a_task_are_read_back_with_its_link(tmp_path):
     x = torch.randn(3, 1, 8, 8)
     each = torch.stack([part(x).exp() for part in together.parts]).mean(dim=0)
     assert together.link == "exp" and torch.allclose(together(x).exp(), each)
+
+
+@dataclass(frozen=True)
+class Own(Survival):
+    """A task of a user's, which no file makes cfl_flare import."""
+
+
+def test_models_of_a_user_s_own_task_are_read_where_their_outputs_are_added(tmp_path):
+    own = TrainSettings(lr=0.05, local_steps=2, batch_size=8, task=Own())
+    run("survival", "ifca-cam", tmp_path / "sum", training=own)
+    assert load_model(tmp_path / "sum", "cluster-0")(torch.zeros(2, 1, 8, 8)).shape == (2, 1)
+    run("survival", "fedavg+", tmp_path / "vote", training=own)
+    with pytest.raises(ConfigError, match=r"is of the task .*test_tasks\.Own, .*load_arrays"):
+        load_model(tmp_path / "vote")
 
 
 def fit(folder, source, sites, data):
