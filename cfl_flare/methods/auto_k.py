@@ -1,0 +1,252 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The number of clusters from the first rounds: ``wecfl:k=auto``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cfl_flare.clustering.gap import NUMBER, Found, number_of_clusters
+from cfl_flare.clustering.kmeans import stacked
+from cfl_flare.clustering.measures import inner_products
+from cfl_flare.core.config import from_dict, require, require_whole
+from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.settings import SEED, setting
+from cfl_flare.methods.base import Method
+from cfl_flare.methods.dsmic import FedDS
+from cfl_flare.methods.ifca import IFCA
+from cfl_flare.methods.slots import GLOBAL, cluster_slot, is_cluster
+from cfl_flare.methods.state import Assignment, Download, Mapped, Plan, ServerState, Update
+from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.wecfl import WeCFL
+from cfl_flare.methods.wrapper import Wrapper
+from cfl_flare.training.ensemble import Served
+from cfl_flare.training.learner import Learner
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+# The model that all train until the number of clusters is known; what the state says from then on.
+COMMON, FOUND, BEGAN = "common", "found", "began"
+# Standard deviations; see docs/number-of-clusters.md.
+CLEAR = 2
+# What else `automatic` gives to the whole.
+WHOLE = ("warmup", "finetune", "finetune_epochs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoK(Wrapper):
+    """Finds the number of clusters, then goes on as a method with so many: ``wecfl:k=auto``.
+
+    It begins as FedAvg. In the last round of this warm-up all are asked to train, and their updates of the common model
+    are clustered by the gap statistic, see `cfl_flare.clustering.gap.number_of_clusters`. These clusters, each with the
+    mean of what its members trained in that round, are what the base goes on with. If there is one, the base has one.
+    """
+
+    name: ClassVar[str] = "auto-k"
+    paper: ClassVar[str] = "Tibshirani et al. 2001 (gap statistic); Liu et al. 2008 (its reference)"
+
+    base: Method = setting(
+        help="wecfl, fesem, ifca, fedds, feddsmic or cgpfl; its k is the largest number that is tried, or half the "
+        "participants if that is less"
+    )
+    warmup: int = setting(5, help="rounds of FedAvg, the last of which asks everyone and finds the clusters", ge=1)
+    seed: int = setting(0, help="seed of the data without clusters that the updates are compared with", bounds=SEED)
+
+    def __post_init__(self) -> None:
+        known = isinstance(self.base, (WeCFL, IFCA, FedDS))
+        require(known, f"{self.where}: base = {self.base!r} should be wecfl, fesem, ifca, fedds, feddsmic or cgpfl")
+        super().__post_init__()
+        require(self.weighting == "samples", f"{self.where}: weighting belongs to its base; give it there")
+        require(not self.base.finetune, f"{self.where}: finetune belongs to the whole; give it to auto-k")
+        if isinstance(self.base, IFCA):
+            whole = not self.base.shared_backbone
+            require(whole, f"{self.where}: shared_backbone = True leaves no whole models to compare; leave it out")
+            warm = not self.base.warm_start
+            require(warm, f"{self.where}: warm_start = True does what the warm-up does anyway; leave it out")
+        self._with(1)  # a penalty may be for one number of clusters alone
+
+    def _with(self, k: int) -> Method:
+        """The base with so many clusters."""
+        return replace(self.base, k=k)  # type: ignore[call-arg]
+
+    @property
+    def inner(self) -> tuple[Method, ...]:
+        """The base."""
+        return (self.base,)
+
+    @property
+    def label(self) -> str:
+        """That of its base: ``wecfl-auto``."""
+        return f"{self.base.label}-{AUTO}" + "-finetune" * self.finetune
+
+    @property
+    def traits(self) -> Traits:
+        """The base's; its number of clusters is not known, and each update is looked at."""
+        return replace(super().traits, clusters=1, serves_several=False, shares_centres=False, averages_only=False)
+
+    def found(self, state: ServerState) -> Method | None:
+        """The base with the number of clusters that was found; None as long as it was not."""
+        k = state.extras.get(FOUND)
+        return None if k is None else self._with(k)
+
+    def state_of(self, state: ServerState, i: int) -> ServerState:
+        """All of it; the base counts rounds from the one that found the clusters."""
+        return replace(state, round=state.round - state.extras.get(BEGAN, state.round))
+
+    def update_of(self, i: int, update: Update) -> Update:
+        """All of it."""
+        return update
+
+    # ---- On the server ----
+
+    def check(self, layout: Layout, rounds: int | None = None) -> None:
+        """The run must be longer than the warm-up."""
+        super().check(layout, rounds)
+        fits = rounds is None or rounds > self.warmup
+        require(fits, f"{self.where}: warmup = {self.warmup} leaves none of {rounds} rounds; lower it")
+
+    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+        """One model for all, and what the base has beside its clusters' models."""
+        beside = self._with(1).start(initial, participants).bank
+        bank = {slot: model for slot, model in beside.items() if not is_cluster(slot)}
+        return ServerState({**bank, COMMON: initial(0)}, extras={"half": len(participants) // 2})
+
+    def searches(self, state: ServerState) -> bool:
+        """Whether the coming round finds the clusters: the last one of the warm-up, or the next one if it fails."""
+        return FOUND not in state.extras and state.round >= self.warmup - 1
+
+    def plan(self, state: ServerState) -> Plan:
+        """Everyone is asked where the clusters are found, and more than half must answer; then the base's plan."""
+        base = self.found(state)
+        if base is not None:
+            return base.plan(self.state_of(state, 0))
+        searches = self.searches(state)
+        return Plan(everyone=searches, fewest=1 + state.extras["half"] if searches else 1)
+
+    def distribute(self, state: ServerState, participant: str) -> Download:
+        """The common model, then what the base sends."""
+        base = self.found(state)
+        return Download((COMMON,)) if base is None else base.distribute(self.state_of(state, 0), participant)
+
+    def vector(self, state: ServerState, update: Update) -> np.ndarray:
+        """As the base: a part of the trained model."""
+        return self.base.vector(state, update)
+
+    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+        """The clusters found, in the round that finds them; then as the base."""
+        base = self.found(state)
+        if base is not None:
+            return base.assign(self.state_of(state, 0), updates)
+        if not self.searches(state):
+            return {}
+        features, _ = stacked(((self.base.features(u.main_diff), 1.0) for u in updates), len(updates))
+        found = number_of_clusters(inner_products(features), self.base.clusters, seed=self.seed)
+        state.notes[NUMBER] = note = noted(found)
+        logger.info("%s", in_words(note))
+        return dict(zip([u.participant for u in updates], found.labels.tolist()))
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+        """The mean model, then the base's M-step.
+
+        In the round that finds the clusters, that is as if each participant had been sent the common model as its
+        cluster's. Clusters that were merged into others leave no gap in the numbers.
+        """
+        base = self.found(state)
+        if base is not None:
+            return replace(base.aggregate(self.state_of(state, 0), updates, assignment), round=state.round + 1)
+        if not self.searches(state):
+            return state.after(self.means(state, updates))
+        ids = sorted(set(assignment.values()))
+        own = {name: ids.index(cluster) for name, cluster in assignment.items()}
+        copies = {cluster_slot(k): state.bank[COMMON] for k in range(len(ids))}
+        beside = {slot: model for slot, model in state.bank.items() if slot != COMMON}
+        sent = replace(state, bank={**beside, **copies}, extras={})
+
+        def of_cluster(update: Update) -> Update:
+            cluster = own[update.participant]
+            slot = cluster_slot(cluster)
+            return replace(update, diffs={slot: update.main_diff}, main=slot, cluster=cluster)
+
+        after = self._with(len(ids)).aggregate(sent, Mapped(updates, of_cluster), own)
+        extras = {**after.extras, FOUND: len(ids), BEGAN: state.round}
+        return replace(after, extras=extras, notes=state.notes)
+
+    def clusters_in(self, state: ServerState) -> int:
+        """As many as were found, 0 before."""
+        return int(state.extras.get(FOUND, 0))
+
+    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+        """The common model, then the base's models."""
+        base = self.found(state)
+        return {GLOBAL: Served((state.bank[COMMON],))} if base is None else base.models(state, layout)
+
+    def join(self, state: ServerState, update: Update) -> ServerState:
+        """As in the base."""
+        base = self.found(state)
+        joined = state if base is None else base.join(self.state_of(state, 0), update)
+        return replace(joined, round=state.round + 1)
+
+    # ---- On the site ----
+
+    def local_update(self, learner: Learner, download: Download) -> Update:
+        """Trains the common model without penalties, then as the base."""
+        if download.slots != (COMMON,):
+            return self._sent(download).local_update(learner, download)
+        (start,) = download.models
+        return Update(learner.participant, learner.samples, {COMMON: learner.train(start) - start}, main=COMMON)
+
+    def serve(self, learner: Learner, download: Download) -> Params | Served:
+        """The common model, then as the base."""
+        (first, *_) = download.slots
+        return download.models[0] if first == COMMON else self._sent(download).serve(learner, download)
+
+    def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
+        """As the base."""
+        return self.base.finetuned(learner, served)
+
+    def _sent(self, download: Download) -> Method:
+        """The base, with the number of clusters for which its penalties were sent weights."""
+        return self._with(max(1, len(download.scalars.get("weights", ()))))
+
+
+def noted(found: Found) -> dict[str, Any]:
+    """What the record of the round that found the clusters says: their number, and by K how good it would be."""
+    by_k = {str(k): {"gap": g, "deviations": d} for k, (g, d) in enumerate(zip(found.gap, found.deviations), 1)}
+    return {"k": found.k, "by_k": by_k}
+
+
+def in_words(note: Mapping[str, Any]) -> str:
+    """One line on what was found, and how sure it is."""
+    k, tried = note["k"], len(note["by_k"])
+    if k > 1:
+        away = note["by_k"][str(k)]["deviations"]
+        sure = "clear" if away >= CLEAR else "not clear, look at the record"
+        return f"{k} clusters found ({sure}): {away:.1f} standard deviations tighter than data without clusters"
+    if tried < 2:
+        return "one cluster: fewer than four participants, or no other number to try"
+    return f"one cluster found: with 2 to {tried}, the updates are no tighter than data without clusters"
+
+
+def automatic(cls: type[Method], settings: Mapping[str, Any], where: str) -> AutoK:
+    """The method of ``k = "auto"``; ``k_max`` is the base's k, and ``warmup`` and the like belong to the whole.
+
+    Raises:
+        ConfigError: another method, an unknown setting, or a value out of its range.
+    """
+    known = issubclass(cls, (WeCFL, IFCA, FedDS))
+    require(known, f"{where}: k = 'auto' is for wecfl, fesem, cgpfl, ifca, fedds and feddsmic; give a number")
+    largest = settings.get("k_max", 10)
+    require_whole(where, k_max=largest)
+    rest = {key: value for key, value in settings.items() if key not in ("k", "k_max")}
+    whole = {key: rest.pop(key) for key in WHOLE if key in rest}
+    names = {f.name for f in fields(cls)}
+    unknown = [key for key in rest if key not in names]
+    there = ", ".join(("k_max", *WHOLE, *sorted(names - {"k", *WHOLE})))
+    require(not unknown, f"{where}: unknown setting {(*unknown, '')[0]!r}; with k = 'auto' it has: {there}")
+    return from_dict(AutoK, {"base": from_dict(cls, {**rest, "k": largest}, where), **whole}, where)
