@@ -1,0 +1,140 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a study says, what it costs beside training all its candidates to the end, and whether its choice was the best.
+
+After each study the candidates that it dropped are trained to the end and measured, too. The regret is by how much the
+best of all candidates on test samples is better than the one that the study chose.
+
+    python benchmarks/study.py --cases iid permuted --seeds 0 1 2 --out benchmarks/results/study.json
+
+It saves after each study and continues where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from provenance import provenance
+
+from cfl_flare.cli.specs import dealt_out, model_spec, read_source, shape_and_outputs
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.study.candidates import first_candidates
+from cfl_flare.engine.study.halving import TEST, Study
+from cfl_flare.engine.study.in_process import InProcess
+from cfl_flare.engine.study.settings import StudySettings
+from cfl_flare.results.comparison import mean_of
+from cfl_flare.training.settings import TrainSettings
+
+DIGITS = {"data": "digits", "participants": 12, "training": {"lr": 0.1}}
+RECORDS = {"training": {"lr": 0.05, "task": "binary", "measures": ("auroc",)}, "key_metric": "auroc"}
+CASES: dict[str, dict[str, Any]] = {
+    "iid": {**DIGITS, "partition": "iid"},
+    "permuted": {**DIGITS, "partition": "label_permutation:groups=3"},
+    "scanners": {**DIGITS, "partition": "scanner:groups=2"},
+    "heart": {**RECORDS, "data": "heart", "partition": "natural"},
+    "stroke": {**RECORDS, "data": "stroke", "partition": "natural", "min_samples": 100},
+}
+
+
+def measured(case: str, seed: int, rounds: int, rungs: int) -> dict[str, Any]:
+    """One study, and what it did not see."""
+    settings = {**CASES[case]}
+    data, training = settings.pop("data"), TrainSettings(bootstrap=100, **settings.pop("training"))
+    source = read_source(data)
+    plan = RunPlan.of(
+        method="fedavg",
+        model=model_spec(None, *shape_and_outputs(source, data, training)),
+        data=source,
+        training=training,
+        min_clients=1,
+        num_rounds=rounds,
+        seed=seed,
+        validation=0.25,
+        **dealt_out(source, settings, {}),
+    )
+    begun = time.process_time()
+    with TemporaryDirectory() as folder:
+        trainer = InProcess(plan, Path(folder))
+        study = Study(trainer, first_candidates(trainer.module), StudySettings(rungs=rungs), seed=seed)
+        verdict = study.run()
+        own, tested = time.process_time() - begun, dict(verdict.tested)
+        for candidate in study.candidates:
+            if candidate.name not in tested:
+                trainer.train(candidate, rounds)
+                tested[candidate.name] = mean_of(trainer.measured(candidate, rounds, TEST))
+    sign = 1 if trainer.metric.mode == "max" else -1
+    best = max(tested, key=lambda name: sign * tested[name])
+    cost = study.journal.cost(rounds)
+    return {
+        "case": case,
+        "seed": seed,
+        "rounds": rounds,
+        "rungs": rungs,
+        "participants": trainer.participants,
+        "found": study.journal.found,
+        "cluster": verdict.cluster,
+        "chosen": verdict.chosen.name,
+        "best": best,
+        "regret": round(sign * (tested[best] - tested[verdict.chosen.name]), 4),
+        "tested": {name: round(value, 4) for name, value in tested.items()},
+        "dropped": {str(rung.rounds): list(rung.dropped) for rung in study.journal.rungs},
+        "cost": {key: cost[key] for key in ("rounds", "everything")},
+        "processor_seconds": {"study": round(own, 1), "everything": round(time.process_time() - begun, 1)},
+        "sentences": verdict.sentences(),
+    }
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each case: how often it said to cluster, the mean regret, and the share of the rounds of all candidates."""
+    table = []
+    for case in dict.fromkeys(row["case"] for row in rows):
+        own = [row for row in rows if row["case"] == case]
+        spent, everything = (sum(row["cost"][key] for row in own) for key in ("rounds", "everything"))
+        regrets = [row["regret"] for row in own]
+        line = {"case": case, "studies": len(own), "cluster": sum(row["cluster"] for row in own)}
+        line |= {"regret": round(sum(regrets) / len(own), 4), "largest_regret": max(regrets)}
+        table.append({**line, "share_of_rounds": round(spent / everything, 3)})
+    return table
+
+
+def save(out: Path, made_by: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Each row on a line."""
+    lines = {"summary": summary(rows), "rows": rows}
+    parts = [f'"{key}": {json.dumps(value)}' for key, value in made_by.items()]
+    for key, value in lines.items():
+        inner = ",\n  ".join(map(json.dumps, value))
+        parts.append(f'"{key}": [\n  {inner}\n ]')
+    temporary = out.with_name(out.name + ".tmp")
+    temporary.write_text("{\n " + ",\n ".join(parts) + "\n}\n")
+    temporary.replace(out)
+
+
+def main() -> None:
+    """The command line."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    options.add_argument("--seeds", nargs="+", type=int, default=list(range(20)))
+    options.add_argument("--rounds", type=int, default=8)
+    options.add_argument("--rungs", type=int, default=2)
+    options.add_argument("--out", type=Path, required=True)
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    made_by = provenance()  # of the code that is loaded, whatever is committed meanwhile
+    rows = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
+    done = {(row["case"], row["seed"], row["rounds"], row["rungs"]) for row in rows}
+    for seed in given.seeds:
+        for case in given.cases:
+            if (case, seed, given.rounds, given.rungs) not in done:
+                rows.append(measured(case, seed, given.rounds, given.rungs))
+                print(rows[-1], flush=True)
+                save(given.out, made_by, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""``cfl-flare study``: should these hospitals be clustered, into how many groups, and who gains?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cfl_flare.cli.options import SIMULATED
+from cfl_flare.cli.setting_options import given
+from cfl_flare.cli.simulate import Display
+from cfl_flare.cli.specs import build_named, dealt_out, model_spec, read_source, shape_and_outputs
+from cfl_flare.core.config import from_dict, require, unmarked
+from cfl_flare.core.files import atomic_write, make_folder
+from cfl_flare.core.text import plain
+from cfl_flare.engine.indicator import samples_to_set_aside
+from cfl_flare.engine.plan import CONCERNS, RunPlan
+from cfl_flare.engine.study.candidates import first_candidates
+from cfl_flare.engine.study.halving import Journal, Rung, Study
+from cfl_flare.engine.study.in_process import InProcess, described
+from cfl_flare.engine.study.settings import StudySettings
+from cfl_flare.report.study import candidates_table, hospitals_table
+from cfl_flare.report.table import print_whole
+from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.study import STUDY, VERSION, load_study
+from cfl_flare.training.settings import TrainSettings
+
+
+def study(arguments: argparse.Namespace) -> None:
+    """Runs a study, or what is left of it."""
+    out = Path(arguments.out or f"cfl-studies/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    with open(os.dup(sys.stdout.fileno()), "w") as terminal:
+        found = run_study(arguments, out, Console(file=terminal))
+    console = Console()
+    for table in (candidates_table(found), hospitals_table(found)):
+        print_whole(console, table)
+    for sentence in found["verdict"]["sentences"]:
+        console.print(plain(sentence, 5000), soft_wrap=True, markup=False, highlight=False)
+    spent, everything = found["cost"]["rounds"], found["cost"]["everything"]
+    console.print(
+        f"cost: {spent} rounds, {everything} for all candidates to the end; {found['cost']['seconds']:.0f} seconds",
+        soft_wrap=True,
+        markup=False,
+    )
+    console.print(f"results: {out}", soft_wrap=True, markup=False)
+
+
+def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dict[str, Any]:
+    """What the study found, as its file holds it.
+
+    Raises:
+        ConfigError: a setting is wrong, or the folder holds something else.
+    """
+    own = StudySettings(**given(arguments, StudySettings))
+    more = [build_named(text, penalties) for text, penalties in arguments.method or []]
+    source, training = read_source(arguments.data), TrainSettings(**given(arguments, TrainSettings))
+    plan = RunPlan.of(
+        method="fedavg",
+        model=model_spec(arguments.model, *shape_and_outputs(source, arguments.data, training)),
+        data=source,
+        training=training,
+        min_clients=1,
+        **{
+            **dealt_out(source, given(arguments, *CONCERNS.values()), SIMULATED),
+            "indicator_samples": samples_to_set_aside(more),
+        },
+    )
+    seed = plan.server.seed
+
+    @contextmanager
+    def watch(name: str, rounds: int) -> Iterator[Callable[[RoundMetrics], None]]:
+        with Display(console, name, rounds, trainer.metric.name) as display:
+            yield lambda measured: display.update([measured.record])
+
+    trainer = InProcess(plan, out, watch)
+    candidates = first_candidates(trainer.module, more)
+    trainer.check(candidates)
+    compared = {key: value for key, value in asdict(own).items() if key != "minutes"}  # more of them go on with it
+    facts = json.loads(json.dumps(unmarked(described(trainer, candidates, compared))))
+    begun = earlier(out, facts)
+    last = trainer.rounds
+    if begun is not None and begun["verdict"] is not None and begun["rungs"][-1]["rounds"] == last:
+        return begun
+    make_folder(out)
+
+    def save(journal: Journal) -> None:
+        titles = {one.name: one.entrant.title for one in running.candidates}
+        content = {"version": VERSION, "settings": facts, "rounds": last, "titles": titles, **journal.to_dict(last)}
+        atomic_write(out / STUDY, json.dumps(content, indent=1))
+
+    for line in plan.data.described(trainer.reader):
+        console.print(plain(line, 2000), soft_wrap=True, markup=False)
+    running = Study(
+        trainer,
+        candidates,
+        own,
+        journal_of(begun),
+        save,
+        lambda line: console.print(plain(line, 2000), soft_wrap=True, markup=False, highlight=False),
+        seed,
+    )
+    running.run()
+    if running.journal.rungs[-1].rounds == last:
+        trainer.clean()
+    return load_study(out)
+
+
+def earlier(out: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What an earlier attempt with the same settings left in the folder; None if the folder is new.
+
+    Raises:
+        ConfigError: the folder holds something else.
+    """
+    if not (out / STUDY).is_file():
+        unused = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+        require(unused, f"--out = {str(out)!r} is not an empty folder, and holds no {STUDY}; name a new one")
+        return None
+    begun = load_study(out)
+    differ = sorted(k for k in {*facts, *begun["settings"]} if facts.get(k) != begun["settings"].get(k))
+    what = ", ".join(plain(key, 60) for key in differ)
+    require(
+        not differ,
+        f"--out = {str(out)!r} holds a study with other settings ({what}); give the same options, or name a new folder",
+    )
+    return begun
+
+
+def journal_of(begun: Mapping[str, Any] | None) -> Journal:
+    """Where an earlier attempt was."""
+    if begun is None:
+        return Journal()
+    rungs = [from_dict(Rung, rung, STUDY) for rung in begun["rungs"]]
+    return Journal(begun["found"], begun["searched"], begun["search_seconds"], rungs)

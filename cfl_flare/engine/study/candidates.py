@@ -1,0 +1,116 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a study compares: each hospital alone, one model for all, and clusters, with private layers and without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.private import Division
+from cfl_flare.engine.private import check_private
+from cfl_flare.methods import FedAvg, Local, Method, WeCFL, describe_method
+from cfl_flare.methods.auto_k import AutoK
+from cfl_flare.results.verdict import Entrant
+
+ALONE, ONE_MODEL = "local", "fedavg"
+# Rounds of FedAvg in which the number of clusters is looked for.
+WARMUP = 5
+TITLES = {ALONE: "each hospital alone", ONE_MODEL: "one model for all"}
+# The layers that hospitals keep, in the order in which they are preferred, and how a sentence calls them.
+PRIVATE = {"norm": "private norm layers", "bias": "private biases"}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to train.
+
+    Attributes:
+        name: of its folder.
+        method: the method.
+        private: the layers that each participant has for itself; None for none.
+    """
+
+    name: str
+    method: Method
+    private: str | None = None
+
+    @property
+    def entrant(self) -> Entrant:
+        """As the verdict names it."""
+        clusters = self.method.clusters
+        own = TITLES.get(self.method.label, self.method.label + (f" (K={clusters})" if clusters else ""))
+        if self.private is not None:
+            own += f" with {PRIVATE[self.private]}"
+        return Entrant(self.name, own, clusters)
+
+    @property
+    def baseline(self) -> bool:
+        """Whether it stays to the end, since the verdict compares with it."""
+        return self.name in (ALONE, ONE_MODEL)
+
+    def with_private(self, layers: str) -> Candidate:
+        """The same with private layers."""
+        return Candidate(f"{self.name}-{layers}", self.method, layers)
+
+    def described(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"name": self.name, "method": describe_method(self.method), "private": self.private}
+
+
+def named(method: Method, private: str | None = None) -> Candidate:
+    """A candidate, with the name of its folder."""
+    label = method.label.replace("+", "-plus-").strip("-")
+    whole = Candidate(label + (f"-k{method.clusters}" if method.clusters > 1 else ""), method)
+    return whole if private is None else whole.with_private(private)
+
+
+def private_layers(module: nn.Module, method: Method) -> str | None:
+    """The layers that hospitals may keep with this method: normalisation, else biases; None if neither fits."""
+    for word in PRIVATE:
+        try:
+            check_private(method, Division.of(module, word), word)
+        except ConfigError:
+            continue
+        return word
+    return None
+
+
+def first_candidates(module: nn.Module, more: Sequence[Method] = ()) -> list[Candidate]:
+    """Those that are known before the number of clusters is.
+
+    Args:
+        module: the model.
+        more: methods of the user's.
+
+    Raises:
+        ConfigError: one of them is a candidate anyway, or given twice.
+    """
+    layers = private_layers(module, FedAvg())
+    own = [named(Local()), named(FedAvg()), *([named(FedAvg(), layers)] if layers else [])]
+    for candidate in map(named, more):
+        twice = candidate.name in [one.name for one in own]
+        require(not twice, f"--method {candidate.name} is a candidate already; leave it out")
+        own.append(candidate)
+    return own
+
+
+def clustered_candidates(found: int, participants: int, taken: Sequence[Candidate] = ()) -> list[Candidate]:
+    """WeCFL with the number of clusters that was found, and with its neighbours; two groups are tried in any case.
+
+    >>> [one.name for one in clustered_candidates(1, 12)], [one.name for one in clustered_candidates(3, 12)]
+    (['wecfl-k2'], ['wecfl-k2', 'wecfl-k3', 'wecfl-k4'])
+    """
+    names = [one.name for one in taken]
+    numbers = [k for k in range(found - 1, found + 2) if 2 <= k <= participants]
+    return [one for k in numbers if (one := named(WeCFL(k=k))).name not in names]
+
+
+def search_method(rounds: int) -> AutoK:
+    """What looks for the number of clusters in a study of so many rounds."""
+    return AutoK(base=WeCFL(k=10), warmup=max(1, min(WARMUP, rounds // 2)))

@@ -1,0 +1,194 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a study's candidates in this process, and keeps what it finds in a folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from cfl_flare.clustering.gap import NUMBER
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import RunFailedError
+from cfl_flare.data import ParticipantData
+from cfl_flare.engine.loop import model_factory, run_loop
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.preflight import check_data, check_plans
+from cfl_flare.engine.site import Site, Task
+from cfl_flare.engine.study.candidates import Candidate, private_layers, search_method
+from cfl_flare.engine.study.halving import TEST, VALIDATION
+from cfl_flare.methods import Method
+from cfl_flare.methods.slots import with_parts
+from cfl_flare.results.checkpoints import Checkpoint
+from cfl_flare.results.comparison import AtHospital, Measured
+from cfl_flare.results.key_metric import leading
+from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.run_dir import ROUNDS, read_lines
+from cfl_flare.results.store import Store
+from cfl_flare.training.devices import Place
+
+CHECKPOINTS, SEARCH = "checkpoints", "number-of-clusters"
+Watch = Callable[[str, int], AbstractContextManager[Callable[[RoundMetrics], None]]]
+
+
+class InProcess:
+    """A `cfl_flare.engine.study.halving.Trainer` without FLARE.
+
+    Each candidate is a run of the loop in its own folder, which trains on and is measured on validation samples; after
+    each rung it holds the results so far. What it is on test samples is measured apart, when it is asked for.
+
+    Args:
+        plan: what all candidates share; its method and its private layers are replaced.
+        out: the study's folder.
+        watch: opened for each training with its name and number of rounds; what it yields is called with each round.
+    """
+
+    def __init__(
+        self, plan: RunPlan, out: Path, watch: Watch = lambda name, rounds: nullcontext(lambda measured: None)
+    ):
+        require(
+            plan.data.validation > 0,
+            f"study: validation = {plan.data.validation} sets no samples aside to choose by; give a share, as 0.25",
+        )
+        require(
+            plan.server.num_rounds > 1,
+            "study: rounds = 1 is spent on looking for the number of clusters; give 2 or more",
+        )
+        assert plan.reader is not None and plan.training is not None
+        require(
+            plan.training.bootstrap > 0,
+            "study: bootstrap = 0 leaves differences without intervals; give a number of draws, such as 200",
+        )
+        stopping = plan.server
+        early = stopping.stop_cond is not None or stopping.patience is not None
+        require(not early, "study: stop_cond and patience end candidates at different rounds; leave them out")
+        self.plan = replace(plan, data=replace(plan.data, measured_on="validation"))
+        self.reader, self.training = plan.reader, plan.training
+        self.out, self._watch = out, watch
+        self.rounds = plan.server.num_rounds
+        self.module = plan.make_model()
+        self._hosted: dict[str, list[ParticipantData]] = {}
+        site = check_data(plan.method, plan.model, self.hosted(VALIDATION), plan.training, plan.server.seed)
+        measured = [*site.runtime.task.ranges(plan.training.measures)]
+        self.metric = leading(plan.server.early_stopping.named, measured)
+        self.participants = len(site.hosted)
+
+    def hosted(self, split: str) -> list[ParticipantData]:
+        """The participants, whose test samples are those of this split."""
+        if split not in self._hosted:
+            on: Literal["test", "validation"] = "test" if split == TEST else "validation"
+            self._hosted[split] = replace(self.plan.data, measured_on=on).host(self.reader, "local", 0, 1)
+        return self._hosted[split]
+
+    def check(self, candidates: Sequence[Candidate]) -> None:
+        """Checks candidates against the model and the settings, before any of them trains.
+
+        Raises:
+            ConfigError: one does not fit.
+        """
+        plans = [self._plan(one.method, one.private) for one in candidates]
+        check_plans([*plans, self._plan(search_method(self.rounds), None)])
+
+    def _plan(self, method: Method, private: str | None) -> RunPlan:
+        return replace(self.plan, method=method, job=replace(self.plan.job, private=private))
+
+    def search(self) -> tuple[int, int]:
+        """Trains as ``wecfl:k=auto`` until it has found the number of clusters.
+
+        Raises:
+            RunFailedError: too few participants answered.
+        """
+        method = search_method(self.rounds)
+        self._run(SEARCH, method, None, method.warmup)
+        notes = [line[NUMBER] for line in read_lines(self.out / SEARCH / ROUNDS) if NUMBER in line]
+        if not notes:
+            raise RunFailedError("study: too few participants answered to find the number of clusters; start it again")
+        return int(notes[-1]["k"]), method.warmup
+
+    def private_layers(self, candidate: Candidate) -> str | None:
+        """See `cfl_flare.engine.study.candidates.private_layers`."""
+        return private_layers(self.module, candidate.method)
+
+    def train(self, candidate: Candidate, rounds: int) -> None:
+        """Trains a candidate until it has so many rounds, from its last checkpoint."""
+        self._run(candidate.name, candidate.method, candidate.private, rounds)
+
+    def _store(self, name: str) -> Store:
+        return Store(self.out / CHECKPOINTS / name)
+
+    def _run(self, name: str, method: Method, private: str | None, rounds: int) -> None:
+        plan = self._plan(method, private)
+        with self._watch(name, rounds) as on_round:
+            run_loop(
+                method=method,
+                model=plan.model,
+                source=self.reader,
+                data=plan.data,
+                settings=plan.server,
+                training=replace(self.training, bootstrap=0),  # `measured` draws
+                at_site=plan.site,
+                folder=self.out / name,
+                on_round=on_round,
+                checkpoints=self._store(name),
+                private=private,
+                until=rounds,
+            )
+
+    def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
+        """What every participant measures of a candidate, as its last checkpoint has it.
+
+        Raises:
+            RunFailedError: it has no checkpoint of this round, or measuring failed.
+        """
+        plan = self._plan(candidate.method, candidate.private)
+        place = Place.of(plan.site.device, plan.site.gpu_memory)
+        make_model, own = model_factory(plan.model), plan.server
+        site = Site(
+            candidate.method, make_model, self.training, own.seed, device=place.device, private=candidate.private
+        )
+        site.add(self.hosted(split))
+        checkpoint, _ = Checkpoint.read(self._store(candidate.name), site.runtime.division.whole)
+        state = checkpoint.state
+        if state.round != rounds:
+            raise RunFailedError(f"study: {candidate.name} has {state.round} rounds, not {rounds}; use a new folder")
+        site.memory.update({name: dict(one) for name, one in checkpoint.memory.items()})
+        key, found = f"served_{self.metric.name}", dict[str, AtHospital]()
+        for name, data in site.hosted.items():
+            sent = candidate.method.distribute(state, name)
+            task = replace(Task.of(sent, train=False, evaluate=True), bootstrap=self.training.bootstrap)
+            result = site.carry_out(name, task, with_parts(state.bank, list(task.needed)), rounds)
+            if result.error is not None:
+                raise RunFailedError(f"study: {candidate.name} cannot be measured at {name}: {result.error}")
+            if key in result.metrics and result.bootstrap is not None:
+                values = np.array(result.bootstrap.values.get(key, ()), np.float64)
+                facts = (len(data.train), len(data.test), result.bootstrap.draw)
+                found[name] = AtHospital(*facts, result.metrics[key], values)
+        if not found:
+            raise RunFailedError(f"study: no participant measured {self.metric.name} on {split} samples")
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        """What makes two studies the same, as JSON values."""
+        plan = self.plan
+        return {
+            "model": plan.model,
+            "source": plan.source,
+            "data": asdict(plan.data),
+            "run": asdict(plan.server.in_simulation()),
+            "training": asdict(self.training),
+        }
+
+    def clean(self) -> None:
+        """Deletes the checkpoints of a finished study."""
+        shutil.rmtree(self.out / CHECKPOINTS, ignore_errors=True)
+
+
+def described(trainer: InProcess, candidates: Sequence[Candidate], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A study's settings, for its file."""
+    return {**trainer.settings(), "candidates": [one.described() for one in candidates], "study": dict(settings)}

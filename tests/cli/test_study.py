@@ -1,0 +1,115 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""``cfl-flare study``."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from cfl_flare.cli import main
+from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.study import load_study
+
+WORDS = ["study", "--participants", "6", "--partition", "iid", "--rounds", "2", "--rungs", "1", "--bootstrap", "50"]
+
+
+@pytest.fixture
+def cfl(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command in this process: its exit status, and what it printed."""
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *words: (main(words), *capfd.readouterr())
+
+
+def test_a_study_prints_its_verdict_and_a_finished_one_prints_it_again(cfl, tmp_path):
+    out = tmp_path / "out"
+    status, printed, error = cfl(*WORDS, "--method", "ifca:k=2", "--out", str(out))
+    assert status == 0, error
+    study = load_study(out)
+    names = {"local", "fedavg", "fedavg-bias", "ifca-k2", "wecfl-k2"}
+    assert names <= set(study["titles"]) and names <= set(study["rungs"][0]["means"])
+    verdict = study["verdict"]
+    for sentence in verdict["sentences"]:
+        assert sentence in printed
+    assert "cost: " in printed and len(verdict["hospitals"]) == 6
+    run = load_run(out / "fedavg")
+    assert run.summary["data"]["measured_on"] == "validation" and run.summary["rounds"] == 2
+    assert (out / "fedavg" / "clusters" / "global.safetensors").is_file() and not (out / "checkpoints").exists()
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    status, again, _ = cfl(*WORDS, "--method", "ifca:k=2", "--out", str(out))
+    assert status == 0 and verdict["sentences"][0] in again
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    status, _, error = cfl(*WORDS, "--lr", "0.5", "--out", str(out))
+    assert status == 2 and "holds a study with other settings (candidates, training); give the same options" in error
+
+
+def test_a_study_goes_on_after_an_interruption(cfl, tmp_path, monkeypatch):
+    from cfl_flare.engine.study.in_process import InProcess
+
+    usual, asked = InProcess.train, []
+
+    def interrupted(self, candidate, rounds):
+        if candidate.name == "wecfl-k2":
+            raise KeyboardInterrupt
+        usual(self, candidate, rounds)
+
+    monkeypatch.setattr(InProcess, "train", interrupted)
+    assert cfl(*WORDS, "--out", str(tmp_path / "broken"))[0] == 130
+    assert load_study(tmp_path / "broken")["verdict"] is None
+    monkeypatch.setattr(InProcess, "train", lambda self, c, r: (asked.append(c.name), usual(self, c, r))[1])
+    assert cfl(*WORDS, "--out", str(tmp_path / "broken"))[0] == 0
+    assert cfl(*WORDS, "--out", str(tmp_path / "whole"))[0] == 0
+    one, other = (load_study(tmp_path / name)["verdict"] for name in ("broken", "whole"))
+    assert one == other and "wecfl-k2" in asked
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--rungs", "0"], "study: rungs = 0 should be in [1, 8]"),
+        (["--minutes", "-1"], "study: minutes = -1.0 should be > 0"),
+        (["--margin", "0"], "study: margin = 0.0 should be > 0"),
+        (["--validation", "0"], "study: validation = 0.0 sets no samples aside"),
+        (["--method", "fedavg"], "--method fedavg is a candidate already; leave it out"),
+        (["--method", "ifca:k=7"], "method ifca: k = 7 is more than participants = 6; lower k"),
+        (["--rounds", "1"], "study: rounds = 1 is spent on looking for the number of clusters; give 2 or more"),
+    ],
+)
+def test_refusals_come_before_anything_is_written(cfl, tmp_path, words, why):
+    status, _, error = cfl(*WORDS, "--out", str(tmp_path / "out"), *words)
+    assert status == 2 and why in error and len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("[]", "is a list, not an object"),
+        ("{", "it is not JSON"),
+        ('{"version": 2}', "version = 2 is not the number of this format"),
+        ('{"version": 1}', "has no 'settings'"),
+    ],
+)
+def test_a_folder_with_something_else_is_left_alone(cfl, tmp_path, content, why):
+    (tmp_path / "study.json").write_text(content)
+    status, _, error = cfl(*WORDS, "--out", str(tmp_path))
+    assert status == 2 and why in error
+    (tmp_path / "study.json").rename(tmp_path / "other.json")
+    status, _, error = cfl(*WORDS, "--out", str(tmp_path))
+    assert status == 2 and "is not an empty folder, and holds no study.json; name a new one" in error
+    assert (tmp_path / "other.json").read_text() == content
+
+
+def test_what_a_foreign_study_says_is_no_command_for_the_terminal(tmp_path):
+    from rich.console import Console
+
+    from cfl_flare.report.study import candidates_table, hospitals_table
+
+    own = {"name": "x\x1b[31m", "tested": 5, "value": None, "to_one": None, "to_alone": None}
+    verdict = {"metric": "[red]a\x1b", "tested": {}, "chosen": {"name": "y"}, "hospitals": [own]}
+    rung = {"rounds": 1, "means": {"y\x1b": 0.5}, "dropped": {"z": "\x1b[2J[red]"}}
+    study = json.loads(json.dumps({"rungs": [rung], "titles": {"y\x1b": "t\x1b"}, "verdict": verdict}))
+    console = Console(width=200, record=True, force_terminal=False)
+    for table in (candidates_table(study), hospitals_table(study)):
+        console.print(table)
+    assert "\x1b" not in console.export_text(styles=False)

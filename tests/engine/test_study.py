@@ -1,0 +1,247 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""A study: who trains how long, what is dropped, how it goes on, and what it costs."""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cfl_flare.core.errors import CFLError, ConfigError, RunFailedError
+from cfl_flare.data import Digits
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.engine.study.candidates import Candidate, clustered_candidates, first_candidates, named, private_layers
+from cfl_flare.engine.study.halving import Journal, Rung, Study
+from cfl_flare.engine.study.in_process import InProcess
+from cfl_flare.engine.study.settings import StudySettings
+from cfl_flare.methods import IFCA, FedAvg, FedCUAU, Local, WeCFL
+from cfl_flare.models import MLP
+from cfl_flare.results.comparison import AtHospital, Measured
+from cfl_flare.results.key_metric import Metric
+from cfl_flare.results.run_dir import ROUNDS, load_run, read_lines
+from cfl_flare.results.store import Store
+from cfl_flare.training.settings import TrainSettings
+from tests.play import DATA, MODEL
+
+SHARED = 0.02 * np.random.default_rng(0).normal(size=100)
+
+
+def everywhere(value: float) -> Measured:
+    return {f"h{i}": AtHospital(10 + i, 50, 1, value, value + SHARED) for i in range(12)}
+
+
+@dataclass
+class Fake:
+    """A trainer whose candidates measure what a table says, by split."""
+
+    validation: dict[str, float]
+    test: dict[str, float] = field(default_factory=dict)
+    found: int = 3
+    fails: str = ""
+    layers: str | None = "bias"
+    participants: int = 12
+    rounds: int = 8
+    metric: Metric = field(default_factory=lambda: Metric("accuracy"))
+    done: list[tuple[str, int]] = field(default_factory=list)
+    seen: list[tuple[str, int, str]] = field(default_factory=list)
+
+    def search(self) -> tuple[int, int]:
+        self.done.append(("search", 4))
+        return self.found, 4
+
+    def private_layers(self, candidate: Candidate) -> str | None:
+        return self.layers
+
+    def train(self, candidate: Candidate, rounds: int) -> None:
+        if candidate.name == self.fails:
+            raise CFLError("no memory\nleft")
+        self.done.append((candidate.name, rounds))
+
+    def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
+        self.seen.append((candidate.name, rounds, split))
+        table = self.validation if split == "validation" else self.test or self.validation
+        return everywhere(table[candidate.name])
+
+
+VALUES = {"local": 0.5, "fedavg": 0.6, "wecfl-k2": 0.7, "wecfl-k3": 0.9, "wecfl-k4": 0.9, "wecfl-k3-bias": 0.8}
+TWO = [named(Local()), named(FedAvg())]
+
+
+def test_what_is_clearly_worse_stops_and_what_the_verdict_needs_does_not():
+    fake = Fake(VALUES)
+    study = Study(fake, TWO, StudySettings(rungs=2))
+    verdict = study.run()
+    assert verdict.chosen.name == "wecfl-k3" and verdict.cluster
+    first, last = study.journal.rungs
+    # Half of six may be dropped: the two worst that are no baselines.
+    assert list(first.dropped) == ["wecfl-k2", "wecfl-k3-bias"] and first.rounds == 4
+    assert first.dropped["wecfl-k2"].startswith("wecfl-k3 is better by 0.200, 95 % interval 0.200 to 0.200")
+    assert set(last.means) == {"local", "fedavg", "wecfl-k3", "wecfl-k4"} and not last.dropped
+    assert fake.done == [
+        ("search", 4),
+        *((name, 4) for name in VALUES),
+        *((name, 8) for name in ("local", "fedavg", "wecfl-k3", "wecfl-k4")),
+    ]
+    assert study.journal.cost(8) | {"seconds": 0} == {
+        "rounds": 4 + 2 * 4 + 4 * 8,
+        "everything": 4 + 6 * 8,
+        "seconds": 0,
+    }
+
+
+def test_test_samples_are_measured_once_at_the_end_and_of_those_left_alone():
+    fake = Fake(VALUES, {**VALUES, "wecfl-k3": 0.1})
+    verdict = Study(fake, TWO, StudySettings(rungs=2)).run()
+    tested = [one for one in fake.seen if one[2] == "test"]
+    assert fake.seen[-4:] == tested == [(n, 8, "test") for n in ("local", "fedavg", "wecfl-k3", "wecfl-k4")]
+    assert verdict.chosen.name == "fedavg"  # what validation chose among those with clusters failed
+
+
+def test_at_most_half_are_dropped_at_a_time_the_worst_ones_first():
+    values = {**VALUES, "wecfl-k2": 0.1, "wecfl-k4": 0.2, "wecfl-k3-bias": 0.3, "ifca-k2": 0.4}
+    study = Study(Fake(values), [*TWO, named(IFCA(k=2))], StudySettings(rungs=3))
+    study.run()
+    assert [list(rung.dropped) for rung in study.journal.rungs] == [
+        ["wecfl-k2", "wecfl-k4", "wecfl-k3-bias"],
+        ["ifca-k2"],
+        [],
+    ]
+
+
+def test_a_candidate_that_fails_is_dropped_and_a_baseline_ends_the_study():
+    study = Study(Fake(VALUES, fails="wecfl-k4"), TWO, StudySettings(rungs=1))
+    study.run()
+    assert study.journal.rungs[0].dropped == {"wecfl-k4": "it failed: no memory left"}
+    with pytest.raises(CFLError, match="no memory"):
+        Study(Fake(VALUES, fails="fedavg"), TWO, StudySettings()).run()
+
+
+def test_a_study_goes_on_where_it_was():
+    whole = Study(Fake(VALUES), TWO, StudySettings(rungs=2))
+    whole.run()
+    kept: list[dict] = []
+    broken = Study(Fake(VALUES), TWO, StudySettings(rungs=2), save=lambda j: kept.append(j.to_dict(8)))
+    broken.run()
+    assert [len(one["rungs"]) for one in kept] == [0, 1, 2, 2] and kept[-1]["verdict"]["chosen"]["name"] == "wecfl-k3"
+    after = json.loads(json.dumps(kept[1]))
+    fake = Fake(VALUES)
+    again = Study(fake, TWO, StudySettings(rungs=2), Journal(3, 4, 0.0, [Rung(**r) for r in after["rungs"]]))
+    assert again.run() == whole.journal.verdict
+    assert fake.done == [(n, 8) for n in ("local", "fedavg", "wecfl-k3", "wecfl-k4")]
+    assert {one.name for one in again.candidates} == VALUES.keys()
+
+
+def test_minutes_end_a_study_between_comparisons_but_never_before_the_first():
+    said: list[str] = []
+    study = Study(Fake(VALUES), TWO, StudySettings(rungs=2, minutes=1e-9), say=said.append)
+    verdict = study.run()
+    assert verdict.rounds == 4 and len(study.journal.rungs) == 1
+    assert said[-1] == "1e-09 minutes are used up; the candidates have 4 rounds"
+    more = Study(Fake(VALUES), TWO, StudySettings(rungs=2, minutes=60), study.journal)
+    assert more.run().rounds == 8
+
+
+def test_two_groups_are_a_candidate_even_if_none_were_found():
+    assert [one.name for one in clustered_candidates(1, 12)] == ["wecfl-k2"]
+    assert [one.name for one in clustered_candidates(2, 12)] == ["wecfl-k2", "wecfl-k3"]
+    assert [one.name for one in clustered_candidates(3, 3)] == ["wecfl-k2", "wecfl-k3"]
+    assert [one.name for one in clustered_candidates(2, 12, [named(WeCFL(k=2))])] == ["wecfl-k3"]
+
+
+def test_hospitals_keep_normalisation_or_else_biases_if_the_method_lets_them():
+    plain, normed = MLP([1, 8, 8], 10, hidden=[8]), MLP([1, 8, 8], 10, hidden=[8])
+    normed.bn = __import__("torch").nn.BatchNorm1d(4)
+    assert private_layers(plain, FedAvg()) == "bias" and private_layers(normed, FedAvg()) == "norm"
+    assert private_layers(plain, FedCUAU(k=2)) is None
+    assert [one.name for one in first_candidates(plain, [IFCA(k=2)])] == ["local", "fedavg", "fedavg-bias", "ifca-k2"]
+    with pytest.raises(ConfigError, match="fedavg is a candidate already; leave it out"):
+        first_candidates(plain, [FedAvg()])
+    entrant = named(WeCFL(k=3), "norm").entrant
+    assert (entrant.name, entrant.title) == ("wecfl-k3-norm", "wecfl (K=3) with private norm layers")
+
+
+# ---- In this process ----
+
+
+def plan(**more) -> RunPlan:
+    settings = {"num_rounds": 4, "validation": 0.25, "participants": 6, "partition": DATA.partition, **more}
+    steps, model = settings.pop("local_steps", 3), settings.pop("model", MODEL)
+    training = TrainSettings(lr=0.1, local_steps=steps, bootstrap=settings.pop("bootstrap", 50))
+    return RunPlan.of(method="fedavg", model=model, data=Digits(), training=training, min_clients=1, **settings)
+
+
+def without_seconds(folder: Path) -> list[dict]:
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in read_lines(folder / ROUNDS)]
+
+
+@pytest.mark.parametrize("private", [None, "bias"])
+def test_a_run_that_was_ended_early_goes_on_as_if_it_had_not(tmp_path, private):
+    settings = {
+        "method": WeCFL(k=2),
+        "model": MODEL,
+        "source": Digits(),
+        "data": DATA,
+        "settings": ServerSettings(4),
+        "training": TrainSettings(lr=0.1, local_steps=3, lr_schedule="cosine"),
+        "private": private,
+    }
+    run_loop(**settings, folder=tmp_path / "whole")
+    store = Store(tmp_path / "store")
+    first = run_loop(**settings, folder=tmp_path / "parts", checkpoints=store, until=2)
+    assert first.state.round == 2
+    ended = load_run(tmp_path / "parts").summary
+    assert (ended["rounds"], ended["stopped"]) == (2, "after 2 of 4 rounds, as asked")
+    run_loop(**settings, folder=tmp_path / "parts", checkpoints=store, until=4)
+    assert without_seconds(tmp_path / "parts") == without_seconds(tmp_path / "whole")
+    one, other = (load_run(tmp_path / name).summary for name in ("parts", "whole"))
+    assert one["participants"] == other["participants"] and one["stopped"] is None
+
+
+def test_splits_are_disjoint_and_measured_on_the_same_models(tmp_path):
+    trainer = InProcess(plan(), tmp_path)
+    candidate = named(WeCFL(k=2), "bias")
+    trainer.train(candidate, 2)
+    found = {split: trainer.measured(candidate, 2, split) for split in ("validation", "test")}
+    run = load_run(tmp_path / candidate.name)
+    for person in run.summary["participants"]:  # what the run itself measured
+        assert found["validation"][person["name"]].value == pytest.approx(person["served_accuracy"])
+    for name, own in found["test"].items():
+        assert own.samples == found["validation"][name].samples and own.draw != found["validation"][name].draw
+        assert own.draws.shape == (50,) and own.tested != found["validation"][name].tested
+    # With test samples in place of validation samples, the same run measures the same models.
+    apart = InProcess(plan(), tmp_path / "test")
+    apart.plan = replace(apart.plan, data=replace(apart.plan.data, measured_on="test"))
+    apart.train(candidate, 2)
+    for person in load_run(tmp_path / "test" / candidate.name).summary["participants"]:
+        assert found["test"][person["name"]].value == pytest.approx(person["served_accuracy"])
+    with pytest.raises(RunFailedError, match="has 2 rounds, not 4"):
+        trainer.measured(candidate, 4, "test")
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"validation": 0.0}, "study: validation = 0.0 sets no samples aside"),
+        ({"bootstrap": 0}, "study: bootstrap = 0 leaves differences without intervals"),
+        ({"patience": 2}, "study: stop_cond and patience end candidates at different rounds"),
+    ],
+)
+def test_what_a_study_needs_is_asked_for_before_it_starts(tmp_path, more, why):
+    with pytest.raises(ConfigError, match=why):
+        InProcess(plan(**more), tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_groups_that_number_the_classes_differently_are_found_and_worth_it(tmp_path):
+    settings = {"participants": 12, "partition": "label_permutation:groups=3", "num_rounds": 8, "bootstrap": 100}
+    settings |= {"local_steps": 10, "model": MLP([1, 8, 8], 10)}
+    trainer = InProcess(plan(**settings), tmp_path)
+    study = Study(trainer, first_candidates(trainer.module), StudySettings(rungs=2))
+    verdict = study.run()
+    assert study.journal.found == 3 and verdict.cluster and verdict.chosen.clusters in (3, 4)
+    assert verdict.sentences()[0].startswith("Cluster into ")

@@ -1,0 +1,101 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a study says."""
+
+import json
+
+import numpy as np
+import pytest
+
+from cfl_flare.results.comparison import AtHospital, Measured
+from cfl_flare.results.verdict import Entrant, decide
+
+ALONE, ONE = Entrant("local", "each hospital alone"), Entrant("fedavg", "one model for all")
+TWO, THREE = Entrant("wecfl-k2", "wecfl (K=2)", 2), Entrant("wecfl-k3", "wecfl (K=3)", 3)
+HOSPITALS = 12
+
+
+def everywhere(value: float, tested: int = 100, **others: float) -> Measured:
+    """Twelve hospitals with 1 to 12 samples that measure this value, on draws that all candidates share."""
+    shared = 0.02 * np.random.default_rng(0).normal(size=200)
+    values = {f"h{i}": others.get(f"h{i}", value) for i in range(HOSPITALS)}
+    return {name: AtHospital(i + 1, tested, 3, v, v + shared) for i, (name, v) in enumerate(values.items())}
+
+
+def test_clusters_that_are_clearly_better_are_recommended_with_numbers():
+    tested = {"local": everywhere(0.7, h3=0.95), "fedavg": everywhere(0.79, h7=0.88), "wecfl-k3": everywhere(0.84)}
+    validated = {"local": 0.7, "fedavg": 0.79, "wecfl-k3": 0.84}
+    found = decide(tested, validated, [ALONE, ONE, THREE], 20, "auroc")
+    assert found.cluster and found.chosen == THREE and found.best_other == ONE
+    advice, one, alone, gain, own = found.sentences()
+    assert advice == "Cluster into 3: train wecfl (K=3)."
+    # h7 has 8 of 78 samples: 0.79 + 0.09 * 8 / 78 = 0.7992
+    assert one.startswith("Against one model for all: auroc 0.840 against 0.799 (+0.041, 95 % interval ")
+    assert one.endswith(", clear).") and alone.startswith("Against each hospital alone: auroc 0.840 against 0.713")
+    assert gain == "11 of 12 hospitals gain over one model; h7 loses."
+    assert own == "11 of 12 hospitals are better off than alone; h3 better off alone."
+
+
+def test_test_samples_do_not_choose_among_candidates_with_clusters():
+    tested = {"local": everywhere(0.5), "fedavg": everywhere(0.6), "wecfl-k2": everywhere(0.7)}
+    tested["wecfl-k3"] = everywhere(0.9)
+    validated = {"local": 0.5, "fedavg": 0.6, "wecfl-k2": 0.81, "wecfl-k3": 0.8}
+    assert decide(tested, validated, [ALONE, ONE, TWO, THREE], 20, "accuracy").chosen == TWO
+
+
+def test_without_a_clear_gain_on_test_samples_there_is_no_clustering():
+    better = {f"h{i}": 0.79 + (0.03 if i % 2 else -0.03) for i in range(HOSPITALS)}
+    tested = {"local": everywhere(0.5), "fedavg": everywhere(0.79), "wecfl-k2": everywhere(0.0, **better)}
+    validated = {"local": 0.5, "fedavg": 0.79, "wecfl-k2": 0.9}
+    found = decide(tested, validated, [ALONE, ONE, TWO], 20, "accuracy")
+    assert not found.cluster and found.chosen == ONE
+    advice, alone, *_ = found.sentences()
+    assert advice.startswith(
+        "Do not cluster: train one model for all. wecfl (K=2) is no clear gain over it: accuracy 0.792 against 0.790"
+    )
+    assert advice.endswith(", within chance).")
+    assert alone.startswith("Against each hospital alone: accuracy 0.790 against 0.500")
+
+
+def test_where_alone_is_best_and_nothing_with_clusters_is_left():
+    tested = {"local": everywhere(3.0), "fedavg": everywhere(4.0)}
+    found = decide(tested, {"local": 3.0, "fedavg": 4.0}, [ALONE, ONE], 5, "mae", "min")
+    advice, one, *_ = found.sentences()
+    assert advice == (
+        "Do not cluster: let each hospital train alone. All candidates with clusters were clearly worse on validation "
+        "samples."
+    )
+    # The sign is the metric's: an error that is lower by one.
+    assert one == "Against one model for all: mae 3.000 against 4.000 (-1.000, 95 % interval -1.000 to -1.000, clear)."
+
+
+def test_small_hospitals_cannot_tell_and_few_of_them_say_little():
+    small = {name: own for name, own in everywhere(0.9, tested=8).items() if name in ("h0", "h1", "h2")}
+    other = {name: own for name, own in everywhere(0.8, tested=8).items() if name in small}
+    found = decide({"local": other, "fedavg": small}, {"local": 0.8, "fedavg": 0.9}, [ALONE, ONE], 5, "accuracy")
+    assert found.sentences()[-2:] == [
+        "0 of 3 hospitals are better off than alone; 3 cannot tell (they need about 20 test samples each).",
+        "With 3 hospitals, the intervals say little of other hospitals.",
+    ]
+
+
+def test_each_claim_is_corrected_for_the_number_of_claims():
+    tested = {name: everywhere(v) for name, v in (("local", 0.7), ("fedavg", 0.79), ("wecfl-k2", 0.84))}
+    found = decide(tested, dict.fromkeys(tested, 0.5), [ALONE, ONE, TWO], 20, "accuracy")
+    assert len(found.compared) == 3
+    assert {round(one.p, 6) for one in found.compared} == {round(3 * 2 / 10_001, 6)}
+
+
+def test_a_verdict_is_json_and_names_are_shown_on_one_line():
+    name = "h0\x1b[31m\n"
+    names, better = {name: everywhere(0.2)["h0"]}, {name: everywhere(0.9)["h0"]}
+    found = decide({"local": names, "fedavg": better}, {"local": 0.9, "fedavg": 0.2}, [ALONE, ONE], 5, "accuracy")
+    assert json.loads(json.dumps(found.to_dict()))["chosen"]["name"] == "local"
+    assert not [s for s in found.sentences() if not s.isprintable()] and "\\x1b" in " ".join(found.sentences())
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_equal_candidates_never_cluster(mode):
+    tested = {name: everywhere(0.8) for name in ("local", "fedavg", "wecfl-k2")}
+    found = decide(tested, dict.fromkeys(tested, 0.8), [ALONE, ONE, TWO], 5, "accuracy", mode)
+    assert not found.cluster and {one.p for one in found.compared} == {1.0}
