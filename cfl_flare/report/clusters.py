@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.report.colours import COLOURS, palette
 from cfl_flare.report.files import save
 from cfl_flare.report.labels import in_figure
@@ -143,5 +144,24 @@ def tuning(run: Run, path: Path) -> Path:
     for axes in (number, loose):
         axes.grid(alpha=0.3)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.suptitle(in_figure(run.name), fontsize=11)
+    return save(figure, path)
+
+
+def number_of_clusters(run: Run, path: Path) -> Path:
+    """The gap statistic by K, in the round that found the number of clusters, with a standard deviation either way."""
+    (note,) = [r[NUMBER] for r in run.rounds if NUMBER in r][:1]
+    values = list(note["by_k"].values())
+    gaps = [v["gap"] for v in values]
+    spread = [abs(v["gap"] / v["deviations"]) if v["deviations"] else 0.0 for v in values]
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.errorbar(range(1, len(gaps) + 1), gaps, spread, color=COLOURS[0], marker="o", capsize=3)
+    axes.axhline(0, color="grey", linewidth=1)
+    axes.axvline(note["k"], color="grey", linestyle="--", label=f"K = {note['k']}")
+    axes.set(xlabel="clusters K", ylabel="gap: tighter than data without clusters")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend()
     figure.suptitle(in_figure(run.name), fontsize=11)
     return save(figure, path)

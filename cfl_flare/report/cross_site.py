@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Up to this number of cells, the values are written in them.
 WRITTEN = 400
+# Up to this number of participants, each is named; of more, every second, third, ...
+NAMED = 150
 # The columns of the file that are not metrics.
 KEYS = ("participant", "site", "group", "cluster", "model")
 
@@ -56,7 +58,8 @@ def cross_site(run: Run, table: Path, path: Path) -> Path | None:
                 box = {"facecolor": "white", "alpha": 0.6, "linewidth": 0, "pad": 1}
                 axes.text(column, row, f"{values[row, column]:.2f}", ha="center", va="center", fontsize=7, bbox=box)
     axes.set_xticks(range(len(models)), [in_figure(m) for m in models], rotation=45, ha="right")
-    axes.set_yticks(range(len(people)), [in_figure(p) for p in people], fontsize=7)
+    step = -(-len(people) // NAMED)
+    axes.set_yticks(range(0, len(people), step), [in_figure(p) for p in people[::step]], fontsize=7)
     axes.set_title(f"{in_figure(run.name)}: {in_figure(metric.name)} on each participant's test split", fontsize=10)
     figure.colorbar(image, ax=axes, label=in_figure(metric.name))
     return save(figure, path)

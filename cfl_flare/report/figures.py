@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cfl_flare.report.clusters import analysis, cluster_sizes, tuning
+from cfl_flare.clustering.gap import NUMBER
+from cfl_flare.report.clusters import analysis, cluster_sizes, number_of_clusters, tuning
 from cfl_flare.report.colours import palette
 from cfl_flare.report.cross_site import cross_site
 from cfl_flare.report.files import save
@@ -30,7 +31,8 @@ def draw(run: Run) -> list[Path]:
     """Draws a run's figures into its folder.
 
     `compare`'s; for a clustered method ``cluster_sizes.png``, ``analysis.png`` and ``flows.png``; for FedAC
-    ``tuning.png``; where every model was measured on every participant, ``cross_site.png``.
+    ``tuning.png``; where a run found its number of clusters ``number_of_clusters.png``; where every model was measured
+    on every participant, ``cross_site.png``.
 
     Returns:
         The files.
@@ -43,6 +45,8 @@ def draw(run: Run) -> list[Path]:
         files.append(analysis(run, run.folder / "analysis.png"))
     if any({"dispersion", "looseness"} & r.keys() for r in run.rounds):
         files.append(tuning(run, run.folder / "tuning.png"))
+    if any(NUMBER in r for r in run.rounds):
+        files.append(number_of_clusters(run, run.folder / f"{NUMBER}.png"))
     if (table := run.folder / "cross_site.csv").is_file():
         files += filter(None, [cross_site(run, table, run.folder / "cross_site.png")])
     return files

@@ -65,11 +65,11 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
             in_table(s["rounds"]),
             *(_defined(run, f"served_{name}") for name in shown),
             *([_defined(run, POOLED)] if pooled else []),
-            *(_number(final.get(f"served_worst_{name}")) for name in leading),
-            *(_number(newcomers.get(f"served_{name}")) for name in leading if joined),
+            *(number_text(final.get(f"served_worst_{name}")) for name in leading),
+            *(number_text(newcomers.get(f"served_{name}")) for name in leading if joined),
             *(_difference(run, runs[0], name) for name in compared),
             "/".join(map(str, sizes)) if len(sizes) <= 5 else f"{sum(v > 0 for v in sizes)} of {len(sizes)}",
-            _number(final.get("ari")),
+            number_text(final.get("ari")),
             filesize.decimal(s["bytes_down"] + s["bytes_up"]),
             f"{s['seconds']:.1f}",
             *([in_table(folders[i])] if folders else []),
@@ -96,10 +96,10 @@ def _defined(run: Run, name: str) -> str:
     value, ends = run.summary["final"].get(name), run.summary.get("intervals", {}).get(name)
     count, everyone = run.defined(name)
     some = "" if value is None or count == everyone else f" ({count} of {everyone})"
-    return _number(value) + (_ends(*ends) if ends else "") + some
+    return number_text(value) + (_ends(*ends) if ends else "") + some
 
 
-def _number(value: Any) -> str:
+def number_text(value: Any) -> str:
     """Three digits after the point, unless they say nothing of so small or large a number."""
     if value is None:
         return "-"
@@ -114,11 +114,11 @@ def _difference(run: Run, first: Run, metric: str) -> str:
         apart = paired_difference(run, first, metric)
     except ConfigError:
         return "-"
-    return ("+" if apart.mean > 0 else "") + _number(apart.mean) + _ends(apart.low, apart.high)
+    return ("+" if apart.mean > 0 else "") + number_text(apart.mean) + _ends(apart.low, apart.high)
 
 
 def _ends(low: float, high: float) -> str:
-    return escape(f" [{_number(low)}, {_number(high)}]")
+    return escape(f" [{number_text(low)}, {number_text(high)}]")
 
 
 def print_whole(console: Console, table: Table) -> None:

@@ -107,24 +107,35 @@ class Checkpoint:
         if not store.versions():
             return None
         try:
-            _, models, metadata = store.latest(layout)
+            found, of_run = cls.read(store, layout)
         except StoreError:  # each damaged version has been logged
             return None
         other = StoreError(f"{store.folder} holds checkpoints of a run with other settings; use another folder")
         try:
-            written = json.dumps(as_written_now(metadata["run"]), sort_keys=True)
+            written = json.dumps(as_written_now(of_run), sort_keys=True)
         except (ConfigError, KeyError) as error:
             raise other from error
         if written != json.dumps(unmarked(run), sort_keys=True):
             raise other
+        return found
+
+    @classmethod
+    def read(cls, store: Store, layout: Layout) -> tuple[Checkpoint, Mapping[str, Any]]:
+        """The newest intact checkpoint, and the settings of its run.
+
+        Raises:
+            StoreError: there is none.
+        """
+        _, models, metadata = store.latest(layout)
         memory: dict[str, dict[str, Params]] = {}
         for key in models.keys() - set(metadata["slots"]):
             name, _, what = key.rpartition("#")
             memory.setdefault(name, {})[what] = models[key]
         progress, last = metadata["progress"], metadata["last"]
-        return cls(
+        found = cls(
             state_of({slot: models[slot] for slot in metadata["slots"]}, metadata),
             Progress(**{**progress, "rejected": Counter(progress["rejected"])}),
             memory,
             None if last is None else RoundMetrics(**last),
         )
+        return found, metadata["run"]

@@ -99,9 +99,9 @@ class Metric:
         name = self.name_in(scalars)
         return None if name is None else scalars[name]
 
-    def worst_first(self, values: Iterable[float]) -> list[float]:
-        """The values, from the worst to the best."""
-        return sorted(values, reverse=self.mode == "min")
+    def worst_first(self, values: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+        """Participants with their values, from the worst to the best."""
+        return sorted(values, key=lambda pair: pair[1], reverse=self.mode == "min")
 
     def best(
         self, before: Mapping[str, Any] | None, number: int, scalars: Mapping[str, float]

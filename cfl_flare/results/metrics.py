@@ -100,12 +100,14 @@ def steady_average(
 
 
 def not_by_all(metrics: Mapping[str, Mapping[str, float]], found: Mapping[str, int]) -> dict[str, int]:
-    """Of numbers of participants by measure those that are less than the number of all that were measured.
+    """Of numbers of participants by measure those that are less than the number of all that were to be measured.
+
+    A participant without test samples, whose metrics are empty, is one of them.
 
     >>> not_by_all({"a": {"served_loss": 1.0}, "b": {"served_loss": 2.0, "served_auroc": 1.0}}, {"served_auroc": 1})
     {'served_auroc': 1}
     """
-    everyone = sum(any(name.startswith("served_") for name in own) for own in metrics.values())
+    everyone = sum(not own or any(name.startswith("served_") for name in own) for own in metrics.values())
     return {name: count for name, count in found.items() if count < everyone}
 
 
@@ -121,11 +123,13 @@ def measure_round(
     """Completes a round's record.
 
     Means are weighted by n_i, as in the thesis's tables; in ``..._unweighted`` all participants count the same. A mean
-    is of those for whom the measure is defined; their number is in ``defined`` if some that were measured lack it.
+    is of those for whom the measure is defined; their number is in ``defined`` if some that were measured, or would
+    have been if they had test samples, lack it.
 
     Args:
         record: what the server recorded during the round.
-        metrics: each participant's own, of the models served after that round; empty if they were not measured.
+        metrics: each participant's own, of the models served after that round; empty if they were not measured. Those
+            of a participant without test samples are empty.
         participants: all of them.
         state: after the round.
         clusters: K, or 0.
@@ -141,10 +145,12 @@ def measure_round(
         record["defined"] = dict(sorted(fewer.items()))
     for metric in ranked:
         name = f"served_{metric.name}"
-        worst = metric.worst_first(own[name] for own in metrics.values() if name in own)
+        having_it = {p: own[name] for p, own in metrics.items() if name in own}
+        worst = metric.worst_first(having_it.items())[:BOTTOM]
         if worst:
-            record[f"served_worst_{metric.name}"] = worst[0]
-            record[f"served_bottom_{metric.name}"] = float(np.mean(worst[:BOTTOM]))
+            record[f"served_worst_{metric.name}"] = worst[0][1]
+            record[f"served_bottom_{metric.name}"] = float(np.mean([value for _, value in worst]))
+            record.setdefault("worst_participants", {})[metric.name] = dict(worst)
     assignment = state.assignment
     members: dict[int, list[str]] = {k: [] for k in range(clusters)}
     for name, cluster in assignment.items():

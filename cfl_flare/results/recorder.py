@@ -9,7 +9,7 @@ import io
 import json
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +23,7 @@ from cfl_flare.core.files import append, atomic_write, make_folder, writing
 from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.methods import Method, Participant, ServerState, describe_method
 from cfl_flare.results.bootstrap import BOOTSTRAP, Draws
+from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.missed import missed_rounds
 from cfl_flare.results.model_file import CLASSES
@@ -34,6 +35,7 @@ from cfl_flare.results.run_dir import (
     MODELS,
     NEWCOMERS,
     ROUNDS,
+    STARTED,
     STATE,
     SUMMARY,
     cut_lines,
@@ -74,7 +76,7 @@ class Recorder:
         self._task = (self._run.get("training") or {}).get("task", CLASSES)
         self._draws: Draws | None = None
         make_folder(folder / MODELS)
-        old = [folder / SUMMARY, folder / NEWCOMERS, folder / CROSS_SITE, folder / BOOTSTRAP]
+        old = [folder / STARTED, folder / SUMMARY, folder / NEWCOMERS, folder / CROSS_SITE, folder / BOOTSTRAP]
         old += [*(folder / MODELS).glob("*.safetensors"), *(folder / STATE).glob("round-*")]
         if not recorded:  # later rounds overwrite theirs
             old += (folder / FEATURES).glob("*.safetensors")
@@ -85,6 +87,11 @@ class Recorder:
         cut_lines(folder / ASSIGNMENTS, recorded)
         require(len(kept) == recorded, f"{folder} holds {len(kept)} of the {recorded} rounds to resume from")
         self._totals = {key: sum(line[key] for line in kept) for key in ("bytes_down", "bytes_up", "seconds")}
+
+    def begin(self, label: str, rounds: int, metrics: Sequence[Metric]) -> None:
+        """Writes what the run plans, for those who watch it: its name, its rounds, the metrics that it names."""
+        plan = {"label": label, "rounds": rounds, "metrics": [asdict(metric) for metric in metrics]}
+        atomic_write(self.folder / STARTED, json.dumps(plan))
 
     def round(self, measured: RoundMetrics, state: ServerState, participants: Mapping[str, Participant]) -> None:
         """Appends a round."""
@@ -146,14 +153,15 @@ class Recorder:
             self._draws = draws
             draws.save(self.folder / BOOTSTRAP)
 
-    def _intervals(self) -> dict[str, Any]:
-        """The intervals of the last round's means, for the summary."""
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """The intervals of the last round's means; none without draws of the test splits."""
         if self._draws is None or self.last is None:
             return {}
         own = self.last.participants
         reporting = {key: [name for name, found in own.items() if key in found] for key in self._draws.values}
         found = {key: self._draws.of_mean(key, names) for key, names in reporting.items()}
-        return {"intervals": {key: ends for key, ends in found.items() if ends is not None}}
+        return {key: ends for key, ends in found.items() if ends is not None}
 
     def close(
         self,
@@ -177,7 +185,7 @@ class Recorder:
             "rounds": state.round,
             "final": {} if last is None else last.scalars(),
             "final_round": None if last is None else last.record["round"],
-            **self._intervals(),
+            **({} if self._draws is None else {"intervals": self.intervals}),
             **self._totals,
             "missed": {n: asdict(m) for n, m in missed_rounds(read_lines(self.folder / ROUNDS)).items()},
             **extra,
@@ -188,6 +196,7 @@ class Recorder:
                     "samples": p.samples,
                     "group": p.group,
                     "cluster": state.assignment.get(p.name),
+                    **({} if p.tested else {"tested": False}),
                     **({} if last is None else last.participants.get(p.name, {})),
                     **({} if self._draws is None else {"intervals": self._draws.intervals(p.name)}),
                 }

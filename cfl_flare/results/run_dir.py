@@ -4,7 +4,8 @@
 
 A run's folder holds ``rounds.jsonl`` (one line per round), ``assignments.jsonl`` (one line per round and participant),
 ``clusters/*.safetensors`` (the models), ``state/`` (the server's state, for newcomers) and ``summary.json`` (written
-last). ``best/clusters/*.safetensors`` are the models of the best round. On request, there are also
+last). ``started.json`` says from the start what is planned.
+``best/clusters/*.safetensors`` are the models of the best round. On request, there are also
 ``features/round-*.safetensors`` (the Gram matrix of the participants' features), ``cross_site.csv`` (every model's
 metrics on every participant's test split), ``newcomers.json`` (results of participants that were held back) and
 ``bootstrap.safetensors`` (final measures on draws of every test split).
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.config import build, unmarked
 from cfl_flare.core.errors import ConfigError, FileError, PayloadError
 from cfl_flare.core.files import atomic_write, below, json_lines, make_folder, read_json
@@ -37,7 +39,10 @@ from cfl_flare.training.ensemble import Ensemble, Served
 if TYPE_CHECKING:
     import torch
 
+    from cfl_flare.data.preparation import Preparation
+
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
+STARTED = "started.json"
 FEATURES, STATE, NEWCOMERS, BEST, CROSS_SITE = "features", "state", "newcomers.json", "best", "cross_site.csv"
 # At a site, in its folder of the run below the state root: what each of its participants predicts with.
 SERVED = "served"
@@ -68,9 +73,10 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What the run is called in tables: its method, with K."""
+        """What the run is called in tables: its method, with K, and whether that was found in the run."""
         clusters = self.summary["clusters"]
-        return self.summary["label"] + (f" (K={clusters})" if clusters else "")
+        found = " found" if any(NUMBER in r for r in self.rounds) else ""
+        return self.summary["label"] + (f" (K={clusters}{found})" if clusters else "")
 
     @property
     def metric(self) -> Metric:
@@ -84,8 +90,12 @@ class Run:
         return reported(people, sum(any(key.startswith("served_") for key in one) for one in people))
 
     def defined(self, name: str) -> tuple[int, int]:
-        """Of how many participants a number of the last measured round is, and how many were measured then."""
-        everyone = sum(any(key.startswith("served_") for key in one) for one in self.summary["participants"])
+        """Of how many participants a number of the last measured round is, and of how many it could be.
+
+        These were measured then, or have no test samples.
+        """
+        people = self.summary["participants"]
+        everyone = sum(one.get("tested") is False or any(key.startswith("served_") for key in one) for one in people)
         last = self.summary.get("final_round")
         found: dict[str, int] = next((line.get("defined", {}) for line in self.rounds if line.get("round") == last), {})
         return found.get(name, everyone), everyone
@@ -194,6 +204,7 @@ def save_served(
     model: Mapping[str, Any],
     rounds: int,
     task: Mapping[str, Any] | str = CLASSES,
+    preparation: Preparation | None = None,
 ) -> None:
     """Writes a model or an ensemble, for `read_model`.
 
@@ -204,10 +215,13 @@ def save_served(
         model: the module's ``{"class_path", "args"}``.
         rounds: rounds completed.
         task: what the model predicts, as in the run's settings.
+        preparation: how its participant fills up and scales a table; None for other data, and for models of several.
     """
     meta: dict[str, Any] = {"slot": name, "round": rounds, "model": unmarked(model)}
     if task != CLASSES:
         meta["task"] = task
+    if preparation is not None:
+        meta["preparation"] = preparation.to_dict()
     arrays = served.models[0].arrays()
     if len(served.models) > 1:  # named as in the `state_dict` of an `Ensemble`
         meta["ensemble"] = {"parts": len(served.models), "vote": served.vote}

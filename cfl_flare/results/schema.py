@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.text import plain, shown
 
@@ -86,6 +87,7 @@ SUMMARY: dict[str, Fits] = {
     "seconds": number,
     "participants": each(participant),
 }
+STARTED: dict[str, Fits] = {"label": text, "rounds": whole, "metrics": each(metric)}
 # What only a run through FLARE has.
 THROUGH_FLARE: dict[str, Fits] = {"sites_left_out": named(text)}
 ROUND: dict[str, Fits] = {"round": whole, "cluster_sizes": each(whole)}
@@ -98,10 +100,12 @@ MEASURED: dict[str, Fits] = {
     **dict.fromkeys(("largest_share", "moved_share", "ari"), maybe(number)),
     "defined": named(whole),
     "pooled_": number,
+    "worst_participants": named(named(number)),
     "trained": each(text),
     "failed": named(text),
     "clusterability": each(maybe(number)),
     **dict.fromkeys(("dispersion", "looseness"), maybe(named(maybe(number)))),
+    NUMBER: record(k=whole, by_k=named(record(gap=number, deviations=number))),
 }
 ASSIGNMENT: dict[str, Fits] = {"round": whole, "participant": text, "cluster": maybe(whole)}
 NEWCOMERS: dict[str, Fits] = {"served_": maybe(number)}

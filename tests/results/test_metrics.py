@@ -84,7 +84,9 @@ def test_without_a_word_accuracy_is_ranked():
     assert {key for key in record if "worst" in key or "bottom" in key} == {
         "served_worst_accuracy",
         "served_bottom_accuracy",
+        "worst_participants",
     }
+    assert record["worst_participants"] == {"accuracy": {"a": 0.1, "c": 0.5, "d": 0.6, "b": 0.9}}
     assert record["served_worst_accuracy"] == 0.1
 
 

@@ -1,0 +1,94 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Writes reports: of a run, of several below one folder, and of what has just ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cfl_flare.core.config import one_line, require
+from cfl_flare.core.errors import FileError
+from cfl_flare.core.files import atomic_write
+from cfl_flare.report.html.comparison import comparison_report
+from cfl_flare.report.html.run_report import run_report
+from cfl_flare.report.html.site import site_report
+from cfl_flare.results.history import HISTORY
+from cfl_flare.results.run_dir import SUMMARY, Run, find_runs, load_run
+
+REPORT = "report.html"
+LARGEST = 2_000_000
+
+
+def write_reports(folder: Path, out: Path | None = None, against: str | None = None) -> list[Path]:
+    """Writes what is to be reported of a folder: a run, several runs and their comparison, or a site's own history.
+
+    Args:
+        folder: a run's, one with runs below it, or a site's of a run, below its state root.
+        out: the file for the run's report, or for the comparison alone; by default each run's is beside its
+            summary, and the comparison is in the folder.
+        against: the folder, below the first one, of the run that the others are compared with; by default the first.
+
+    Returns:
+        The files.
+
+    Raises:
+        ConfigError: there is no such run, or what draws the plots is not installed.
+        FileError: a file cannot be read or written.
+    """
+    if site := site_folder(folder):
+        return [write(site_report(site), out or site / REPORT)]
+    runs = [load_run(folder)] if (folder / SUMMARY).is_file() else find_runs(folder)
+    if against is not None:
+        names = [str(run.folder.relative_to(folder)) for run in runs]
+        require(against in names, f"--against = {against!r} is no run of {folder}; there are {', '.join(names)}")
+        runs.insert(0, runs.pop(names.index(against)))
+    if len(runs) == 1:
+        return [write(run_report(runs[0]), out or runs[0].folder / REPORT)]
+    files = [] if out else [write(run_report(run), run.folder / REPORT) for run in runs]
+    return [*files, write(comparison_report(runs, folder), out or folder / REPORT)]
+
+
+def site_folder(folder: Path) -> Path | None:
+    """The folder in which a site keeps its history of a run: this one, or one in it; None if there is none.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    if (folder / SUMMARY).is_file():
+        return None
+    found = [path.parent for path in (folder / HISTORY, *sorted(folder.glob(f"*/{HISTORY}"))) if path.is_file()]
+    require(len(found) < 2, f"{folder} holds the histories of {len(found)} sites; name the folder of one")
+    return found[0] if found else None
+
+
+def try_to_write(folder: Path, runs: Sequence[Run] = ()) -> str | None:
+    """Writes the report of a run that has just ended, or the comparison of several; no result depends on it.
+
+    Args:
+        folder: where to, and the run's.
+        runs: those to compare, in their order; none for a run's own report.
+
+    Returns:
+        Why it cannot be written, with the way out; None if it was.
+    """
+    try:
+        write(comparison_report(runs, folder) if runs else run_report(load_run(folder)), folder / REPORT)
+    except Exception as error:
+        return f"no report: {one_line(error)}; 'cfl-flare report' writes it from the results"
+    return None
+
+
+def write(html: str, path: Path) -> Path:
+    """Writes a report.
+
+    Raises:
+        FileError: it cannot be written, or is larger than a page should be.
+    """
+    content = html.encode()
+    if len(content) > LARGEST:
+        raise FileError(
+            f"cannot write {path}: it would have {len(content):,} bytes, more than {LARGEST:,}; report fewer runs"
+        )
+    atomic_write(path, content, durable=False)
+    return path

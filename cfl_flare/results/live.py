@@ -1,0 +1,258 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""A run while it runs: what its files hold so far, read again and again as they grow.
+
+The files may be half-written, replaced by shorter ones, moved away or another program's. What cannot be read is left
+out and counted, and what was read before stays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import FileError
+from cfl_flare.core.files import MOST_JSON, MOST_LINES, below, open_regular, parse_json, read_json
+from cfl_flare.results import schema
+from cfl_flare.results.history import FIELDS, HISTORY
+from cfl_flare.results.key_metric import Metric, leading
+from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, STARTED, SUMMARY
+
+Check = Callable[[Any], dict[str, Any]]
+
+
+class Tail:
+    """The complete lines of a JSON Lines file, each of them once.
+
+    Args:
+        path: the file; it may not exist yet.
+        needed: what an object must have.
+        others: what it may have.
+
+    Attributes:
+        damaged: how many lines were left out.
+        changed: when the file was last written, in seconds of `time.time`; None if it never was there.
+        gone: whether it was there, and is no more.
+    """
+
+    def __init__(self, path: Path, needed: Mapping[str, schema.Fits], others: Mapping[str, schema.Fits] | None = None):
+        self.path, self.damaged, self.gone = path, 0, False
+        self.changed: float | None = None
+        self._check: Check = partial(schema.checked, where=str(path), needed=needed, others=others)
+        self._file, self._at = 0, 0
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """The new lines, and whether the file began anew, so that earlier ones no longer hold."""
+        lines: list[dict[str, Any]] = []
+        try:
+            with open_regular(self.path, MOST_LINES) as file:
+                found = os.fstat(file.fileno())
+                anew = found.st_ino != self._file or found.st_size < self._at
+                if anew:
+                    self._file, self._at, self.damaged = found.st_ino, 0, 0
+                self.changed, self.gone = found.st_mtime, False
+                file.seek(self._at)
+                for line in iter(partial(file.readline, MOST_JSON + 1), b""):
+                    if not line.endswith(b"\n"):
+                        break
+                    self._at += len(line)
+                    try:
+                        lines.append(self._check(parse_json(line, str(self.path))))
+                    except FileError:
+                        self.damaged += 1
+        except OSError:  # a FileError is one
+            self.gone = self.changed is not None
+            return [], False
+        return lines, anew
+
+
+@dataclass(frozen=True)
+class Move:
+    """A participant that changed its cluster.
+
+    Attributes:
+        participant: its name.
+        before: the cluster that it left.
+        after: the one that it joined.
+    """
+
+    participant: str
+    before: int
+    after: int
+
+
+class LiveRun:
+    """A run's folder, finished or not.
+
+    Args:
+        folder: the run's.
+
+    Attributes:
+        rounds: the lines of ``rounds.jsonl`` so far.
+        moves: those of the last round in which a participant moved.
+        moved_in: that round, from 0; None if nobody has moved.
+        summary: ``summary.json``; None before the run has ended.
+        planned: the number of rounds; None if it is not known.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.rounds: list[dict[str, Any]] = []
+        self.moves: list[Move] = []
+        self.moved_in: int | None = None
+        self.summary: dict[str, Any] | None = None
+        self.planned: int | None = None
+        self._label, self._wanted = "", list[Metric]()
+        self._clusters: dict[str, int] = {}
+        self._rounds = Tail(folder / ROUNDS, schema.ROUND, schema.MEASURED)
+        self._assignments = Tail(folder / ASSIGNMENTS, schema.ASSIGNMENT)
+
+    def refresh(self) -> None:
+        """Reads what has been written since the last time."""
+        begun = _object(self.folder / STARTED, schema.STARTED)
+        if begun is not None:
+            self.planned, self._label = begun["rounds"], begun["label"]
+            self._wanted = [Metric(**metric) for metric in begun["metrics"]]
+        new, anew = self._rounds.read()
+        self.rounds = new if anew else [*self.rounds, *new]
+        self._follow()
+        if not self.gone:
+            self.summary = _object(self.folder / SUMMARY, schema.SUMMARY, schema.ADDED)
+
+    def _follow(self) -> None:
+        """Who moved, in the assignments that are new."""
+        lines, anew = self._assignments.read()
+        if anew:
+            self._clusters, self.moves, self.moved_in = {}, [], None
+        for line in lines:
+            name, after = line["participant"], line["cluster"]
+            if after is None:
+                continue
+            before = self._clusters.get(name, after)
+            self._clusters[name] = after
+            if before != after:
+                if self.moved_in != line["round"]:
+                    self.moves, self.moved_in = [], line["round"]
+                self.moves.append(Move(name, before, after))
+
+    @property
+    def label(self) -> str:
+        """What the run is called; empty if that is not known."""
+        return str(self._label or (self.summary or {}).get("label", ""))
+
+    @property
+    def finished(self) -> bool:
+        """Whether its summary, which is written last, is there."""
+        return self.summary is not None
+
+    @property
+    def gone(self) -> bool:
+        """Whether its files were there, and are no more: FLARE moves them when a job ends."""
+        return self._rounds.gone
+
+    @property
+    def damaged(self) -> int:
+        """How many lines were left out."""
+        return self._rounds.damaged + self._assignments.damaged
+
+    @property
+    def changed(self) -> float | None:
+        """When the last round was recorded, in seconds of `time.time`; None before the first one."""
+        return self._rounds.changed
+
+    @property
+    def metric(self) -> Metric:
+        """By which the run is judged, as far as that is known."""
+        if self.summary is not None and "metric" in self.summary:
+            return Metric(**self.summary["metric"])
+        start = "served_worst_"
+        ranked = (key.removeprefix(start) for line in self.rounds for key in line if key.startswith(start))
+        return leading(self._wanted, [*dict.fromkeys(ranked)])
+
+
+class LiveSite:
+    """A site's own folder of a run, with its history.
+
+    Args:
+        folder: the site's, of the run.
+
+    Attributes:
+        notes: the lines of ``history.jsonl`` so far.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.notes: list[dict[str, Any]] = []
+        self._history = Tail(folder / HISTORY, FIELDS)
+
+    def refresh(self) -> None:
+        """Reads what has been written since the last time."""
+        new, anew = self._history.read()
+        self.notes = new if anew else [*self.notes, *new]
+
+    @property
+    def finished(self) -> bool:
+        """A site's history does not say whether the run has ended."""
+        return False
+
+    @property
+    def gone(self) -> bool:
+        """Whether the history was there, and is no more."""
+        return self._history.gone
+
+    @property
+    def damaged(self) -> int:
+        """How many lines were left out."""
+        return self._history.damaged
+
+    @property
+    def changed(self) -> float | None:
+        """When the last round was noted, in seconds of `time.time`; None before the first one."""
+        return self._history.changed
+
+
+Watched = LiveRun | LiveSite
+
+
+def find_live(folder: Path) -> list[Path]:
+    """The folders of runs and of sites' histories in a folder and below it, sorted; finished or not.
+
+    Raises:
+        ConfigError: the folder does not exist.
+        FileError: there are too many files to look at.
+    """
+    require(folder.is_dir(), f"{folder} is not a folder; name that of a run, or one with runs below it")
+    of_run = {SUMMARY, ROUNDS, STARTED, HISTORY}
+    if any((folder / name).is_file() for name in of_run):
+        return [folder]
+    return sorted({path.parent for path in below(folder) if path.name in of_run})
+
+
+def live(folder: Path) -> Watched:
+    """What is in a folder that `find_live` has found."""
+    of_run = (SUMMARY, ROUNDS, STARTED)
+    return LiveRun(folder) if any((folder / name).is_file() for name in of_run) else LiveSite(folder)
+
+
+def _object(
+    path: Path, needed: Mapping[str, schema.Fits], others: Mapping[str, schema.Fits] | None = None
+) -> dict[str, Any] | None:
+    """A JSON file's object; None if there is none that fits."""
+    try:
+        return schema.checked(read_json(path), str(path), needed, others)
+    except OSError:
+        return None
+
+
+def numbers(lines: list[dict[str, Any]], *keys: str) -> Iterator[float | None]:
+    """A number of each line, which may lie deeper than its first level; None where there is none."""
+    for line in lines:
+        found: Any = line
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        yield float(found) if schema.number(found) and abs(found) < float("inf") else None
