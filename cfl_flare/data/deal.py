@@ -11,7 +11,7 @@ split afterwards. Samples that no share covers stay unused.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -77,6 +77,8 @@ class Partition(ABC):
     pooled: ClassVar[bool] = False
     # Whether the shares are random; if not, drawing again is useless.
     random: ClassVar[bool] = True
+    # Participants may have no test sample: they are trained and not measured.
+    every: ClassVar[bool] = False
     advice: ClassVar[str] = "take fewer participants, a milder rule or a lower min_samples"
 
     def __post_init__(self) -> None:
@@ -119,6 +121,10 @@ class Partition(ABC):
     def truth_of(self, counts: np.ndarray) -> list[int | None]:
         """The true group of each participant, from its training samples of each class ``(participants, classes)``."""
         return self.truth(len(counts))
+
+    def truth_in(self, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None] | None:
+        """The true group of each participant as the source names it, by its training samples; None if it does not."""
+        return None
 
     def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
         """A participant's samples as the rule changes them; for rules that shift features or labels."""
@@ -253,14 +259,15 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
             else:
                 counts, tests = whole(shares, totals), whole(shares, test_totals)
             smallest, smallest_test = int(counts.sum(axis=1).min()), int(tests.sum(axis=1).min())
-            if smallest >= min_samples and smallest_test >= 1:
+            if smallest >= min_samples and (smallest_test >= 1 or rule.every):
                 if rule.equal_tests:
                     tests = apportioned(tests, smallest_test)
                 if rule.pooled:
                     parts = deal(np.concatenate((own, test_own)), np.concatenate((counts, tests)), rng)
                 else:
                     parts = deal(own, counts, rng) + [len(train) + part for part in deal(test_own, tests, rng)]
-                return Deal(parts[:participants], parts[participants:], rule.truth_of(counts))
+                truth = rule.truth_in(train, parts[:participants])
+                return Deal(parts[:participants], parts[participants:], truth or rule.truth_of(counts))
             fewest = max(fewest, smallest)
     raise DataError(
         f"partition {rule.name}: no draw of {draws} gave each of {participants} participants {min_samples} training "

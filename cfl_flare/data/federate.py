@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from cfl_flare.core.settings import Bounds, check_settings, setting
 from cfl_flare.data.deal import Deal, Partition, dealt
 from cfl_flare.data.indicator_samples import drawn
 from cfl_flare.data.labels import outputs_for
-from cfl_flare.data.partitions import build_partition
+from cfl_flare.data.partitions import Natural, build_partition
+from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.report import PartitionReport, participant_names, report_of
-from cfl_flare.data.samples import DataSource, Samples, normalised, read, taken
+from cfl_flare.data.samples import DataSource, Samples, check_values, normalised, read, split_by_class, taken
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,14 @@ class ParticipantData:
         train: its training split.
         test: its test split.
         group: its true group in a simulation, else None.
+        preparation: how its samples were filled up and scaled; None if the source has no such step.
     """
 
     name: str
     train: Samples
     test: Samples
     group: int | None = None
+    preparation: Preparation | None = None
 
 
 UNSEEN = Bounds(
@@ -49,10 +52,13 @@ class DataConfig:
     """How the participants of a run get their data: in a simulation from one source's samples, else each its own.
 
     In a simulation ``participants`` and ``partition`` are given. Where each site is one participant, with all that its
-    own source reads, they are not. A partition ``"name:setting=value"`` becomes its dictionary.
+    own source reads, they are not. A partition ``"name:setting=value"`` becomes its dictionary. With ``natural``, the
+    participants are all owners of samples, and `resolved` counts them, if their number is not given.
     """
 
-    participants: int | None = setting(None, help="to simulate: how many participants share the data", ge=1)
+    participants: int | None = setting(
+        None, help="to simulate: how many participants share the data; with natural, default all owners", ge=1
+    )
     partition: Mapping[str, Any] | str | None = setting(None, help="how it is dealt out, like dirichlet:alpha=0.1")
     seed: int = setting(0, help="of the partition", ge=0)
     min_samples: int = setting(8, help="fewest training samples of a participant", ge=1)
@@ -60,6 +66,12 @@ class DataConfig:
         0,
         help="to simulate: samples of each class to compare models on; a recipe's default: what its method needs",
         ge=0,
+    )
+    validation: float = setting(
+        0.0, help="share of each participant's training samples that is set aside, to choose settings by", ge=0, lt=1
+    )
+    measured_on: Literal["test", "validation"] = setting(
+        "test", help="which samples models are measured on; with validation, the test samples are not used"
     )
     unseen: float | int = setting(
         0, help="participants held back from training, to join afterwards: share or count", bounds=UNSEEN
@@ -69,6 +81,12 @@ class DataConfig:
         if isinstance(self.partition, str):
             object.__setattr__(self, "partition", as_spec(self.partition, "partition"))
         check_settings(self, "data")
+        require(
+            self.measured_on == "test" or self.validation > 0,
+            "data: measured_on = 'validation', but no samples are set aside for it; give validation a share, as 0.25",
+        )
+        if self.participants is None and self._natural:
+            return
         require(
             (self.participants is None) == (self.partition is None),
             f"data: participants = {self.participants} and partition = {self.partition} belong together: give both "
@@ -89,6 +107,22 @@ class DataConfig:
             )
             left = f"leaves none of {self.participants} participants to train; hold back fewer"
             require(bool(self.names), f"data: unseen = {self.unseen} {left}")
+
+    @property
+    def _natural(self) -> bool:
+        """Whether samples go to their owners."""
+        return self.partition is not None and isinstance(build_partition(self.partition), Natural)
+
+    def resolved(self, source: DataSource) -> DataConfig:
+        """With the number of participants, where all owners of a source's samples take part; else as it is.
+
+        Raises:
+            DataError: the samples cannot be read, or have no owners.
+        """
+        if self.participants is not None or not self._natural:
+            return self
+        train, test = _read(source)
+        return replace(self, participants=Natural.able(train, test, self.min_samples))
 
     @property
     def names(self) -> list[str]:
@@ -132,7 +166,7 @@ class DataConfig:
             len(train) >= self.min_samples,
             f"data: {site} has {len(train)} training samples, fewer than min_samples = {self.min_samples}; lower that",
         )
-        return [_prepared(site, train, test, None)]
+        return [self._prepared(source, site, train, test)]
 
     def newcomers(self, source: DataSource) -> list[ParticipantData]:
         """A simulation's participants that are held back from training.
@@ -147,24 +181,51 @@ class DataConfig:
         rule, train, test, deal = self._deal(source)
         classes = outputs_for(train.y, test.y)
         names, people = participant_names(len(deal.truth)), []
+        everyone = None
+        if source.prepares:
+            everyone = taken(train, test, np.sort(np.concatenate([deal.train[i] for i in self._indices(unseen=False)])))
         for i in indices:
             own, own_test = (
                 rule.alter(taken(train, test, parts[i]), deal.truth[i], classes, self.seed)
                 for parts in (deal.train, deal.test)
             )
-            people.append(_prepared(names[i], own, own_test, deal.truth[i]))
+            people.append(self._prepared(source, names[i], own, own_test, deal.truth[i], everyone))
         return people
+
+    def _prepared(
+        self,
+        source: DataSource,
+        name: str,
+        train: Samples,
+        test: Samples,
+        group: int | None = None,
+        federation: Samples | None = None,
+    ) -> ParticipantData:
+        """A participant's samples as its models see them, without those that are set aside."""
+        if self.validation:
+            train, aside = split_by_class(replace(train, key=None), self.validation, self.seed)
+            test = aside if self.measured_on == "validation" else test
+        preparation = source.preparation(train, federation)
+        train, test = (_normalised(name, samples, preparation) for samples in (train, test))
+        return ParticipantData(name, train, test, group, preparation)
 
     def _deal(self, source: DataSource) -> tuple[Partition, Samples, Samples, Deal]:
         """The rule, the samples without the indicator samples, and how the rule deals them out."""
-        if self.partition is None or self.participants is None:
+        if self.partition is None:
             raise ConfigError("data: without a partition there is nothing to report; each site has its own data")
         train, test = _read(source)
+        participants = self.participants or Natural.able(train, test, self.min_samples)
         if self.indicator_samples:
             indicator = drawn(train.y, self.indicator_samples, self.seed, "data", spare=1)
             train = train.take(np.setdiff1d(np.arange(len(train)), indicator))
         rule = build_partition(self.partition)
-        return rule, train, test, dealt(train, test, rule, self.participants, self.seed, self.min_samples)
+        return rule, train, test, dealt(train, test, rule, participants, self.seed, self.min_samples)
+
+    def described(self, source: DataSource) -> list[str]:
+        """What became of a source's columns and, where samples go to their owners, of those that are too small."""
+        if not self._natural:
+            return source.described()
+        return [*source.described(), Natural.said(*_read(source), self.min_samples)]
 
     def report(self, source: DataSource) -> PartitionReport:
         """How a source is dealt out to the participants of a simulation.
@@ -174,7 +235,7 @@ class DataConfig:
             DataError: the samples cannot be read, are not valid, or too few.
         """
         rule, train, test, deal = self._deal(source)
-        return report_of(train, test, deal, rule.name)
+        return report_of(train, test, deal, rule.name, self._natural)
 
     def indicator(self, source: DataSource, per_class: int) -> Samples:
         """The indicator samples on which a simulation's method compares models.
@@ -188,12 +249,16 @@ class DataConfig:
             ConfigError: a class has too few.
         """
         train, _ = _read(source)
-        return train.take(drawn(train.y, per_class, self.seed, "data", spare=1))
+        chosen, preparation = train.take(drawn(train.y, per_class, self.seed, "data", spare=1)), None
+        if source.prepares:
+            preparation = source.preparation(train, train)
+        return chosen if preparation is None else replace(chosen, x=preparation.apply(chosen.x))
 
 
 def _read(source: DataSource) -> tuple[Samples, Samples]:
     return read(source, f"data {type(source).__name__}")
 
 
-def _prepared(name: str, train: Samples, test: Samples, group: int | None) -> ParticipantData:
-    return ParticipantData(name, Samples(normalised(train.x), train.y), Samples(normalised(test.x), test.y), group)
+def _normalised(name: str, samples: Samples, preparation: Preparation | None) -> Samples:
+    x = samples.x if preparation is None else check_values(preparation.apply(samples.x), name)
+    return Samples(normalised(x), samples.y)

@@ -157,8 +157,11 @@ def strata(y: np.ndarray, train: np.ndarray | None = None) -> np.ndarray:
         ``(n,)`` int64, from 0.
 
     Raises:
-        DataError: the labels have none of the forms.
+        DataError: the labels have none of the forms, or there are none.
     """
+    if not len(y):
+        split = "training" if train is None else "test"
+        raise DataError(f"there are no {split} samples to deal out; put some into the source's {split} split")
     form = form_of(y, "labels")
     if form == "several":
         return np.where(y.any(axis=1), 1 + y.argmax(axis=1), 0)
@@ -186,4 +189,4 @@ def outputs_for(train: np.ndarray, test: np.ndarray) -> int:
     form = form_of(train, "labels")
     if form in ("number", "time"):
         return 1
-    return train.shape[1] if form == "several" else int(max(train.max(), test.max())) + 1
+    return train.shape[1] if form == "several" else int(max(train.max(), test.max(initial=0))) + 1

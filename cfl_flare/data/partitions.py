@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -24,25 +24,85 @@ from cfl_flare.data.shifts import LabelPermutation, Scanner
 class Natural(Partition):
     """Each participant has all samples of one user or site, as named in the source's key column (LEAF).
 
-    Set ``key`` in the source (npz, table) to name the column. If there are more users than participants, the
-    participants are drawn among the users with enough samples; the others' samples stay unused.
+    Set ``key`` in the source (npz, table) to name the column. By default all users with enough training samples take
+    part, also those without a test sample, which are trained and not measured. If ``participants`` are fewer, they are
+    drawn among those with enough training samples and a test sample. The others' samples stay unused.
     """
 
     name: ClassVar[str] = "natural"
+    every: ClassVar[bool] = True
 
-    def strata(self, train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray]:
-        """The users, numbered over both splits."""
+    @staticmethod
+    def owners(train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The users, sorted, and the number of each training and test sample's user among them."""
         if train.key is None or test.key is None:
             raise DataError("partition natural: the samples have no key; set key in the data source (npz or table)")
         own, others = train.key, test.key
         if own.dtype.kind != others.dtype.kind:
             own, others = own.astype(str), others.astype(str)
         users = np.union1d(own, others)
-        return np.searchsorted(users, own), np.searchsorted(users, others)
+        return users, np.searchsorted(users, own), np.searchsorted(users, others)
+
+    @classmethod
+    def able(cls, train: Samples, test: Samples, min_samples: int) -> int:
+        """How many users have enough training samples.
+
+        Raises:
+            DataError: none has.
+        """
+        users, own, _ = cls.owners(train, test)
+        counts = np.bincount(own, minlength=len(users))
+        found = int((counts >= min_samples).sum())
+        if not found:
+            raise DataError(
+                f"partition natural: none of {len(users)} keys has {min_samples} training samples, the largest has "
+                f"{counts.max()}; lower min_samples"
+            )
+        return found
+
+    @classmethod
+    def said(cls, train: Samples, test: Samples, min_samples: int) -> str:
+        """How many users take part, and what happens to the others."""
+        users, own, others = cls.owners(train, test)
+        counts, tests = (np.bincount(part, minlength=len(users)) for part in (own, others))
+        small = counts < min_samples
+        line = f"natural: {(~small).sum()} of {len(users)} keys take part"
+        if small.any():
+            unused = int((counts + tests)[small].sum())
+            line += f"; {small.sum()} have fewer than min_samples = {min_samples} training samples, and their {unused} "
+            line += "samples stay unused"
+        untested = int(((tests == 0) & ~small).sum())
+        return line + (f"; {untested} have no test sample: they train, and are not measured" if untested else "")
+
+    def strata(self, train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """The users, numbered over both splits."""
+        return self.owners(train, test)[1:]
+
+    def truth_in(self, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
+        """The group that the source names for each participant.
+
+        Raises:
+            DataError: a participant's samples are of several groups.
+        """
+        if train.group is None:
+            return [None] * len(parts)
+        found: list[int | None] = []
+        for part in parts:
+            groups = np.unique(train.group[part])
+            if len(groups) > 1:
+                assert train.key is not None
+                raise DataError(
+                    f"partition natural: the samples of key {str(train.key[part[0]])!r} are of {len(groups)} groups; "
+                    "name a column that has one group for each key"
+                )
+            found.append(int(groups[0]))
+        return found
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
         """1 for a participant's own user, else 0."""
-        able = np.flatnonzero((pool.train >= pool.min_samples) & (pool.test >= 1))
+        able = np.flatnonzero(pool.train >= pool.min_samples)
+        if participants < len(able):
+            able = np.flatnonzero((pool.train >= pool.min_samples) & (pool.test >= 1))
         if len(able) < participants:
             raise DataError(
                 f"partition natural: {len(able)} of {pool.classes} keys have {pool.min_samples} training samples and a "

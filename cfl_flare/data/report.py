@@ -30,6 +30,7 @@ class PartitionReport:
         train_unused: training samples of the source that no participant has.
         test_unused: test samples of the source that no participant has.
         disjoint: no sample was given to two participants, or to one for training and for testing.
+        owners: whose samples each participant has, as the source's keys name them; None for rules without owners.
     """
 
     rule: str
@@ -42,6 +43,7 @@ class PartitionReport:
     train_unused: int
     test_unused: int
     disjoint: bool
+    owners: list[str] | None = None
 
 
 def participant_names(participants: int) -> list[str]:
@@ -50,8 +52,8 @@ def participant_names(participants: int) -> list[str]:
     return [f"p{i:0{width}d}" for i in range(participants)]
 
 
-def report_of(train: Samples, test: Samples, deal: Deal, rule: str) -> PartitionReport:
-    """Counts the samples of a deal of a source's training and test samples by a rule."""
+def report_of(train: Samples, test: Samples, deal: Deal, rule: str, owned: bool = False) -> PartitionReport:
+    """Counts the samples of a deal of a source's training and test samples by a rule, perhaps one by their owners."""
     y = np.concatenate((strata(train.y), strata(test.y, train.y)))
     classes = int(y.max()) + 1
     own, own_test = (
@@ -69,4 +71,5 @@ def report_of(train: Samples, test: Samples, deal: Deal, rule: str) -> Partition
         train_unused=int((times[: len(train)] == 0).sum()),
         test_unused=int((times[len(train) :] == 0).sum()),
         disjoint=bool((times <= 1).all()),
+        owners=[str(train.key[part[0]]) for part in deal.train] if owned and train.key is not None else None,
     )

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import CFLError, DataError
 from cfl_flare.core.seeds import stream
 from cfl_flare.data.labels import LARGEST, check_labels, of_one_form, strata
+
+if TYPE_CHECKING:
+    from cfl_flare.data.preparation import Preparation
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,13 @@ class Samples:
         y: the labels, ``(n, ...)``, in one of the forms of `cfl_flare.data.labels`: for classes ``(n,)`` int64, from 0.
         key: ``(n,)`` the owner of each sample (a user, a site), whole numbers or text, for the partition ``natural``;
             None if unknown.
+        group: ``(n,)`` int64, the true group of each sample's owner; None if unknown.
     """
 
     x: np.ndarray
     y: np.ndarray
     key: np.ndarray | None = None
+    group: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -46,19 +52,26 @@ class Samples:
 
     def take(self, indices: np.ndarray) -> Samples:
         """The samples at these indices."""
-        return Samples(self.x[indices], self.y[indices], None if self.key is None else self.key[indices])
+        key, group = (None if own is None else own[indices] for own in (self.key, self.group))
+        return Samples(self.x[indices], self.y[indices], key, group)
 
     def joined(self, other: Samples) -> Samples:
         """Its samples, then the other's; float32 where only one has bytes, labels as floats where only one's are."""
         x, others = (self.x, other.x) if self.x.dtype == other.x.dtype else (scaled(self.x), scaled(other.x))
-        key = None if self.key is None or other.key is None else np.concatenate((self.key, other.key))
-        return Samples(np.concatenate((x, others)), np.concatenate((self.y, other.y)), key)
+        own = ((self.key, other.key), (self.group, other.group))
+        key, group = (None if a is None or b is None else np.concatenate((a, b)) for a, b in own)
+        return Samples(np.concatenate((x, others)), np.concatenate((self.y, other.y)), key, group)
 
-    def check(self, where: str) -> Samples:
+    def check(self, where: str, missing: bool = False, fewest: int = 1) -> Samples:
         """Returns itself.
 
+        Args:
+            where: names the set in errors.
+            missing: NaN is allowed in x, as the source's `preparation` fills it up.
+            fewest: samples that it needs; an empty set that may be one is not looked into.
+
         Raises:
-            DataError: lengths differ, the set is empty, labels have none of the forms, or samples are not finite.
+            DataError: lengths differ, there are too few, labels have none of the forms, or samples are not finite.
         """
         x, y, key = self.x, self.y, self.key
         for name, array in (("x", x), ("y", y)):
@@ -66,10 +79,13 @@ class Samples:
                 raise DataError(f"{where}: {name} is a {type(array).__name__}; make it an array, one row per sample")
         if len(x) != len(y):
             raise DataError(f"{where}: {len(x)} samples but {len(y)} labels; give one label per sample")
+        if len(y) < fewest:
+            raise DataError(f"{where}: no samples; it needs some")
         if not len(y):
-            raise DataError(f"{where}: no samples; training and test need some each")
+            return self
         check_labels(y, x, where)
-        check_values(x, where)
+        gaps = missing and x.dtype.kind == "f" and bool(np.isnan(x).any())
+        check_values(np.nan_to_num(x, posinf=np.inf, neginf=-np.inf) if gaps else x, where)
         if key is not None and key.shape != y.shape[:1]:
             raise DataError(f"{where}: keys have shape {key.shape}, labels {y.shape}; give one key per sample")
         if key is not None and key.dtype.kind not in "iuU":
@@ -77,12 +93,12 @@ class Samples:
         return self
 
 
-def check_values(x: np.ndarray, where: str) -> None:
-    """Raises a DataError if samples are not bytes or floats, not finite, or so large that float32 overflows."""
+def check_values(x: np.ndarray, where: str) -> np.ndarray:
+    """Returns samples; raises a DataError if they are not bytes or floats, not finite, or too large for float32."""
     if x.dtype.kind != "f" and x.dtype != np.uint8:
         raise DataError(f"{where}: samples have dtype {x.dtype}; use uint8 or float32")
     if x.dtype.kind != "f" or not x.size:
-        return
+        return x
     rows = x.reshape(len(x), -1)
     largest = np.maximum(rows.max(axis=1), -rows.min(axis=1))
     if not np.isfinite(largest).all():
@@ -91,10 +107,19 @@ def check_values(x: np.ndarray, where: str) -> None:
     if largest.max() > LARGEST:
         bad = int(largest.argmax())
         raise DataError(f"{where}: sample {bad} reaches {largest[bad]:.3g}; scale the samples to about 0 to 1")
+    return x
 
 
 class DataSource(ABC):
     """What a site reads. Derive from it to bring your own data; keep the constructor's arguments as attributes."""
+
+    # Whether `load` leaves it to `preparation` to fill up and scale each participant's samples.
+    prepares: ClassVar[bool] = False
+
+    @property
+    def usual_partition(self) -> Mapping[str, Any] | None:
+        """The partition of a simulation, unless another is named; None for the command's."""
+        return None
 
     @abstractmethod
     def load(self) -> tuple[Samples, Samples]:
@@ -104,10 +129,28 @@ class DataSource(ABC):
             DataError: they cannot be read.
         """
 
+    def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation | None:
+        """What fills up and scales a participant's samples, fitted to its training samples; None if nothing does.
+
+        Args:
+            train: its training samples, as `load` gives them.
+            federation: those of all participants that train, in a simulation; None at a real site.
+        """
+        return None
+
+    def described(self) -> list[str]:
+        """What became of what was read, in lines for whoever starts a run; none if that is plain."""
+        return []
+
 
 def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samples, Samples]:
-    """Splits off the same share of each class, or of each other stratum of the labels, for testing."""
+    """Splits off the same share of each class, or of each other stratum of the labels, for testing.
+
+    Where the samples have owners, it is the same share of each owner's samples, and of its classes as far as they go.
+    """
     rng = stream(seed, "test split")
+    if samples.key is not None:
+        return _split_by_owner(samples, samples.key, test_share, rng)
     train, test, own = [], [], strata(samples.y)
     for c in np.unique(own):
         order = rng.permutation(np.flatnonzero(own == c))
@@ -115,6 +158,51 @@ def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samp
         test.append(order[:count])
         train.append(order[count:])
     return samples.take(np.concatenate(train)), samples.take(np.concatenate(test))
+
+
+def _split_by_owner(
+    samples: Samples, owner: np.ndarray, test_share: float, rng: np.random.Generator
+) -> tuple[Samples, Samples]:
+    """The same share of each owner's samples, rounded: equally spaced ones, once they are sorted by their classes."""
+    tested = np.zeros(len(samples), bool)
+    for rows in _by_owner(owner, np.lexsort((rng.permutation(len(samples)), strata(samples.y), owner))):
+        count = round(len(rows) * test_share)
+        places = (np.arange(count) + rng.random()) * len(rows) / max(1, count)
+        tested[rows[places.astype(np.int64)]] = True
+    return samples.take(np.flatnonzero(~tested)), samples.take(np.flatnonzero(tested))
+
+
+def _by_owner(owner: np.ndarray, order: np.ndarray) -> list[np.ndarray]:
+    """The rows of each owner, from an order that sorts by owners first."""
+    return np.split(order, np.flatnonzero(owner[order][1:] != owner[order][:-1]) + 1)
+
+
+def split_by_time(
+    samples: Samples, when: np.ndarray, test_share: float, first_days: int | None, where: str
+) -> tuple[Samples, Samples]:
+    """Splits each owner's samples by their date: the earlier ones train, the later ones are for testing.
+
+    Args:
+        samples: the samples; without owners they are split as one's.
+        when: ``(n,)`` days.
+        test_share: share of each owner's samples that is for testing, where ``first_days`` is None.
+        first_days: so many days from an owner's first sample on train.
+        where: names the samples in errors.
+
+    Raises:
+        DataError: a sample has no date.
+    """
+    if np.isnan(when).any():
+        row = int(np.flatnonzero(np.isnan(when))[0])
+        raise DataError(f"{where}: sample {row} has no date; fill it in or leave it out")
+    owner = np.zeros(len(samples)) if samples.key is None else samples.key
+    tested = np.zeros(len(samples), bool)
+    for rows in _by_owner(owner, np.lexsort((when, owner))):
+        if first_days is None:
+            tested[rows[len(rows) - round(len(rows) * test_share) :]] = True
+        else:
+            tested[rows] = when[rows] >= when[rows[0]] + first_days
+    return samples.take(np.flatnonzero(~tested)), samples.take(np.flatnonzero(tested))
 
 
 def taken(train: Samples, test: Samples, indices: np.ndarray) -> Samples:
@@ -152,18 +240,23 @@ def read(source: DataSource, where: str) -> tuple[Samples, Samples]:
             f"{where}: load() failed with {one_line(error)} at {frame.filename}:{frame.lineno}; fix it there, or "
             "raise a DataError that says what to do"
         ) from error
-    return checked(loaded, where)
+    return checked(loaded, where, source.prepares)
 
 
-def checked(load: Any, where: str) -> tuple[Samples, Samples]:
-    """The result of a source's ``load``.
+def checked(load: Any, where: str, missing: bool = False) -> tuple[Samples, Samples]:
+    """The result of a source's ``load``. The test set may be empty: it then has the training set's shape and form.
+
+    ``missing`` is as for `Samples.check`.
 
     Raises:
-        DataError: it is not a pair of valid sample sets with equal shapes and labels of one form.
+        DataError: it is not a pair of valid sample sets with equal shapes and labels of one form, or nothing is for
+            training.
     """
     if not (isinstance(load, tuple) and len(load) == 2 and all(isinstance(part, Samples) for part in load)):
         raise DataError(f"{where}: load() should return (train, test) as two Samples, not {type(load).__name__}")
-    train, test = load[0].check(f"{where}: training"), load[1].check(f"{where}: test")
+    train = load[0].check(f"{where}: training", missing)
+    test = load[1].check(f"{where}: test", missing, fewest=0)
+    test = test if len(test) else train.take(np.arange(0))
     if train.x.shape[1:] != test.x.shape[1:]:
         raise DataError(
             f"{where}: training samples are {train.x.shape[1:]}, test samples {test.x.shape[1:]}; give them the same "
@@ -181,7 +274,7 @@ def channels_first(images: np.ndarray, where: str) -> np.ndarray:
     Raises:
         DataError: they have another shape.
     """
-    if images.ndim == 3:
+    if images.ndim == 3 or images.shape[:1] == (0,):
         return images[:, None]
     if images.ndim == 4 and images.shape[3] in (1, 3):
         return np.ascontiguousarray(images.transpose(0, 3, 1, 2))

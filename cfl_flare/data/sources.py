@@ -7,22 +7,28 @@ from __future__ import annotations
 import logging
 import os
 import re
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import check_settings, setting
+from cfl_flare.data.columns import Columns
 from cfl_flare.data.files import expanded, find, read_npz, reading_within
+from cfl_flare.data.frames import is_table
+from cfl_flare.data.hospitals import Heart, Stroke
 from cfl_flare.data.images import CONVERT, RESIZE, Folder
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
+from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.samples import DataSource, Samples, checked, split_by_class
-from cfl_flare.data.table import Table
+from cfl_flare.data.table import Table, columns_of
 
 __all__ = ["SOURCES", "DataSource", "Digits", "Npz", "Samples", "SiteData"]
 
@@ -31,6 +37,7 @@ logger = logging.getLogger(__name__)
 VARIABLE = "CFL_DATA"
 LABEL = "CFL_LABEL"
 EVENT = "CFL_EVENT"
+COLUMNS = "CFL_COLUMNS"
 # Where FLARE's container launchers mount the datasets of a job's study: /data/<study>/<dataset>.
 MOUNTS = Path("/data")
 
@@ -97,18 +104,20 @@ class Npz(DataSource):
 class SiteData(DataSource):
     """The data that the site itself names: an .npz file in MedMNIST's layout, a folder of images by class, or a table.
 
-    The site's environment variable ``CFL_LABEL`` names the labels: a .csv file's column (default ``label``), or an .npz
+    The site's environment variable ``CFL_LABEL`` names the labels: a table's column (default ``label``), or an .npz
     file's arrays (default ``labels``: ``train_labels, test_labels``). ``CFL_EVENT`` names the column of events of a
-    .csv file whose labels are times (default none).
+    table whose labels are times (default none). ``CFL_COLUMNS`` is the file with what the sites agreed on of a table's
+    columns; a job whose ``columns`` say something else is refused.
 
-    A folder with a single .npz file, or with nothing but a .csv file, stands for that file, as datasets are always
-    mounted as folders.
+    A table is a .csv, .csv.gz or .parquet file. A folder with a single .npz file, or with nothing but a table, stands
+    for that file, as datasets are always mounted as folders.
 
     The first of these that is set is used, and must exist: ``path``; the site's environment variable ``CFL_DATA``; the
     only dataset that FLARE's container launchers (Docker, Kubernetes, Slurm) mount for the job's study.
     """
 
     name: ClassVar[str] = "site"
+    prepares: ClassVar[bool] = True
 
     path: str | None = setting(
         None, help="for a site on its own; a job leaves it out, as its author does not know the sites' paths"
@@ -118,31 +127,78 @@ class SiteData(DataSource):
     )
     size: int | None = setting(None, help=RESIZE)
     channels: int | None = setting(None, help=CONVERT)
+    columns: Mapping[str, Any] | str | None = setting(
+        None, help="of a table: the file that 'cfl-flare columns' wrote, or what is in it; a job carries the latter"
+    )
+    scaling: Literal["site", "federation", "none"] = setting("site", help="of a table, as of the source table")
 
     def __post_init__(self) -> None:
         check_settings(self, "data site")
+        if self._asked is not None:  # what is in the file, as a job's sites do not have it
+            object.__setattr__(self, "columns", self._asked.to_dict())
         require(self.path is None or bool(self.path), "data site: path = '' should name a file or a folder")
         one = self.study is None or bool(re.fullmatch(r"\w[\w.-]*", self.study))
         require(one, f"data site: study = {self.study!r} should be a name, of letters, digits, '_', '.' and '-'")
         Folder("", self.size, self.channels)  # its checks of both
 
-    def load(self) -> tuple[Samples, Samples]:
-        """Training and test samples, as the source npz or the source folder reads them."""
-        path, how = self.located()
-        with nullcontext() if self.path is not None else reading_within(None):  # what the operator names needs no leave
-            inside = list(path.glob("*.npz")) or list(path.iterdir()) if path.is_dir() else []
-            if len(inside) == 1 and inside[0].suffix.lower() in (".npz", ".csv"):
-                path = inside[0]
-            logger.info("data: %s (%s)", path, how)
-            return self._source(path).load()
+    @cached_property
+    def _asked(self) -> Columns | None:
+        """What a job says of a table's columns; None if it says nothing."""
+        return None if self.columns is None else columns_of(self.columns, "data site: columns")
 
-    def _source(self, path: Path) -> DataSource:
+    def load(self) -> tuple[Samples, Samples]:
+        """Training and test samples, as the source npz, folder or table reads them."""
+        with self._leave():
+            return self.inner.load()
+
+    def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation | None:
+        """As the source table's; None for images."""
+        with self._leave():
+            return self.inner.preparation(train, federation)
+
+    def described(self) -> list[str]:
+        """What became of a table's columns; nothing of images."""
+        with self._leave():
+            return self.inner.described()
+
+    def _leave(self) -> AbstractContextManager[None]:
+        """What the operator names needs no leave."""
+        return nullcontext() if self.path is not None else reading_within(None)
+
+    @cached_property
+    def inner(self) -> DataSource:
+        """The source npz, folder or table that reads what the site names."""
+        path, how = self.located()
+        inside = list(path.glob("*.npz")) or list(path.iterdir()) if path.is_dir() else []
+        if len(inside) == 1 and (inside[0].suffix.lower() == ".npz" or is_table(inside[0])):
+            path = inside[0]
+        logger.info("data: %s (%s)", path, how)
         if path.is_dir():
             return Folder(str(path), self.size, self.channels)
-        label = os.environ.get(LABEL)
-        if path.suffix.lower() == ".csv":
-            return Table(str(path), label or "label", event=os.environ.get(EVENT) or None)
+        label = os.environ.get(LABEL) or None
+        if is_table(path):
+            event = os.environ.get(EVENT) or None
+            return Table(str(path), label, event=event, columns=self._agreed(), scaling=self.scaling)
         return Npz(str(path), labels=label or "labels")
+
+    def _agreed(self) -> dict[str, Any] | None:
+        """What the sites agreed on of a table's columns.
+
+        Raises:
+            DataError: the job says something else than the operator.
+        """
+        named = os.environ.get(COLUMNS)
+        if not named:
+            return None if self._asked is None else self._asked.to_dict()
+        with reading_within(None):
+            own = Columns.read(find(str(expanded(named)), f"data site: {COLUMNS}"))
+        # How its file is written is a site's own matter.
+        if self._asked is not None and replace(self._asked, names=own.names) != own:
+            raise DataError(
+                f"data site: the job's columns are not those of {COLUMNS} here; agree with its author, or set "
+                f"{COLUMNS} to the file that the job was made with"
+            )
+        return own.to_dict()
 
     def located(self) -> tuple[Path, str]:
         """The data's path, and what named it.
@@ -163,8 +219,8 @@ class SiteData(DataSource):
         of_study = f"what is mounted for study {self.study} ({len(mounted)} datasets)" if self.study else "no study"
         raise DataError(
             f"data site: this site does not say where its data is; tried path (not given), {VARIABLE} (not set), "
-            f"{of_study}; set {VARIABLE} to an .npz file, a folder of images by class or a .csv file, in the shell "
-            "that starts the site"
+            f"{of_study}; set {VARIABLE} to an .npz file, a folder of images by class or a table, in the shell that "
+            "starts the site"
         )
 
 
@@ -174,6 +230,8 @@ SOURCES: dict[str, type[DataSource]] = {
     "site": SiteData,
     "folder": Folder,
     "table": Table,
+    "stroke": Stroke,
+    "heart": Heart,
     "mnist": MNIST,
     "fashion-mnist": FashionMNIST,
     "emnist": EMNIST,

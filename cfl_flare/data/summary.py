@@ -88,10 +88,17 @@ class DataSummary:
     @property
     def remarks(self) -> list[str]:
         """What is unusual but does not prevent a job from running, each with its way out."""
-        found = [*self._absent, *self._alike]
+        found = [*self._untested, *self._absent, *self._alike]
         if self.identical:
             found.append("all training samples are the same; check how they were written")
         return [*found, *filter(None, [self.unscaled])]
+
+    @property
+    def _untested(self) -> list[str]:
+        """A remark on a test split without samples; empty if it has some."""
+        if self.samples[1]:
+            return []
+        return ["no test samples: it trains, and no figure says how good its model is here; keep some samples back"]
 
     @property
     def _absent(self) -> list[str]:
@@ -133,6 +140,8 @@ def _counts(y: np.ndarray, form: str, outputs: int) -> tuple[int, ...]:
         found = np.array([(y == c).any(axis=(1, 2)).sum() for c in range(outputs)])
     elif form == "number":
         found = np.zeros(0, np.int64)
+    elif not len(y):
+        found = np.zeros(2 if form == "time" else outputs, np.int64)
     else:
         found = np.bincount(strata(y), minlength=2 if form == "time" else outputs)
     return tuple(found.tolist())

@@ -1,246 +1,272 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tables: a CSV or npz file with one row per sample, a label column, and numbers in the others."""
+"""Tables as hospitals have them: one row per sample, a column of labels, and numbers, categories or dates in others."""
 
 from __future__ import annotations
 
-import csv
-import io
-import os
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
-from operator import itemgetter
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import DataError, FileError
-from cfl_flare.core.files import check_memory, open_regular
+from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.data.files import find, read_npz
-from cfl_flare.data.samples import DataSource, Samples, split_by_class
+from cfl_flare.core.text import shown
+from cfl_flare.data.columns import Columns
+from cfl_flare.data.features import check_columns, days, encoded, inferred, names_of, shared, texts
+from cfl_flare.data.files import find
+from cfl_flare.data.frames import read_frame
+from cfl_flare.data.outcomes import Outcomes, outcomes
+from cfl_flare.data.preparation import Preparation
+from cfl_flare.data.samples import DataSource, Samples, split_by_class, split_by_time
 
-# A CSV file's values take about this many times as much memory as the file.
-TEXT_IN_MEMORY = 10
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
 class Table(DataSource):
-    """Rows of numbers with a label column, from a CSV file with a header or an npz file with one array per column.
+    """Rows of a .csv, .csv.gz or .parquet file, or of an .npz file with one array per column.
 
-    Features are all other columns of numbers, in the file's order; columns of text are left out. In an npz file an
-    array may have two dimensions. Labels are class numbers from 0, or names, which are numbered in sorted order. A
-    label column with decimals, or with a number below 0, holds numbers to predict, for task regression.
+    All columns but those named for another purpose are features: numbers, which each participant scales by its own
+    training rows; booleans; text as categories, each a feature of 0 or 1; dates as days. A missing value is filled by
+    the participant's own training rows. What each column became is printed. ``columns`` says it beforehand, as real
+    sites must agree on categories: see ``cfl-flare site columns``.
 
-    `normalised` maps x to 2x - 1. So (z + 1) / 2 is stored for a standardised feature z, and the network sees z.
+    Labels are class numbers from 0, or names, which are numbered in sorted order. A label column with decimals, or with
+    a number below 0, holds numbers to predict, for task regression.
     """
 
     name: ClassVar[str] = "table"
+    prepares: ClassVar[bool] = True
 
-    path: str = setting(help="the file, found as by the source npz; read as npz if its name ends in .npz, else as CSV")
-    label: str = setting("label", help="the label's column: classes, numbers to predict, or times if event is set")
+    path: str = setting(help="the file, found as by the source npz; read by its ending, else as CSV")
+    label: str | None = setting(
+        None, help="the label's column: classes, numbers to predict, or times if event is set; default label"
+    )
     key: str | None = setting(
-        None, help="the column with each row's owner, for the partition natural; it is not a feature"
+        None, help="the column with each row's owner, which is a participant (partition natural); it is not a feature"
     )
-    test_share: float = setting(0.25, help="share of each class that is used for testing", gt=0, lt=1)
+    test_share: float = setting(
+        0.25, help="share of each class that is used for testing; with key, of each owner's rows", gt=0, lt=1
+    )
     seed: int = setting(0, help="seed of that split")
-    standardise: bool = setting(
-        True,
-        help="scale each feature by the training rows' mean and deviation; without it the numbers are kept as they "
-        "are, and should be in about [0, 1]",
-    )
     event: str | None = setting(
         None,
         help="the column that is 1 where the event happened, 0 where the row was censored; the label is then the time, "
         "for task survival",
     )
+    group: str | None = setting(
+        None, help="the column with the true group of each row's owner, to compare clusters with; it is not a feature"
+    )
+    time: str | None = setting(
+        None, help="a column of dates: each owner's latest rows are for testing, not random ones; it is not a feature"
+    )
+    first_days: int | None = setting(
+        None, help="with time: the rows of so many days from an owner's first one train, and all later ones test", ge=1
+    )
+    columns: Mapping[str, Any] | str | None = setting(
+        None, help="what the columns mean: the file that 'cfl-flare columns' wrote, or what is in it"
+    )
+    take: Sequence[str] | None = setting(None, help="the columns that become features, as [age,sex]; default all")
+    leave: Sequence[str] | None = setting(None, help="columns that are left out, as [id,note]")
+    categories: Sequence[str] | None = setting(None, help="columns of numbers that are codes of categories")
+    absent: Sequence[str] | None = setting(None, help="texts that mean that a value is missing, as [?,NA]")
+    missing: bool = setting(False, help="add whether a value is missing as a feature, where a column lacks some")
+    unlabelled: Literal["refuse", "leave"] = setting("refuse", help="what happens to rows that have no label")
+    scaling: Literal["site", "federation", "none"] = setting(
+        "site",
+        help="numbers are scaled by the participant's own training rows, by a mean and deviation that all agree on, or "
+        "not at all: they should then be in about [0, 1]",
+    )
 
     def __post_init__(self) -> None:
+        for name in ("take", "leave", "categories", "absent"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, [getattr(self, name)])
+            given = getattr(self, name)
+            fits = isinstance(given, (list, tuple)) and all(isinstance(text, str) for text in given)
+            require(fits or given is None, f"data table: {name} = {shown(given)} should be a list of text, as [a,b]")
         check_settings(self, "data table")
-        columns = {"label": self.label, "key": self.key, "event": self.event}
-        for (one, name), (other, same) in combinations(columns.items(), 2):
-            differ = name is None or name != same
+        named = {name: getattr(self, name) for name in ("label", "key", "event", "group", "time")}
+        for (one, name), (other, same) in combinations(named.items(), 2):
+            differ = name is None or name != same or {one, other} == {"key", "group"}
             require(differ, f"data table: {one} and {other} are both {same!r}; they are different columns")
+        require(self.take is None or self.leave is None, "data table: take and leave are both given; give one of them")
+        chosen = [name for name in ("take", "categories", "missing") if getattr(self, name)]
+        require(
+            self.columns is None or not chosen,
+            f"data table: columns says what the columns mean, and so does {', '.join(chosen)}; leave one out",
+        )
+        require(
+            self.first_days is None or self.time is not None,
+            f"data table: first_days = {self.first_days} counts from a date; name its column with time",
+        )
+        if self._agreed is not None:  # what is in the file, as a job's sites do not have it
+            object.__setattr__(self, "columns", self._agreed.to_dict())
+
+    @property
+    def usual_partition(self) -> Mapping[str, Any] | None:
+        """Each owner is a participant, where rows have owners."""
+        return None if self.key is None else {"partition": "natural"}
+
+    @cached_property
+    def _agreed(self) -> Columns | None:
+        """What the sites agreed on; None if that is not given."""
+        where = "data table: columns"
+        return None if self.columns is None else columns_of(self.columns, where).usable(where)
 
     def load(self) -> tuple[Samples, Samples]:
-        """Both splits, float32 ``(n, features)``."""
-        path = find(self.path, "data table")
-        columns = _npz_columns(path) if path.suffix.lower() == ".npz" else _csv_columns(path)
-        ways_out = {self.label: "label, or CFL_LABEL", self.key: "key", self.event: "event, or CFL_EVENT"}
-        for name in filter(None, (self.label, self.key, self.event)):
-            if name not in columns:
-                beside = " beside CFL_DATA" if name != self.key else ""
-                raise DataError(
-                    f"{path}: no column {name!r}; it has {', '.join(columns)}; set {ways_out[name]}{beside}"
-                )
-        where = f"{path}: column {self.label!r}"
-        if self.event is None:
-            labels = label_values(columns.pop(self.label), where)
+        """Both splits: features ``(n, d)`` float64, as `preparation` takes them, NaN where a value is missing."""
+        path, frame, columns, labels = self._whole
+        frame = frame[labels.kept]
+        x, _ = encoded(frame, columns, str(path))
+        samples = Samples(x, labels.y, self._owners(frame, path), self._groups(frame))
+        samples.check(str(path), missing=True)
+        if self.time is None:
+            train, test = split_by_class(samples, self.test_share, self.seed)
         else:
-            times = time_values(columns.pop(self.label), where)
-            events = event_values(columns.pop(self.event), f"{path}: column {self.event!r}")
-            labels = np.stack((times, events), axis=1)
-        key = columns.pop(self.key) if self.key else None
-        if key is not None and key.dtype.kind == "f":
+            when = days(frame[self.time], f"{path}: column {self.time!r}")
+            train, test = split_by_time(samples, when, self.test_share, self.first_days, str(path))
+        return train.check(f"{path}: training", missing=True), test.check(f"{path}: test", missing=True, fewest=0)
+
+    def _label(self) -> str:
+        return self.label or (self._agreed.label if self._agreed is not None else None) or "label"
+
+    @cached_property
+    def _whole(self) -> tuple[Path, pd.DataFrame, Columns, Outcomes]:
+        """The file, its table, what the columns mean, and the labels; read once, for all participants."""
+        path = find(self.path, "data table")
+        frame, columns = self._frame(path)
+        leave = self.unlabelled == "leave"
+        how = self._label(), self.event, columns.positive, columns.classes, leave
+        return path, frame, columns, outcomes(frame, path, *how)
+
+    def _frame(self, path: Path) -> tuple[pd.DataFrame, Columns]:
+        """The table, and what its columns mean.
+
+        Raises:
+            DataError: it cannot be read, or lacks a column.
+        """
+        agreed = self._agreed
+        absent = [*(self.absent or ()), *(agreed.absent if agreed is not None else ())]
+        frame = read_frame(path, agreed.names if agreed is not None else (), absent)
+        ways_out = {self._label(): "label, or CFL_LABEL", self.key: "key", self.event: "event, or CFL_EVENT"}
+        ways_out |= {self.group: "group", self.time: "time"}
+        known = [name for name in ways_out if name]
+        others = dict.fromkeys((*(self.take or ()), *(self.leave or ())), "take and leave")
+        for name, way_out in {**others, **{name: ways_out[name] for name in known}}.items():
+            if name not in frame:
+                beside = " beside CFL_DATA" if "CFL" in way_out else ""
+                raise DataError(f"{path}: no column {shown(name)}; it has {names_of(frame)}; set {way_out}{beside}")
+        if agreed is not None:
+            check_columns(frame, agreed, str(path), [*known, *(self.leave or ())])
+            return frame, agreed
+        features = [name for name in self.take or frame if name not in known and name not in (self.leave or ())]
+        if not features:
+            raise DataError(
+                f"{path}: no column besides {self._label()!r} that could be a feature; it has {names_of(frame)}"
+            )
+        columns = inferred(frame[features], str(path), self.categories or (), self.missing)
+        return frame, replace(columns, leave=tuple(self.leave or ()))
+
+    def _owners(self, frame: pd.DataFrame, path: Path) -> np.ndarray | None:
+        if self.key is None:
+            return None
+        key, missing = frame[self.key].to_numpy(), np.flatnonzero(texts(frame[self.key]).isna())
+        if len(missing):
+            row = frame.index[missing[0]] + 1
+            raise DataError(f"{path}: column {self.key!r}: row {row} has no owner; fill it in or leave the row out")
+        if key.dtype.kind == "f":
             raise DataError(f"{path}: column {self.key!r} holds {key.dtype}; a key is whole numbers or text")
-        features = {name: _sound(values, f"{path}: column {name!r}") for name, values in columns.items()}
-        blocks = [values.reshape(len(labels), -1) for values in features.values() if values.dtype.kind in "biuf"]
-        if not blocks:
-            others = ", ".join(columns) or "none"
-            raise DataError(f"{path}: no column of numbers besides {self.label!r}; it has {others}")
-        samples = Samples(np.concatenate(blocks, axis=1).astype(np.float64), labels, key).check(str(path))
-        train, test = split_by_class(samples, self.test_share, self.seed)
-        if self.standardise and len(train):
-            mean, deviation = train.x.mean(axis=0), train.x.std(axis=0)
-            # Dividing a feature that is constant except for rounding by its deviation would blow it up.
-            deviation[deviation <= 1e-12 * np.maximum(1, np.abs(mean))] = 1
-            train, test = (Samples(((s.x - mean) / deviation + 1) / 2, s.y, s.key) for s in (train, test))
-        train, test = (Samples(s.x.astype(np.float32), s.y, s.key) for s in (train, test))
-        return train.check(f"{path}: training"), test.check(f"{path}: test")
+        return key if key.dtype.kind in "iu" else key.astype(str)
+
+    def _groups(self, frame: pd.DataFrame) -> np.ndarray | None:
+        if self.group is None:
+            return None
+        return np.unique(frame[self.group].to_numpy().astype(str), return_inverse=True)[1].astype(np.int64)
+
+    def described(self) -> list[str]:
+        """What each column became, and which rows are left out."""
+        path, frame, columns, labels = self._whole
+        _, others = encoded(frame[labels.kept], columns, str(path))
+        used = {c.column for c in columns.columns} | {self._label(), self.key, self.event, self.group, self.time}
+        aside = [name for name in frame if name not in used]
+        lines = [f"{len(frame.columns)} columns, {len(columns.features)} features", *(c.line for c in columns.columns)]
+        if aside:
+            lines.append(f"left out: {', '.join(aside)}")
+        if not labels.kept.all():
+            lines.append(f"left out: {int((~labels.kept).sum())} of {len(frame)} rows, which have no label")
+        lines += [f"{name}: {rows} rows have a category that no other site named" for name, rows in others.items()]
+        return lines
+
+    def own_columns(self, fewest: int) -> Columns:
+        """What this site's table has, for the sites to agree on: no row, and no category of fewer rows than this.
+
+        Means and deviations are those of the training rows, as by the scale that comes of them no test row is seen.
+        Categories and classes that ``columns`` names are the study's, and stay, whether this site has them or not.
+
+        Raises:
+            ConfigError: ``fewest`` is not above 0.
+            DataError: the table cannot be read, or has fewer rows.
+        """
+        require(fewest > 0, f"--min-rows = {fewest} should be > 0")
+        path, frame, columns, labels = self._whole
+        if len(frame) < fewest:
+            raise DataError(f"{path}: has {len(frame)} rows, and says nothing of fewer than {fewest}; lower --min-rows")
+        columns = replace(columns.measured(self.load()[0].x, fewest), label=self._label())
+        if self._agreed is None:
+            columns = shared(columns, frame, fewest)
+        if not columns.classes:
+            named = texts(frame[self._label()]).value_counts()
+            columns = replace(columns, classes=tuple(name for name in labels.names if named[name] >= fewest))
+        return columns
+
+    def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation:
+        """Fits to a participant's training rows; see `Preparation.fitted`.
+
+        Args:
+            train: its training samples, as `load` gives them.
+            federation: those of all participants that train, in a simulation; None at a real site.
+
+        Raises:
+            DataError: at a real site, nothing says what the sites agreed on.
+        """
+        _, _, columns, labels = self._whole
+        others = (*columns.leave, *(self.leave or ()), *filter(None, (self.key, self.event, self.group, self.time)))
+        leave = tuple(dict.fromkeys(others))
+        columns = replace(columns, label=self._label(), classes=columns.classes or labels.names, leave=leave)
+        if federation is None:
+            self._check_alone(columns)
+        elif self.scaling == "federation" and not columns.common:
+            columns = columns.measured(federation.x)
+        return Preparation.fitted(train.x, columns, self.scaling)
+
+    def _check_alone(self, columns: Columns) -> None:
+        """Whether a real site has what it needs to make the same features as all others."""
+        way_out = "let each site run 'cfl-flare site columns', put the files together with 'cfl-flare columns', and "
+        way_out += "give the result as columns"
+        agreed = self._agreed
+        texts = [c.column for c in columns.columns if c.kind == "category"] if agreed is None else []
+        if columns.classes and (agreed is None or not agreed.classes):
+            texts.append(self._label())
+        if texts:
+            raise DataError(f"data table: the sites must agree on the categories of {texts[0]!r}; {way_out}")
+        if self.scaling == "federation" and not columns.common:
+            raise DataError(f"data table: scaling = 'federation' needs a mean and deviation of all sites; {way_out}")
 
 
-def label_values(values: np.ndarray, where: str) -> np.ndarray:
-    """A column of labels ``(n,)``: class numbers as int64, names numbered in sorted order, or numbers as float64.
-
-    Raises:
-        DataError: a row has no label or an infinite one, or the column holds neither numbers nor text.
-    """
-    if values.ndim != 1:
-        raise DataError(f"{where} has shape {values.shape}; give one label a row")
-    if values.dtype.kind in "iu":
-        return values.astype(np.float64 if values.min(initial=0) < 0 else np.int64)
-    missing = [i for i, value in enumerate(values) if value == "" or value != value]  # NaN differs from itself
-    if missing:
-        raise DataError(f"{where}: row {missing[0] + 1} has no label")
-    if values.dtype.kind == "f":
-        return _finite(values, where).astype(np.float64)
-    if values.dtype.kind != "U":
-        raise DataError(f"{where} holds {values.dtype}, e.g. {values[0]}; labels are numbers or names")
-    if any(_is_number(value) and not value.lstrip("+-").isdigit() for value in values):
-        _sound(values, where)  # a word among numbers to predict is no class
-    return np.unique(values, return_inverse=True)[1].astype(np.int64)
-
-
-def time_values(values: np.ndarray, where: str) -> np.ndarray:
-    """A column of times ``(n,)`` as float64.
-
-    Raises:
-        DataError: a row's is missing, infinite, no number, or not above 0.
-    """
-    times = _finite(_numbers(values, where), where)
-    if (times <= 0).any():
-        row = int(np.flatnonzero(times <= 0)[0])
-        raise DataError(f"{where}: row {row + 1} holds {values[row]}; a time is above 0")
-    return times
-
-
-def event_values(values: np.ndarray, where: str) -> np.ndarray:
-    """A column of events ``(n,)`` as float64: 1 where it happened, 0 where the row was censored.
-
-    Raises:
-        DataError: a row holds something else.
-    """
-    meaning = "write 1 where the event happened, 0 where the row was censored"
-    events = _numbers(values, where, meaning)
-    known = (events == 0) | (events == 1)
-    if not known.all():
-        row = int(np.flatnonzero(~known)[0])
-        held = "no value" if np.isnan(events[row]) else values[row]
-        raise DataError(f"{where}: row {row + 1} holds {held}; {meaning}")
-    return events
-
-
-def _numbers(values: np.ndarray, where: str, way_out: str = "fix it or leave the row out") -> np.ndarray:
-    """The column as float64 ``(n,)``.
-
-    Raises:
-        DataError: it has another shape, or a row holds text.
-    """
-    if values.ndim != 1:
-        raise DataError(f"{where} has shape {values.shape}; give one number a row")
-    text = [row for row, value in enumerate(values) if not _is_number(value)] if values.dtype.kind not in "biuf" else []
-    if text:
-        raise DataError(f"{where}: row {text[0] + 1} holds {str(values[text[0]])!r}, no number; {way_out}")
-    return values.astype(np.float64)
-
-
-def _finite(values: np.ndarray, where: str) -> np.ndarray:
-    """The column, of numbers.
+def columns_of(columns: Mapping[str, Any] | str, where: str) -> Columns:
+    """What a setting ``columns`` says: a file's path, or what is in it.
 
     Raises:
-        DataError: a row holds NaN or infinity.
+        ConfigError: it is something else.
+        DataError: there is no such file.
+        PathError: the operator does not allow a job to name it.
     """
-    if not np.isfinite(values).all():
-        row = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
-        raise DataError(f"{where}: row {row + 1} is empty, NaN or infinity; fill it in or leave the row out")
-    return values
-
-
-def _sound(values: np.ndarray, where: str) -> np.ndarray:
-    """The column.
-
-    Raises:
-        DataError: it holds NaN, infinity, or text in a column of numbers.
-    """
-    if values.dtype.kind == "U" and values.ndim == 1:
-        text = [row for row, value in enumerate(values) if not _is_number(value)]
-        if text and len(text) < 0.5 * len(values):
-            value = str(values[text[0]])
-            raise DataError(f"{where}: row {text[0] + 1} holds {value!r} among numbers; fix it or leave it out")
-    return _finite(values, where) if values.dtype.kind == "f" else values
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _npz_columns(path: Path) -> dict[str, np.ndarray]:
-    """The arrays, which must have equal lengths."""
-    columns = read_npz(path)
-    lengths = {name: len(values) if values.ndim else 0 for name, values in columns.items()}
-    if len(set(lengths.values())) > 1:
-        (first, n), (other, m) = min(lengths.items(), key=itemgetter(1)), max(lengths.items(), key=itemgetter(1))
-        raise DataError(f"{path}: {first!r} has {n} rows but {other!r} has {m}; every array is a column of the table")
-    return columns
-
-
-def _csv_columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a CSV file: int64 or float64 if all values are numbers or missing, else text."""
-    try:
-        with open_regular(path) as binary:
-            check_memory(TEXT_IN_MEMORY * os.fstat(binary.fileno()).st_size, str(path))
-            file = io.TextIOWrapper(binary, newline="", encoding="utf-8-sig")
-            rows = [row for row in csv.reader(file, strict=True) if row]
-    except FileError as error:
-        raise DataError(str(error)) from error
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as a CSV file in UTF-8: {error}") from error
-    if len(rows) < 2:
-        raise DataError(f"{path}: no rows; a table has a line of column names and one line per sample")
-    header = [name.strip() for name in rows[0]]
-    repeated = [name for name, times in Counter(header).items() if times > 1]
-    if repeated:
-        raise DataError(f"{path}: two columns are called {repeated[0]!r}; rename one")
-    for number, row in enumerate(rows[1:], start=1):
-        if len(row) != len(header):
-            raise DataError(f"{path}: row {number} has {len(row)} values, the header {len(header)} columns")
-    return {name: _typed([value.strip() for value in values]) for name, values in zip(header, zip(*rows[1:]))}
-
-
-def _typed(values: list[str]) -> np.ndarray:
-    """As whole numbers if possible, else as numbers with NaN for missing values, else as text."""
-    try:
-        return np.array([int(value) for value in values], np.int64)
-    except (ValueError, OverflowError):
-        pass
-    try:
-        return np.array([float(value) if value else np.nan for value in values])
-    except ValueError:
-        return np.array(values)
+    return Columns.read(find(columns, where)) if isinstance(columns, str) else Columns.of(columns, where)

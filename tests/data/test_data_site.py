@@ -11,7 +11,9 @@ import pytest
 from PIL import Image
 
 from cfl_flare.core.errors import ConfigError, DataError
-from cfl_flare.data import SiteData, sources
+from cfl_flare.data import DataConfig, DataSource, Npz, ParticipantData, Samples, SiteData, sources
+from cfl_flare.data.samples import checked
+from cfl_flare.data.summary import DataSummary
 
 
 @pytest.fixture(autouse=True)
@@ -145,3 +147,42 @@ def test_settings_are_checked():
         SiteData(channels=2)
     with pytest.raises(ConfigError, match="path = ''"):
         SiteData("")
+
+
+def test_a_site_may_have_no_test_samples_and_is_told(tmp_path):
+    path = tmp_path / "ward.npz"
+    images, labels = np.full((8, 3, 3), 7, np.uint8), np.arange(8) % 2
+    np.savez(path, train_images=images, train_labels=labels, test_images=np.zeros((0,)), test_labels=np.zeros((0,)))
+    (own,) = DataConfig().host(Npz(str(path)), "ward", 0, 1)
+    assert (own.test.x.shape, own.test.y.shape, own.test.y.dtype) == ((0, 1, 3, 3), (0,), own.train.y.dtype)
+    found = DataSummary.of(own)
+    assert (found.train, found.test) == ((4, 4), (0, 0))
+    assert found.remarks[0].startswith("no test samples: it trains, and no figure says how good its model is")
+
+
+def test_a_site_without_training_samples_is_refused():
+    some, none = Samples(np.ones((2, 3), np.float32), np.array([0, 1])), Samples(np.ones((0, 3)), np.zeros(0, int))
+    with pytest.raises(DataError, match="ward: training: no samples; it needs some"):
+        checked((none, some), "ward")
+    with pytest.raises(DataError, match="ward: test: 2 samples but 0 labels"):
+        checked((some, Samples(some.x, none.y)), "ward")
+
+
+@pytest.mark.parametrize("y", [[[0, 1], [1, 1]], [0.5, 1.5], [[1.0, 1], [2.0, 0]]])
+def test_an_empty_test_split_has_the_form_of_the_training_split(y):
+    some = Samples(np.ones((2, 3), np.float32), np.array(y), np.array([3, 4]))
+    train, test = checked((some, Samples(np.zeros(0), np.zeros(0))), "ward")
+    assert (test.x.shape, test.y.shape, test.y.dtype) == ((0, 3), (0, *train.y.shape[1:]), train.y.dtype)
+    assert len(test.key) == 0
+    own = DataSummary.of(ParticipantData("ward", train, test))
+    assert own.samples == (2, 0)
+    assert sum(own.test) == 0
+
+
+def test_a_pooled_source_needs_test_samples_to_deal_out():
+    class Untested(DataSource):
+        def load(self):
+            return Samples(np.ones((40, 3), np.float32), np.arange(40) % 2), Samples(np.zeros(0), np.zeros(0))
+
+    with pytest.raises(DataError, match="there are no test samples to deal out; put some into the source's test split"):
+        DataConfig(2, "iid").host(Untested(), "local", 0, 1)

@@ -1,0 +1,388 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Tables as hospitals have them: what columns become, how missing values are filled up, what sites agree on."""
+
+import gzip
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cfl_flare.core.errors import ConfigError, DataError
+from cfl_flare.data import DataConfig, SiteData
+from cfl_flare.data.columns import Column, Columns, agreed, pooled
+from cfl_flare.data.features import encoded, inferred
+from cfl_flare.data.preparation import Preparation
+from cfl_flare.data.samples import Samples, normalised, split_by_time
+from cfl_flare.data.table import Table
+
+WARD = """age,sex,stage,smokes,seen,note,label
+60,F,II,Y,1995-01-01,x,1
+70,M,I,n,1995-01-03,x,0
+,F,II,,1995-01-02,x,1
+80,M,III,Y,,x,0
+"""
+
+
+def written(tmp_path, text, name="ward.csv"):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return str(path)
+
+
+def ward(rows=24):
+    """A table of two hospitals, of 8 and 16 rows."""
+    lines = [f"{30 + i},{'AB'[i % 2]},{'' if i % 6 == 0 else i},{'s' if i < 8 else 't'},{i % 2}" for i in range(rows)]
+    return "\n".join(["age,kind,dose,hospital,label", *lines]) + "\n"
+
+
+def refused(make, message):
+    with pytest.raises((DataError, ConfigError), match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+# What a column becomes
+
+
+@pytest.mark.parametrize("name", ["ward.csv", "ward.csv.gz"])
+def test_columns_become_what_they_look_like(tmp_path, name):
+    table = Table(written(tmp_path, WARD, name), leave=["note"], missing=True, test_share=0.5)
+    lines = table.described()
+    assert lines == [
+        "7 columns, 11 features",
+        "age: number, and whether it is missing",
+        "sex: category of F, M",
+        "stage: category of I, II, III",
+        "smokes: boolean, 1 for Y, and whether it is missing",
+        "seen: date, and whether it is missing",
+        "left out: note",
+    ]
+    frame, columns = table._frame(tmp_path / name)
+    x, others = encoded(frame, columns, "ward")
+    age, smokes, seen = x[:, 0], x[:, 7], x[:, 9]
+    assert not others and columns.features[:2] == ["age", "age missing"]
+    assert np.array_equal(age, [60, 70, np.nan, 80], equal_nan=True) and x[:, 1].tolist() == [0, 0, 1, 0]
+    assert x[:, 2:4].tolist() == [[1, 0], [0, 1], [1, 0], [0, 1]]
+    assert np.array_equal(smokes, [1, 0, np.nan, 1], equal_nan=True)
+    assert np.array_equal(seen - 9131, [0, 2, 1, np.nan], equal_nan=True)  # days since 1970
+
+
+def test_parquet_is_read_as_csv_is(tmp_path):
+    pytest.importorskip("pyarrow")
+    frame = pd.read_csv(written(tmp_path, WARD), parse_dates=["seen"])
+    frame.to_parquet(tmp_path / "ward.parquet")
+    columns = inferred(frame.drop(columns=["note", "label"]), "ward")
+    text, _ = Table(written(tmp_path, WARD), leave=["note"])._frame(tmp_path / "ward.csv")
+    packed, same = Table(str(tmp_path / "ward.parquet"), leave=["note"])._frame(tmp_path / "ward.parquet")
+    assert same.columns == columns.columns
+    assert np.array_equal(encoded(text, columns, "a")[0], encoded(packed, columns, "b")[0], equal_nan=True)
+
+
+def test_codes_and_markers_are_named(tmp_path):
+    text = "cp,chol,label\n" + "".join(f"{1 + i % 3}.0,{'?' if i % 2 else 200 + i},{i % 2}\n" for i in range(8))
+    table = Table(written(tmp_path, text), categories=["cp"], absent=["?"])
+    frame, columns = table._frame(tmp_path / "ward.csv")
+    assert columns.columns == (Column("cp", "category", ("1", "2", "3")), Column("chol"))
+    assert np.isnan(encoded(frame, columns, "t")[0][:, 3]).sum() == 4
+    assert Table(written(tmp_path, text), take="cp", categories="cp", absent="?").load()[0].x.shape[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        (WARD, {"leave": ["weight"]}, "no column 'weight'; it has age, sex.*; set take and leave"),
+        (WARD, {"take": ["age"], "leave": ["sex"]}, "take and leave are both given"),
+        (WARD, {"categories": ["weight"]}, "categories names 'weight', which is no feature"),
+        (WARD, {"first_days": 30}, "first_days = 30 counts from a date; name its column with time"),
+        (WARD, {"time": "stage", "leave": ["note"]}, "column 'stage': row 1 holds 'II', no date; write it like"),
+        (WARD, {"scaling": "none", "columns": {"columns": []}}, "columns: there are none; name some"),
+        (
+            "name,label\n" + "".join(f"patient {i},{i % 2}\n" for i in range(80)),
+            {},
+            r"'name': holds 80 different texts in 80 rows, too many for categories; leave it out with leave=\[name\]",
+        ),
+        (
+            "a,b,label\n1,,0\n2,,1\n",
+            {"categories": ["b"]},
+            r"'b': holds nothing; leave it out with leave=\[b\]",
+        ),
+    ],
+)
+def test_what_a_table_refuses(tmp_path, text, settings, message):
+    refused(lambda: Table(written(tmp_path, text), **settings).load(), message)
+
+
+def test_rows_without_a_label(tmp_path):
+    text = ward() + "99,A,1,t,\n"
+    refused(lambda: Table(written(tmp_path, text), key="hospital").load(), "row 25 has no label; fill it in")
+    table = Table(written(tmp_path, text), key="hospital", unlabelled="leave")
+    train, test = table.load()
+    assert len(train) + len(test) == 24 and train.y.dtype == np.int64
+    assert "left out: 1 of 25 rows, which have no label" in table.described()
+
+
+def test_units_are_checked_by_ranges(tmp_path):
+    columns = {"columns": [{"column": "age", "range": [0, 50]}], "leave": ["kind", "dose", "hospital"]}
+    refused(
+        lambda: Table(written(tmp_path, ward()), columns=columns).load(),
+        "column 'age': row 22 holds 51, and 3 of 24 rows are not in 0 to 50; look at the unit, and correct",
+    )
+
+
+def test_a_column_that_is_missing_or_new_is_refused(tmp_path):
+    columns = {"columns": [{"column": "age"}], "leave": ["dose", "hospital"]}
+    refused(lambda: Table(written(tmp_path, ward()), columns=columns).load(), "column 'kind' is new: it is none of")
+    columns = {"columns": [{"column": "age"}, {"column": "weight"}], "leave": ["kind", "dose", "hospital"]}
+    refused(lambda: Table(written(tmp_path, ward()), columns=columns).load(), "no column 'weight', which the sites agr")
+
+
+# Filling up and scaling
+
+
+def test_a_participant_fills_up_and_scales_by_its_own_training_rows():
+    columns = Columns((Column("a"), Column("b", "category", ("u", "v")), Column("c", "boolean", ("N", "Y"))))
+    nan = np.nan
+    x = np.array([[1.0, 1, 0, 1], [3, nan, nan, 1], [nan, 0, 1, nan], [8, 0, 1, 0]])
+    fitted = Preparation.fitted(x, columns, "site")
+    deviation = np.std([1, 3, 8])
+    assert fitted.fill.tolist() == [3, 0, 1, 1] and fitted.mean.tolist() == [4, 0, 0, 0]
+    assert np.allclose(fitted.deviation, [deviation, 1, 1, 1])
+    seen = normalised(fitted.apply(x))
+    assert np.allclose(seen[:, 0], (np.array([1, 3, 3, 8]) - 4) / deviation, atol=1e-6)
+    assert np.allclose(seen[:, 1:], [[1, 0, 1], [0, 1, 1], [0, 1, 1], [0, 1, 0]], atol=1e-6)
+
+
+def test_columns_of_which_a_participant_has_nothing():
+    columns = Columns((Column("a", mean=5.0, deviation=2.0), Column("b", "category", ("u", "v"), missing=True)))
+    x = np.array([[np.nan, np.nan, np.nan, 1.0]] * 3)
+    for scaling, mean in (("site", 0.0), ("federation", 5.0)):
+        fitted = Preparation.fitted(x, columns, scaling)
+        assert fitted.fill.tolist() == [mean, 0, 0, 0]
+        assert np.allclose(normalised(fitted.apply(x)), [0, 0, 0, 1])
+
+
+def test_a_preparation_survives_its_file():
+    columns = Columns((Column("a"), Column("b", "ordinal", ("low", "high"))), label="y", absent=("?",))
+    fitted = Preparation.fitted(np.array([[1.0, 0], [2, 1], [4, 1]]), columns, "site")
+    again = Preparation.of(json.loads(json.dumps(fitted.to_dict())), "test")
+    assert again.columns == columns
+    for name in ("fill", "mean", "deviation"):
+        assert np.array_equal(getattr(again, name), getattr(fitted, name))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fill": [1.0]}, "fill should be 2 numbers"),
+        ({"mean": ["a", 1]}, "mean should be numbers"),
+        ({"deviation": [0.0, 1.0]}, "a deviation is not above 0"),
+        ({"fill": [1.0, float("nan")]}, "fill should be 2 numbers"),
+        ({"columns": 3}, "columns"),
+    ],
+)
+def test_damaged_preparations(changes, message):
+    columns = Columns((Column("a"), Column("b")))
+    whole = Preparation.fitted(np.eye(2), columns, "site").to_dict()
+    refused(lambda: Preparation.of({**whole, **changes}, "test"), message)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_nothing_missing_is_left_and_scaled_numbers_are_standard(data):
+    n = data.draw(st.integers(1, 30))
+    values = data.draw(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), min_size=n, max_size=n))
+    x = np.array([[np.nan if v is None else v] for v in values])
+    seen = normalised(Preparation.fitted(x, Columns((Column("a"),)), "site").apply(x)).astype(np.float64)
+    assert np.isfinite(seen).all()
+    there = seen[~np.isnan(x[:, 0]), 0]
+    if len(there) and np.ptp(x[~np.isnan(x[:, 0])]) > 1e-3:
+        assert abs(there.mean()) < 1e-3 and abs(there.std() - 1) < 1e-3
+
+
+# What sites agree on
+
+
+def test_pooled_mean_and_deviation_are_those_of_all_rows():
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(i, 1 + i, n) for i, n in enumerate((3, 40, 7))]
+    mean, deviation = pooled((len(p), p.mean(), p.std()) for p in parts)
+    every = np.concatenate(parts)
+    assert np.allclose((mean, deviation), (every.mean(), every.std()))
+
+
+def test_sites_agree(tmp_path):
+    first, other = ward(8), "age,kind,dose,hospital,label\n" + "".join(f"{50 + i},C,2,u,{i % 2}\n" for i in range(16))
+    tables = [Table(written(tmp_path, text, f"{i}.csv"), leave=["hospital"]) for i, text in enumerate((first, other))]
+    own = [table.own_columns(4) for table in tables]
+    assert own[0].columns[0].rows == 6 and own[0].columns[1].rows == 0  # of 8, two are for testing
+    both = agreed({"s": own[0], "u": own[1]})
+    age, kind, _ = both.columns
+    ages = np.concatenate([table.load()[0].x[:, 0] for table in tables])
+    assert age.rows == 18 and np.allclose((age.mean, age.deviation), (ages.mean(), ages.std()))
+    assert kind.categories == ("A", "B", "C") and both.label == "label" and both.leave == ("hospital",)
+    assert Columns.of(json.loads(json.dumps(both.to_dict()))) == both
+    rare = Table(written(tmp_path, first), leave=["hospital"]).own_columns(5)
+    assert rare.columns[1].categories == ()  # four rows each
+    refused(lambda: agreed({"s": rare}), "'kind': no site has a category of enough rows; let all sites leave it out")
+
+
+def test_a_column_of_zeros_and_a_constant_one_survive_their_file():
+    columns = Columns((Column("a"), Column("b"), Column("c", range=(0, 0))), positive=0)
+    measured = columns.measured(np.array([[-1.0, 5, 0], [1, 5, 0], [0, 5, 0]]))
+    assert [c.mean for c in measured.columns] == [0, 5, 0] and measured.columns[1].deviation == 0
+    assert Columns.of(json.loads(json.dumps(measured.to_dict()))) == measured
+
+
+def test_the_order_of_a_study_s_own_classes_and_categories_stays():
+    study = Columns((Column("stage", "category", ("low", "high")),), classes=("well", "ill"))
+    both = agreed({"s": study, "t": study})
+    assert both.classes == ("well", "ill") and both.columns[0].categories == ("low", "high")
+    found = agreed({"s": study, "t": replace(study, classes=("ill", "well", "dead"))})
+    assert found.classes == ("dead", "ill", "well")
+
+
+def test_what_sites_must_agree_on():
+    number, text = Columns((Column("a"),)), Columns((Column("a", "category", ("u",)),))
+    refused(lambda: agreed({"s": number, "t": text}), "'a': kind is 'number' at s and 'category' at t; agree on one")
+    refused(lambda: agreed({"s": number, "t": Columns((Column("b"),))}), "'a' is at s and not at t; add it there")
+    more = Columns((Column("a"), Column("b")))
+    refused(lambda: agreed({"s": number, "t": more}), "'b' is at t and not at s")
+    unit = Columns((Column("a", range=(0, 9)),))
+    refused(lambda: agreed({"s": number, "t": unit}), r"'a': range is None at s and \(0, 9\) at t")
+
+
+def test_a_real_site_needs_agreed_categories(tmp_path, monkeypatch):
+    path, config = written(tmp_path, ward()), DataConfig()
+    monkeypatch.setenv("CFL_DATA", path)
+    refused(lambda: config.host(SiteData(), "s", 0, 1), "the sites must agree on the categories of 'kind'; let each")
+    columns = Table(path).own_columns(5).to_dict()
+    (one,) = config.host(SiteData(columns=columns), "s", 0, 1)
+    assert one.train.x.shape[1] == 6 and np.isfinite(one.train.x).all() and one.preparation is not None
+    (tmp_path / "agreed.json").write_text(json.dumps(columns))
+    monkeypatch.setenv("CFL_COLUMNS", str(tmp_path / "agreed.json"))
+    (same,) = config.host(SiteData(), "s", 0, 1)
+    assert np.array_equal(same.train.x, one.train.x)
+    other = {**columns, "absent": ["?"]}
+    refused(lambda: config.host(SiteData(columns=other), "s", 0, 1), "the job's columns are not those of CFL_COLUMNS")
+
+
+def test_a_common_scale_is_that_of_all_training_rows(tmp_path):
+    path = written(tmp_path, ward())
+    for scaling in ("site", "federation"):
+        table = Table(path, key="hospital", leave=["kind", "dose"], scaling=scaling)
+        config = DataConfig(partition="natural", min_samples=1).resolved(table)
+        s, t = config.host(table, "local", 0, 1)
+        together = np.concatenate((s.train.x, t.train.x)).astype(np.float64)
+        if scaling == "federation":
+            assert abs(together.mean()) < 1e-6 and abs(together.std() - 1) < 1e-6
+            assert s.train.x.mean() < -0.5 and t.train.x.mean() > 0.2
+        else:
+            assert abs(s.train.x.mean()) < 1e-6 and abs(t.train.x.mean()) < 1e-6
+    refused(
+        lambda: DataConfig().host(Table(path, leave=["kind", "dose", "hospital"], scaling="federation"), "s", 0, 1),
+        "scaling = 'federation' needs a mean and deviation of all sites",
+    )
+
+
+# Splits
+
+
+def test_each_owner_s_rows_are_split(tmp_path):
+    test = Table(written(tmp_path, ward()), key="hospital").load()[1]
+    assert {k: int((test.key == k).sum()) for k in "st"} == {"s": 2, "t": 4}
+    assert [int(test.y[test.key == k].sum()) for k in "st"] == [1, 2]
+
+
+def test_the_latest_rows_test():
+    x, key = np.arange(7.0)[:, None], np.array(["s", "t", "s", "t", "s", "t", "t"])
+    samples = Samples(x, np.array([0, 1] * 3 + [0]), key)
+    when = np.array([400.0, 0, 0, 900, 364, 100, 365])
+    train, test = split_by_time(samples, when, 0.25, None, "t")
+    assert sorted(test.x[:, 0]) == [0, 3]  # one of three, one of four
+    train, test = split_by_time(samples, when, 0.25, 365, "t")
+    assert sorted(train.x[:, 0]) == [1, 2, 4, 5] and sorted(test.x[:, 0]) == [0, 3, 6]
+    refused(lambda: split_by_time(samples, np.where(x[:, 0] == 3, np.nan, when), 0.25, None, "t"), "sample 3 has no d")
+
+
+def test_validation_samples_are_never_trained_on_or_tested(tmp_path):
+    table = Table(written(tmp_path, ward()), key="hospital", leave=["kind", "dose"], scaling="none")
+    seen = {}
+    for on in ("test", "validation"):
+        config = DataConfig(partition="natural", min_samples=1, validation=0.25, measured_on=on).resolved(table)
+        s, t = config.host(table, "local", 0, 1)
+        seen[on] = [{*one.train.x[:, 0].tolist()} for one in (s, t)], [{*one.test.x[:, 0].tolist()} for one in (s, t)]
+    assert seen["test"][0] == seen["validation"][0]
+    for i, (train, test, validation) in enumerate(zip(seen["test"][0], seen["test"][1], seen["validation"][1])):
+        assert not train & test and not train & validation and not test & validation
+        assert len(train) + len(test) + len(validation) == (8, 16)[i]
+    refused(lambda: DataConfig(measured_on="validation"), "no samples are set aside for it; give validation a share")
+
+
+# Owners
+
+
+def test_natural_takes_all_owners_and_says_who_is_too_small(tmp_path):
+    text = ward() + "90,A,1,tiny,1\n91,B,1,tiny,0\n"
+    table = Table(written(tmp_path, text), key="hospital", leave=["kind", "dose"])
+    config = DataConfig(partition="natural", min_samples=5)
+    assert config.resolved(table).participants == 2
+    assert config.described(table)[-1] == (
+        "natural: 2 of 3 keys take part; 1 have fewer than min_samples = 5 training samples, and their 2 samples stay "
+        "unused"
+    )
+    report = config.report(table)
+    assert report.owners == ["s", "t"] and report.train_unused + report.test_unused == 2
+    everyone = DataConfig(partition="natural", min_samples=1)
+    assert everyone.described(table)[-1].endswith("1 have no test sample: they train, and are not measured")
+    assert everyone.resolved(table).participants == 3
+    refused(lambda: DataConfig(partition="natural", min_samples=99).resolved(table), "none of 3 keys has 99 training")
+
+
+def test_groups_of_owners_are_the_truth(tmp_path):
+    table = Table(written(tmp_path, ward()), key="hospital", group="kind", leave=["dose"])
+    refused(
+        lambda: DataConfig(partition="natural").report(table), "key 't' are of 2 groups; name a column that has one"
+    )
+    text = ward().replace("A,", "x,").replace("B,", "x,")
+    table = Table(written(tmp_path, text), key="hospital", group="kind", leave=["dose"])
+    assert DataConfig(partition="natural", min_samples=1).report(table).truth == [0, 0]
+
+
+def test_a_sample_s_key_and_group_stay_with_it():
+    samples = Samples(np.zeros((3, 1)), np.arange(3), np.array(["a", "b", "c"]), np.array([1, 2, 2]))
+    both = samples.take(np.array([2, 0])).joined(samples.take(np.array([1])))
+    assert both.key.tolist() == ["c", "a", "b"] and both.group.tolist() == [2, 1, 2]
+    assert replace(samples, group=None).take(np.array([0])).group is None
+
+
+# Names of classes
+
+
+def test_sites_agree_on_the_names_of_classes(tmp_path, monkeypatch):
+    """A site without a class would number the others as other sites number it."""
+    rows = {"a": ["benign", "malign"] * 6, "b": ["malign"] * 11 + ["unsure"]}
+    paths = {
+        s: written(tmp_path, "x,dx\n" + "".join(f"{i},{dx}\n" for i, dx in enumerate(own)), f"{s}.csv")
+        for s, own in rows.items()
+    }
+    refused(lambda: DataConfig().host(Table(paths["b"], label="dx"), "b", 0, 1), "agree on the categories of 'dx'")
+    own = {s: Table(path, label="dx").own_columns(5) for s, path in paths.items()}
+    both = agreed(own)
+    assert own["b"].classes == ("malign",) and both.classes == ("benign", "malign")  # one row is unsure
+    refused(
+        lambda: Table(paths["b"], columns=both.to_dict()).load(),
+        "'unsure' is none of the 2 classes that the sites agreed on; add it to classes",
+    )
+    agreed_on = replace(both, classes=("benign", "malign", "unsure")).to_dict()
+    monkeypatch.setenv("CFL_DATA", paths["b"])
+    (one,) = DataConfig().host(SiteData(columns=agreed_on), "b", 0, 1)
+    assert {*np.concatenate((one.train.y, one.test.y))} == {1, 2}
+
+
+def test_a_row_without_an_owner_is_refused(tmp_path):
+    refused(lambda: Table(written(tmp_path, ward() + "9,A,1,,1\n"), key="hospital").load(), "row 25 has no owner")
