@@ -12,6 +12,7 @@ A document names a figure in a comment before it, which a browser does not show,
     <!--json fedac/similarity.json rows.0.models.LrCos .2f-->                a number of another file of results
     <!--table paired cluster_dirichlet: local fedavg; accuracy macro_f1-->   rows and columns, with what made them
     <!--which digits blood; accuracy-->                                      wins over local and FedAvg, by partition
+    <!--gains stroke natural: ifca-2 ditto; local fedavg-->                  hospitals with a smaller loss, by row
 
 A word such as ``rounds=100`` or ``data_seed=0`` tells apart cells of one row. ``accuracy@10`` is the figure after ten
 rounds.
@@ -30,6 +31,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import hospital_gains
 import kept
 from cells import Cell
 from kept import CitationError, digits, group, interval, mean_of, paired, signed, value
@@ -140,6 +142,14 @@ def which(text: str) -> str:
     return f"\n\n{summary(results, name[0])}\n"
 
 
+def gains(text: str) -> str:
+    """See `hospital_gains`, the script beside this one."""
+    place, _, asked = text.partition(":")
+    rows, others = (part.split() for part in asked.split(";"))
+    result, partition = place.split()
+    return f"\n\n{hospital_gains.table(result, partition, rows, others)}\n"
+
+
 WAYS: dict[str, Callable[[str], str]] = {
     "figure": figure,
     "difference": difference,
@@ -148,6 +158,7 @@ WAYS: dict[str, Callable[[str], str]] = {
     "published": published,
     "table": table,
     "which": which,
+    "gains": gains,
 }
 
 

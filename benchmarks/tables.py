@@ -37,6 +37,7 @@ from typing import Any
 from cells import AFTER, FACTS, add_cells, load_cell, read_cells, write_json
 from plans import PLANS, Plan
 from provenance import commit
+from scores import save_scores
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.config import parse_spec, require
@@ -107,6 +108,7 @@ def run_cell(
         if (folder / FACTS).exists():
             return
         attempts = Attempts(folder / "attempts.json")
+        plan = plan.of_row(row)
         spec, *penalties = plan.method(row)
         method, private = build_named(spec, penalties), plan.private(row)
         if sites:
@@ -114,10 +116,10 @@ def run_cell(
 
             attempts.count(run_through_flare(folder, plan, method, partition, seed, sites, private))
         else:
-            run_loop(
+            server = run_loop(
                 method=method,
                 model=plan.model,
-                source=plan.source,
+                source=plan.source_of(seed),
                 data=plan.data(partition, seed),
                 settings=plan.scheduled(seed),
                 training=plan.training,
@@ -125,7 +127,10 @@ def run_cell(
                 on_round=lambda measured: attempts.count(),
                 checkpoints=Store(folder / "checkpoints"),
                 private=private,
+                private_shrinkage=plan.private_shrinkage,
             )
+            if plan.training.score_bins:
+                save_scores(folder, server)
         if plan.after is not None:
             write_json(folder / AFTER, plan.after(plan, folder))
         facts = {
@@ -164,11 +169,10 @@ def run(given: argparse.Namespace) -> None:
     for partition in partitions:
         there = ", ".join(plan.partitions)
         require(partition in plan.partitions, f"plan {plan.name}: partition {partition!r} is unknown; there: {there}")
-    network = model_factory(altered.model)()
     for row in rows:  # what is wrong is said before the first cell
-        (method, *penalties), private = altered.method(row), altered.private(row)
+        (method, *penalties), private, own = altered.method(row), altered.private(row), altered.of_row(row)
         built = build_named(method, penalties)
-        check_private(built, Division.of(network, private), private, altered.rounds)
+        check_private(built, Division.of(model_factory(own.model)(), private), private, own.rounds)
         if plan.refuse is not None:
             plan.refuse(built)
     kept = read_cells(given.out)

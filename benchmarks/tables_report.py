@@ -17,6 +17,7 @@ from typing import Any
 from cells import Cell, read_cells
 from plans import PLANS, Plan
 from plans.figures import FIGURES
+from plans.plan import own_training
 from tables_figures import draw, label
 
 
@@ -76,15 +77,20 @@ def finished(cells: Path) -> list[Cell]:
 
 def way(cell: Cell) -> dict[str, Any]:
     """How a cell was trained, but for the settings that it says are its own."""
-    own, plan, summary = cell.facts.get("settings", {}), cell.plan, cell.summary
+    own, plan, summary = {**cell.facts.get("settings", {}), **of_row(cell)}, cell.plan, cell.summary
     usual = {key: value for key, value in dataclasses.asdict(plan.training).items() if key in own}
-    model = plan.model if "model" in own else summary["model"]
+    model = plan.model if {"model", "hidden"} & own.keys() else summary["model"]
     scheduled = summary.get("run", {})
     run = {k: getattr(plan, k) if k in own else scheduled.get(k) for k in ("sample", "evaluate_every")}
     if unseen := summary["data"].get("unseen"):
         run["unseen"] = unseen
     known = {"precision": "float32", **summary["training"]}  # the first cells did not say it
     return {"model": model, "training": {**known, **usual}, "run": run}
+
+
+def of_row(cell: Cell) -> dict[str, Any]:
+    """What a cell's row said of its training."""
+    return own_training(cell.facts["method"].split(" + "))
 
 
 def table_rows(found: Sequence[Cell]) -> list[dict[str, Any]]:

@@ -23,9 +23,16 @@ class Figure(NamedTuple):
 
 FIGURES: dict[str, Figure] = {
     "accuracy": Figure("served_accuracy", 100, "accuracy"),
+    "mean_accuracy": Figure("served_accuracy_unweighted", 100, "accuracy, mean of hospitals"),
     "macro_f1": Figure("served_macro_f1", 100, "macro-F1"),
     "balanced_accuracy": Figure("served_balanced_accuracy", 100, "balanced accuracy"),
     "auroc": Figure("served_auroc", 100, "AUROC"),
+    "pooled_auroc": Figure("pooled_auroc", 100, "pooled AUROC"),
+    "mean_auroc": Figure("served_auroc_unweighted", 100, "AUROC, mean of hospitals"),
+    "loss": Figure("served_loss", 100, "log-loss × 100"),
+    "pooled_ece": Figure("pooled_ece", 100, "calibration error, pooled"),
+    "tenth_accuracy": Figure("tenth_accuracy", 100, "worst tenth"),
+    "tenth_loss": Figure("tenth_loss", 100, "log-loss × 100 of the worst tenth"),
     "auprc": Figure("served_auprc", 100, "AUPRC"),
     "ece": Figure("served_ece", 100, "calibration error"),
     "brier": Figure("served_brier", 1, "Brier", 3),

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from cfl_flare.core.config import from_dict, require
+from cfl_flare.core.config import from_dict, parse_spec, require
 from cfl_flare.core.seeds import stream
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
 from cfl_flare.data.report import participant_names
@@ -23,13 +23,37 @@ from cfl_flare.training.settings import TrainSettings
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 SCHEDULED = ("participants", "rounds", "sample", "evaluate_every", "min_samples", "indicator_samples", "unseen")
-OF_DATA = ("outliers", "data_seed")
+OF_DATA = ("outliers", "data_seed", "validation", "measured_on", "private_shrinkage")
+OF_SOURCE = ("scaling", "pooled", "parts", "swapped")  # of sources that have them
+OF_SERVER = ("server_optimizer", "server_lr", "server_tau", "server_beta1", "server_beta2")
 
 Rows = Mapping[str, tuple[str, ...]]
 
 # What every table needs beside its methods: no federation, and no learning.
 BASELINES: Rows = {"majority": ("plans.variants.OwnMajorityClass",), "local": ("local",)}
 PRIVATE = "private="  # before the layers that a row keeps private, among its penalties
+TRAIN = "train:"  # before what a row's training has that the plan's has not, in the same place
+
+
+@dataclass(frozen=True)
+class Remembered(DataConfig):
+    """What was dealt out last is not read and prepared again for the next cell, if it is of the same data."""
+
+    def host(self, source: DataSource, site: str, index: int, sites: int) -> list[ParticipantData]:
+        """The participants of the site."""
+        return _hosted(
+            repr((source, self, site, index, sites)), lambda: super(Remembered, self).host(source, site, index, sites)
+        )
+
+
+_LAST: dict[str, list[ParticipantData]] = {}
+
+
+def _hosted(what: str, deal: Callable[[], list[ParticipantData]]) -> list[ParticipantData]:
+    if what not in _LAST:
+        _LAST.clear()
+        _LAST[what] = deal()
+    return list(_LAST[what])
 
 
 @dataclass(frozen=True)
@@ -75,6 +99,11 @@ def model(name: str, input_shape: Sequence[int], num_classes: int) -> dict[str, 
     return {"class_path": f"cfl_flare.models.{MODELS[name].__name__}", "args": args}
 
 
+def own_training(said: Sequence[str]) -> dict[str, Any]:
+    """What a row's training has of its own, by its texts."""
+    return {key: value for text in said if text.startswith(TRAIN) for key, value in parse_spec(text)[1].items()}
+
+
 @dataclass(frozen=True)
 class Plan:
     """The settings of a paper, and what is laid beside its tables.
@@ -102,6 +131,11 @@ class Plan:
         averaged: over which rounds of a run figures are averaged: so many of the ``last`` or of the ``best`` ones.
         outliers: how many participants have random labels, spread evenly over the others.
         data_seed: of the partition; None for that of the run.
+        split_seed: whether the run's seed draws the source's test split too.
+        validation: share of each participant's training samples that is set aside.
+        measured_on: what models are measured on, as of `DataConfig`.
+        server: further settings of what the server schedules.
+        private_shrinkage: how strongly private layers are pulled to their cluster's.
         after: what is measured of a finished run beside its rounds, from its folder.
         refuse: raises ConfigError for a method that ``after`` cannot measure.
     """
@@ -128,6 +162,11 @@ class Plan:
     averaged: tuple[str, int] = ("last", 3)
     outliers: int = 0
     data_seed: int | None = None
+    split_seed: bool = False
+    validation: float = 0.0
+    measured_on: Literal["test", "validation"] = "test"
+    server: Mapping[str, Any] = field(default_factory=dict)
+    private_shrinkage: float = 0.0
     after: Callable[[Plan, Path], Mapping[str, float]] | None = None
     refuse: Callable[[Method], None] | None = None
 
@@ -158,12 +197,20 @@ class Plan:
     def method(self, row: str) -> tuple[str, ...]:
         """A row's method and penalties."""
         method, *more = self.said(row)
-        return method, *(text for text in more if not text.startswith(PRIVATE))
+        return method, *(text for text in more if not text.startswith((PRIVATE, TRAIN)))
 
     def private(self, row: str) -> str | None:
         """The layers that stay with each participant in a row; None for none."""
         found = (text.removeprefix(PRIVATE) for text in self.said(row)[1:] if text.startswith(PRIVATE))
         return next(found, None)
+
+    def of_row(self, row: str) -> Plan:
+        """The plan with what a row's training has of its own."""
+        return self.altered(own_training(self.said(row)))
+
+    def source_of(self, seed: int) -> DataSource:
+        """The samples, as a run's seed splits them."""
+        return replace(self.source, seed=seed) if self.split_seed else self.source  # type: ignore[type-var]
 
     @property
     def random_labels(self) -> tuple[str, ...]:
@@ -174,30 +221,39 @@ class Plan:
     def data(self, partition: str, seed: int) -> DataConfig:
         """How the samples are dealt out."""
         seed = seed if self.data_seed is None else self.data_seed
-        rule, held = dict(self.partitions[partition]), (self.min_samples, self.indicator_samples, self.unseen)
+        rule, common = dict(self.partitions[partition]), ("min_samples", "indicator_samples", "unseen")
+        held = {name: getattr(self, name) for name in (*common, "validation", "measured_on")}
         if partition in self.groups:
-            return Some(self.participants, rule, seed, *held, groups=self.groups[partition])
+            return Some(self.participants, rule, seed, groups=self.groups[partition], **held)
         if self.outliers:
-            return Outliers(self.participants, rule, seed, *held, random_labels=self.random_labels)
-        return DataConfig(self.participants, rule, seed, *held)
+            return Outliers(self.participants, rule, seed, random_labels=self.random_labels, **held)
+        return Remembered(self.participants, rule, seed, **held)
 
     def scheduled(self, seed: int) -> ServerSettings:
         """What the server schedules. No best round is kept: the papers' figures are of the last ones."""
-        return ServerSettings(self.rounds, seed, self.sample, evaluate_every=self.evaluate_every, key_metric="")
+        every = self.evaluate_every
+        return ServerSettings(self.rounds, seed, self.sample, evaluate_every=every, key_metric="", **self.server)
 
     def altered(self, settings: Mapping[str, Any]) -> Plan:
-        """The plan with other settings: what is scheduled, how participants train, or ``model`` by its name.
+        """The plan with other settings: what is scheduled, how participants train, the source's, or the model's.
 
         Raises:
             ConfigError: an unknown setting, or a value out of its range.
         """
         training = {f.name: settings.get(f.name, getattr(self.training, f.name)) for f in fields(self.training)}
-        known = ("model", *SCHEDULED, *OF_DATA, *training)
+        of_source = [name for name in OF_SOURCE if hasattr(self.source, name)]
+        known = ("model", "hidden", *SCHEDULED, *OF_DATA, *OF_SERVER, *of_source, *training)
         unknown = [name for name in settings if name not in known]
         require(not unknown, f"plan {self.name}: unknown setting {unknown[:1]}; there are {', '.join(known)}")
         own = {name: settings[name] for name in (*SCHEDULED, *OF_DATA) if name in settings}
+        if of_server := {name: settings[name] for name in OF_SERVER if name in settings}:
+            own["server"] = {**self.server, **of_server}
         if "model" in settings:
             name = settings["model"]
             require(name in MODELS, f"plan {self.name}: model = {name!r} is unknown; there are {', '.join(MODELS)}")
             own["model"] = model(name, **self.model["args"])
+        if "hidden" in settings:
+            own["model"] = {**self.model, "args": {**self.model["args"], "hidden": [settings["hidden"]]}}
+        if changed := {name: settings[name] for name in of_source if name in settings}:
+            own["source"] = replace(self.source, **changed)  # type: ignore[type-var]
         return replace(self, training=from_dict(TrainSettings, training, "training"), **own)

@@ -27,13 +27,20 @@ class OwnMajorityClass(Local):
         return Update(learner.participant, learner.samples)
 
     def serve(self, learner: Learner, download: Download) -> Params:
-        """A network whose head has no weights, and a bias for that class alone."""
-        untrained = learner.initial(0)
+        """A network whose head has no weights, and a bias for that class alone.
+
+        The single output of a binary task is the logarithm of the odds of its labels, with one more of each.
+        """
+        untrained, counts = learner.initial(0), np.bincount(learner.labels, minlength=2)
         vector = untrained.vector.copy()
         for entry in untrained.layout.entries:
-            if entry.head:
-                bias = len(entry.shape) == 1
-                entry.view(vector)[...] = np.eye(entry.size)[np.bincount(learner.labels).argmax()] if bias else 0
+            if entry.head and len(entry.shape) > 1:
+                entry.view(vector)[...] = 0
+            elif entry.head:
+                one = entry.size == 1
+                entry.view(vector)[...] = (
+                    np.log((counts[1] + 1) / (counts[0] + 1)) if one else np.eye(entry.size)[counts.argmax()]
+                )
         return replace(untrained, vector=vector)
 
 
