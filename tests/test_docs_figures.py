@@ -36,6 +36,7 @@ OF_CELLS = (
         "blood-cells.md",
         "private.md",
         "calibration.md",
+        "hospitals.md",
     ),
     "which-method.md",
 )

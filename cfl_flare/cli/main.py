@@ -19,14 +19,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cfl_flare.cli.options import Simulation, parser
+from cfl_flare.cli.options import SIMULATED, Simulation, parser
+from cfl_flare.cli.report import report
 from cfl_flare.cli.setting_options import given
-from cfl_flare.cli.specs import build_named, model_of_job, model_spec, read_source, shape_and_outputs
+from cfl_flare.cli.specs import build_named, dealt_out, model_of_job, model_spec, read_source, shape_and_outputs
+from cfl_flare.cli.watch import watch
 from cfl_flare.core.config import check_run_name, one_line, require
 from cfl_flare.core.errors import CFLError, ConfigError, RunFailedError, UnfitError
 from cfl_flare.core.files import explained
 from cfl_flare.core.text import plain
-from cfl_flare.data import PARTITIONS, SOURCES, DataConfig
+from cfl_flare.data import PARTITIONS, SOURCES, DataConfig, DataSource, SiteData
+from cfl_flare.data.columns import Columns
+from cfl_flare.data.table import Table as PatientTable
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
@@ -34,6 +38,7 @@ from cfl_flare.methods.combinations import Combination
 from cfl_flare.models import MODELS
 from cfl_flare.report.table import heading, print_whole, results_table
 from cfl_flare.results.key_metric import of_training
+from cfl_flare.results.preparations import columns_of
 from cfl_flare.results.run_dir import find_runs
 from cfl_flare.training.settings import TrainSettings
 
@@ -44,7 +49,8 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; bad input is one line on stderr and exit status 2."""
     commands = {"run": run, "export": export, "methods": methods, "partition": partition, "show": show}
-    commands |= {"onboard": onboard, "site": operate, "predict": operate}
+    commands |= {"onboard": onboard, "study": study, "report": report, "watch": watch}
+    commands |= {"site": operate, "columns": operate, "predict": operate}
     try:
         arguments = parser().parse_args(argv)
         commands[arguments.subcommand](arguments)
@@ -91,7 +97,7 @@ def run(arguments: argparse.Namespace) -> None:
     simulation = Simulation(**given(arguments, Simulation))
     source, training = read_source(arguments.data), TrainSettings(**given(arguments, TrainSettings))
     settings = {
-        **given(arguments, *CONCERNS.values()),
+        **dealt_out(source, given(arguments, *CONCERNS.values()), SIMULATED),
         "model": model_spec(arguments.model, *shape_and_outputs(source, arguments.data, training)),
         "data": source,
         "training": training,
@@ -104,9 +110,19 @@ def run(arguments: argparse.Namespace) -> None:
     print_whole(console, results_table(runs))
     if len(runs) > 1:
         from cfl_flare.report.figures import draw_comparison
+        from cfl_flare.report.html.write import try_to_write
 
         draw_comparison(runs, out)
+        if (why := try_to_write(out, runs)) is not None:
+            console.print(why, style="yellow", markup=False, soft_wrap=True)
     console.print(f"results: {out}", soft_wrap=True, markup=False)
+
+
+def study(arguments: argparse.Namespace) -> None:
+    """``cfl-flare study``."""
+    from cfl_flare.cli.study import study as run_it
+
+    run_it(arguments)
 
 
 def export(arguments: argparse.Namespace) -> None:
@@ -143,9 +159,11 @@ def partition(arguments: argparse.Namespace) -> None:
         figure is None or (figure.parent.is_dir() and figure.suffix in (".png", ".pdf", ".svg")),
         f"--figure = {arguments.figure!r} should be a .png, .pdf or .svg file in an existing folder",
     )
-    config = DataConfig(**given(arguments, DataConfig))
-    report = config.report(read_source(arguments.data))
-    console = Console()
+    source = read_source(arguments.data)
+    config = DataConfig(**dealt_out(source, given(arguments, DataConfig), SIMULATED))
+    report, console = config.report(source), Console()
+    for line in config.described(source):
+        console.print(plain(line, 2000), soft_wrap=True, markup=False)
     sizes = report.train.sum(axis=1)
     console.print(
         f"{report.rule}: {len(report.names)} participants, {sizes.min()} to {sizes.max()} training samples; "
@@ -173,12 +191,20 @@ def onboard(arguments: argparse.Namespace) -> None:
         not there, f"--name = {name!r}: a newcomer of that name has joined; its model is in {out}; take another name"
     )
     check_out(out)
-    (data,) = DataConfig(min_samples=1).host(read_source(arguments.data), name, 0, 1)
+    source = of_run(read_source(arguments.data), columns_of(finished.folder))
+    (data,) = DataConfig(min_samples=1).host(source, name, 0, 1)
     newcomer = finished.join(data, finished.logits(arguments.indicator_file), arguments.rounds)
     path = finished.save(newcomer, out)
     console = Console()
     print_whole(console, newcomer_table(newcomer, joining_rule(finished.method)))
     console.print(f"model: {path}", soft_wrap=True, markup=False)
+
+
+def of_run(source: DataSource, columns: Columns | None) -> DataSource:
+    """A newcomer's table with what the run's columns mean, unless the user says that; other sources as they are."""
+    if columns is None or not isinstance(source, (PatientTable, SiteData)) or source.columns is not None:
+        return source
+    return dataclasses.replace(source, columns=columns.to_dict())
 
 
 def check_allowed(allowed: Sequence[str], path: str) -> None:
@@ -191,7 +217,8 @@ def check_allowed(allowed: Sequence[str], path: str) -> None:
 
 def newcomer_table(newcomer: Newcomer, joins_by: str) -> Table:
     """A table with the newcomer's line."""
-    table = Table(title="the newcomer, on its own test split", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    title = "the newcomer, on its own test split" if newcomer.metrics else "the newcomer, which measured nothing"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     cluster = "no clusters" if newcomer.cluster is None else str(newcomer.cluster)
     found = {key.removeprefix("served_"): value for key, value in newcomer.metrics.items()}
     measures = {name: f"{value:.3f}" for name, value in found.items() if not of_training(name)}
@@ -266,7 +293,7 @@ def show(arguments: argparse.Namespace) -> None:
 
 
 def operate(arguments: argparse.Namespace) -> None:
-    """``cfl-flare site`` and ``cfl-flare predict``."""
+    """``cfl-flare site``, ``cfl-flare columns`` and ``cfl-flare predict``."""
     from cfl_flare.cli import site_commands as commands
 
     getattr(commands, arguments.subcommand)(arguments)

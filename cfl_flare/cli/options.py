@@ -8,8 +8,10 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from cfl_flare.cli.report import add_report
 from cfl_flare.cli.setting_options import add_settings
-from cfl_flare.cli.site_options import add_predict, add_site
+from cfl_flare.cli.site_options import add_columns, add_predict, add_site
+from cfl_flare.cli.watch import add_watch
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.core.version import __version__
@@ -22,12 +24,13 @@ from cfl_flare.engine.job_settings import (
     ScriptSettings,
 )
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
+from cfl_flare.engine.study.settings import StudySettings
 from cfl_flare.models import MODELS
 from cfl_flare.training.settings import TrainSettings
 
 # What a real site reads, unless the job says otherwise.
 SITE_DATA = "site"
-# What ``run`` and ``partition`` simulate by default.
+# What ``run`` and ``partition`` simulate, unless the data has owners.
 SIMULATED: dict[str, Any] = {"participants": 24, "partition": "label_permutation:groups=3"}
 # A job's settings except those of its data and its training, and those that ``run`` does not have.
 OF_RUN = (ServerSettings, SiteSettings, JobSettings, ControllerSettings, ExecutorSettings)
@@ -101,17 +104,22 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"cfl-flare {__version__}")
     commands = top.add_subparsers(dest="subcommand", metavar="command", required=True)
     _add_run(commands)
+    _add_study(commands)
     _add_export(commands)
     commands.add_parser("methods", help="list methods, penalties, partitions, data and models with their settings")
     dealt = commands.add_parser("partition", help="deal a data set out and report who gets what, without training")
     _add_data(dealt)
-    add_settings(dealt, DataConfig, without=("indicator_samples", "unseen"), **SIMULATED)
+    unused = ("indicator_samples", "unseen", "validation", "measured_on")
+    add_settings(dealt, DataConfig, without=unused, found=SIMULATED)
     dealt.add_argument("--show", action="store_true", help="list every participant")
     dealt.add_argument("--figure", metavar="FILE", help="draw label counts by participant (thesis Fig. A.1-A.4)")
     _add_onboard(commands)
     show = commands.add_parser("show", help="print a run's table again, and draw its figures")
     show.add_argument("run", help="folder of a run, or one with several runs below it")
+    add_watch(commands)
+    add_report(commands)
     add_site(commands)
+    add_columns(commands)
     add_predict(commands)
     return top
 
@@ -141,12 +149,33 @@ def _add_run(commands: Any) -> None:
     what = run.add_argument_group("what is run")
     _add_method(what, "may be given several times; default: fedavg and wecfl:k=3")
     _add_data(what)
-    add_settings(what, DataConfig, without=("seed", "indicator_samples"), **SIMULATED)
+    add_settings(what, DataConfig, without=("seed", "indicator_samples"), found=SIMULATED)
     how = run.add_argument_group("how it is run")
     add_settings(how, Simulation)
     how.add_argument("--out", metavar="DIR", help="where results go; default: cfl-runs/<time>")
     add_settings(how, *OF_RUN, without=NOT_IN_RUN, num_rounds=20)
     add_settings(run.add_argument_group("local training"), TrainSettings, lr=0.05)
+
+
+def _add_study(commands: Any) -> None:
+    study = commands.add_parser(
+        "study",
+        help="find out whether to cluster, into how many groups, and who gains",
+        description="Trains each hospital alone, one model for all, and clusters, with private layers and without; "
+        "drops what is clearly worse on validation samples; and says by test samples what to train. The same command "
+        "goes on with an interrupted study.",
+    )
+    what = study.add_argument_group("what is compared")
+    _add_method(what, "another candidate; may be given several times")
+    _add_data(what)
+    without = ("seed", "indicator_samples", "unseen", "measured_on")
+    add_settings(what, DataConfig, without=without, found=SIMULATED, validation=0.25)
+    how = study.add_argument_group("how it is run")
+    how.add_argument("--out", metavar="DIR", help="where results go; default: cfl-studies/<time>")
+    add_settings(how, StudySettings)
+    unused = ("stop_cond", "patience", "cross_site_evaluation", "keep_features")
+    add_settings(how, ServerSettings, SiteSettings, without=unused, num_rounds=20)
+    add_settings(study.add_argument_group("local training"), TrainSettings, lr=0.05, bootstrap=200)
 
 
 def _add_export(commands: Any) -> None:

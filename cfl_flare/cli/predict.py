@@ -1,12 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions of a run's model for images without labels, as its task has them."""
+"""Predictions of a run's model for images or a table without labels, as its task has them."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ from cfl_flare.core.config import build, one_line, require
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.files import atomic_write, below
 from cfl_flare.core.safetensors_io import load_arrays as read_arrays
+from cfl_flare.core.text import plain
+from cfl_flare.data.features import check_columns, encoded
 from cfl_flare.data.files import expanded, find, read_npz
+from cfl_flare.data.frames import is_table, read_frame
 from cfl_flare.data.images import SUFFIXES, decoded
+from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.samples import channels_first, check_values, normalised
 from cfl_flare.results.model_file import task_of
+from cfl_flare.results.preparations import preparation_of
 from cfl_flare.results.run_dir import MODELS, SERVED, read_model, the_run
 from cfl_flare.training.ensemble import Ensemble, predicted
 from cfl_flare.training.tasks import Binary, LearningTask
@@ -30,7 +36,9 @@ ARRAYS = ("images", "test_images")
 BATCH = 256
 
 
-def predict_file(run: Path, slot: str | None, data: Path, array: str | None, model: str | None, out: Path) -> int:
+def predict_file(
+    run: Path, slot: str | None, participant: str | None, data: Path, array: str | None, model: str | None, out: Path
+) -> int:
     """Writes a CSV file with one line per sample: its name, and what the run's task predicts of it.
 
     With classes that is the most probable label and each one's probability; a label and a probability of one finding;
@@ -39,7 +47,8 @@ def predict_file(run: Path, slot: str | None, data: Path, array: str | None, mod
     Args:
         run: a model's file, or a folder with one.
         slot: which model of the folder; None if there is only one.
-        data: an .npz file, or a folder of images, at any depth.
+        participant: whose filling up and scaling of a table is used, if the model's file does not say it.
+        data: an .npz file, a folder of images, at any depth, or a table.
         array: the array of an .npz file; None for ``images`` or ``test_images``.
         model: the module as the command line names it, if its class is not one of cfl_flare's own.
         out: the CSV file.
@@ -51,15 +60,19 @@ def predict_file(run: Path, slot: str | None, data: Path, array: str | None, mod
         ConfigError: there is no such model, or more than one, or its class is not cfl_flare's and none was given.
         PayloadError: the model's file is damaged, or its weights are not of the model that it names.
         FileError: the CSV file cannot be written.
-        DataError: the images cannot be read, or do not fit the model.
+        DataError: the samples cannot be read, or do not fit the model.
     """
     path = find_model(run, slot)
     own = None if model is None else build(model_spec(model, (), 0), torch.nn.Module, "model")
     module = read_model(path, own)
-    task = task_of(read_arrays(path)[1], path)
+    meta = read_arrays(path)[1]
+    task = task_of(meta, path)
     shape = getattr(module.parts[0] if isinstance(module, Ensemble) else module, "input_shape", None)
     images_of = shape if isinstance(shape, (tuple, list)) and len(shape) == 3 else None
-    names, images = read_images(data, array, images_of)
+    if "preparation" in meta or is_table(data):
+        names, images = read_rows(data, fitted(meta, path, participant))
+    else:
+        names, images = read_images(data, array, images_of)
     header, rows = lines_of(task, outputs_of(module, images, data), path)
     lines = io.StringIO(newline="")
     writer = csv.writer(lines)
@@ -120,6 +133,33 @@ def read_images(data: Path, array: str | None, shape: Sequence[int] | None) -> t
     images = channels_first(arrays[name], f"{data}: {name}")
     check_values(images, f"{data}: {name}")
     return [str(i) for i in range(len(images))], images
+
+
+def fitted(meta: Mapping[str, Any], path: Path, participant: str | None) -> Preparation:
+    """How a table is filled up and scaled for a model: as its file says, else as a participant of its run did.
+
+    Raises:
+        ConfigError: nothing says it.
+    """
+    if "preparation" in meta:
+        return Preparation.of(meta["preparation"], f"{path}: preparation")
+    return preparation_of(path.parent.parent, participant)
+
+
+def read_rows(data: Path, preparation: Preparation) -> tuple[list[str], np.ndarray]:
+    """The rows of a table as a model takes them, and their numbers, from 0.
+
+    Raises:
+        DataError: it cannot be read, lacks a column, or has a new one.
+    """
+    data, columns = find(str(expanded(str(data))), "predict"), preparation.columns
+    frame = read_frame(data, columns.names, columns.absent)
+    check_columns(frame, columns, str(data), [columns.label or "label"])
+    x, others = encoded(frame, columns, str(data))
+    for name, rows in others.items():
+        line = f"{data}: column {name!r}: {rows} of {len(frame)} rows have a category that no site named"
+        print(plain(line), file=sys.stderr)
+    return [str(i) for i in range(len(x))], preparation.apply(x)
 
 
 def lines_of(task: LearningTask, outputs: torch.Tensor, path: Path) -> tuple[list[str], list[list[Any]]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cfl_flare.core.settings import Setting, settings_of
@@ -15,7 +15,12 @@ RENAMED = {"num_rounds": "--rounds"}
 
 
 def add_settings(
-    group: Any, *classes: type, without: Sequence[str] = (), only: Sequence[str] = (), **defaults: Any
+    group: Any,
+    *classes: type,
+    without: Sequence[str] = (),
+    only: Sequence[str] = (),
+    found: Mapping[str, Any] | None = None,
+    **defaults: Any,
 ) -> None:
     """Adds an option for each setting of dataclasses.
 
@@ -24,12 +29,14 @@ def add_settings(
         classes: the dataclasses.
         without: settings that get no option.
         only: if any, the only settings that get an option.
+        found: defaults that the command finds later, once it knows the data, as the help names them.
         **defaults: defaults that differ on the command line.
     """
     for name, known in settings_of(*classes).items():
         if name not in without and (name in only or not only):
             default = defaults.get(name, known.default)
             text = known.help + ("" if default is False or default in (None, "", ()) else " (%(default)s)")
+            text += f" ({found[name]})" if found and name in found else ""
             option = RENAMED.get(name, "--" + name.replace("_", "-"))
             group.add_argument(option, dest=name, default=default, help=text, **_read(known))
 

@@ -21,16 +21,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cfl_flare.cli.options import Simulation
+from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import FileError, RunFailedError
 from cfl_flare.core.files import make_folder
 from cfl_flare.core.settings import changed
+from cfl_flare.core.text import plain
 from cfl_flare.data.summary import DataSummary
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_data, check_plans
+from cfl_flare.methods.auto_k import in_words
 from cfl_flare.results.key_metric import leading
+from cfl_flare.results.preparations import save_preparations
 from cfl_flare.results.run_dir import ROUNDS, Run, load_run, read_lines
 
 
@@ -45,12 +49,14 @@ def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) ->
         DataError: the samples cannot be read or dealt out, or do not fit the model.
         RunFailedError: FLARE ended a run early; the message names the reason and the log.
     """
+    from cfl_flare.report.html.write import try_to_write
+
     plan = next(iter(plans.values()))
     check_simulation(plan, simulation)
     check_plans(plans.values())
     assert plan.reader is not None and plan.training is not None
     hosted = plan.data.host(plan.reader, "local", 0, 1)
-    how = (plan.training, plan.server.seed, plan.site.device, plan.job.private)
+    how = (plan.training, plan.server.seed, plan.site.device, plan.job.private, plan.job.private_shrinkage)
     site = check_data(plan.method, plan.model, hosted, *how)
     measured = [*site.runtime.task.ranges(plan.training.measures)]
     jobs = {
@@ -60,18 +66,24 @@ def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) ->
     runs = []
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:
         console = Console(file=terminal)
+        for line in plan.data.described(plan.reader):
+            console.print(plain(line, 2000), soft_wrap=True, markup=False)
         if unscaled := DataSummary.of(hosted[0]).unscaled:
             console.print(f"look at the data: {unscaled}", style="yellow", markup=False)
         for name, job in jobs.items():
             folder = out / name
             make_folder(folder)
             metric = leading(plan.server.early_stopping.named, measured).name
+            save_preparations(folder, hosted)
             with Display(console, name, plan.server.num_rounds, metric) as display:
                 job(folder, display)
             if plan.data.unseen:
                 failed = onboard_unseen(folder, plan.reader)["failed"]
                 for reason in failed.values():
                     console.print(f"could not join: {reason}", style="yellow", markup=False)
+            own = not simulation.loop and not plan.data.unseen  # a job writes its report, before newcomers join
+            if not own and (why := try_to_write(folder)) is not None:
+                console.print(why, style="yellow", markup=False)
             runs.append(load_run(folder))
     return runs
 
@@ -88,7 +100,8 @@ def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
         f"run: sites = {sites} is more than {plan.data.who_trains}; each site hosts at least one",
     )
     flares = [*changed(plan.controller), *changed(plan.executor), *changed(plan.job)]
-    unused = [name for name in flares if name not in ("min_clients", "name", "initial_ckpt", "private")]
+    loops = ("min_clients", "name", "initial_ckpt", "private", "private_shrinkage")
+    unused = [name for name in flares if name not in loops]
     require(
         not (simulation.loop and unused),
         f"run: nothing is sent with --loop, so {', '.join(unused)} would have no effect; leave one of the two out",
@@ -112,6 +125,7 @@ def in_process(plan: RunPlan, folder: Path, display: Display) -> None:
         on_round=lambda measured: display.update([measured.record]),
         initial_ckpt=None if plan.job.initial_ckpt is None else Path(plan.job.initial_ckpt),
         private=plan.job.private,
+        private_shrinkage=plan.job.private_shrinkage,
     )
     try:
         draw(load_run(folder))
@@ -198,7 +212,7 @@ class Display:
         columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
         self._task = self._progress.add_task(name, total=rounds, note="starting")
-        self._seen, self._metric = 0, metric
+        self._seen, self._metric, self._name = 0, metric, name
 
     def __enter__(self) -> Display:
         self._progress.start()
@@ -215,6 +229,8 @@ class Display:
                 note = f"{name} {record[f'served_{name}']:.3f}, worst {record[f'served_worst_{name}']:.3f}"
             if record.get("ari") is not None:
                 note += f", ARI {record['ari']:.2f}"
+            if NUMBER in record:
+                self._progress.console.print(f"{self._name}: {in_words(record[NUMBER])}", markup=False)
             self._progress.update(self._task, completed=record["round"] + 1, note=note)
 
     @contextlib.contextmanager

@@ -20,6 +20,7 @@ from rich import filesize
 from cfl_flare.cli.specs import model_spec
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import CFLError
+from cfl_flare.core.text import plain
 from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.labels import FORMS
 from cfl_flare.data.summary import COUNTED, DataSummary
@@ -131,6 +132,8 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
             path, how = source.located()
             yield Finding("data", f"{path} ({how})")
         (hosted,) = config.host(source, "this site", 0, 1)
+        for line in source.described():
+            yield Finding("columns", plain(line))
     except CFLError as error:
         yield _failed("data", error)
         return

@@ -13,17 +13,22 @@ from rich.markup import escape
 from rich.table import Table
 
 from cfl_flare.cli import site_check as check
+from cfl_flare.cli.columns import agree, site_columns
 from cfl_flare.cli.predict import predict_file
-from cfl_flare.cli.specs import read_source
-from cfl_flare.core.config import parse_spec, require
+from cfl_flare.cli.specs import own_source
+from cfl_flare.core.config import require
 from cfl_flare.core.errors import UnfitError
-from cfl_flare.data import DataConfig, DataSource, SiteData
-from cfl_flare.data.files import expanded
+from cfl_flare.data import DataConfig
 
 
 def site(arguments: argparse.Namespace) -> None:
     """``cfl-flare site``."""
-    {"prepare": prepare_kit, "check": check_site}[arguments.what](arguments)
+    {"prepare": prepare_kit, "check": check_site, "columns": site_columns}[arguments.what](arguments)
+
+
+def columns(arguments: argparse.Namespace) -> None:
+    """``cfl-flare columns``."""
+    agree(arguments)
 
 
 def prepare_kit(arguments: argparse.Namespace) -> None:
@@ -87,19 +92,11 @@ def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
     yield check.memory()
 
 
-def own_source(text: str | None) -> DataSource:
-    """The source that ``--data`` names, or of a path; without it, what a job finds."""
-    if text is None:
-        return SiteData()
-    if expanded(text).exists() or "/" in parse_spec(text)[0]:
-        return SiteData(str(expanded(text)))
-    return read_source(text)
-
-
 def predict(arguments: argparse.Namespace) -> None:
     """``cfl-flare predict``."""
     out = Path(arguments.out)
     require(out.parent.is_dir(), f"--out = {arguments.out!r}: {str(out.parent)!r} is not a folder; make it first")
     run, data = Path(arguments.run), Path(arguments.data)
-    rows = predict_file(run, arguments.slot, data, arguments.array, arguments.model, out)
+    whose = arguments.slot, arguments.participant
+    rows = predict_file(run, *whose, data, arguments.array, arguments.model, out)
     print(f"{out}: {rows} predictions")

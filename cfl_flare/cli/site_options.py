@@ -9,6 +9,7 @@ from typing import Any
 
 from cfl_flare.cli.setting_options import add_settings
 from cfl_flare.data import DataConfig
+from cfl_flare.data.columns import FEWEST_ROWS
 from cfl_flare.engine.settings import SiteSettings
 
 DATA = "an .npz file in MedMNIST's layout, a folder of images by class, or a source as for 'cfl-flare run'"
@@ -47,7 +48,21 @@ def add_site(commands: Any) -> None:
     check.add_argument("--data", metavar="D", help=f"{DATA}; default: what a job finds, by $CFL_DATA")
     check.add_argument("--model", metavar="NET", help="the job's model, as for 'cfl-flare run'; default: one that fits")
     add_settings(check, DataConfig, SiteSettings, only=("min_samples", "device"))
+    columns = what.add_parser(
+        "columns", help="write what the columns of this site's table are, for all sites to agree on"
+    )
+    columns.add_argument("--data", metavar="D", help="a table, or table:path=...; default: $CFL_DATA")
+    least = "name no category of fewer rows, and no mean of fewer (%(default)s)"
+    columns.add_argument("--min-rows", type=int, default=FEWEST_ROWS, metavar="N", help=least)
+    columns.add_argument("--out", required=True, metavar="JSON", help="where it goes")
     check.add_argument("--kit", help="check this startup kit as well; default: the current folder, if it is one")
+
+
+def add_columns(commands: Any) -> None:
+    """``cfl-flare columns``."""
+    columns = commands.add_parser("columns", help="put together what all sites' tables have, for a job")
+    columns.add_argument("files", nargs="+", metavar="JSON", help="what 'cfl-flare site columns' wrote at each site")
+    columns.add_argument("--out", required=True, metavar="JSON", help="where it goes: --data site:columns=JSON")
 
 
 def add_predict(commands: Any) -> None:
@@ -55,7 +70,9 @@ def add_predict(commands: Any) -> None:
     predict = commands.add_parser("predict", help="predict with a run's model, at a site or at the server")
     predict.add_argument("run", help="a .safetensors model, or a folder with one: a run's, or a site's state folder")
     predict.add_argument("--slot", metavar="NAME", help="which model, if a run has several: cluster-0, ...")
-    predict.add_argument("--data", required=True, metavar="D", help="a folder of images, or an .npz file")
+    predict.add_argument("--data", required=True, metavar="D", help="a folder of images, an .npz file, or a table")
+    whose = "with a table and a simulation's model: the participant whose filling up and scaling is used"
+    predict.add_argument("--participant", metavar="NAME", help=whose)
     predict.add_argument("--array", metavar="NAME", help="the array of an .npz file; default: images, or test_images")
     predict.add_argument("--model", metavar="CLASS", help="the model's class, if it is one of your own: package.Class")
     predict.add_argument("--out", required=True, metavar="CSV", help="where the predictions go")

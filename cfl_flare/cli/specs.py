@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from cfl_flare.core.config import build, from_dict, parse_spec, require
 from cfl_flare.core.errors import ConfigError, DataError
-from cfl_flare.data import SOURCES, DataSource
-from cfl_flare.data.files import from_here
+from cfl_flare.data import SOURCES, DataSource, SiteData
+from cfl_flare.data.files import expanded, from_here
 from cfl_flare.data.samples import read
 from cfl_flare.methods import Method, build_method
 from cfl_flare.models import MODELS
@@ -31,6 +31,8 @@ def read_source(text: str, here: bool = True) -> DataSource:
     if name.endswith(".npz"):
         name, settings = "npz", {"path": name, **settings}
     if name in SOURCES:
+        if isinstance(settings.get("columns"), str):
+            settings["columns"] = str(expanded(settings["columns"]))
         if here:
             from_here(settings)
         return from_dict(SOURCES[name], settings, f"data {name}")
@@ -41,6 +43,31 @@ def read_source(text: str, here: bool = True) -> DataSource:
         hint = f"write folder:path={name}"
     require("." in name and "/" not in name and not name.endswith(".csv"), f"data {name!r} is unknown; {hint}")
     return build({"class_path": name, "args": settings}, DataSource, "data")  # type: ignore[type-abstract]
+
+
+def own_source(text: str | None) -> DataSource:
+    """The source that ``--data`` names, or of a path; without it, what a job finds."""
+    if text is None:
+        return SiteData()
+    if expanded(text).exists() or "/" in parse_spec(text)[0]:
+        return SiteData(str(expanded(text)))
+    return read_source(text)
+
+
+def dealt_out(source: DataSource, settings: Mapping[str, Any], otherwise: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a simulation's data: as given, else the source's own partition, else the command's.
+
+    Args:
+        source: what is dealt out.
+        settings: of `DataConfig`, as they were given.
+        otherwise: participants and partition where neither the user nor the source names one.
+    """
+    chosen = settings.get("partition") or source.usual_partition or otherwise["partition"]
+    named = chosen if isinstance(chosen, str) else chosen["partition"]
+    participants = settings.get("participants")
+    if participants is None and named.partition(":")[0] != "natural":
+        participants = otherwise["participants"]
+    return {**settings, "partition": chosen, "participants": participants}
 
 
 def model_spec(text: str | None, shape: tuple[int, ...], outputs: int, masks: bool = False) -> dict[str, Any]:

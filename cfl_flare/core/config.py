@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cfl_flare.core.errors import CFLError, ClassError, ConfigError
+from cfl_flare.core.text import shown
 
 T = TypeVar("T")
 
@@ -122,7 +123,7 @@ def from_dict(cls: Callable[..., T], values: Mapping[str, Any], where: str) -> T
     named = {name: p for name, p in known.items() if p.kind not in kinds}
     unknown = [name for name in values if name not in named]
     if unknown and len(named) == len(known):
-        raise ConfigError(f"{where}: unknown setting {unknown[0]!r}; it has: {', '.join(known) or 'no settings'}")
+        raise ConfigError(f"{where}: unknown setting {shown(unknown[0])}; it has: {', '.join(known) or 'no settings'}")
     missing = [name for name, p in named.items() if p.default is p.empty and name not in values]
     if missing:
         raise ConfigError(f"{where}: setting {missing[0]!r} is missing and has no default")
@@ -138,10 +139,13 @@ def from_dict(cls: Callable[..., T], values: Mapping[str, Any], where: str) -> T
 def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     """Reads the command line's ``name:key=value,key=value``.
 
-    Values are Python literals where they can be (``3``, ``0.1``, ``True``, ``None``, ``[10, 20]``), else text.
+    Values are Python literals where they can be (``3``, ``0.1``, ``True``, ``None``, ``[10, 20]``), else text, or lists
+    of it.
 
     >>> parse_spec("wecfl:k=3,cluster_on=fc")
     ('wecfl', {'k': 3, 'cluster_on': 'fc'})
+    >>> parse_spec("table:leave=[id,note]")
+    ('table', {'leave': ['id', 'note']})
     """
     name, _, rest = text.partition(":")
     settings: dict[str, Any] = {}
@@ -162,7 +166,8 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
         try:
             settings[key.strip()] = ast.literal_eval(value)
         except (ValueError, SyntaxError, TypeError):
-            settings[key.strip()] = value
+            listed = value.startswith("[") and value.endswith("]")
+            settings[key.strip()] = [one.strip() for one in value[1:-1].split(",")] if listed else value
     return name.strip(), settings
 
 

@@ -69,6 +69,8 @@ def check_result(
     for key in result.metrics:
         if not (key.startswith(asked) and is_metric_name(key.partition("_")[2])):
             raise PayloadError("metric", f"{name} was not asked to measure {shown(key)}")
+    if (result.metrics or result.cross or result.scores is not None) and not participant.tested:
+        raise PayloadError("metric", f"{name} measured something, and said before that it has no test samples")
     for found in (result.metrics, *result.cross.values()):
         for key, value in found.items():
             if not is_metric_name(key) or not is_number(value) or len(found) > MAX_METRICS:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +13,8 @@ from typing import Any
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.results.key_metric import ACCURACY, Metric
+
+logger = logging.getLogger(__name__)
 
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq}
 MODES = {">=": "max", ">": "max", "<=": "min", "<": "min"}
@@ -89,6 +92,27 @@ class EarlyStopping:
             f"run: patience = {patience} waits for a metric to improve; name it as key_metric, or in stop_cond",
         )
         return cls(Metric.of_name(key_metric, mode or implied) if key_metric else None, stop, patience)
+
+    def check(self, tested: bool) -> None:
+        """Checks that something will be measured; warns of it where the run can go on without.
+
+        Args:
+            tested: some participant has test samples.
+
+        Raises:
+            ConfigError: nobody has, and the run would wait for a metric.
+        """
+        if tested:
+            return
+        nobody = "no participant has test samples"
+        require(
+            self.stop is None and self.patience is None,
+            f"run: {nobody}, and stop_cond or patience waits for a metric; keep some samples back for testing, or "
+            "leave both out",
+        )
+        logger.warning(
+            "run: %s: models are trained, and nothing says how good they are, nor which round was the best", nobody
+        )
 
     @property
     def named(self) -> list[Metric]:

@@ -56,6 +56,8 @@ def run_loop(
     checkpoint_every: int = 10,
     initial_ckpt: Path | None = None,
     private: str | None = None,
+    private_shrinkage: float = 0.0,
+    until: int | None = None,
 ) -> Server:
     """Runs a method in this process, all participants on one site.
 
@@ -74,7 +76,10 @@ def run_loop(
         checkpoints: where checkpoints are kept, and where an earlier attempt's are resumed from; None for none.
         checkpoint_every: rounds between checkpoints.
         initial_ckpt: the file of a model from which to start; see `cfl_flare.engine.initial_models.read_checkpoint`.
-        private: the layers that stay with each participant; None for none.
+        private: the layers that each participant has for itself; None for none.
+        private_shrinkage: how strongly they are pulled towards their cluster's; 0 keeps them at the participant.
+        until: ends the run after so many rounds; with ``checkpoints``, a call with more goes on from there, as if it
+            had not ended. None for all.
 
     Returns:
         The server after the last round.
@@ -83,17 +88,18 @@ def run_loop(
         StoreError: the checkpoints are of another run.
         ConfigError: the checkpoints' rounds are not in the folder, or the method lacks indicator samples.
     """
-    own, training = at_site or SiteSettings(), training.over(settings.num_rounds)
+    own, training, data = at_site or SiteSettings(), training.over(settings.num_rounds), data.resolved(source)
     torch.set_num_threads(own.torch_threads)
     model = describe_network(model)  # once: it may be searched for
     make_model = model_factory(model)
     place = Place.of(own.device, own.gpu_memory)
-    site = Site(method, make_model, training, settings.seed, own.evaluate_trained, place.device, private=private)
+    layers: dict[str, Any] = {"private": private, "private_shrinkage": private_shrinkage}
+    site = Site(method, make_model, training, settings.seed, own.evaluate_trained, place.device, **layers)
     place.limit()
     site.add(data.host(source, "local", 0, 1))
     logits = logits_for(method, make_model, data, lambda: source, settings.seed)
-    participants = [Participant(d.name, "local", len(d.train), d.group) for d in site.hosted.values()]
-    division, facts = site.runtime.division, describe_run(data, settings, training, private)
+    participants = [Participant(d.name, "local", len(d.train), d.group, len(d.test) > 0) for d in site.hosted.values()]
+    division, facts = site.runtime.division, describe_run(data, settings, training, **layers)
     run = {
         "method": describe_method(method),
         "model": model,
@@ -110,11 +116,14 @@ def run_loop(
     recorder = None
     if folder is not None:
         recorder = Recorder(folder, facts, run["model"], begun.recorded, begun.last)
+        recorder.begin(method.label, settings.num_rounds, settings.early_stopping.named)
     archive = Archive(checkpoints.folder / ARCHIVE) if checkpoints is not None else None
     complete = division.complete(partial(site.runtime.untrained, 0))
     more = (recorder, begun.progress, logits, archive, complete, site.score_shape, training.bootstrap)
     server = Server(method, division.public, participants, settings, begun.state, *more)
     while True:
+        if until is not None and server.state.round >= until and not server.finished:
+            server.progress.stopped = f"after {until} of {settings.num_rounds} rounds, as asked"
         number, last = server.state.round, server.finished
         tasks = server.tasks()
         models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
@@ -133,7 +142,7 @@ def run_loop(
             break
         if checkpoints is None:
             server.forget(server.state.round)
-        elif server.state.round % checkpoint_every == 0:
+        elif server.state.round % checkpoint_every == 0 or server.state.round == until:
             measured = recorder.last if recorder is not None else None
             why = Checkpoint(server.state, server.progress, site.memory, measured).save(checkpoints, run)
             if why is not None:
@@ -144,11 +153,16 @@ def run_loop(
 
 
 def describe_run(
-    data: DataConfig, settings: ServerSettings, training: TrainSettings, private: str | None = None
+    data: DataConfig,
+    settings: ServerSettings,
+    training: TrainSettings,
+    private: str | None = None,
+    private_shrinkage: float = 0.0,
 ) -> dict[str, Any]:
     """The run's settings, for its summary."""
     return {
         **({} if private is None else {"private": private}),
+        **({"private_shrinkage": private_shrinkage} if private_shrinkage else {}),
         "data": dataclasses.asdict(data),
         "run": dataclasses.asdict(settings.in_simulation()),
         "training": dataclasses.asdict(training),

@@ -172,8 +172,9 @@ class Finished:
             self.method = build_method(self.summary["method"], authorize)
             require_whole(str(self.folder), seed=self.summary["seed"] + 1)
             training = from_dict(TrainSettings, self.summary["training"], "training")
-            seed, private = self.summary["seed"], self.summary.get("private")
-            self._site = Site(self.method, self.make_model, training, seed, private=private, authorize=authorize)
+            layers = {key: self.summary[key] for key in ("private", "private_shrinkage") if key in self.summary}
+            seed = self.summary["seed"]
+            self._site = Site(self.method, self.make_model, training, seed, authorize=authorize, **layers)
             self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))
             most = max(len(self.summary["participants"]), len(self.state.bank))
             clusters = self.method.clusters_in(self.state)
@@ -240,7 +241,8 @@ class Finished:
     def save(self, newcomer: Newcomer, folder: Path) -> Path:
         """Writes what a newcomer predicts with into a folder, for `read_model` of the results; returns the file."""
         task = self.summary["training"].get("task", CLASSES)
-        save_served(folder, "model", newcomer.served, self.summary["model"], self.state.round, task)
+        own = self._site.hosted[newcomer.name].preparation
+        save_served(folder, "model", newcomer.served, self.summary["model"], self.state.round, task, own)
         return folder / "model.safetensors"
 
 
@@ -275,15 +277,14 @@ def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict
         except RunFailedError as error:  # one failure must not stop the others
             failed[one.name] = str(error)
     metrics = {name: newcomer.metrics for name, newcomer in joined.items()}
-    metric = leading((), reported(metrics.values(), len(metrics)))
-    worst = metric.worst_first(
-        own[f"served_{metric.name}"] for own in metrics.values() if f"served_{metric.name}" in own
-    )
+    metric = leading((), reported(metrics.values(), sum(map(bool, metrics.values()))))
+    key = f"served_{metric.name}"
+    worst = metric.worst_first((name, own[key]) for name, own in metrics.items() if key in own)
     content = {
         "joins_by": joining_rule(finished.method),
         "rounds": rounds,
         **average(metrics, {one.name: float(len(one.train)) for one in people}),
-        f"served_worst_{metric.name}": next(iter(worst), None),
+        f"served_worst_{metric.name}": worst[0][1] if worst else None,
         "failed": failed,
         "participants": [
             {

@@ -103,6 +103,8 @@ class RunPlan:
             model = NamedArrays({name: array.shape for name, array in arrays.items()})
         source = {} if data is None else describe(data, "data")
         reader = build(source, DataSource, "data") if source else None  # type: ignore[type-abstract]
+        if reader is not None:
+            parts["data"] = parts["data"].resolved(data if isinstance(data, DataSource) else reader)
         if not isinstance(training, TrainSettings) and (data is not None or training is not None):
             training = from_dict(TrainSettings, training or {}, "training")
         training = training and training.over(parts["server"].num_rounds)

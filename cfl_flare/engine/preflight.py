@@ -58,6 +58,7 @@ def check_data(
     seed: int = 0,
     device: str = "cpu",
     private: str | None = None,
+    private_shrinkage: float = 0.0,
 ) -> Site:
     """Makes the checks of a job's first task, for data that is at hand.
 
@@ -67,7 +68,8 @@ def check_data(
     Raises:
         CFLError: the samples do not fit the model.
     """
-    site = Site(method, partial(build, model, nn.Module, "model"), training, seed, device=device, private=private)
+    layers: dict[str, Any] = {"private": private, "private_shrinkage": private_shrinkage}
+    site = Site(method, partial(build, model, nn.Module, "model"), training, seed, device=device, **layers)
     site.add(hosted)
     return site
 
@@ -79,7 +81,13 @@ def _check_fit(plan: RunPlan) -> Division:
     scripted = plan.script.train_script is not None
     pattern = None if scripted else plan.job.private  # a script's are taken out of whole models
     _layout(module)
-    method, division = plan.method, Division.of(module, pattern)
+    shrinkage = plan.job.private_shrinkage
+    require(
+        not (scripted and shrinkage),
+        f"run: private_shrinkage = {shrinkage} is a part of cfl_flare's own training, and this job has a train_script, "
+        "whose private layers stay wholly at its site; leave it out",
+    )
+    method, division = plan.method, Division.of(module, pattern, shrinkage)
     check_private(method, division, pattern, plan.server.num_rounds)
     layout = division.public
     if method.traits.cluster_on == "fc" and layout.compared("fc") == "all":
@@ -106,7 +114,7 @@ def _check_fit(plan: RunPlan) -> Division:
     if path is not None:
         fresh = plan.job.resume_from is None
         require(fresh, "run: initial_ckpt and resume_from both say where to start; give one of them")
-        check_initial(method, layout, "initial_ckpt", division.private is not None)
+        check_initial(method, layout, "initial_ckpt", bool(division.names))
         if Path(path).is_file():
             read_checkpoint(Path(path), layout)
     elif plan.arrays is not None:

@@ -27,8 +27,9 @@ def check_private(method: Method, division: Division, pattern: str | None, round
     method.check(division.whole, rounds)
     where, refusal = f"run: private = {pattern!r}", method.traits.no_private
     require(not refusal, f"{where} does not go with method {method.label}: {refusal}; leave it out")
+    own = {e.name for e in division.private.entries}
     require(
-        not method.traits.keeps_head or any(e.head for e in division.public.entries),
+        not method.traits.keeps_head or any(e.head and e.name not in own for e in division.whole.entries),
         f"{where}: in method {method.label} the head stays at the participant anyway; leave it out or name others",
     )
     try:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Params
 from cfl_flare.core.text import plain, shown
@@ -117,6 +119,23 @@ class Round:
         for name in self.tasks:
             if name not in self.results:
                 self.failures.setdefault(name, "no result in time")
+
+    def metrics(self) -> dict[str, Mapping[str, float]]:
+        """What participants measured, in their order; of those without test samples nothing, where it was asked for."""
+        return {
+            name: self.results[name].metrics
+            for name, who in self._participants.items()
+            if name in self.results and (self.results[name].metrics or (self.tasks[name].evaluate and not who.tested))
+        }
+
+    def scores(self) -> dict[str, np.ndarray | None]:
+        """Histograms of scores, in the participants' order; None of those who sent none."""
+        return {name: self.results[name].scores for name in self._participants if name in self.results}
+
+    @property
+    def tested(self) -> int:
+        """The number of participants with a result that have test samples."""
+        return sum(self._participants[name].tested for name in self.results)
 
     def updates(self) -> tuple[Sequence[Update], list[str], bool]:
         """The updates in the participants' order, whose they are, and whether some are means of several."""

@@ -93,6 +93,7 @@ class Server:
         )
         method.check(layout, settings.num_rounds)
         check_floor(method, state, settings, participants)
+        settings.early_stopping.check(any(p.tested for p in participants))
         self._guard = Guard(method, settings, self.participants)
         if state.bank:  # without models on the server, there is nothing to move
             check_server_optimizer(method, settings)
@@ -277,19 +278,17 @@ class Server:
         """Completes the last round's record with the results' metrics of its models."""
         if self.progress.record is None:
             return None
-        results = self._round.results
-        served = {n: results[n].metrics for n in self.participants if n in results and results[n].metrics}
+        served = self._round.metrics()
         clusters = self.method.clusters_in(self.state)
         share = self.settings.max_weight_share
-        self._common, named = reported(served.values(), len(results)), self.settings.early_stopping.named
+        self._common, named = reported(served.values(), self._round.tested), self.settings.early_stopping.named
         if self._common and self.progress.metric is None:
             self.progress.metric = asdict(leading(named, self._common))
         ranked = {m.name: m for m in (Metric(ACCURACY), *(m.of_participants for m in named), self.metric)}
         of_round = (self.progress.record, served, self.participants, self.state)
         measured = measure_round(*of_round, clusters, share, ranked.values())
         if self._scored is not None:
-            counts = {n: results[n].scores for n in self.participants if n in results}
-            measured = with_pooled(measured, counts, self.participants, self.state.assignment, share)
+            measured = with_pooled(measured, self._round.scores(), self.participants, self.state.assignment, share)
         if self.finished:
             self._round.count(measured.record)
         self.progress.record = None
@@ -353,7 +352,8 @@ class Server:
 
         The M-step's means say where the models of the bank go; a server's optimizer, if there is one, says how far.
         """
-        equipped, closed = replace(without_moments(before), logits=self._logits, archive=self.archive), set[int]()
+        equipped = replace(without_moments(before), logits=self._logits, archive=self.archive, notes={})
+        closed = set[int]()
         assignment = self.method.assign(equipped, self._guard.weighed(updates))
         if self.settings.merge_small_clusters:
             assignment = merged(self.method, before, updates, assignment, self.participants, self.settings.floor)
@@ -385,11 +385,10 @@ class Server:
     def close(self, extra: Mapping[str, Any]) -> None:
         """Writes the summary and the models."""
         if self._recorder is not None:
-            facts = {**extra, "rejected": dict(self.rejected), "seed": self.settings.seed}
-            facts |= {"small_clusters": self.small_clusters, "metric": asdict(self.metric)}
-            key, best = self.early_stopping.key, self.progress.best
-            facts["best"] = None if key is None or best is None else {"metric": key.name, "mode": key.mode, **best}
-            facts["stopped"] = self.progress.stopped
+            facts = {**extra, "rejected": dict(self.rejected), "small_clusters": self.small_clusters}
+            key, best, stopped = self.early_stopping.key, self.progress.best, self.progress.stopped
+            known = None if key is None or best is None else {"metric": key.name, "mode": key.mode, **best}
+            facts |= {"seed": self.settings.seed, "metric": asdict(self.metric), "best": known, "stopped": stopped}
             if self._bootstrap:
                 drawn = {name: result.bootstrap for name, result in self._round.results.items() if result.bootstrap}
                 self._recorder.bootstrap(drawn, self.participants)

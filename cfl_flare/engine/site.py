@@ -25,7 +25,7 @@ from cfl_flare.training.ensemble import Served
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime, Split
-from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.settings import TrainSettings, batch_bounds
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ class Site:
         evaluate_trained: measure the locally trained model as well.
         device: where to compute.
         should_stop: asked before each step whether the job was aborted.
-        private: the layers that stay with each participant; None for none.
+        private: the layers that each participant has for itself; None for none.
+        private_shrinkage: how strongly they are pulled towards those that came.
         authorize: the site's component policy, which is asked about a task of the user's.
         fewest_scored: a participant with fewer test samples keeps the histograms of their scores, which nearly are
             the scores themselves.
@@ -149,9 +150,11 @@ class Site:
         private: str | None = None,
         authorize: Callable[[str], None] | None = None,
         fewest_scored: int = 1,
+        private_shrinkage: float = 0.0,
     ):
         self.method = method
-        self.runtime = Runtime(make_model, settings, seed, device, should_stop, private, authorize)
+        how = (device, should_stop, private, authorize, private_shrinkage)
+        self.runtime = Runtime(make_model, settings, seed, *how)
         check_task(method, self.runtime.task)
         check_private(method, self.runtime.division, private)
         self.hosted: dict[str, ParticipantData] = {}
@@ -194,15 +197,33 @@ class Site:
                 f"{data.name}: the model {type(module).__name__} returns a {type(outputs).__name__}; its forward() "
                 "should return logits, one tensor (samples, classes)"
             )
+        self._check_single(data)
         if self.score_shape is not None and outputs.shape[-1] != self.score_shape[0]:
             raise DataError(
                 f"{data.name}: the model {type(module).__name__} has {outputs.shape[-1]} outputs, and its last fully "
                 f"connected layer has {self.score_shape[0]}, by which the server knows the classes; set score_bins to 0"
             )
-        labels = np.concatenate((data.train.y, data.test.y))
+        labels = np.concatenate((data.train.y, data.test.y)) if len(data.test) else data.train.y
         self.runtime.task.check(outputs, labels, data.name)
         if self.runtime.augment is not None:
             self.runtime.augment.check(data.train.x, self.runtime.task.targets(data.train.y[:1]), data.name)
+
+    def _check_single(self, data: ParticipantData) -> None:
+        """Raises a DataError if the participant trains on single samples and the model, by its BatchNorm, cannot."""
+        resident, size = self.runtime.resident, self.runtime.settings.batch_size
+        if min(end - begin for begin, end in batch_bounds(len(data.train), size)) > 1:
+            return
+        x = Split.of(data.train.x[:1], np.zeros(1), self.runtime.device).x
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), resident.keeping_statistics():
+            try:
+                resident.module.train()(x)
+            except Exception as error:  # the module may be the user's, and raise anything
+                many, name = len(data.train), type(resident.module).__name__
+                raise DataError(
+                    f"{data.name}: the model {name} does not train on one sample alone ({one_line(error)}), and there "
+                    f"are {many} training samples in batches of {size}; give the participant two samples or more "
+                    "(min_samples), set batch_size to 2 or more, or take a model without BatchNorm"
+                ) from error
 
     def sends_scores(self, participant: str) -> bool:
         """Whether histograms of a participant's scores are asked for, and it has enough test samples to send them."""
@@ -242,13 +263,14 @@ class Site:
             download = joined(sent, self.runtime.division.public)
             if task.evaluate:
                 served = Served.of(self.method.predictor(learner, download))
-                outputs = learner.tested(served)
-                found = learner.measured(outputs)
-                metrics.update({f"served_{name}": value for name, value in found.items()})
-                scores = learner.score_counts(outputs) if self.sends_scores(participant) else None
-                drawn = learner.resampled(outputs, found, min(task.bootstrap, self.runtime.settings.bootstrap))
+                if learner.tests:
+                    outputs = learner.tested(served)
+                    found = learner.measured(outputs)
+                    metrics.update({f"served_{name}": value for name, value in found.items()})
+                    scores = learner.score_counts(outputs) if self.sends_scores(participant) else None
+                    drawn = learner.resampled(outputs, found, min(task.bootstrap, self.runtime.settings.bootstrap))
                 on_served(participant, served)
-            for one in task.cross:
+            for one in task.cross if learner.tests else ():
                 asked = Served(tuple(models[slot] for slot in one.slots), one.vote, one.parts)
                 cross[one.name] = learner.evaluate(asked)
             if task.train:

@@ -54,7 +54,8 @@ class ClusteringAggregator(ModelAggregator):
             settings that deal it out; with an indicator file the source is not read. None for other methods.
         initial_ckpt: the file of the model from which the run starts: an absolute path of the server's, or the name of
             a file that the job carries in its custom folder; None starts from untrained models.
-        private: the layers that stay with each participant; None for none, or where scripts train.
+        private: the layers that each participant has for itself; None for none, or where scripts train.
+        private_shrinkage: how strongly they are pulled towards the models of the server, which then have them, too.
 
     Attributes:
         server: the running server; None before ``begin``.
@@ -67,13 +68,14 @@ class ClusteringAggregator(ModelAggregator):
         held: dict[str, Any] | None = None,
         initial_ckpt: str | None = None,
         private: str | None = None,
+        private_shrinkage: float = 0.0,
     ):
         super().__init__()
         self.method = method
         self.model = model
         self.held = held
         self.initial_ckpt = initial_ckpt
-        self.private = private
+        self.private, self.private_shrinkage = private, private_shrinkage
         self.server: Server | None = None
         self._remarked = False
         self._ranges: Mapping[str, tuple[float, float]] = {}
@@ -87,7 +89,7 @@ class ClusteringAggregator(ModelAggregator):
     def division(self, fl_ctx: FLContext) -> Division:
         """What of the job's model travels."""
         torch.set_num_threads(1)
-        return Division.of(ResidentModel(self._make_model(fl_ctx)).module, self.private)
+        return Division.of(ResidentModel(self._make_model(fl_ctx)).module, self.private, self.private_shrinkage)
 
     def merges(self, fl_ctx: FLContext) -> bool:
         """Whether small clusters are merged unless the job says otherwise.

@@ -20,6 +20,8 @@ CLASSES = (
     "cfl_flare.flare.executor.ClusteredExecutor",
     "cfl_flare.flare.persistor.ClusterModelPersistor",
     "cfl_flare.flare.tracking.ServerRun",
+    "cfl_flare.data.hospitals.Heart",
+    "cfl_flare.data.hospitals.Stroke",
     "cfl_flare.data.images.Folder",
     "cfl_flare.data.named.CIFAR10",
     "cfl_flare.data.named.CIFAR100",

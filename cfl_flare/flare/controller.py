@@ -32,13 +32,15 @@ from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.policy import Policy
 from cfl_flare.flare.schema import decode_check_in
-from cfl_flare.flare.tracking import track
+from cfl_flare.flare.tracking import bounds, track
 from cfl_flare.methods import Participant
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
 
 RESULTS = "cfl"
+# The settings that sites share with the aggregator.
+OF_AGGREGATOR = ("method", "model", "private", "private_shrinkage")
 # The first task's time limit is at least this, in seconds: it starts the site's process and reads the data.
 CHECK_IN = 300
 
@@ -117,14 +119,17 @@ class ClusteredController(PerSiteController):
         facts = {
             **(self.facts or {}),
             **({} if self.aggregator.private is None else {"private": self.aggregator.private}),
+            **({"private_shrinkage": pull} if (pull := self.aggregator.private_shrinkage) else {}),
             "run": asdict(self._schedule),
             "name": persistor.run_name,
             "resumed_at": resumed.round if resumed else None,
             "sites_left_out": self.left_out,
         }
-        recorder = Recorder(Path(self.get_run_dir()) / RESULTS, facts, self.aggregator.model)
-        more = (recorder, self.fl_ctx, resumed, persistor.archive, training)
+        self._recorder = Recorder(Path(self.get_run_dir()) / RESULTS, facts, self.aggregator.model)
+        more = (self._recorder, self.fl_ctx, resumed, persistor.archive, training)
         self.aggregator.begin(participants, self._schedule, *more)
+        label = self.aggregator.running.method.label
+        self._recorder.begin(label, self._schedule.num_rounds, self._schedule.early_stopping.named)
         self.info(f"{len(participants)} participants on {len({p.site for p in participants})} sites")
         if self.judge is not None:
             assign = from_dict(AssignSettings, unmarked(self.judge), "judge")
@@ -190,7 +195,7 @@ class ClusteredController(PerSiteController):
 
     def _shared(self) -> dict[str, Any]:
         """The settings that the sites must share; see `cfl_flare.flare.compatibility.SHARED`."""
-        of_aggregator = {key: getattr(self.aggregator, key) for key in ("method", "model", "private")}
+        of_aggregator = {key: getattr(self.aggregator, key) for key in OF_AGGREGATOR}
         told = {key: value for key, value in (self.facts or {}).items() if key in ("data", "training")}
         return {**unmarked({**of_aggregator, **told}), "seed": self.seed, "run_name": self.persistor.run_name}
 
@@ -219,6 +224,8 @@ class ClusteredController(PerSiteController):
             self.info(f"round {metrics.current_round} of {self._schedule.num_rounds}: {shown}")
         if last:
             server.close({"sites_left_out": self.left_out})
+            if metrics.metrics:
+                track(self, bounds(self._recorder.intervals), metrics.current_round)
             if server.small_clusters:
                 floor = self._schedule.floor
                 self.warning(
@@ -247,13 +254,21 @@ class ClusteredController(PerSiteController):
         return went
 
     def _draw(self) -> None:
-        """Draws the run's figures; without matplotlib, they can be drawn later from the results."""
+        """Draws the run's figures and writes its report; either can be made later from the results."""
+        folder = Path(self.get_run_dir()) / RESULTS
         try:
             from cfl_flare.report.figures import draw
 
-            draw(load_run(Path(self.get_run_dir()) / RESULTS))
+            draw(load_run(folder))
         except (ImportError, FileError) as error:
             self.warning(f"no figures: {error}; 'cfl-flare show' draws them from the results")
+        try:
+            from cfl_flare.report.html.write import try_to_write
+        except ImportError as error:
+            self.warning(f"no report: {error}; 'cfl-flare report' writes it from the results")
+            return
+        if (why := try_to_write(folder)) is not None:
+            self.warning(why)
 
     def save_state(self) -> None:
         """Hands the server's state to the persistor."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,18 +23,20 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from cfl_flare.core.config import build, from_dict, require, unmarked
 from cfl_flare.core.errors import AbortedError, ConfigError, PayloadError, failure_of
 from cfl_flare.core.settings import keep, kept, shows
+from cfl_flare.core.text import plain
 from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.summary import DataSummary
 from cfl_flare.engine.job_settings import ExecutorSettings
 from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.settings import FEWEST_SCORED, SiteSettings
-from cfl_flare.engine.site import Site
+from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.compat import check_study, component_policy, simulated, study_of
 from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.paths import store_for
 from cfl_flare.flare.policy import check_floor, limited_paths
 from cfl_flare.methods import build_method
+from cfl_flare.results.history import Note, keep_notes
 from cfl_flare.results.model_file import CLASSES
 from cfl_flare.results.run_dir import SERVED, save_served
 from cfl_flare.results.store import Store
@@ -60,7 +63,8 @@ class ClusteredExecutor(Executor):
         run_name: names the folder where participants' memories outlive the job.
         seed: the run's seed.
         made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
-        private: the layers that each participant keeps for itself; None for none.
+        private: the layers that each participant has for itself; None for none.
+        private_shrinkage: how strongly they are pulled towards those that the server sends; 0 keeps them here.
     """
 
     @shows(SiteSettings, ExecutorSettings, as_fields=True)
@@ -75,10 +79,12 @@ class ClusteredExecutor(Executor):
         seed: int = 0,
         made_by: dict[str, str] | None = None,
         private: str | None = None,
+        private_shrinkage: float = 0.0,
         **settings: Any,
     ):
         super().__init__()
-        self.method, self.model, self.source, self.private = method, model, source, private
+        self.method, self.model, self.source = method, model, source
+        self.private, self.private_shrinkage = private, private_shrinkage
         self.data, self.training = data, training
         self.run_name, self.seed, self.made_by = run_name, seed, made_by
         self._unknown = keep(self, settings, SiteSettings, ExecutorSettings)
@@ -124,7 +130,13 @@ class ClusteredExecutor(Executor):
             self.log_info(fl_ctx, f"data: {summary.line}")
             for remark in summary.remarks:
                 self.log_warning(fl_ctx, f"data: {remark}")
-        hosted = [{"name": d.name, "samples": len(d.train), "group": d.group} for d in site.hosted.values()]
+        if site.runtime.division.shrinkage:
+            pulled = f"private = {self.private!r} names layers that are pulled to the cluster's"
+            self.log_info(fl_ctx, f"private_shrinkage = {self.private_shrinkage}: {pulled}: their parameters leave")
+        hosted = [
+            {"name": d.name, "samples": len(d.train), "group": d.group, "tested": len(d.test) > 0}
+            for d in site.hosted.values()
+        ]
         return wire.to_shareable({}, {"participants": hosted})
 
     def _agree(self, content: dict[str, Any], fl_ctx: FLContext) -> None:
@@ -146,6 +158,7 @@ class ClusteredExecutor(Executor):
         site = self._prepared(content, fl_ctx)
         tasks, models, content = wire.decode_task(shareable, site.runtime.division.public)
         number = content["round"]
+        begins = self._store is None
         self._recall(number, site, content["memory_of"] or self.run_name, fl_ctx)
         started = time.monotonic()
         last = number == shareable.get_header(AppConstants.NUM_ROUNDS)
@@ -154,6 +167,7 @@ class ClusteredExecutor(Executor):
         for result in results:
             if result.error:
                 self._log_failure(f"round {number}: {result.participant}", result.error, result.traceback, fl_ctx)
+        self._note(number, tasks, results, begins, fl_ctx)
         why = self._remember(number + 1, site)
         if why is not None:
             self._log_failure(f"round {number}: writing what participants remember", "disk", why, fl_ctx)
@@ -174,7 +188,8 @@ class ClusteredExecutor(Executor):
             self._own = kept(ExecutorSettings, self, "run")
             torch.set_num_threads(own.torch_threads)
             policy = component_policy(fl_ctx)
-            source = build(self.source, DataSource, "data", policy)  # type: ignore[type-abstract]
+            with limited_paths(fl_ctx):  # a source may read a file that describes its columns
+                source = build(self.source, DataSource, "data", policy)  # type: ignore[type-abstract]
             if isinstance(source, SiteData):
                 source = replace(source, study=check_study(source.study, study_of(fl_ctx)))
             config = from_dict(DataConfig, unmarked(self.data), "data")
@@ -189,6 +204,7 @@ class ClusteredExecutor(Executor):
                 place.device,
                 should_stop=lambda: bool(self._abort_signal.triggered),
                 private=self.private,
+                private_shrinkage=self.private_shrinkage,
                 authorize=policy,
                 fewest_scored=1 if simulated(fl_ctx) else FEWEST_SCORED,
             )
@@ -196,6 +212,8 @@ class ClusteredExecutor(Executor):
             self.log_info(fl_ctx, f"{fl_ctx.get_identity_name()} computes on {place}")
             with limited_paths(fl_ctx):
                 site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
+                for line in source.described() if config.partition is None else ():
+                    self.log_info(fl_ctx, f"data: {plain(line)}")
             self._site = site
         return self._site
 
@@ -216,7 +234,9 @@ class ClusteredExecutor(Executor):
         try:
             models, facts = source.load(versions[-1], site.runtime.resident.layout)
             check_memory_of(facts.get("method", site.method.label), site.method.label, run_name)
-            check_private_of(facts.get("private") or [], site.runtime.division.names, run_name)
+            division = site.runtime.division
+            check_private_of(facts.get("private") or [], division.names, run_name)
+            check_shrinkage_of(facts.get("private_shrinkage") or 0.0, division.shrinkage, run_name)
         except (PayloadError, ConfigError) as error:
             self.log_warning(fl_ctx, f"no memory of round {number} ({error}); participants start from their centre")
             return
@@ -230,11 +250,25 @@ class ClusteredExecutor(Executor):
         folder = store_for(self.run_name, fl_ctx).folder / SERVED
         try:
             task = unmarked(self.training).get("task", CLASSES)
-            save_served(folder, participant, served, self.model, number, task)
+            own = None if self._site is None else self._site.hosted[participant].preparation
+            save_served(folder, participant, served, self.model, number, task, own)
         except OSError as error:  # the run has its results all the same
             self._log_failure(f"keeping {participant}'s model", failure_of(error), traceback.format_exc(), fl_ctx)
         else:
             self.log_info(fl_ctx, f"{participant}'s model: {folder}")
+
+    def _note(
+        self, number: int, tasks: Mapping[str, Task], results: Sequence[Result], begins: bool, fl_ctx: FLContext
+    ) -> None:
+        """Keeps what the site's operator may want to see of the round: what it measured, before any filter."""
+        notes = [
+            Note(number, r.participant, tasks[r.participant].slots, r.update is not None, r.error, r.metrics)
+            for r in results
+        ]
+        try:
+            keep_notes(store_for(self.run_name, fl_ctx).folder, number, notes, begins)
+        except OSError as error:  # the round has its results all the same
+            self._log_failure(f"round {number}: its history", failure_of(error), traceback.format_exc(), fl_ctx)
 
     def _remember(self, number: int, site: Site) -> str | None:
         """Writes the participants' memories, if the method has any.
@@ -245,7 +279,8 @@ class ClusteredExecutor(Executor):
         assert self._store is not None
         self._memory_round = number
         models = {f"{name}#{what}": p for name, own in site.memory.items() for what, p in own.items()}
-        facts = {"method": site.method.label, "private": site.runtime.division.names}
+        division = site.runtime.division
+        facts = {"method": site.method.label, "private": division.names, "private_shrinkage": division.shrinkage}
         return self._store.try_to_save(number, models, facts) if models else None
 
 
@@ -261,6 +296,14 @@ def check_private_of(kept: list[str], asked: list[str], run_name: str) -> None:
         not other,
         f"run {run_name!r} had {len(kept)} private arrays and this job has {len(asked)}, which differ in {other[:1]}; "
         "resume it with the same private layers",
+    )
+
+
+def check_shrinkage_of(kept: float, asked: float, run_name: str) -> None:
+    """Raises a ConfigError for the memory of a run with another shrinkage: what was kept there would travel here."""
+    require(
+        kept == asked,
+        f"run {run_name!r} had private_shrinkage = {kept} and this job has {asked}; resume it with the same",
     )
 
 

@@ -28,7 +28,7 @@ from cfl_flare.training.settings import MOST_DRAWS
 Ranges = Mapping[str, tuple[float, float]]
 
 KEYS = frozenset({"schema", "error", "participants", "round", "results"})
-OF_PARTICIPANT = frozenset({"name", "samples", "group"})
+OF_PARTICIPANT = frozenset({"name", "samples", "group", "tested"})
 OF_RESULT = frozenset({"metrics", "error", "cross", "samples", "cluster", "carrier", "bootstrap"})
 OF_REPLICATES = frozenset({"draw", "values"})
 NUMBERS = (np.ndarray, np.generic, int, float)
@@ -54,14 +54,16 @@ def decode_check_in(message: FLModel, site: str, expected: Collection[str], most
     for one in said:
         if not isinstance(one, dict) or one.keys() != OF_PARTICIPANT:
             raise malformed(f"{site}: a participant should have {', '.join(sorted(OF_PARTICIPANT))}, not {shown(one)}")
-        name, samples, group = one["name"], one["samples"], one["group"]
+        name, samples, group, tested = one["name"], one["samples"], one["group"], one["tested"]
         if not isinstance(name, str) or name not in expected or name in found:
             raise malformed(f"{site} hosts no participant {shown(name)}, or names it twice")
         if not is_count(samples, 1, MAX_SAMPLES):
             raise malformed(f"{name}: samples = {shown(samples)} should be a whole number in 1..{MAX_SAMPLES}")
         if group is not None and not is_count(group, 0, MAX_GROUPS):
             raise malformed(f"{name}: group = {shown(group)} should be None or a whole number in 0..{MAX_GROUPS}")
-        found[name] = Participant(name, site, samples, group)
+        if not isinstance(tested, bool):
+            raise malformed(f"{name}: tested = {shown(tested)} should be true or false")
+        found[name] = Participant(name, site, samples, group, tested)
     if len(found) < len(expected):
         raise malformed(f"{site} names {len(found)} of the {len(expected)} participants that it hosts")
     return list(found.values())

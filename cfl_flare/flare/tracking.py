@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType
@@ -18,15 +18,43 @@ from nvflare.widgets.widget import Widget
 
 # FLARE's receivers that open a run for each site when the job starts, and drop what comes from anywhere else.
 RUNS_OF_SITES = ("nvflare.app_opt.tracking.mlflow.", "nvflare.app_opt.tracking.wandb.")
+# Numbers of a record that tell what the round cost; of the others, those of no model are of the clustering.
+OF_ROUND = ("bytes_down", "bytes_up", "seconds", "clipped")
+CLUSTER = re.compile(r"cluster-\d+/")
 
 
 def series(name: str) -> str:
-    """The name of a metric in experiment tracking: without ``served_``.
+    """The name of a number of a round's record in experiment tracking.
 
-    >>> series("cluster-0/served_accuracy")
-    'cluster-0/accuracy'
+    What comes before its first slash is the section in which TensorBoard shows it: the served models, those after the
+    local steps, the clustering, the round itself, and each cluster. A slash in a measure's own name, which a site
+    chose, becomes a point: it must neither open a section nor make a path that MLflow refuses, with all others.
+
+    >>> [series(name) for name in ("served_worst_dice", "cluster-0/served_val/dice", "cluster-0/size")]
+    ['served/worst_dice', 'cluster-0/served/val.dice', 'cluster-0/size']
+    >>> [series(name) for name in ("pooled_auroc", "ari", "bytes_up")]
+    ['served/pooled_auroc', 'clustering/ari', 'round/bytes_up']
     """
-    return re.sub(r"(^|/)served_", r"\1", name)
+    found = CLUSTER.match(name)
+    cluster = found.group() if found else ""
+    kind, _, measure = (own := name.removeprefix(cluster)).partition("_")
+    own = own.replace("/", ".")
+    if kind in ("served", "trained"):
+        own = f"{kind}/{measure.replace('/', '.')}"
+    elif kind == "pooled":
+        own = f"served/{own}"
+    elif not cluster:
+        own = f"round/{own}" if own in OF_ROUND else f"clustering/{own}"
+    return cluster + own
+
+
+def bounds(intervals: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The ends of means' intervals, as numbers of a record.
+
+    >>> bounds({"served_dice": (0.5, 0.75)})
+    {'served_dice_low': 0.5, 'served_dice_high': 0.75}
+    """
+    return {f"{name}_{end}": at for name, ends in intervals.items() for end, at in zip(("low", "high"), ends)}
 
 
 def track(component: FLComponent, scalars: Mapping[str, float], number: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from cfl_flare.core.config import build, class_path, from_dict
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.methods.auto_k import AUTO, AutoK, automatic
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.baselines import Finetune, Local
 from cfl_flare.methods.cam import CAM
@@ -35,7 +36,7 @@ METHODS: dict[str, type[Method]] = {
     for cls in (
         *(FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, PerFedAvg),
         *(IFCA, FeSEM, WeCFL, CGPFL, FedAC, FedDS, FedDSMIC, FedCUAU, CFL, FLHC, FedGroup),
-        *(CAM, Ensemble),
+        *(CAM, Ensemble, AutoK),
     )
 }
 METHODS["hypcluster"] = IFCA
@@ -56,6 +57,8 @@ def build_method(spec: Mapping[str, Any], authorize: Callable[[str], None] | Non
     settings = {key: _built(key, value, authorize) for key, value in spec.items()}
     name = settings.pop("method", None)
     if isinstance(name, str) and name in METHODS:
+        if settings.get("k") == AUTO:
+            return automatic(METHODS[name], settings, f"method {name}")
         return from_dict(METHODS[name], settings, f"method {name}")
     if isinstance(name, str) and name in COMBINATIONS:
         return COMBINATIONS[name].build(settings)
@@ -107,6 +110,7 @@ __all__ = [
     "METHODS",
     "PENALTIES",
     "Assignment",
+    "AutoK",
     "Contrastive",
     "Ditto",
     "Download",

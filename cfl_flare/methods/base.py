@@ -56,6 +56,10 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         where, epochs = self.where, self.finetune_epochs
+        known = getattr(self, "k", None) != "auto"
+        require(
+            known, f"{where}: k = 'auto' stands alone: write \"wecfl:k=auto\", or AutoK(base=WeCFL(k=10)) in Python"
+        )
         check_settings(self, where)
         cluster_on = getattr(self, "cluster_on", None)
         if cluster_on is not None:

@@ -41,12 +41,14 @@ class Participant:
         site: the FLARE client that hosts it.
         samples: its training samples, n_i.
         group: its true group, where the partition knows one; used only in metrics.
+        tested: it has test samples; else it trains, and measures nothing.
     """
 
     name: str
     site: str
     samples: int
     group: int | None = None
+    tested: bool = True
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,7 @@ class ServerState:
         extras: small JSON values that a method adds.
         arrays: arrays that a method adds and that are not models; they are stored, and never exported as a model.
         notes: what the record of the round that led here says of the method's own, as JSON values; not stored.
+            `Method.assign` may add to those of its state, for `Method.aggregate` to pass on.
         logits: what models predict on the server's indicator samples. It is there in `Method.assign`, of a method whose
             traits name an ``indicator``; not stored.
         archive: the arrays on the server's disk. It is there in `Method.assign` and `Method.aggregate` of a method that
@@ -231,7 +234,7 @@ class ServerState:
     round: int = 0
     extras: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
-    notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    notes: dict[str, Any] = field(default_factory=dict, compare=False)
     logits: Predict | None = field(default=None, compare=False, repr=False)
     archive: Archive | None = field(default=None, compare=False, repr=False)
 

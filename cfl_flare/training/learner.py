@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.params import Params
+from cfl_flare.core.private import Own
 from cfl_flare.core.seeds import stream
 from cfl_flare.training.batches import Batches
 from cfl_flare.training.bootstrap import Replicates, draw_of, drawn_rows, key_of, replicates
@@ -43,6 +44,7 @@ class Learner:
 
     Attributes:
         samples: number of training samples, n_i.
+        tests: number of test samples; with none, nothing is measured.
         trained: the result of the participant's training in this round.
     """
 
@@ -59,7 +61,7 @@ class Learner:
     ):
         self._runtime, self._train, self._test = runtime, train, test
         self.participant, self.memory, self.round = participant, memory, round_number
-        self.samples = len(train)
+        self.samples, self.tests = len(train), len(test)
         self.trained: Params | Served | None = None
         self._beside: Params | None = None
         self._first = 0
@@ -104,14 +106,42 @@ class Learner:
     def with_private(self, model: Params) -> Params:
         """A model, or a part of one, with the participant's private layers; as it is if it has them or there are none.
 
-        They are those that it trained last, or else the run's initial ones.
+        They are those that it trained last, or else the run's initial ones; with shrinkage, else those that came.
         """
         division = self._runtime.division
-        if division.private is None or {*division.names} <= model.arrays().keys():
+        has = isinstance(model, Own) if division.shrinkage else {*division.names} <= model.arrays().keys()
+        if division.private is None or has:
             return model
         kept = self.memory.get(PRIVATE)
         fits = kept is not None and kept.layout == division.private  # others would replace what was sent, and leave
-        return division.joined(model, kept if kept is not None and fits else self._runtime.first_private)
+        whole = division.joined(model, kept if kept is not None and fits else self._runtime.first_private)
+        return Own.of(whole, model) if division.shrinkage else whole
+
+    def _read(self, start: Params) -> Params:
+        """The resident model; the participant's own if it started from its own."""
+        model = self._runtime.resident.read()
+        return Own.of(model, start.came) if isinstance(start, Own) else model
+
+    def _pull(self, start: Params) -> Callable[[], None]:
+        """The proximal step of ``shrinkage / (2 n) * ||theta - mu||^2`` over private parameters, after one of the loss.
+
+        theta <- (theta + a mu) / (1 + a) with a = lr * shrinkage / n, which is stable for any shrinkage: mu are the
+        parameters that came, and n is the number of training samples.
+        """
+        division, flat = self._runtime.division, self._runtime.resident.flat
+        if not isinstance(start, Own) or start.came is None or division.private is None:
+            return lambda: None
+        own = {e.name for e in division.private.entries if e.kind == "parameter"}
+        places = {e.name: e.slice for e in division.whole.entries}
+        came = [(places[e.name], start.came.vector[e.slice]) for e in start.came.layout.entries if e.name in own]
+        pulled = [(place, torch.from_numpy(mu).to(flat.device)) for place, mu in came]
+        left = 1 / (1 + self.lr * division.shrinkage / self.samples)
+
+        def pull() -> None:
+            for place, mu in pulled:
+                flat[place] = mu + left * (flat[place] - mu)
+
+        return pull
 
     def complete(self, served: Params | Served) -> Params | Served:
         """What a participant predicts with: each model with the private layers of the part that it belongs to."""
@@ -172,15 +202,17 @@ class Learner:
                 partial(self._backward, data, i, terms, [None if f is None else f[i] for f in fixed], seen)
                 for i in range(len(data))
             ]
+            pull = self._pull(whole)
             for i, outer in enumerate(gradients[: len(batches)]):
                 maml = inner_lr is not None
                 with ahead(runtime.resident, inner_lr or 0, gradients[len(batches) + i]) if maml else nullcontext():
                     outer()
                 runtime.optimizer.step(self.lr, held)
+                pull()
                 put_back()
         if purpose == "train" and settings.keep_momentum:
             runtime.optimizer.keep(self.memory, held)
-        self.trained = trained = runtime.resident.read()
+        self.trained = trained = self._read(whole)
         if whole is start:
             return trained
         assert runtime.division.private is not None
@@ -200,12 +232,13 @@ class Learner:
         rng = self._stream("adapt")
         data = self._drawn(self._batches(rng, steps), "adapt")
         (beside,) = self._fixed(data, ())
-        self._load(self.with_private(start))
+        whole = self.with_private(start)
+        self._load(whole)
         with self._dropout(rng):
             for i in range(len(data)):
                 self._backward(data, i, (), [None if beside is None else beside[i]], ())
                 descend(self._runtime.resident, lr)
-        return self._runtime.resident.read()
+        return self._read(whole)
 
     @torch.no_grad()
     def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
@@ -250,7 +283,7 @@ class Learner:
 
     def evaluate(self, model: Params | Served) -> dict[str, float]:
         """What the run's task measures of a model, or of an ensemble, on the participant's own test split."""
-        return self.measured(self.tested(model))
+        return self.measured(self.tested(model)) if self.tests else {}
 
     def resampled(self, outputs: Tensor, found: Mapping[str, float], times: int) -> Replicates | None:
         """What is measured by the same outputs when the test split is drawn anew so many times; None for no times.
@@ -278,8 +311,11 @@ class Learner:
     @contextmanager
     def _dropout(self, rng: np.random.Generator) -> Iterator[None]:
         """Inside it, the modules' own random draws come from a stream, too."""
+        on_cpu = torch.device(self._runtime.device).type == "cpu"
+        # torch.manual_seed seeds every kind of device, which takes longer than a step of a small model.
+        seed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(rng.integers(2**62)))
+            seed(int(rng.integers(2**62)))
             yield
 
     @torch.no_grad()

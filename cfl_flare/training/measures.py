@@ -94,7 +94,8 @@ def _by_class(name: str, both: bool) -> Measure:
         defined = (there > 0) & (there < len(labels)) if both else there > 0
         function = getattr(_torchmetrics(), name)
         found = [function(scores[:, c], labels[:, c]) if ok else torch.tensor(0.0) for c, ok in enumerate(defined)]
-        return mean_of(torch.stack(found), defined)
+        # torchmetrics adds up in float32: a perfect one can come out above 1, which a server refuses.
+        return mean_of(torch.stack(found).clamp(0, 1), defined)
 
     return measure
 

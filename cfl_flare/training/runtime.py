@@ -60,7 +60,8 @@ class Runtime:
         seed: the run's seed.
         device: where to compute.
         should_stop: asked before each step whether the job was aborted.
-        private: the layers that stay with each participant; None for none.
+        private: the layers that each participant has for itself; None for none.
+        private_shrinkage: how strongly they are pulled towards those that came; see `cfl_flare.core.private`.
         authorize: the site's component policy, which is asked about a task of the user's.
 
     Attributes:
@@ -82,6 +83,7 @@ class Runtime:
         should_stop: Callable[[], bool] = lambda: False,
         private: str | None = None,
         authorize: Callable[[str], None] | None = None,
+        private_shrinkage: float = 0.0,
     ):
         try:
             torch.zeros(1, device=device)
@@ -94,7 +96,7 @@ class Runtime:
         self.task = settings.built_task(authorize)
         self.augment = settings.built_augment(self.task)
         self.resident = ResidentModel(make_model(), device)
-        self.division = Division.of(self.resident.module, private)
+        self.division = Division.of(self.resident.module, private, private_shrinkage)
         self.untrained = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
         self.initial = lru_cache(UNTRAINED)(lambda index: self.untrained(index).within(self.division.public))
         self.optimizer = optimizer_of(settings, self.resident)
@@ -103,9 +105,8 @@ class Runtime:
 
     @cached_property
     def first_private(self) -> Params:
-        """The private layers with which every participant begins: those of the run's first untrained model."""
-        assert self.division.private is not None
-        return self.untrained(0).take(self.division.private)
+        """What stays at every participant, as it begins with it: from the run's first untrained model."""
+        return self.untrained(0).take(self.division.whole.restricted(self.division.names))
 
     @cached_property
     def _places(self) -> list[slice]:

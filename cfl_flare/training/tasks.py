@@ -132,8 +132,10 @@ class LearningTask(ABC):
 
         Returns:
             The measures by name. One that is not defined on these samples, such as an AUROC where there is one class,
-            is left out.
+            is left out; without samples, all are.
         """
+        if not len(targets):
+            return {}
         found = {name: self.measure(name, outputs, targets) for name in dict.fromkeys((*self.always, *requested))}
         return {name: value for name, value in found.items() if value is not None}
 

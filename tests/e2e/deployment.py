@@ -79,6 +79,7 @@ class Deployment:
     def __init__(self, folder: Path, data: dict[str, Path]):
         self.folder, self.data, self.sites = folder, data, list(data)
         self.processes: dict[str, subprocess.Popen] = {}
+        self.settings: dict[str, dict[str, str]] = {}  # what else a site's operator sets in its environment
         sites = "\n".join(f"  - {{name: {site}, type: client, org: hospitals}}" for site in data)
         (folder / "tmp").mkdir()  # FLARE leaves a folder for each job with errors
         (folder / "project.yml").write_text(PROJECT.format(port=free_port(), sites=sites, admin=ADMIN))
@@ -89,8 +90,10 @@ class Deployment:
             # Even with its errors sent to the server, nothing of a site's own may be seen there.
             assert main(["site", "prepare", str(self.kits / name), "--no-keep-logs"]) == 0
         self._keep_inside()
-        (policy,) = re.findall(r"^```json\n(.*?)^```$", GUIDE.read_text(), flags=re.DOTALL | re.MULTILINE)
-        (self.kits / COARSE / "local" / "privacy.json").write_text(policy)
+        if COARSE in data:
+            found = re.findall(r"^```json\n(.*?)^```$", GUIDE.read_text(), flags=re.DOTALL | re.MULTILINE)
+            (policy,) = [block for block in found if "EgressFilter" in block]
+            (self.kits / COARSE / "local" / "privacy.json").write_text(policy)
 
     def _keep_inside(self) -> None:
         """FLARE's own places are below /tmp/nvflare; and nobody waits ten seconds for a job to be scheduled."""
@@ -105,7 +108,8 @@ class Deployment:
         env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
         env |= {"CFL_STATE_ROOT": str(self.state_root(name)), "TMPDIR": str(self.folder / "tmp")}
         env.pop("CFL_DATA_ROOT", None)
-        return {**env, "CFL_DATA": str(self.data[name])} if name in self.data else env
+        env |= {"CFL_DATA": str(self.data[name])} if name in self.data else {}
+        return {**env, **self.settings.get(name, {})}
 
     def state_root(self, name: str) -> Path:
         return self.folder / "state" / (name or "nobody")

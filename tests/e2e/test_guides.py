@@ -18,11 +18,15 @@ from tests.e2e.deployment import ADMIN, ROOT, Deployment, until
 pytestmark = pytest.mark.slow
 JOB_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}")
 SITE = "hospital-1"
+TABLES = "Tables"  # a section of the operator's guide that has a test of its own: `test_hospital_walk`
 INSTALL = "pip install ."  # what the README's first block does, which is run where everything is installed from
 
 
-def guide(name: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "docs" / name).read_text(), re.DOTALL | re.MULTILINE)
+def guide(name: str, language: str, only: str = "") -> list[str]:
+    """The blocks of one section, or of all but `TABLES`."""
+    sections = re.split(r"^## ", (ROOT / "docs" / name).read_text(), flags=re.MULTILINE)
+    chosen = [s for s in sections if (s.startswith(f"{only}\n") if only else not s.startswith(f"{TABLES}\n"))]
+    return re.findall(rf"^```{language}\n(.*?)^```$", "".join(chosen), re.DOTALL | re.MULTILINE)
 
 
 class Reader:
@@ -65,9 +69,12 @@ class Reader:
         return text
 
 
-def lines(name: str) -> list[str]:
-    """The commands in ``sh`` blocks; those in ``bash`` blocks have a test of their own (`test_ghost_job`)."""
-    found = [line.split("  #")[0].strip() for block in guide(name, "sh") for line in block.splitlines()]
+def lines(name: str, only: str = "") -> list[str]:
+    """The commands in ``sh`` blocks, of one section if named.
+
+    Those in ``bash`` blocks have a test of their own (`test_ghost_job`).
+    """
+    found = [line.split("  #")[0].strip() for block in guide(name, "sh", only) for line in block.splitlines()]
     return [line for line in found if line and line != INSTALL]
 
 

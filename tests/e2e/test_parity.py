@@ -99,8 +99,10 @@ def test_a_job_stops_early_and_measures_every_model_everywhere(tmp_path, monkeyp
     assert apart.mean == apart.low == apart.high == 0 and len(apart.by_participant) == 4
     assert len(list(tmp_path.rglob("served/*.safetensors"))) == 4  # sites keep what they serve, as at any end
     sent = [json.loads(line) for line in (tmp_path / "series.jsonl").read_text().splitlines()]
-    assert {"accuracy", "loss", "cluster-0/accuracy", "cluster-1/size"} <= {line["tag"] for line in sent}
-    accuracy = {line["step"]: line["value"] for line in sent if line["tag"] == "accuracy"}
+    assert {"served/accuracy", "served/loss", "cluster-0/served/accuracy", "cluster-1/size"} <= {
+        line["tag"] for line in sent
+    }
+    accuracy = {line["step"]: line["value"] for line in sent if line["tag"] == "served/accuracy"}
     assert accuracy == {r["round"]: r["served_accuracy"] for r in run.rounds}
 
 

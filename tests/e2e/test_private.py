@@ -87,3 +87,34 @@ def test_a_job_with_private_layers_is_the_loop_s_run_and_keeps_them_at_the_sites
             assert not np.array_equal(own["parts.1.head.bias"], initial["parts.1.head.bias"])
             np.testing.assert_array_equal(own["parts.1.head.bias"], kept[f"{path.stem}#:private|head.bias"])
             np.testing.assert_array_equal(own["parts.0.head.bias"], kept[f"{path.stem}#shared.:private|head.bias"])
+
+
+def test_pulled_layers_travel_and_end_as_in_the_loop(tmp_path):
+    more = {"private": "bias", "private_shrinkage": 20.0}
+    recipe = ClusteredRecipe(
+        name="ward",
+        method="wecfl:k=2",
+        model=MODEL,
+        data=Digits(),
+        training={"lr": 0.1},
+        participants=DATA.participants,
+        partition=DATA.partition,
+        num_rounds=2,
+        min_clients=2,
+        **more,
+    )
+    recipe.execute(SimEnv(num_clients=2, workspace_root=str(tmp_path / "flare"))).get_result()
+    through = next((tmp_path / "flare").rglob("simulate_job/cfl"))
+    data, settings = DataConfig(DATA.participants, DATA.partition), ServerSettings(2)
+    method, training = build_method({"method": "wecfl", "k": 2}), TrainSettings(lr=0.1)
+    here = {"model": MODEL, "source": Digits(), "data": data, "settings": settings, "training": training}
+    run_loop(method=method, folder=tmp_path / "loop", **here, **more)
+    for path in (tmp_path / "loop" / "clusters").iterdir():
+        ours, theirs = load_arrays(path)[0], load_arrays(through / "clusters" / path.name)[0]
+        for key, array in ours.items():
+            np.testing.assert_allclose(theirs[key], array, atol=1e-6, err_msg=key)
+    assert load_run(through).summary["private_shrinkage"] == 20.0
+    site = next((tmp_path / "flare" / "cfl_state" / "ward" / "site-1").glob("round-*.safetensors"))
+    assert [key for key in load_arrays(site)[0] if ":private" in key]  # each keeps its own
+    logs = "".join(path.read_text() for path in (tmp_path / "flare").rglob("log.txt"))
+    assert "private_shrinkage = 20.0: private = 'bias' names layers that are pulled" in logs

@@ -34,7 +34,7 @@ from cfl_flare.models import MLP
 from cfl_flare.results.run_dir import load_model, load_run
 from cfl_flare.training.settings import TrainSettings
 from tests.e2e.deployment import commands_with, until
-from tests.e2e.plugin import AbsentAtSite2, HalfTheDigits, Received, Touchy
+from tests.e2e.plugin import AbsentAtSite2, HalfTheDigits, Received, SmallAtSites2And3, Touchy
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -190,6 +190,29 @@ def test_the_server_of_real_sites_compares_models_on_a_file_of_its_own(tmp_path,
         in_simulator(tmp_path / "absent", 2, method="fedds:k=2,indicator_file=none.npz", **job)
     log = "".join(p.read_text() for p in (tmp_path / "absent").rglob("log.txt"))
     assert "indicator_file: path = 'none.npz' is not a file" in log
+
+
+def test_sites_without_test_samples_or_with_one_class_take_part(tmp_path):
+    job = {"participants": None, "partition": None, "data": SmallAtSites2And3(), "method": "ifca:k=2"}
+    measures = {"lr": 0.05, "measures": ["auroc"], "score_bins": 50, "bootstrap": 50}
+    run_dir = in_simulator(tmp_path, 3, training=measures, cross_site_evaluation=True, **job)
+    run = load_run(run_dir / "cfl")
+    json.loads((run.folder / "summary.json").read_text(), parse_constant=pytest.fail)
+    first, untested, zeros = run.summary["participants"]
+    assert (first["samples"], untested["samples"], zeros["samples"]) == (60, 10, 9)
+    assert untested["tested"] is False
+    assert "served_loss" not in untested
+    assert {"served_accuracy", "served_auroc"} <= first.keys()
+    assert "served_accuracy" in zeros
+    assert "served_auroc" not in zeros
+    defined = run.rounds[-1]["defined"]
+    assert (defined["served_accuracy"], defined["served_auroc"], defined["pooled_auroc"]) == (2, 1, 2)
+    assert all(len(r["trained"]) == 3 and not r["failed"] for r in run.rounds)
+    assert not run.summary["rejected"]
+    said = "".join(p.read_text() for p in tmp_path.rglob("log.txt"))
+    assert "no test samples: it trains, and no figure says how good its model is here" in said
+    served = [*tmp_path.rglob("served/site-2.safetensors")]
+    assert len(served) == 1  # it predicts with its model all the same
 
 
 def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path, monkeypatch):

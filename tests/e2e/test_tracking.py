@@ -44,11 +44,11 @@ def test_the_clusters_series_are_a_run_of_the_server(tmp_path, monkeypatch):
     (own,) = [run for run in runs if run.data.metrics]
     assert own.info.run_name.startswith("simulator_server-") and own.info.status == "FINISHED"
     for name in ("accuracy", "loss"):
-        history = store.get_metric_history(own.info.run_id, name)
+        history = store.get_metric_history(own.info.run_id, f"served/{name}")
         assert {point.step: point.value for point in history} == {r["round"]: r[f"served_{name}"] for r in rounds}
-    assert {"cluster-0/accuracy", "cluster-1/size", "ari"} <= own.data.metrics.keys()
+    assert {"cluster-0/served/accuracy", "cluster-1/size", "clustering/ari"} <= own.data.metrics.keys()
 
     written = [path.read_bytes() for path in tmp_path.glob("wandb/offline-run-*/*.wandb")]
     assert len(written) == 3
-    (own,) = [content for content in written if b"cluster-1/accuracy" in content]
+    (own,) = [content for content in written if b"cluster-1/served/accuracy" in content]
     assert b"simulator_server-" in own

@@ -35,7 +35,7 @@ SPECS = [
     *("fedavg", "fedprox:mu=0.1", "finetune", "local", "fedper", "fedbabu", "ditto", "per-fedavg:personal_steps=2"),
     *("ifca:k=2", "ifca:k=2,warm_start=True", "ifca:k=2,shared_backbone=True", "ifca:k=2,finetune=True"),
     *("fesem:k=2", "wecfl:k=2", "wecfl:k=2,cluster_on=all", "cgpfl:k=2", "fedac:k=2,map_every=2"),
-    *("cfl:eps1=9,eps2=0", "fl-hc:k=2,rounds_before=1", "fedgroup:k=2"),
+    *("cfl:eps1=9,eps2=0", "fl-hc:k=2,rounds_before=1", "fedgroup:k=2", "wecfl:k=auto,warmup=1"),
     *("ifca-cam:k=2,warmup=1", "ifca-cam:k=2,warmup=1,updates=alternating", "fesem-cam:k=2,warmup=2"),
     *("ifca-cam:k=2,warmup=1,finetune=True", "fedavg+:k=2", "fedavg+:k=2,finetune=True", "fedavg+ifca:k=2"),
     "together:parts=[{'method':'ditto'},{'method':'wecfl','k':2}]",

@@ -265,7 +265,7 @@ SPECS = (
     *("fedavg", "fedprox", "finetune", "local", "fedper", "fedbabu", "ditto", "per-fedavg", "ifca:k=3", "fesem:k=3"),
     *("ifca:k=3,shared_backbone=True", "wecfl:k=3", "cgpfl:k=3", "fedac:k=3", "fedds:k=3", "feddsmic:k=3"),
     *("fedcuau:k=2", "cfl:eps1=9,eps2=0", "fl-hc:k=3,rounds_before=1", "fedgroup:k=3", "ifca-cam:k=3,warmup=1"),
-    *("fesem-cam:k=3,warmup=1", "fedavg+:k=2", "fedavg+ifca:k=3", "fedavg+fesem:k=3"),
+    *("wecfl:k=auto,warmup=1", "fesem-cam:k=3,warmup=1", "fedavg+:k=2", "fedavg+ifca:k=3", "fedavg+fesem:k=3"),
 )
 
 
@@ -292,7 +292,7 @@ def test_every_method_works_behind_every_defence(spec):
 
 def test_every_method_is_among_them():
     assert (
-        METHODS.keys() - {"cam", "ensemble", "together", "hypcluster"}
+        METHODS.keys() - {"cam", "ensemble", "together", "hypcluster", "auto-k"}
         == {s.partition(":")[0] for s in SPECS} & METHODS.keys()
     )
 

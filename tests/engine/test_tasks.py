@@ -24,6 +24,7 @@ from cfl_flare.training.tasks import TASKS, Survival
 SETTINGS = {
     "cfl": "cfl:eps1=0.6,eps2=1.1",
     "fl-hc": "fl-hc:k=2,rounds_before=1",
+    "auto-k": "wecfl:k=auto,warmup=1",
     **{name: f"{name}:k=2,warmup=1" for name in ("ifca-cam", "fesem-cam", "wecfl-cam")},
     **{name: f"{name}:k=2" for name in ("ifca", "fesem", "wecfl", "cgpfl", "fedgroup", "fedac", "fedcuau", "fedavg+")},
     **{name: f"{name}:k=2" for name in ("fedprox+", "fedavg+ifca", "fedavg+fesem")},

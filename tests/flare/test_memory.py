@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from cfl_flare.core.private import Division
-from cfl_flare.engine.site import Site
+from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.flare import executor as module
 from cfl_flare.flare.executor import ClusteredExecutor
-from cfl_flare.methods import FedAvg, Local, build_method
+from cfl_flare.methods import FedAvg, Local, Update, build_method
+from cfl_flare.results.history import Note, read_notes
 from cfl_flare.results.store import Store
 from cfl_flare.training.memory import PRIVATE
 from cfl_flare.training.settings import TrainSettings
@@ -80,8 +81,8 @@ def test_another_method_gets_no_memory(stores, caplog):
 def test_a_job_with_other_private_layers_gets_no_memory(stores, caplog):
     """What a run kept for itself could leave by a job that names less of it."""
 
-    def process(private: str | None) -> tuple[ClusteredExecutor, Site]:
-        site = Site(FedAvg(), Biased, TrainSettings(), seed=0, private=private)
+    def process(private: str | None, pull: float = 0.0) -> tuple[ClusteredExecutor, Site]:
+        site = Site(FedAvg(), Biased, TrainSettings(), seed=0, private=private, private_shrinkage=pull)
         site.hosted = {"a": None}  # type: ignore[dict-item]
         executor = ClusteredExecutor({}, {}, {}, {}, {}, run_name="run", private=private)
         executor.log_warning = lambda fl_ctx, text: caplog.records.append(text)  # type: ignore[method-assign]
@@ -97,3 +98,43 @@ def test_a_job_with_other_private_layers_gets_no_memory(stores, caplog):
     for other in (None, "weight"):
         assert recalled(*process(other), 1)["a"] == {}
         assert "1 private arrays and this job has" in caplog.records[-1]
+    assert recalled(*process("bias", 2.0), 1)["a"] == {}  # by which what was kept would travel
+    assert "1 private arrays and this job has 0" in caplog.records[-1]
+
+
+def test_a_job_with_another_shrinkage_gets_no_memory(stores, caplog):
+    def process(pull: float) -> tuple[ClusteredExecutor, Site]:
+        site = Site(FedAvg(), Biased, TrainSettings(), seed=0, private="bias", private_shrinkage=pull)
+        site.hosted = {"a": None}  # type: ignore[dict-item]
+        executor = ClusteredExecutor({}, {}, {}, {}, {}, run_name="run", private="bias", private_shrinkage=pull)
+        executor.log_warning = lambda fl_ctx, text: caplog.records.append(text)  # type: ignore[method-assign]
+        return executor, site
+
+    executor, site = process(2.0)
+    recalled(executor, site, 0)
+    site.memory["a"][PRIVATE] = site.runtime.untrained(0).take(site.runtime.division.private)
+    executor._remember(1, site)
+    assert recalled(*process(2.0), 1)["a"].keys() == {PRIVATE}
+    assert recalled(*process(3.0), 1)["a"] == {}
+    assert "run 'run' had private_shrinkage = 2.0 and this job has 3.0; resume it with the same" in caplog.records[-1]
+
+
+def test_a_site_keeps_what_it_measured_each_round(stores):
+    executor, _ = started()
+    update = Update("a", 3, {"cluster-1": coin(1, 2)})
+    tasks = {"a": Task(("cluster-1",), True, True), "b": Task(("cluster-0", "global"), True, False)}
+    results = [Result("a", update, {"served_accuracy": 0.5}), Result("b", error="memory")]
+    executor._note(0, tasks, results, True, None)
+    folder = stores / "run" / "site"
+    assert read_notes(folder) == [
+        Note(0, "a", ["cluster-1"], True, None, {"served_accuracy": 0.5}),
+        Note(0, "b", ["cluster-0", "global"], False, "memory", {}),
+    ]
+
+
+def test_a_history_that_cannot_be_written_fails_no_round(stores, caplog):
+    executor, _ = started()
+    executor.log_info = executor.log_error = lambda fl_ctx, text: caplog.records.append(text)
+    (stores / "run").write_text("a file where the folder should be")
+    executor._note(0, {}, [], True, None)
+    assert caplog.records[0] == "round 0: its history failed: file"

@@ -81,7 +81,7 @@ NAMED = {"npz": "path", "site": "path", "folder": "path", "table": "path", "medm
 NAMED |= dict.fromkeys(("mnist", "fashion-mnist", "emnist", "cifar10", "cifar100"), "root")
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES.keys() - {"digits"}))
+@pytest.mark.parametrize("name", sorted(SOURCES.keys() - {"digits", "heart", "stroke"}))
 def test_no_source_tells_whether_a_path_exists(tmp_path, caplog, name):
     there, more = npz(tmp_path / "private" / "x.npz"), {"flag": "bloodmnist"} if name == "medmnist" else {}
     folder = kit(tmp_path / "kit", data_roots=[str(tmp_path / "kit")])
@@ -95,7 +95,7 @@ def test_a_folder_that_the_operator_allows_is_read_but_no_link_out_of_it(tmp_pat
     data, private = tmp_path / "data", npz(tmp_path / "private" / "x.npz")
     folder = kit(tmp_path / "kit", data_roots=[str(data)])
     said = answer(executor(Npz(str(npz(data / "ward.npz")))), check_in(), folder)
-    assert said["participants"] == [{"name": "site-1", "samples": 20, "group": None}]
+    assert said["participants"] == [{"name": "site-1", "samples": 20, "group": None, "tested": True}]
     (data / "link.npz").symlink_to(private)
     (data / "inside.npz").symlink_to(data / "ward.npz")
     assert "participants" in answer(executor(Npz(str(data / "inside.npz"))), check_in(), folder)

@@ -63,7 +63,9 @@ def samples_of(name: str) -> int:
 def check_in(site: str) -> Shareable:
     """An honest site's check-in."""
     groups = {name: EVERYONE.index(name) % 2 for name in PEOPLE[site]}
-    hosted = [{"name": name, "samples": samples_of(name), "group": groups[name]} for name in PEOPLE[site]]
+    hosted = [
+        {"name": name, "samples": samples_of(name), "group": groups[name], "tested": True} for name in PEOPLE[site]
+    ]
     return wire.to_shareable({}, {"participants": hosted})
 
 

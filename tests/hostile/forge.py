@@ -63,13 +63,15 @@ def _edit(change: Callable[[DXO, dict[str, Any]], None]) -> Forgery:
 def check_ins(draw: st.DrawFn) -> Forgery:
     """A check-in that is not true, or none at all."""
     own = draw(st.sampled_from([0, 1]))
-    what = draw(st.sampled_from(["name", "samples", "group", "field", "fewer", "whole", "list", "more", "twice"]))
+    what = draw(
+        st.sampled_from(["name", "samples", "group", "tested", "field", "fewer", "whole", "list", "more", "twice"])
+    )
     junk = draw({"name": NAME | JUNK, "samples": NUMBER | JUNK, "group": NUMBER | JUNK}.get(what, JUNK))
 
     def change(dxo: DXO, content: dict[str, Any]) -> None:
         said = content["participants"]
         match what:
-            case "name" | "samples" | "group":
+            case "name" | "samples" | "group" | "tested":
                 said[own][what] = junk
             case "field":
                 said[own]["more"] = junk
@@ -80,7 +82,7 @@ def check_ins(draw: st.DrawFn) -> Forgery:
             case "list":
                 content["participants"] = junk
             case "more":
-                said.append({"name": "p0", "samples": 3, "group": None})
+                said.append({"name": "p0", "samples": 3, "group": None, "tested": True})
             case "twice":
                 said.append(dict(said[own]))
 
@@ -236,7 +238,7 @@ def messages(draw: st.DrawFn) -> Forgery:
             case "results":
                 return wire.to_shareable({}, {"results": {}, "round": 0, text: junk})
             case "check-in":
-                hosted = [{"name": n, "samples": samples_of(n), "group": None} for n in PEOPLE[HOSTILE]]
+                hosted = [{"name": n, "samples": samples_of(n), "group": None, "tested": True} for n in PEOPLE[HOSTILE]]
                 return wire.to_shareable({}, {"participants": hosted, "schema": junk})
         return answer
 

@@ -51,7 +51,7 @@ def of_result(change: Change) -> Callable[[Shareable], Shareable]:
     return changed(lambda content: change(content["results"]["p3"]))
 
 
-HUGE = [{"name": f"x{i}", "samples": 1, "group": None} for i in range(20_000)]
+HUGE = [{"name": f"x{i}", "samples": 1, "group": None, "tested": True} for i in range(20_000)]
 CHECK_INS = {
     "another's name": (of_check_in(lambda p: p.update(name="p0")), "hosts no participant 'p0'"),
     "another site's name": (of_check_in(lambda p: p.update(name="site-1")), "hosts no participant 'site-1'"),

@@ -14,6 +14,7 @@ from cfl_flare.methods import (
     IFCA,
     METHODS,
     PENALTIES,
+    AutoK,
     Contrastive,
     Ensemble,
     FedAvg,
@@ -122,9 +123,10 @@ def settings_of(name: str) -> dict:
 
 EVERY = [
     *(build_method({"method": name, **settings_of(name)})
-      for name, cls in METHODS.items() if cls not in (CAM, Ensemble, FeSEM)),
+      for name, cls in METHODS.items() if cls not in (AutoK, CAM, Ensemble, FeSEM)),
     *(build_method({"method": name, "k": 3}) for name in COMBINATIONS),
     FeSEM(k=3, penalties=[Contrastive(scope="head"), KnowledgeSharing(lam=[0.1, 0.2, 0.3], scope="backbone")]),
+    AutoK(base=WeCFL(k=4), warmup=2),
     CAM(base=WeCFL(k=2, cluster_on=["head.weight"], penalties=(KnowledgeSharing(pairwise=True),)), lam=0),
     Ensemble(parts=[FedAvg(weighting="uniform"), IFCA(k=2, penalties=(Proximal(mu=1.0),))]),
 ]  # fmt: skip

@@ -333,3 +333,9 @@ def test_a_task_of_ones_own_is_a_class_with_a_loss():
         settings.built_task(refuse)
     with pytest.raises(ConfigError, match=r"LearningTask"):
         TrainSettings(task="collections.OrderedDict").built_task()
+
+
+def test_a_perfect_auroc_is_not_above_one():
+    scores = torch.arange(13) / 13  # of 10 and 3, torchmetrics's float32 sum is 1.0000001, which a server refuses
+    outputs = torch.stack([1 - scores, scores], dim=1).log()
+    assert Classification().measured(outputs, torch.tensor([0] * 10 + [1] * 3), ["auroc"])["auroc"] == 1

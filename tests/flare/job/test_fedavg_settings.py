@@ -227,9 +227,9 @@ def test_a_script_s_accuracy_may_be_in_per_cent():
 
 
 def test_series_are_named_by_what_they_are():
-    assert series("served_accuracy") == "accuracy"
-    assert series("cluster-10/served_loss") == "cluster-10/loss"
-    assert series("ari") == "ari" and series("trained_accuracy") == "trained_accuracy"
+    assert series("served_accuracy") == "served/accuracy"
+    assert series("cluster-10/served_loss") == "cluster-10/served/loss"
+    assert series("ari") == "clustering/ari" and series("trained_accuracy") == "trained/accuracy"
 
 
 def test_a_tied_weight_is_excluded_under_both_of_its_names():
