@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from plans import PLANS
 from plans.plan import model
-from provenance import provenance
+from provenance import provenance, save_rows
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics import adjusted_rand_score
@@ -297,17 +297,6 @@ def means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return table
 
 
-def save(out: Path, rows: list[dict[str, Any]], table: list[dict[str, Any]]) -> None:
-    """Each row on a line."""
-    lines = {k: ",\n  ".join(json.dumps(row) for row in own) for k, own in (("summary", table), ("rows", rows))}
-    parts = [f'"{k}": {json.dumps(v)}' for k, v in provenance().items()] + [
-        f'"{k}": [\n  {v}\n ]' for k, v in lines.items()
-    ]
-    temporary = out.with_name(out.name + ".tmp")
-    temporary.write_text("{\n " + ",\n ".join(parts) + "\n}\n")
-    temporary.replace(out)
-
-
 def main() -> None:
     """The command line."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -330,7 +319,7 @@ def main() -> None:
                     if (case, method, seed) not in done:
                         rows.append(run(case, method, seed, given.runs))
                         print(rows[-1], flush=True)
-                        save(given.out, rows, means(rows))
+                        save_rows(given.out, provenance(), summary=means(rows), rows=rows)
         return
     cells = {(r["case"], r["sites"], r["seed"]) for r in rows}
     for seed in given.seeds:
@@ -340,7 +329,7 @@ def main() -> None:
                 if (case, sites, seed) not in cells and sites >= 2 * (groups or 1):
                     rows += measured(case, sites, seed)
                     print(rows[-1], flush=True)
-                    save(given.out, rows, summary(rows))
+                    save_rows(given.out, provenance(), summary=summary(rows), rows=rows)
 
 
 if __name__ == "__main__":

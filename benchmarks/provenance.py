@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,3 +36,14 @@ def git(*arguments: str) -> str:
     """What git says of the folder of this file."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def save_rows(out: Path, made_by: Mapping[str, Any], **tables: Sequence[Mapping[str, Any]]) -> None:
+    """Writes what made the tables, and the tables, each row on a line of its own; the file is whole at any time."""
+    parts = [f'"{key}": {json.dumps(value)}' for key, value in made_by.items()]
+    for key, rows in tables.items():
+        inner = ",\n  ".join(map(json.dumps, rows))
+        parts.append(f'"{key}": [\n  {inner}\n ]')
+    temporary = out.with_name(out.name + ".tmp")
+    temporary.write_text("{\n " + ",\n ".join(parts) + "\n}\n")
+    temporary.replace(out)

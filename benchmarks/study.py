@@ -5,7 +5,8 @@
 After each study the candidates that it dropped are trained to the end and measured, too. The regret is by how much the
 best of all candidates on test samples is better than the one that the study chose.
 
-    python benchmarks/study.py --cases iid permuted --seeds 0 1 2 --out benchmarks/results/study.json
+    python benchmarks/study.py --cases iid permuted scanners --out benchmarks/results/study-digits.json
+    python benchmarks/study.py --cases "stroke by loss" --seeds 0 1 2 --rounds 20 --rungs 3 --out stroke.json
 
 It saves after each study and continues where it was.
 """
@@ -20,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from provenance import provenance
+from provenance import commit, provenance, save_rows
 
 from cfl_flare.cli.specs import dealt_out, model_spec, read_source, shape_and_outputs
 from cfl_flare.engine.plan import RunPlan
@@ -32,13 +33,29 @@ from cfl_flare.results.comparison import mean_of
 from cfl_flare.training.settings import TrainSettings
 
 DIGITS = {"data": "digits", "participants": 12, "training": {"lr": 0.1}}
-RECORDS = {"training": {"lr": 0.05, "task": "binary", "measures": ("auroc",)}, "key_metric": "auroc"}
+# As in the plans of the same names.
+CELLS = {
+    "data": "npz:path=bloodmnist28.npz",
+    "participants": 16,
+    "model": "path-cnn",
+    "training": {"lr": 0.01, "momentum": 0.9, "batch_size": 32, "local_steps": 10},
+}
+LABELS = "cluster_dirichlet:groups=4,a_between=0.1,a_within=10.0"
+BOTH = "crossed:rule=cluster_dirichlet,groups=2,scanners=2,a_between=0.1,a_within=10.0"
+RECORDS = {"lr": 0.3, "momentum": 0.0, "local_epochs": 1, "task": "binary", "measures": ("auroc",)}
+STROKE = {"data": "stroke", "partition": "natural", "min_samples": 24, "model": "logistic", "training": RECORDS}
+HEART = {**STROKE, "data": "heart", "min_samples": 8}
 CASES: dict[str, dict[str, Any]] = {
     "iid": {**DIGITS, "partition": "iid"},
     "permuted": {**DIGITS, "partition": "label_permutation:groups=3"},
     "scanners": {**DIGITS, "partition": "scanner:groups=2"},
-    "heart": {**RECORDS, "data": "heart", "partition": "natural"},
-    "stroke": {**RECORDS, "data": "stroke", "partition": "natural", "min_samples": 100},
+    "cells by labels": {**CELLS, "partition": LABELS},
+    "cells by scanners": {**CELLS, "partition": "scanner:groups=4"},
+    "cells by both": {**CELLS, "partition": BOTH},
+    "heart by auroc": {**HEART, "key_metric": "auroc"},
+    "heart by loss": {**HEART, "key_metric": "loss"},
+    "stroke by auroc": {**STROKE, "key_metric": "auroc"},
+    "stroke by loss": {**STROKE, "key_metric": "loss"},
 }
 
 
@@ -46,10 +63,10 @@ def measured(case: str, seed: int, rounds: int, rungs: int) -> dict[str, Any]:
     """One study, and what it did not see."""
     settings = {**CASES[case]}
     data, training = settings.pop("data"), TrainSettings(bootstrap=100, **settings.pop("training"))
-    source = read_source(data)
+    source, network = read_source(data), settings.pop("model", None)
     plan = RunPlan.of(
         method="fedavg",
-        model=model_spec(None, *shape_and_outputs(source, data, training)),
+        model=model_spec(network, *shape_and_outputs(source, data, training)),
         data=source,
         training=training,
         min_clients=1,
@@ -73,6 +90,7 @@ def measured(case: str, seed: int, rounds: int, rungs: int) -> dict[str, Any]:
     cost = study.journal.cost(rounds)
     return {
         "case": case,
+        "commit": commit(),
         "seed": seed,
         "rounds": rounds,
         "rungs": rungs,
@@ -103,18 +121,6 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return table
 
 
-def save(out: Path, made_by: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Each row on a line."""
-    lines = {"summary": summary(rows), "rows": rows}
-    parts = [f'"{key}": {json.dumps(value)}' for key, value in made_by.items()]
-    for key, value in lines.items():
-        inner = ",\n  ".join(map(json.dumps, value))
-        parts.append(f'"{key}": [\n  {inner}\n ]')
-    temporary = out.with_name(out.name + ".tmp")
-    temporary.write_text("{\n " + ",\n ".join(parts) + "\n}\n")
-    temporary.replace(out)
-
-
 def main() -> None:
     """The command line."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -133,7 +139,7 @@ def main() -> None:
             if (case, seed, given.rounds, given.rungs) not in done:
                 rows.append(measured(case, seed, given.rounds, given.rungs))
                 print(rows[-1], flush=True)
-                save(given.out, made_by, rows)
+                save_rows(given.out, made_by, summary=summary(rows), rows=rows)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,11 @@ def number(value: Any) -> bool:
     )
 
 
+def flag(value: Any) -> bool:
+    """True or false."""
+    return isinstance(value, bool)
+
+
 def text(value: Any) -> bool:
     """Text of a name's length."""
     return isinstance(value, str) and len(value) <= LONGEST

@@ -9,7 +9,7 @@ from typing import Any
 
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import read_json
-from cfl_flare.results.schema import Fits, checked, each, maybe, named, number, record, settings, text, whole
+from cfl_flare.results.schema import Fits, checked, each, flag, maybe, named, number, record, settings, text, whole
 
 STUDY, VERSION = "study.json", 1
 
@@ -25,11 +25,11 @@ def version(value: Any) -> bool:
 
 
 RUNG = record(rounds=whole, means=named(number), dropped=named(sentence), seconds=number)
-ENTRANT = record(name=text, title=text, clusters=whole)
+ENTRANT = record(name=text, title=text, clusters=whole, private=flag)
 GAIN = maybe(record(gain=maybe(number), low=maybe(number), high=maybe(number), says=text, needed=maybe(whole)))
 VERDICT = record(
     metric=text,
-    cluster=lambda value: isinstance(value, bool),
+    cluster=flag,
     chosen=ENTRANT,
     rounds=whole,
     tested=named(number),

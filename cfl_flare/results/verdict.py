@@ -43,11 +43,13 @@ class Entrant:
         name: of its folder: ``wecfl-k3-norm``.
         title: in a sentence: ``wecfl (K=3) with private norm layers``.
         clusters: their number; 0 if it does not cluster.
+        private: whether hospitals have layers of their own.
     """
 
     name: str
     title: str
     clusters: int = 0
+    private: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,8 @@ class Verdict:
             return f"{advice} All candidates with clusters were clearly worse on validation samples."
         found = self._pair(self.best_clustered.name, self.best_other.name)
         assert found is not None
-        return f"{advice} {self.best_clustered.title} is no clear gain over it: {self._numbers(found)}."
+        worse = "clearly worse" if found.p < ALPHA else "no clear gain over it"
+        return f"{advice} {self.best_clustered.title} is {worse}: {self._numbers(found)}."
 
     def _pair(self, one: str, other: str) -> Compared | None:
         return next((c for c in self.compared if (c.one, c.other) == (one, other)), None)
@@ -186,7 +189,7 @@ class Verdict:
 
 def decide(
     tested: Mapping[str, Measured],
-    validated: Mapping[str, float],
+    validated: Mapping[str, Measured],
     entrants: Sequence[Entrant],
     rounds: int,
     metric: str,
@@ -200,7 +203,7 @@ def decide(
 
     Args:
         tested: what the candidates that are left measured on test samples.
-        validated: each one's mean on validation samples.
+        validated: the same on validation samples.
         entrants: these candidates; one of them is one model for all, and one each hospital alone.
         rounds: after which they were measured.
         metric: what was measured.
@@ -210,11 +213,11 @@ def decide(
         one_model: the name of one model for all.
         alone: the name of each hospital alone.
     """
-    sign = 1 if mode == "max" else -1
-    ranked = sorted(entrants, key=lambda one: (-sign * validated[one.name], one.clusters))
-    clustered = next((one for one in ranked if one.clusters), None)
-    other = next(one for one in ranked if not one.clusters)
-    pairs = [] if clustered is None else [(clustered.name, one.name) for one in ranked if not one.clusters]
+    without = [one for one in entrants if not one.clusters]
+    clustered = preferred([one for one in entrants if one.clusters], validated, mode, seed)
+    other = preferred(without, validated, mode, seed)
+    assert other is not None
+    pairs = [] if clustered is None else [(clustered.name, one.name) for one in without]
     pairs += [(other.name, name) for name in (one_model, alone) if name != other.name]
     found = [difference(tested[one], tested[its], mode, seed) for one, its in pairs]
     corrected = holm([one.p for one in found])
@@ -232,6 +235,24 @@ def decide(
     return Verdict(
         metric, mode, cluster, chosen, clustered, other, rounds, means, compared, tuple(hospitals), one_model, alone
     )
+
+
+def preferred(
+    entrants: Sequence[Entrant], validated: Mapping[str, Measured], mode: str = "max", seed: int = 0
+) -> Entrant | None:
+    """The simplest of those that are not clearly worse than the best one on validation samples; None of none.
+
+    The rule of one standard error (Breiman et al. 1984, sec. 3.4.3) with the interval of the difference in place of the
+    error. Fewer clusters are simpler, then no private layers; of those that are as simple, the best.
+    """
+    sign = 1 if mode == "max" else -1
+    means = {one.name: sign * mean_of(validated[one.name]) for one in entrants}
+    ranked = sorted(entrants, key=lambda one: -means[one.name])
+    alike = ranked[:1]
+    alike += [
+        one for one in ranked[1:] if difference(validated[ranked[0].name], validated[one.name], mode, seed).low <= 0
+    ]
+    return min(alike, key=lambda one: (one.clusters, one.private), default=None)
 
 
 def _figure(value: float) -> str:

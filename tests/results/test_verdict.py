@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cfl_flare.results.comparison import AtHospital, Measured
-from cfl_flare.results.verdict import Entrant, decide
+from cfl_flare.results.verdict import Entrant, decide, preferred
 
 ALONE, ONE = Entrant("local", "each hospital alone"), Entrant("fedavg", "one model for all")
 TWO, THREE = Entrant("wecfl-k2", "wecfl (K=2)", 2), Entrant("wecfl-k3", "wecfl (K=3)", 3)
@@ -22,9 +22,14 @@ def everywhere(value: float, tested: int = 100, **others: float) -> Measured:
     return {name: AtHospital(i + 1, tested, 3, v, v + shared) for i, (name, v) in enumerate(values.items())}
 
 
+def all_over(**values: float) -> dict[str, Measured]:
+    """The same of each candidate."""
+    return {name.replace("_", "-"): everywhere(value) for name, value in values.items()}
+
+
 def test_clusters_that_are_clearly_better_are_recommended_with_numbers():
     tested = {"local": everywhere(0.7, h3=0.95), "fedavg": everywhere(0.79, h7=0.88), "wecfl-k3": everywhere(0.84)}
-    validated = {"local": 0.7, "fedavg": 0.79, "wecfl-k3": 0.84}
+    validated = all_over(local=0.7, fedavg=0.79, wecfl_k3=0.84)
     found = decide(tested, validated, [ALONE, ONE, THREE], 20, "auroc")
     assert found.cluster and found.chosen == THREE and found.best_other == ONE
     advice, one, alone, gain, own = found.sentences()
@@ -39,14 +44,27 @@ def test_clusters_that_are_clearly_better_are_recommended_with_numbers():
 def test_test_samples_do_not_choose_among_candidates_with_clusters():
     tested = {"local": everywhere(0.5), "fedavg": everywhere(0.6), "wecfl-k2": everywhere(0.7)}
     tested["wecfl-k3"] = everywhere(0.9)
-    validated = {"local": 0.5, "fedavg": 0.6, "wecfl-k2": 0.81, "wecfl-k3": 0.8}
+    validated = all_over(local=0.5, fedavg=0.6, wecfl_k2=0.81, wecfl_k3=0.8)
     assert decide(tested, validated, [ALONE, ONE, TWO, THREE], 20, "accuracy").chosen == TWO
+
+
+def test_among_candidates_that_are_alike_the_simplest_is_taken():
+    """K=3 is better by 0.01 on average, which differs between hospitals more than that; K=2 is private and is not."""
+    uneven = {f"h{i}": 0.81 + (0.1 if i % 2 else -0.1) for i in range(HOSPITALS)}
+    own = Entrant("wecfl-k2-norm", "wecfl (K=2) with private norm layers", 2, True)
+    validated = all_over(wecfl_k2=0.8, wecfl_k2_norm=0.8) | {"wecfl-k3": everywhere(0.0, **uneven)}
+    assert preferred([THREE, own, TWO], validated) == TWO
+    assert preferred([THREE, own], validated) == own
+    assert preferred([THREE, TWO], validated | {"wecfl-k3": everywhere(0.81)}) == THREE  # everywhere by as much
+    assert preferred([THREE, TWO], validated | {"wecfl-k3": everywhere(0.79)}, "min") == THREE
+    assert preferred([ALONE, ONE], all_over(local=0.8, fedavg=0.9)) == ONE  # as simple
+    assert preferred([], {}) is None
 
 
 def test_without_a_clear_gain_on_test_samples_there_is_no_clustering():
     better = {f"h{i}": 0.79 + (0.03 if i % 2 else -0.03) for i in range(HOSPITALS)}
     tested = {"local": everywhere(0.5), "fedavg": everywhere(0.79), "wecfl-k2": everywhere(0.0, **better)}
-    validated = {"local": 0.5, "fedavg": 0.79, "wecfl-k2": 0.9}
+    validated = all_over(local=0.5, fedavg=0.79, wecfl_k2=0.9)
     found = decide(tested, validated, [ALONE, ONE, TWO], 20, "accuracy")
     assert not found.cluster and found.chosen == ONE
     advice, alone, *_ = found.sentences()
@@ -57,9 +75,16 @@ def test_without_a_clear_gain_on_test_samples_there_is_no_clustering():
     assert alone.startswith("Against each hospital alone: accuracy 0.790 against 0.500")
 
 
+def test_clusters_that_are_clearly_worse_are_said_to_be_so():
+    tested = all_over(local=0.9, fedavg=0.8, wecfl_k2=0.85)
+    found = decide(tested, tested, [ALONE, ONE, TWO], 20, "accuracy")
+    advice = "Do not cluster: let each hospital train alone. wecfl (K=2) is clearly worse: accuracy 0.850 against 0.900"
+    assert found.sentences()[0].startswith(advice)
+
+
 def test_where_alone_is_best_and_nothing_with_clusters_is_left():
     tested = {"local": everywhere(3.0), "fedavg": everywhere(4.0)}
-    found = decide(tested, {"local": 3.0, "fedavg": 4.0}, [ALONE, ONE], 5, "mae", "min")
+    found = decide(tested, all_over(local=3.0, fedavg=4.0), [ALONE, ONE], 5, "mae", "min")
     advice, one, *_ = found.sentences()
     assert advice == (
         "Do not cluster: let each hospital train alone. All candidates with clusters were clearly worse on validation "
@@ -72,7 +97,7 @@ def test_where_alone_is_best_and_nothing_with_clusters_is_left():
 def test_small_hospitals_cannot_tell_and_few_of_them_say_little():
     small = {name: own for name, own in everywhere(0.9, tested=8).items() if name in ("h0", "h1", "h2")}
     other = {name: own for name, own in everywhere(0.8, tested=8).items() if name in small}
-    found = decide({"local": other, "fedavg": small}, {"local": 0.8, "fedavg": 0.9}, [ALONE, ONE], 5, "accuracy")
+    found = decide({"local": other, "fedavg": small}, all_over(local=0.8, fedavg=0.9), [ALONE, ONE], 5, "accuracy")
     assert found.sentences()[-2:] == [
         "0 of 3 hospitals are better off than alone; 3 cannot tell (they need about 20 test samples each).",
         "With 3 hospitals, the intervals say little of other hospitals.",
@@ -81,7 +106,7 @@ def test_small_hospitals_cannot_tell_and_few_of_them_say_little():
 
 def test_each_claim_is_corrected_for_the_number_of_claims():
     tested = {name: everywhere(v) for name, v in (("local", 0.7), ("fedavg", 0.79), ("wecfl-k2", 0.84))}
-    found = decide(tested, dict.fromkeys(tested, 0.5), [ALONE, ONE, TWO], 20, "accuracy")
+    found = decide(tested, dict.fromkeys(tested, everywhere(0.5)), [ALONE, ONE, TWO], 20, "accuracy")
     assert len(found.compared) == 3
     assert {round(one.p, 6) for one in found.compared} == {round(3 * 2 / 10_001, 6)}
 
@@ -89,7 +114,7 @@ def test_each_claim_is_corrected_for_the_number_of_claims():
 def test_a_verdict_is_json_and_names_are_shown_on_one_line():
     name = "h0\x1b[31m\n"
     names, better = {name: everywhere(0.2)["h0"]}, {name: everywhere(0.9)["h0"]}
-    found = decide({"local": names, "fedavg": better}, {"local": 0.9, "fedavg": 0.2}, [ALONE, ONE], 5, "accuracy")
+    found = decide({"local": names, "fedavg": better}, all_over(local=0.9, fedavg=0.2), [ALONE, ONE], 5, "accuracy")
     assert json.loads(json.dumps(found.to_dict()))["chosen"]["name"] == "local"
     assert not [s for s in found.sentences() if not s.isprintable()] and "\\x1b" in " ".join(found.sentences())
 
@@ -97,5 +122,5 @@ def test_a_verdict_is_json_and_names_are_shown_on_one_line():
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_equal_candidates_never_cluster(mode):
     tested = {name: everywhere(0.8) for name in ("local", "fedavg", "wecfl-k2")}
-    found = decide(tested, dict.fromkeys(tested, 0.8), [ALONE, ONE, TWO], 5, "accuracy", mode)
+    found = decide(tested, dict.fromkeys(tested, everywhere(0.8)), [ALONE, ONE, TWO], 5, "accuracy", mode)
     assert not found.cluster and {one.p for one in found.compared} == {1.0}

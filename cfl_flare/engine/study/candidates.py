@@ -47,7 +47,7 @@ class Candidate:
         own = TITLES.get(self.method.label, self.method.label + (f" (K={clusters})" if clusters else ""))
         if self.private is not None:
             own += f" with {PRIVATE[self.private]}"
-        return Entrant(self.name, own, clusters)
+        return Entrant(self.name, own, clusters, self.private is not None)
 
     @property
     def baseline(self) -> bool:

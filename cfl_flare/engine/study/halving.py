@@ -142,6 +142,7 @@ class Study:
     ):
         self.trainer, self.candidates, self.settings = trainer, list(candidates), settings
         self.journal, self._save, self._say, self._seed = journal or Journal(), save, say, seed
+        self._validated: dict[str, Measured] = {}  # of the last comparison, if this attempt made it
 
     def run(self) -> Verdict:
         """Runs it, or what is left of it.
@@ -196,6 +197,7 @@ class Study:
             if private is not None:
                 left.append(private)
                 self._train(private, rounds, found, dropped)
+        self._validated = found
         means = {name: mean_of(measured) for name, measured in found.items()}
         if not last:
             dropped |= self._worse(found, means)
@@ -259,7 +261,8 @@ class Study:
 
     def _verdict(self, left: Sequence[Candidate]) -> Verdict:
         rung, metric = self.journal.rungs[-1], self.trainer.metric
+        validated = self._validated or {one.name: self.trainer.measured(one, rung.rounds, VALIDATION) for one in left}
         tested = {one.name: self.trainer.measured(one, rung.rounds, TEST) for one in left}
         entrants = [one.entrant for one in left]
         how = (metric.name, metric.mode, self.settings.margin, self._seed, ONE_MODEL, ALONE)
-        return decide(tested, rung.means, entrants, rung.rounds, *how)
+        return decide(tested, validated, entrants, rung.rounds, *how)
