@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from plans import Plan
+from plans.plan import Remembered
 
 from cfl_flare.cli.simulate import output_to, reason_in
 from cfl_flare.core.config import require
@@ -41,7 +42,7 @@ def run_through_flare(
     """
     data, scheduled = plan.data(partition, seed), plan.scheduled(seed)
     own = f"plan {plan.name}: partition {partition!r} with these settings is the benchmark's own; it cannot be --flare"
-    require(type(data) is DataConfig and data.seed == seed, own)
+    require(type(data) in (DataConfig, Remembered) and data.seed == seed, own)
     os.environ["CFL_STATE_ROOT"] = str(folder / STATE)
     importable = [HERE, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(importable))

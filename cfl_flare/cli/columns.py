@@ -28,13 +28,15 @@ def site_columns(arguments: argparse.Namespace) -> None:
         f"--data = {arguments.data!r} is no table; name a .csv, .csv.gz or .parquet file, or table:path=...",
     )
     assert isinstance(source, Table)
-    out, own = new_file(arguments.out), source.own_columns(arguments.min_rows)
+    out, own = new_file(arguments.out), source.own_columns(arguments.min_rows, arguments.scale)
     write(own, out)
     console = Console()
-    for line in (*own.lines, f"{out}: what every column has; counts, means and deviations of this site's rows,"):
+    measured = (
+        ", and of each number how many training rows have one, their mean and deviation" if arguments.scale else ""
+    )
+    says = f"{out}: the columns, and categories and classes that {arguments.min_rows} rows or more have{measured}."
+    for line in (*own.lines, says, "Read it before you give it to others."):
         console.print(plain(line, 2000), soft_wrap=True, markup=False)
-    least = f"and categories that {arguments.min_rows} rows or more have. Read it before you give it to others."
-    console.print(least, soft_wrap=True, markup=False)
 
 
 def agree(arguments: argparse.Namespace) -> None:

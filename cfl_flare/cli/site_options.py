@@ -54,6 +54,8 @@ def add_site(commands: Any) -> None:
     columns.add_argument("--data", metavar="D", help="a table, or table:path=...; default: $CFL_DATA")
     least = "name no category of fewer rows, and no mean of fewer (%(default)s)"
     columns.add_argument("--min-rows", type=int, default=FEWEST_ROWS, metavar="N", help=least)
+    scale = "say the mean and deviation of each number, too; scaling=federation needs them"
+    columns.add_argument("--scale", action="store_true", help=scale)
     columns.add_argument("--out", required=True, metavar="JSON", help="where it goes")
     check.add_argument("--kit", help="check this startup kit as well; default: the current folder, if it is one")
 

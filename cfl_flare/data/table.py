@@ -205,11 +205,15 @@ class Table(DataSource):
         lines += [f"{name}: {rows} rows have a category that no other site named" for name, rows in others.items()]
         return lines
 
-    def own_columns(self, fewest: int) -> Columns:
+    def own_columns(self, fewest: int, scale: bool = False) -> Columns:
         """What this site's table has, for the sites to agree on: no row, and no category of fewer rows than this.
 
-        Means and deviations are those of the training rows, as by the scale that comes of them no test row is seen.
         Categories and classes that ``columns`` names are the study's, and stay, whether this site has them or not.
+
+        Args:
+            fewest: rows of a category, or with a number.
+            scale: with mean and deviation of each number, for the scaling ``federation``: of the training rows, as by
+                the scale that comes of them no test row is seen.
 
         Raises:
             ConfigError: ``fewest`` is not above 0.
@@ -219,7 +223,7 @@ class Table(DataSource):
         path, frame, columns, labels = self._whole
         if len(frame) < fewest:
             raise DataError(f"{path}: has {len(frame)} rows, and says nothing of fewer than {fewest}; lower --min-rows")
-        columns = replace(columns.measured(self.load()[0].x, fewest), label=self._label())
+        columns = replace(columns.measured(self.load()[0].x, fewest) if scale else columns, label=self._label())
         if self._agreed is None:
             columns = shared(columns, frame, fewest)
         if not columns.classes:
@@ -258,6 +262,7 @@ class Table(DataSource):
         if texts:
             raise DataError(f"data table: the sites must agree on the categories of {texts[0]!r}; {way_out}")
         if self.scaling == "federation" and not columns.common:
+            way_out = way_out.replace("site columns'", "site columns --scale'")
             raise DataError(f"data table: scaling = 'federation' needs a mean and deviation of all sites; {way_out}")
 
 

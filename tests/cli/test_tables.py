@@ -5,6 +5,7 @@
 import csv
 import gzip
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,6 +125,8 @@ def test_sites_agree_by_files(tmp_path, capsys, monkeypatch):
         files.append(str(tmp_path / f"{path.stem}.json"))
         words = ["--data", f"table:path={path},label=num,categories=[cp,restecg,slope,thal]", "--out", files[-1]]
         assert main(["site", "columns", *words]) == 0
+        assert '"mean"' not in Path(files[-1]).read_text()
+        assert main(["site", "columns", "--scale", *words]) == 0
     printed = capsys.readouterr().out
     assert "cp: category of 1, 2, 3, 4" in printed and "Read it before you give it to others" in printed
     said = json.loads((tmp_path / "cleveland.json").read_text())

@@ -315,7 +315,7 @@ def test_a_table_named_by_mistake_is_not_overwritten(ward: Path, capsys: pytest.
 def test_categories_of_the_study_say_nothing_of_a_site(ward: Path) -> None:
     """They stay whether the site has them or not; its own stay at home below the floor."""
     study = {"columns": [{"column": "age"}, {**SEX, "categories": ["D", "F", "M"]}], "classes": ["0", "1", "2"]}
-    own = Table(str(ward), columns=study).own_columns(30)
+    own = Table(str(ward), columns=study).own_columns(30, scale=True)
     assert own.columns[1].categories == ("D", "F", "M") and own.classes == ("0", "1", "2")
     trains = Table(str(ward), columns=study).load()[0].x[:, 0]
     assert (own.columns[0].rows, own.columns[0].mean) == (30, trains.mean())  # of 40, ten are for testing

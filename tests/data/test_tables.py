@@ -218,7 +218,10 @@ def test_pooled_mean_and_deviation_are_those_of_all_rows():
 def test_sites_agree(tmp_path):
     first, other = ward(8), "age,kind,dose,hospital,label\n" + "".join(f"{50 + i},C,2,u,{i % 2}\n" for i in range(16))
     tables = [Table(written(tmp_path, text, f"{i}.csv"), leave=["hospital"]) for i, text in enumerate((first, other))]
-    own = [table.own_columns(4) for table in tables]
+    assert {(c.rows, c.mean, c.deviation) for table in tables for c in table.own_columns(4).columns} == {
+        (0, None, None)
+    }
+    own = [table.own_columns(4, scale=True) for table in tables]
     assert own[0].columns[0].rows == 6 and own[0].columns[1].rows == 0  # of 8, two are for testing
     both = agreed({"s": own[0], "u": own[1]})
     age, kind, _ = both.columns

@@ -166,7 +166,7 @@ def test_nothing_of_a_table_reaches_the_server(walk: Walk) -> None:
         kept = load_arrays(trial.state_root(site) / "heart" / site / "served" / f"{site}.safetensors")[1]["preparation"]
         own = [mean for mean in kept["mean"] if mean != round(mean, 6)]
         assert len(own) >= 3
-        # What a site fits to its training rows, its rows, its category, its path; the author has its file of columns.
+        # What a site fits to its training rows, its rows, its category, its path.
         secrets = [*map(repr, own), *rows[:20], STRAY, str(trial.data[site].parent), f"processed.{site}.data"]
         for path, held in content.items():
             assert not [secret for secret in secrets if secret.encode() in held], path
