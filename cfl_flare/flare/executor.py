@@ -167,7 +167,7 @@ class ClusteredExecutor(Executor):
         for result in results:
             if result.error:
                 self._log_failure(f"round {number}: {result.participant}", result.error, result.traceback, fl_ctx)
-        self._note(number, tasks, results, begins, fl_ctx)
+        self._note(number, tasks, results, last, begins, fl_ctx)
         why = self._remember(number + 1, site)
         if why is not None:
             self._log_failure(f"round {number}: writing what participants remember", "disk", why, fl_ctx)
@@ -258,11 +258,17 @@ class ClusteredExecutor(Executor):
             self.log_info(fl_ctx, f"{participant}'s model: {folder}")
 
     def _note(
-        self, number: int, tasks: Mapping[str, Task], results: Sequence[Result], begins: bool, fl_ctx: FLContext
+        self,
+        number: int,
+        tasks: Mapping[str, Task],
+        results: Sequence[Result],
+        last: bool,
+        begins: bool,
+        fl_ctx: FLContext,
     ) -> None:
         """Keeps what the site's operator may want to see of the round: what it measured, before any filter."""
         notes = [
-            Note(number, r.participant, tasks[r.participant].slots, r.update is not None, r.error, r.metrics)
+            Note(number, r.participant, tasks[r.participant].slots, r.update is not None, r.error, r.metrics, last)
             for r in results
         ]
         try:

@@ -114,8 +114,9 @@ def of_site(site: LiveSite, now: float, blocks: str) -> list[RenderableType]:
     found = [(who, last) for who, values in series.items() if (last := _last(values)) is not None]
     order = [who for who, _ in metric.worst_first(found)]
     order += [who for who in own if who not in order]
-    rounds = max((note["round"] + 1 for note in site.notes), default=0)
-    title = f"{cut(site.folder.name)} in {cut(site.folder.parent.name)}: {rounds} rounds, {_ago(site, now)}"
+    rounds = max((note["round"] + (not note["last"]) for note in site.notes), default=0)
+    state = "ended" if site.finished else _ago(site, now)
+    title = f"{cut(site.folder.name)} in {cut(site.folder.parent.name)}: {rounds} rounds, {state}"
     table = _table("participant", "trained", "model", measure_name(metric.name), "by round", "failed")
     bounds = _range(series.values())
     for who in order[:LINES]:

@@ -28,6 +28,7 @@ class Note:
         trained: whether it sent an update.
         failed: the code of its failure; None if it did not fail.
         metrics: what was measured on its own test split.
+        last: whether it was the run's last exchange, which measures the final models.
     """
 
     round: int
@@ -36,15 +37,17 @@ class Note:
     trained: bool
     failed: str | None
     metrics: Mapping[str, float]
+    last: bool = False
 
 
 FIELDS: dict[str, schema.Fits] = {
     "round": schema.whole,
     "participant": schema.text,
     "models": schema.each(schema.text),
-    "trained": lambda value: isinstance(value, bool),
+    "trained": schema.flag,
     "failed": schema.maybe(schema.text),
     "metrics": schema.named(schema.number),
+    "last": schema.flag,
 }
 
 

@@ -197,8 +197,8 @@ class LiveSite:
 
     @property
     def finished(self) -> bool:
-        """A site's history does not say whether the run has ended."""
-        return False
+        """Whether the run's final models were measured; a job that was aborted never gets there."""
+        return bool(self.notes) and bool(self.notes[-1]["last"])
 
     @property
     def gone(self) -> bool:

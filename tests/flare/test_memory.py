@@ -124,7 +124,7 @@ def test_a_site_keeps_what_it_measured_each_round(stores):
     update = Update("a", 3, {"cluster-1": coin(1, 2)})
     tasks = {"a": Task(("cluster-1",), True, True), "b": Task(("cluster-0", "global"), True, False)}
     results = [Result("a", update, {"served_accuracy": 0.5}), Result("b", error="memory")]
-    executor._note(0, tasks, results, True, None)
+    executor._note(0, tasks, results, False, True, None)
     folder = stores / "run" / "site"
     assert read_notes(folder) == [
         Note(0, "a", ["cluster-1"], True, None, {"served_accuracy": 0.5}),
@@ -136,5 +136,5 @@ def test_a_history_that_cannot_be_written_fails_no_round(stores, caplog):
     executor, _ = started()
     executor.log_info = executor.log_error = lambda fl_ctx, text: caplog.records.append(text)
     (stores / "run").write_text("a file where the folder should be")
-    executor._note(0, {}, [], True, None)
+    executor._note(0, {}, [], False, True, None)
     assert caplog.records[0] == "round 0: its history failed: file"

@@ -88,7 +88,7 @@ def test_an_empty_folder_and_one_that_is_gone(tmp_path):
 def test_a_site_s_own_history(tmp_path):
     notes = [
         {"round": r, "participant": name, "models": ["cluster-1"], "trained": name == "a", "failed": failed,
-         "metrics": {"served_accuracy": value}}
+         "metrics": {"served_accuracy": value}, "last": r == 1}
         for r in range(2)
         for name, value, failed in (("a", 1.0, None), ("b", 0.5, "data"))
     ]  # fmt: skip
@@ -96,4 +96,5 @@ def test_a_site_s_own_history(tmp_path):
     site = LiveSite(tmp_path)
     site.refresh()
     rows = [line.split() for line in text(frame(site, 0)).splitlines()]
+    assert site.finished and rows[0][-3:] == ["1", "rounds,", "ended"]  # the last exchange only measures
     assert rows[2:4] == [["b", "0", "cluster-1", "0.500", "▁▁", "2:", "data"], ["a", "2", "cluster-1", "1.000", "██"]]

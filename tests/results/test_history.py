@@ -37,7 +37,8 @@ def test_a_process_that_begins_again_replaces_its_rounds(tmp_path):
 
 @pytest.mark.parametrize("change", [{"trained": 1}, {"metrics": {"x": "y"}}, {"models": "global"}, {"round": -1}])
 def test_a_damaged_line_is_refused(tmp_path, change):
-    line = {"round": 0, "participant": "a", "models": [], "trained": True, "failed": None, "metrics": {}, **change}
+    line = {"round": 0, "participant": "a", "models": [], "trained": True, "failed": None, "metrics": {}}
+    line |= {"last": False, **change}
     (tmp_path / HISTORY).write_text(json.dumps(line) + "\n")
     with pytest.raises(FileError, match=next(iter(change))):
         read_notes(tmp_path)
