@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from plans import PLANS
 from plans.plan import model
-from provenance import provenance, save_rows
+from provenance import commit, provenance, save_rows
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics import adjusted_rand_score
@@ -67,7 +67,12 @@ CASES: dict[str, tuple[Any, int | None, Any]] = {
     **{f"classes {g}": (f"class_groups:groups={g},disjoint=True,alpha=10.0", g, PLAN.training) for g in (2, 4)},
     "label shares 4": ("cluster_dirichlet:groups=4,a_between=0.1,a_within=10.0", 4, PLAN.training),
     "permuted 3, 6 to 45 samples": ({**SIZES, "rule": "label_permutation", "groups": 3}, 3, EPOCHS),
+    "iid, CNN": ("iid", 1, PLANS["family"].training),
+    "permuted 3, CNN": ("label_permutation:groups=3", 3, PLANS["family"].training),
+    "stroke": ("natural", None, PLANS["stroke"].training),
 }
+# Of another plan's data, with its network; digits otherwise.
+OTHERS = {"iid, CNN": "family", "permuted 3, CNN": "family", "stroke": "stroke"}
 WARMUPS = (3, 5)
 # From so many sites on, Fashion-MNIST is dealt; digits are too few.
 MANY = 100
@@ -95,13 +100,17 @@ def grams(case: str, sites: int, seed: int) -> tuple[list[np.ndarray], list[int 
         return usual(self, state, updates, assignment)
 
     rounds, many = max(WARMUPS), sites >= MANY
+    plan = PLANS[OTHERS.get(case, "family" if many else PLAN.name)]
+    module = plan.model if case in OTHERS or not many else model("mlp", (1, 28, 28), 10)
+    data = plan.data(next(iter(plan.partitions)) if case in OTHERS else "iid", seed)
+    data = replace(data, partition=partition, participants=sites, indicator_samples=0)
     with patch.object(FedAvg, "aggregate", watched), patch.dict(PARTITIONS, {"tiny": Tiny}):
         server = run_loop(
             method=FedAvg(),
-            model=model("mlp", (1, 28, 28), 10) if many else PLAN.model,
-            source=PLANS["family"].source if many else PLAN.source,
-            data=replace(PLAN.data("iid", seed), partition=partition, participants=sites, indicator_samples=0),
-            settings=replace(PLAN.scheduled(seed), num_rounds=rounds, evaluate_every=rounds),
+            model=module,
+            source=plan.source,
+            data=data,
+            settings=replace(plan.scheduled(seed), num_rounds=rounds, evaluate_every=rounds),
             training=training,
         )
     return found, [p.group for p in server.participants.values()]
@@ -217,7 +226,8 @@ def measured(case: str, sites: int, seed: int) -> list[dict[str, Any]]:
         found = {name: criterion(points, most, 0) for name, criterion in seen.items()}
         known = groups if CASES[case][1] not in (None, 1) else None
         ari = {n: round(float(adjusted_rand_score(known, ward(points, k))), 3) for n, k in found.items() if known}
-        rows.append({"case": case, "sites": sites, "seed": seed, "warmup": warmup, "k": found, "ari": ari})
+        line = {"case": case, "sites": sites, "seed": seed, "warmup": warmup, "k": found, "ari": ari}
+        rows.append({**line, "commit": commit()})
     return rows
 
 

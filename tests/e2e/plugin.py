@@ -4,7 +4,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,15 +80,6 @@ class Cautious(FedAvg):
         old = state.bank[GLOBAL]
         mean = self.means(state, updates)[GLOBAL]
         return state.after({GLOBAL: weighted_mean([(old, 1 - self.share), (mean, self.share)], otherwise=old)})
-
-
-class SlowMLP(MLP):
-    """An MLP whose training step takes a fifth of a second."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            time.sleep(0.2)
-        return super().forward(x)
 
 
 class Received(DXOFilter):

@@ -18,7 +18,6 @@ from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import MLP
 from cfl_flare.results.run_dir import load_run
 from tests.e2e.deployment import TRUSTING, commands_with
-from tests.e2e.plugin import SlowMLP
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +31,20 @@ def poc(tmp_path, monkeypatch):
     env.stop()
     gone(str(tmp_path))
     env.stop(clean_up=True)
+
+
+SLOW = """
+import time
+from cfl_flare.models import MLP
+
+
+class SlowMLP(MLP):
+    # An MLP whose training step takes a fifth of a second.
+    def forward(self, x):
+        if self.training:
+            time.sleep(0.2)
+        return super().forward(x)
+"""
 
 
 def gone(workspace: str) -> None:
@@ -49,7 +62,9 @@ def recipe(**settings) -> ClusteredRecipe:
     return ClusteredRecipe(**{**values, **settings})
 
 
-def test_the_recipe_of_the_simulator_runs_in_a_poc_and_a_later_job_is_aborted(poc, tmp_path):
+def test_the_recipe_of_the_simulator_runs_in_a_poc_and_a_later_job_is_aborted(poc, tmp_path, monkeypatch):
+    (tmp_path / "slow_mlp.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(tmp_path)
     run = recipe().execute(poc)
     assert poc.get_job_result(run.job_id, timeout=300)
     (kit,) = (tmp_path / "poc").glob(f"*/prod_00/{poc.username}")
@@ -64,7 +79,8 @@ def test_the_recipe_of_the_simulator_runs_in_a_poc_and_a_later_job_is_aborted(po
 
 def aborted_within_five_seconds(kit: Path, username: str, workspace: Path) -> None:
     """A round of this model takes 3 participants x 100 steps x 0.2 s = a minute a site."""
-    job = recipe(name="slow", model=SlowMLP((1, 8, 8), 10), training={"local_steps": 100}, num_rounds=2, byoc=True)
+    model = {"class_path": "slow_mlp.SlowMLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10}}
+    job = recipe(name="slow", model=model, training={"local_steps": 100}, num_rounds=2, byoc=True)
     run = job.execute(ProdEnv(str(kit), login_timeout=120, username=username))
     logs = {}
     deadline = time.monotonic() + 240

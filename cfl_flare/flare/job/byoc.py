@@ -16,6 +16,8 @@ from nvflare.job_config.api import FedJob
 
 from cfl_flare.core.version import PACKAGE
 
+# Of a larger message FLARE 2.9's connection by http, its default, breaks at a site: aiohttp's own limit.
+MOST_CARRIED = 4 * 2**20
 OWN_PACKAGES = ("cfl_flare", "torch", "torchvision", "nvflare")
 
 
@@ -49,6 +51,27 @@ def stage(job: FedJob, packages: Iterable[str], sites: Iterable[str]) -> tempfil
         for target in (SERVER_SITE_NAME, *sites):
             job.add_file_to(str(staged), target, dest_dir=path.name if path.is_dir() else None)
     return kept
+
+
+def too_large(files: Iterable[str]) -> str | None:
+    """What to say of a job that cannot be deployed to real sites, because of the files that it carries.
+
+    FLARE sends each site all of them, those for the server too.
+
+    Args:
+        files: and folders; what is named twice travels once.
+    """
+    inside = [(p, [p] if p.is_file() else [own for own in p.rglob("*") if own.is_file()]) for p in {*map(Path, files)}]
+    sizes = {place: sum(path.stat().st_size for path in own) for place, own in inside}
+    if sum(sizes.values()) <= MOST_CARRIED:
+        return None
+    largest = max(sizes, key=lambda place: sizes[place])
+    return (
+        f"the job carries files of {sum(sizes.values()) / 1e6:.1f} MB, of which {largest.name} has "
+        f"{sizes[largest] / 1e6:.1f} MB; FLARE's connections by http, its default, break at 4 MB, and such a job ends "
+        "with 'deployment timeout'. Install packages at the sites, and put a start model on the server and name it by "
+        "its absolute path"
+    )
 
 
 def _source_of(package: str) -> Path | None:

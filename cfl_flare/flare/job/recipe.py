@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -14,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from nvflare.apis.filter import Filter
-from nvflare.apis.job_def import SERVER_SITE_NAME
+from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME
 from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
-from cfl_flare.core.config import MARK, as_spec, class_paths, marked
+from cfl_flare.core.config import MARK, as_spec, class_paths, marked, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import settings_of, shows
 from cfl_flare.data import DataSource
@@ -34,7 +35,7 @@ from cfl_flare.flare.client_api.rules import check_script, evaluates, fedprox_mu
 from cfl_flare.flare.compatibility import SOFTWARE
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.egress import check_readable
-from cfl_flare.flare.job.byoc import packages_of, stage
+from cfl_flare.flare.job.byoc import packages_of, stage, too_large
 from cfl_flare.flare.job.client_apps import ClientApps
 from cfl_flare.flare.job.environment import check_env
 from cfl_flare.flare.job.fedavg_settings import exclude, place_arrays, place_checkpoint
@@ -43,6 +44,8 @@ from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.tracking import ServerRun, opens_runs_of_sites
 from cfl_flare.methods import Method, describe_method
 from cfl_flare.training.settings import TrainSettings
+
+logger = logging.getLogger(__name__)
 
 
 class ClusteredRecipe(Recipe):
@@ -180,11 +183,19 @@ class ClusteredRecipe(Recipe):
         """
         apps = {target: app.app_config for target, app in self._job._deploy_map.items()}
         check_readable(f for app in apps.values() for _, filters in app.task_result_filters for f in filters)
+        if (why := self._too_large()) is not None:
+            logger.warning(why)
         components = apps[SERVER_SITE_NAME].components
         if any(isinstance(component, ServerRun) for component in components.values()):
             return
         for receiver in [found for found in components.values() if opens_runs_of_sites(found)]:
             self._job.to_server(ServerRun(copy(receiver)), id="server_run")
+
+    def _too_large(self) -> str | None:
+        """See `cfl_flare.flare.job.byoc.too_large`. Where all sites have the same app, it is the server's, too."""
+        apps = self._job._deploy_map
+        sent = [app for target, app in apps.items() if ALL_SITES in apps or target != SERVER_SITE_NAME]
+        return too_large(path for app in sent for path, *_ in app.app_config.file_sources)
 
     def _covered(self, tasks: list[str] | None) -> list[str]:
         """The tasks that a filter is for: all of the job's if none or ``"*"`` is named.
@@ -246,6 +257,8 @@ class ClusteredRecipe(Recipe):
             allow(Path(env.workspace_root) / self._job.name / "local" / "resources.json", classes)
         elif isinstance(env, PocEnv):
             self._add_packages()
+            why = self._too_large()
+            require(why is None, f"recipe: {why}")
 
     def check_env(self, env: ExecEnv) -> None:
         """Checks that the job can run in an environment, before anything is written or started.

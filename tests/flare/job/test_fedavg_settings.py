@@ -12,6 +12,7 @@ import torch
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.fuel.utils.constants import FrameworkType
+from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.utils import (
     add_cross_site_evaluation,
@@ -122,6 +123,23 @@ def test_a_checkpoint_at_the_server_is_not_carried():
     (aggregator,) = (c["args"] for c in server["components"] if c["id"] == "aggregator")
     assert aggregator["initial_ckpt"] == "/at/the/server.safetensors"
     assert not Path("jobs/job/app/custom").exists()
+
+
+def test_what_breaks_a_site_s_connection_is_said_at_the_export_and_refused_for_a_poc(caplog):
+    model = MLP((1, 8, 8), 10, hidden=(2000, 600))
+    torch.save(model.state_dict(), "start.pt")
+    says = r"the job carries files of 5\.[34] MB, of which start\.pt has 5\.[34] MB; FLARE's connections by http"
+    exported(recipe(model=model, initial_ckpt="start.pt"))
+    assert re.search(says, caplog.text)
+    with pytest.raises(ConfigError, match="recipe: the job carries files of"):
+        recipe(model=model, initial_ckpt="start.pt").process_env(PocEnv(num_clients=2))
+    caplog.clear()
+    job = recipe(model=model, initial_ckpt="start.pt")
+    set_per_site_config(job, {"site-1": {}, "site-2": {}})
+    exported(job, "app_site-1")  # the server alone has it
+    assert Path("jobs/job/app_server/custom/start.pt").is_file()
+    exported(recipe(byoc=True))
+    assert "MB" not in caplog.text
 
 
 def test_each_site_has_its_own_data_and_device():
