@@ -6,17 +6,11 @@ import csv
 
 import numpy as np
 import pytest
-from nvflare.recipe.sim_env import SimEnv
 
 from cfl_flare.core.safetensors_io import load_arrays
-from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
-from cfl_flare.engine.settings import ServerSettings
-from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.methods import build_method
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.training.settings import TrainSettings
-from tests.play import DATA, MODEL
+from tests.e2e.both import both_ways, check_same_models
+from tests.play import DATA
 
 pytestmark = pytest.mark.slow
 METHOD = {"method": "ifca-cam", "k": 2, "warmup": 1}
@@ -29,37 +23,10 @@ def cross(folder):
 
 
 def test_a_job_with_private_layers_is_the_loop_s_run_and_keeps_them_at_the_sites(tmp_path):
-    recipe = ClusteredRecipe(
-        name="ward",
-        method=METHOD,
-        model=MODEL,
-        data=Digits(),
-        training={"lr": 0.1},
-        participants=DATA.participants,
-        partition=DATA.partition,
-        num_rounds=3,
-        min_clients=2,
-        cross_site_evaluation=True,
-        private="bias",
-    )
-    recipe.execute(SimEnv(num_clients=2, workspace_root=str(tmp_path / "flare"))).get_result()
-    through = next((tmp_path / "flare").rglob("simulate_job/cfl"))
-    run_loop(
-        method=build_method(METHOD),
-        model=MODEL,
-        source=Digits(),
-        data=DataConfig(DATA.participants, DATA.partition),
-        settings=ServerSettings(3, cross_site_evaluation=True),
-        training=TrainSettings(lr=0.1),
-        folder=tmp_path / "loop",
-        private="bias",
-    )
-    for path in (tmp_path / "loop" / "clusters").iterdir():
-        ours, theirs = load_arrays(path)[0], load_arrays(through / "clusters" / path.name)[0]
-        assert ours.keys() == theirs.keys()
-        for key, array in ours.items():
-            np.testing.assert_allclose(theirs[key], array, atol=1e-6, err_msg=key)
-    one, other = load_run(tmp_path / "loop"), load_run(through)
+    server = {"num_rounds": 3, "cross_site_evaluation": True}
+    loop, through = both_ways(tmp_path, METHOD, DATA, {"lr": 0.1}, server, private="bias")
+    check_same_models(loop, through, atol=1e-6)
+    one, other = load_run(loop), load_run(through)
     assert one.assignments == other.assignments
     assert other.summary["private"] == "bias"
     crossed = [
@@ -90,29 +57,10 @@ def test_a_job_with_private_layers_is_the_loop_s_run_and_keeps_them_at_the_sites
 
 
 def test_pulled_layers_travel_and_end_as_in_the_loop(tmp_path):
-    more = {"private": "bias", "private_shrinkage": 20.0}
-    recipe = ClusteredRecipe(
-        name="ward",
-        method="wecfl:k=2",
-        model=MODEL,
-        data=Digits(),
-        training={"lr": 0.1},
-        participants=DATA.participants,
-        partition=DATA.partition,
-        num_rounds=2,
-        min_clients=2,
-        **more,
-    )
-    recipe.execute(SimEnv(num_clients=2, workspace_root=str(tmp_path / "flare"))).get_result()
-    through = next((tmp_path / "flare").rglob("simulate_job/cfl"))
-    data, settings = DataConfig(DATA.participants, DATA.partition), ServerSettings(2)
-    method, training = build_method({"method": "wecfl", "k": 2}), TrainSettings(lr=0.1)
-    here = {"model": MODEL, "source": Digits(), "data": data, "settings": settings, "training": training}
-    run_loop(method=method, folder=tmp_path / "loop", **here, **more)
-    for path in (tmp_path / "loop" / "clusters").iterdir():
-        ours, theirs = load_arrays(path)[0], load_arrays(through / "clusters" / path.name)[0]
-        for key, array in ours.items():
-            np.testing.assert_allclose(theirs[key], array, atol=1e-6, err_msg=key)
+    pulled = {"private": "bias", "private_shrinkage": 20.0}
+    wecfl = {"method": "wecfl", "k": 2}
+    loop, through = both_ways(tmp_path, wecfl, DATA, {"lr": 0.1}, {"num_rounds": 2}, **pulled)
+    check_same_models(loop, through, atol=1e-6)
     assert load_run(through).summary["private_shrinkage"] == 20.0
     site = next((tmp_path / "flare" / "cfl_state" / "ward" / "site-1").glob("round-*.safetensors"))
     assert [key for key in load_arrays(site)[0] if ":private" in key]  # each keeps its own
