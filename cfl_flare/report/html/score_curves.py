@@ -133,8 +133,8 @@ def _calibration(kept: Curves, shown: dict[str, Curve]) -> Plot:
         whose = "the positive class"
     text = (
         "Of groups of samples with similar scores, the mean predicted probability and the observed frequency, of "
-        f"{whose}. On the dashed line they are equal; below it, predictions are too high. Groups are of {FEWEST} samples "
-        "or more, if there are so many; where they are few, some of the distance is chance."
+        f"{whose}. On the dashed line they are equal; below it, predictions are too high. Groups are of {FEWEST} "
+        "samples or more, if there are so many; where they are few, some of the distance is chance."
     )
     table = [
         [label, number(predicted), number(so), str(samples)]
