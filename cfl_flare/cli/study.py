@@ -117,7 +117,7 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
     if running.journal.rungs[-1].rounds == last:
         trainer.clean()
     if (why := try_to_write(out)) is not None:
-        console.print(why, style="yellow", markup=False)
+        console.print(why, style="yellow", soft_wrap=True, markup=False)
     return load_study(out)
 
 
