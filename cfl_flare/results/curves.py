@@ -3,7 +3,8 @@
 """ROC and reliability curves of a run's last measurement, in all and by cluster: ``curves.json``.
 
 The server makes them of participants' histograms of scores, which nobody keeps. A curve of few sites or of few samples
-is nearly a histogram of one of them, so there is none; nor one that others would give by subtraction.
+is nearly a histogram of one of them, so there is none; nor one that others would give by subtraction. So it is with a
+class that few sites have.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Curves:
 
     Attributes:
         round: whose models were measured.
-        sites: fewest of a curve.
+        sites: fewest of a curve, and with each class and without.
         samples: fewest of a point of a curve, and with each class and without.
         of_classes: how many classes there are; 1 if there is one positive class.
         curves: in all and by cluster.
@@ -85,7 +86,7 @@ class Scored:
     Attributes:
         shape: of a participant's, ``(classes, 2, bins)``.
         link: what makes predictions of outputs; see `cfl_flare.training.ensemble.LINKS`.
-        sites: fewest of a curve.
+        sites: fewest of a curve, and with each class and without.
         samples: fewest of a point of a curve, and with each class and without.
     """
 
@@ -157,14 +158,14 @@ class Scored:
         if of_sites < self.sites:
             return FEW_SITES
         raw, weighted = bounded_sum(own, sites, 1.0), bounded_sum(own, sites, share or 1.0)
-        both = [c for c in range(len(raw)) if raw[c].sum(axis=1).min() >= self.samples]
-        if not both:
+        enough = (raw.sum(axis=2) >= self.samples) & (_sites_of(own, sites) >= self.sites)
+        both = np.nonzero(enough.all(axis=1))[0]
+        if not len(both):
             return FEW_SAMPLES
         found = []
         for c in both:
             starts = cells(raw[c].sum(axis=0), self.samples)
             found.append(roc(np.add.reduceat(weighted[c], starts, axis=1)))
-        whole_curve = mean_roc(found)
         at = probabilities(self.shape, self.link)
         groups = reliability(weighted[both].sum(axis=0), raw[both].sum(axis=(0, 1)), at)
         return Curve(
@@ -172,10 +173,19 @@ class Scored:
             of_sites,
             int(raw[0].sum()),
             len(both),
-            round(area(whole_curve), 4),
-            [(round(x, 4), round(y, 4)) for x, y in thinned_roc(whole_curve).tolist()],
+            round(sum(map(area, found)) / len(found), 4),
+            [(round(x, 4), round(y, 4)) for x, y in thinned_roc(mean_roc(found)).tolist()],
             [(round(p, 4), round(s, 4), n) for p, s, n in groups],
         )
+
+
+def _sites_of(own: Mapping[str, np.ndarray], sites: Mapping[str, str]) -> np.ndarray:
+    """How many sites have samples without each class and with it, ``(classes, 2)``."""
+    there: dict[str, np.ndarray] = {}
+    for name, counts in own.items():
+        there[sites[name]] = there.get(sites[name], np.zeros(counts.shape[:2], bool)) | counts.any(axis=2)
+    found: np.ndarray = np.stack([*there.values()]).sum(axis=0)
+    return found
 
 
 def save_curves(folder: Path, curves: Curves) -> None:

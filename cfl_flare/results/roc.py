@@ -8,6 +8,8 @@ import numpy as np
 
 # A curve has so many points at most: more are closer than a line is wide.
 POINTS = 101
+# The mean of curves is taken at so many rates at most, however many classes and bins there are.
+RATES = 10_000
 # A reliability curve has so many, each of as much of both kinds of samples as the others, and of so many at least:
 # the share of fewer is chance.
 GROUPS, FEWEST = 10, 10
@@ -51,13 +53,18 @@ def roc(counts: np.ndarray) -> np.ndarray:
 def mean_roc(curves: list[np.ndarray]) -> np.ndarray:
     """The mean of curves over their true positive rates at each false positive rate, ``(points, 2)``.
 
-    Where curves are vertical the mean is too, so that the area below it is the mean of their areas.
+    Where curves are vertical the mean is too, so that the area below it is the mean of their areas; nearly, if they
+    bend at more than `RATES` rates.
 
     >>> mean_roc([np.array([[0, 0], [0, 1.0], [1, 1]]), np.array([[0, 0], [1.0, 1]])]).tolist()
     [[0.0, 0.0], [0.0, 0.5], [1.0, 1.0]]
     """
     grid = np.unique(np.concatenate([curve[:, 0] for curve in curves]))
-    ends = np.mean([_ends(curve, grid) for curve in curves], axis=0)
+    if len(grid) > RATES:
+        grid = np.linspace(0, 1, RATES)
+    ends = np.zeros((2, len(grid)))
+    for curve in curves:
+        ends += _ends(curve, grid) / len(curves)
     points = np.column_stack([grid.repeat(2), ends.T.flatten()])
     return points[np.append(True, (np.diff(points, axis=0) != 0).any(axis=1))]
 

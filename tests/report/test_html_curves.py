@@ -49,7 +49,7 @@ def test_what_is_left_out_is_said_with_its_reason(tmp_path):
             "there are too few test samples."
         ),
         "No ROC or calibration curve of cluster-0: fewer than 3 sites sent histograms of scores.",
-        "No ROC or calibration curve of cluster-3: no class has 10 samples with it and as many without it.",
+        "No ROC or calibration curve of cluster-3: no class has 10 samples of 3 sites with it, and as many without it.",
         "No ROC or calibration curve of all: less the clusters' curves, it would be one of few sites or samples.",
     ]
 

@@ -102,6 +102,19 @@ def test_at_real_sites_a_point_is_of_ten_samples_and_a_class_of_ten_with_it():
     assert set(SIMULATED.curves(rare, who, {}, 0).curves) == {"all"}
 
 
+def test_a_class_that_one_of_three_sites_has_is_in_no_curve():
+    """All samples with the class are a's: true positive rates would be those of a alone."""
+    who = people("a", "b", "c")
+    healthy = {name: np.stack([own[:, 0] + own[:, 1], 0 * own[:, 1]], axis=1) for name, own in
+               ((name, counts(i)) for i, name in enumerate(who))}  # fmt: skip
+    sent = {**healthy, "a": counts(0, 80)}
+    assert REAL.curves(sent, who, {}, 0).left_out == {"all": "few_samples"}
+    assert set(SIMULATED.curves(sent, who, {}, 0).curves) == {"all"}
+    two = {name: np.concatenate([own, counts(9 + i)]) for i, (name, own) in enumerate(sent.items())}
+    scored = Scored.of((2, 2, 10), "sigmoid", 1, real=True)
+    assert scored.curves(two, who, {}, 0).curves["all"].classes == 1
+
+
 def test_a_site_that_says_it_has_10_to_the_9_samples_does_not_make_the_curve():
     good, bad = np.zeros(SHAPE, np.int64), np.zeros(SHAPE, np.int64)
     good[0, 0, 0] = good[0, 1, 9] = 20

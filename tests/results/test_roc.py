@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from sklearn.metrics import roc_curve
 
 from cfl_flare.results.pooled import auroc_of_counts
-from cfl_flare.results.roc import GROUPS, POINTS, area, cells, mean_roc, reliability, roc, thinned_roc
+from cfl_flare.results.roc import GROUPS, POINTS, RATES, area, cells, mean_roc, reliability, roc, thinned_roc
 
 COUNTS = arrays(np.int64, st.tuples(st.integers(1, 4), st.just(2), st.integers(2, 30)), elements=st.integers(0, 6))
 
@@ -45,6 +45,15 @@ def test_the_area_is_the_pooled_auroc(counts):
     assert area(found) == pytest.approx(auroc_of_counts(counts))
     assert found[0].tolist() == [0, 0] and found[-1].tolist() == pytest.approx([1, 1])
     assert (np.diff(found, axis=0) >= -1e-12).all()
+
+
+def test_the_mean_of_many_classes_in_many_bins_is_bounded():
+    """A thousand classes that bend at different rates; the curve is that of a few of them."""
+    rng = np.random.default_rng(0)
+    curves = [np.column_stack([np.sort(np.append(rng.random(40), (0, 1))), np.linspace(0, 1, 42)]) for _ in range(1000)]
+    found = mean_roc(curves)
+    assert len(found) <= 2 * RATES
+    assert area(found) == pytest.approx(np.mean([area(curve) for curve in curves]), abs=1e-4)
 
 
 def test_one_class_is_scikit_learn_s_curve():

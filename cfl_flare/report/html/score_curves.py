@@ -48,7 +48,7 @@ def _missing(kept: Curves) -> list[str]:
     reasons = {
         NO_SCORES: "no histogram of scores came from there: it was withheld, or there are too few test samples",
         FEW_SITES: f"fewer than {kept.sites} sites sent histograms of scores",
-        FEW_SAMPLES: f"no class has {kept.samples} samples with it and as many without it",
+        FEW_SAMPLES: f"no class has {kept.samples} samples of {kept.sites} sites with it, and as many without it",
         DIFFERENCE: "less the clusters' curves, it would be one of few sites or samples",
     }
     found = []
