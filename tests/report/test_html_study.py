@@ -88,7 +88,7 @@ def test_candidates_have_their_means_at_each_rung_and_why_they_were_dropped(tmp_
 def test_cost_is_beside_that_of_running_everything(tmp_path):
     section = cost(view(made.study(tmp_path / "a", NAMES, TITLES)))
     assert section.text == [
-        "The study took 22 rounds, 26 if all candidates had trained to the end (85%), and 9.500 seconds."
+        "The study took 22 rounds, 26 if all candidates had trained to the end (85%), and 10 seconds."
     ]
     assert section.plots[0].table.rows[1:] == [
         ["one for all", "8", "0"],

@@ -102,7 +102,7 @@ def cost(view: StudyView) -> Section | None:
     share = f" ({spent['rounds'] / spent['everything']:.0%})" if spent["everything"] else ""
     text = (
         f"The study took {spent['rounds']} rounds, {spent['everything']} if all candidates had trained to the end"
-        f"{share}, and {number(spent['seconds'])} seconds."
+        f"{share}, and {spent['seconds']:.0f} seconds."
     )
     if not trained:
         return Section("What it cost", [text])
