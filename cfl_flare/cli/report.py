@@ -15,11 +15,15 @@ from cfl_flare.core.config import require
 
 def add_report(commands: Any) -> None:
     """Its options."""
-    report = commands.add_parser("report", help="write a run's report, or a comparison of runs, as one HTML file")
-    report.add_argument("run", help="folder of a run, one with several runs below it, or a site's own folder of a run")
+    report = commands.add_parser(
+        "report", help="write the report of a study or a run, or a comparison of runs, as one HTML file"
+    )
+    report.add_argument(
+        "run", help="folder of a study, of a run, one with several runs below it, or a site's own folder of a run"
+    )
     first = "of several runs the folder of that with which the others are compared; default: the first by name"
     report.add_argument("--against", metavar="NAME", help=first)
-    where = "the file; default: report.html in the run's folder, and for several runs in each and in the common folder"
+    where = "the file; default: report.html in the folder, and for several runs in each and in the common folder"
     report.add_argument("--out", metavar="FILE", help=where)
 
 

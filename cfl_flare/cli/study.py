@@ -30,6 +30,7 @@ from cfl_flare.engine.study.candidates import first_candidates
 from cfl_flare.engine.study.halving import Journal, Rung, Study
 from cfl_flare.engine.study.in_process import InProcess, described
 from cfl_flare.engine.study.settings import StudySettings
+from cfl_flare.report.html.write import REPORT, try_to_write
 from cfl_flare.report.study import candidates_table, hospitals_table
 from cfl_flare.report.table import print_whole
 from cfl_flare.results.metrics import RoundMetrics
@@ -54,6 +55,8 @@ def study(arguments: argparse.Namespace) -> None:
         markup=False,
     )
     console.print(f"results: {out}", soft_wrap=True, markup=False)
+    if (out / REPORT).is_file():
+        console.print(f"report: {out / REPORT}", soft_wrap=True, markup=False)
 
 
 def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dict[str, Any]:
@@ -113,6 +116,8 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
     running.run()
     if running.journal.rungs[-1].rounds == last:
         trainer.clean()
+    if (why := try_to_write(out)) is not None:
+        console.print(why, style="yellow", soft_wrap=True, markup=False)
     return load_study(out)
 
 

@@ -27,6 +27,7 @@ from cfl_flare.engine.site import Site
 from cfl_flare.methods import Method, Participant, build_method, describe_method
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results.checkpoints import Checkpoint
+from cfl_flare.results.curves import Scored
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import ARCHIVE, Store
@@ -119,7 +120,8 @@ def run_loop(
         recorder.begin(method.label, settings.num_rounds, settings.early_stopping.named)
     archive = Archive(checkpoints.folder / ARCHIVE) if checkpoints is not None else None
     complete = division.complete(partial(site.runtime.untrained, 0))
-    more = (recorder, begun.progress, logits, archive, complete, site.score_shape, training.bootstrap)
+    scored = Scored.of(site.score_shape, site.runtime.task.link, settings.floor.sites, real=False)
+    more = (recorder, begun.progress, logits, archive, complete, scored, training.bootstrap)
     server = Server(method, division.public, participants, settings, begun.state, *more)
     while True:
         if until is not None and server.state.round >= until and not server.finished:

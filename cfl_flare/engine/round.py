@@ -24,6 +24,7 @@ from cfl_flare.engine.spool import Spool
 from cfl_flare.methods import Method, Participant, ServerState, Update
 from cfl_flare.methods.slots import travelling
 from cfl_flare.methods.state import Download, Mapped
+from cfl_flare.results.curves import Scored
 
 
 class Round:
@@ -37,7 +38,7 @@ class Round:
         model_bytes: size of one model, which decides whether updates are kept in memory or on disk.
         no_sums: why sites cannot send sums; empty if they can.
         clip_norm: updates that move further than so many times the median are scaled down; None for never.
-        scored: the shape of participants' histograms of scores; None where none are asked for.
+        scored: what participants' histograms of scores are of; None where none are asked for.
 
     Attributes:
         results: by participant, without their updates.
@@ -54,9 +55,10 @@ class Round:
         model_bytes: int,
         no_sums: str,
         clip_norm: float | None,
-        scored: tuple[int, int, int] | None = None,
+        scored: Scored | None = None,
     ):
-        self._participants, self.tasks, self.downloads, self._scored = participants, tasks, downloads, scored
+        self._participants, self.tasks, self.downloads = participants, tasks, downloads
+        self._scored = None if scored is None else scored.shape
         self.results: dict[str, Result] = {}
         self.failures: dict[str, str] = {}
         self.clipped: dict[str, float] = {}

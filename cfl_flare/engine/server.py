@@ -28,6 +28,7 @@ from cfl_flare.methods.state import Download, Predict, without
 from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.results.analysis import analyse, gram
 from cfl_flare.results.checkpoints import Progress
+from cfl_flare.results.curves import Scored
 from cfl_flare.results.key_metric import ACCURACY, Metric, leading, reported
 from cfl_flare.results.metrics import RoundMetrics, measure_round
 from cfl_flare.results.pooled import with_pooled
@@ -55,7 +56,7 @@ class Server:
         logits: what models predict on the server's indicator samples, for a method that needs it.
         archive: where a method that ``archives`` keeps its arrays; None is a temporary folder.
         complete: makes a whole model of one that the run leaves, where private layers do not travel; None elsewhere.
-        scored: the shape of participants' histograms of scores; None where none are asked for.
+        scored: what participants' histograms of scores are of; None where none are asked for.
         bootstrap: how often participants draw their test splits anew to measure the final models.
 
     Attributes:
@@ -77,7 +78,7 @@ class Server:
         logits: Predict | None = None,
         archive: Archive | None = None,
         complete: Callable[[Params], Params] | None = None,
-        scored: tuple[int, int, int] | None = None,
+        scored: Scored | None = None,
         bootstrap: int = 0,
     ):
         require(bool(participants), "run: there are no participants")
@@ -161,9 +162,8 @@ class Server:
         return tasks
 
     def _new_round(self, tasks: Mapping[str, Task], downloads: Mapping[str, Download]) -> Round:
-        refused = no_sums(self.method, self.settings)
-        of_run = (self.layout.nbytes, refused, self.settings.clip_norm, self._scored)
-        return Round(self.participants, tasks, downloads, self.bank, *of_run)
+        of_run = (self.layout.nbytes, no_sums(self.method, self.settings), self.settings.clip_norm)
+        return Round(self.participants, tasks, downloads, self.bank, *of_run, self._scored)
 
     def _cross(self) -> tuple[CrossModel, ...]:
         """The clusters' models, or the run's other ones if it has no clusters; one made of parts travels whole."""
@@ -233,8 +233,7 @@ class Server:
             TooFewAnswersError: too many rounds in a row had too few valid results.
         """
         self._round.end()
-        done = self.finished
-        measured = self._measure()
+        done, measured = self.finished, self._measure()
         enough = None if measured is None else self._check_stopping(measured)
         if not done:
             self._advance()
@@ -279,14 +278,13 @@ class Server:
         if self.progress.record is None:
             return None
         served = self._round.metrics()
-        clusters = self.method.clusters_in(self.state)
         share = self.settings.max_weight_share
         self._common, named = reported(served.values(), self._round.tested), self.settings.early_stopping.named
         if self._common and self.progress.metric is None:
             self.progress.metric = asdict(leading(named, self._common))
         ranked = {m.name: m for m in (Metric(ACCURACY), *(m.of_participants for m in named), self.metric)}
         of_round = (self.progress.record, served, self.participants, self.state)
-        measured = measure_round(*of_round, clusters, share, ranked.values())
+        measured = measure_round(*of_round, self.method.clusters_in(self.state), share, ranked.values())
         if self._scored is not None:
             measured = with_pooled(measured, self._round.scores(), self.participants, self.state.assignment, share)
         if self.finished:
@@ -392,6 +390,9 @@ class Server:
             if self._bootstrap:
                 drawn = {name: result.bootstrap for name, result in self._round.results.items() if result.bootstrap}
                 self._recorder.bootstrap(drawn, self.participants)
+            if self._scored is not None:
+                found = (self._round.scores(), self.participants, self.state.assignment, self.state.round - 1)
+                self._recorder.curves(self._scored.curves(*found, self.settings.max_weight_share))
             if self.settings.cross_site_evaluation:
                 results = self._round.results
                 cross = {name: results[name].cross for name in self.participants if name in results}

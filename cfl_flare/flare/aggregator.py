@@ -28,12 +28,13 @@ from cfl_flare.engine.private import check_private
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Task
 from cfl_flare.flare import wire
-from cfl_flare.flare.compat import component_policy
+from cfl_flare.flare.compat import component_policy, simulated
 from cfl_flare.flare.policy import limited_paths
 from cfl_flare.flare.schema import decode_results
 from cfl_flare.methods import Method, Participant, ServerState, build_method
 from cfl_flare.methods.slots import travelling, with_parts
 from cfl_flare.methods.state import Predict
+from cfl_flare.results.curves import Scored
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import ROUNDS
 from cfl_flare.training.histograms import score_shape
@@ -173,8 +174,9 @@ class ClusteringAggregator(ModelAggregator):
             require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")
         state = resumed or fresh
         complete = division.complete(partial(untrained, partial(self._make_model, fl_ctx), settings.seed, 0))
-        of_training = (score_shape(training, division.whole), training.bootstrap)
-        more = (recorder, None, logits, archive, complete, *of_training)
+        shape, real = score_shape(training, division.whole), not simulated(fl_ctx)
+        scored = Scored.of(shape, task.link, settings.floor.sites, real)
+        more = (recorder, None, logits, archive, complete, scored, training.bootstrap)
         self.server = Server(method, division.public, participants, settings, state, *more)
 
     def plan(self) -> dict[str, FLModel]:

@@ -23,6 +23,7 @@ from cfl_flare.core.files import append, atomic_write, make_folder, writing
 from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.methods import Method, Participant, ServerState, describe_method
 from cfl_flare.results.bootstrap import BOOTSTRAP, Draws
+from cfl_flare.results.curves import CURVES, Curves, save_curves
 from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.missed import missed_rounds
@@ -77,6 +78,7 @@ class Recorder:
         self._draws: Draws | None = None
         make_folder(folder / MODELS)
         old = [folder / STARTED, folder / SUMMARY, folder / NEWCOMERS, folder / CROSS_SITE, folder / BOOTSTRAP]
+        old += [folder / CURVES]
         old += [*(folder / MODELS).glob("*.safetensors"), *(folder / STATE).glob("round-*")]
         if not recorded:  # later rounds overwrite theirs
             old += (folder / FEATURES).glob("*.safetensors")
@@ -152,6 +154,10 @@ class Recorder:
         if draws.values:
             self._draws = draws
             draws.save(self.folder / BOOTSTRAP)
+
+    def curves(self, found: Curves) -> None:
+        """Writes the ROC and reliability curves of the last measurement."""
+        save_curves(self.folder, found)
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:

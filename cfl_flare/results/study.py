@@ -12,6 +12,8 @@ from cfl_flare.core.files import read_json
 from cfl_flare.results.schema import Fits, checked, each, flag, maybe, named, number, record, settings, text, whole
 
 STUDY, VERSION = "study.json", 1
+# The folder of the run that looked for the number of clusters.
+SEARCH = "number-of-clusters"
 
 
 def sentence(value: Any) -> bool:

@@ -64,6 +64,24 @@ def log_odds(outputs: Tensor, link: str) -> Tensor:
     return own - rest + math.log(max(1, outputs.shape[1] - 1))
 
 
+def probabilities(shape: tuple[int, int, int], link: str) -> np.ndarray:
+    """The probability of a class that each bin stands for: that of its middle, ``(bins,)`` float64, rising.
+
+    >>> probabilities((1, 2, 5), "sigmoid").round(4).tolist()
+    [0.0, 0.2995, 0.5, 0.7005, 1.0]
+
+    Args:
+        shape: of a participant's histograms, ``(classes, 2, bins)``.
+        link: see `log_odds`.
+    """
+    classes, _, bins = shape
+    share = (np.arange(bins) + 0.5) / bins
+    odds = NARROW * np.sinh((2 * share - 1) * math.asinh(REACH / NARROW))
+    odds -= math.log(max(1, classes - 1)) if link == "softmax" else 0.0
+    found: np.ndarray = 1 / (1 + np.exp(-odds))
+    return found
+
+
 def score_counts(outputs: Tensor, targets: Tensor, link: str, bins: int) -> np.ndarray | None:
     """Counts samples by bins of their scores, for each class those without it and those with it.
 

@@ -32,6 +32,7 @@ def test_a_study_prints_its_verdict_and_a_finished_one_prints_it_again(cfl, tmp_
     for sentence in verdict["sentences"]:
         assert sentence in printed
     assert "cost: " in printed and len(verdict["hospitals"]) == 6
+    assert f"report: {out / 'report.html'}" in printed and verdict["sentences"][0] in (out / "report.html").read_text()
     run = load_run(out / "fedavg")
     assert run.summary["data"]["measured_on"] == "validation" and run.summary["rounds"] == 2
     assert (out / "fedavg" / "clusters" / "global.safetensors").is_file() and not (out / "checkpoints").exists()
@@ -41,6 +42,17 @@ def test_a_study_prints_its_verdict_and_a_finished_one_prints_it_again(cfl, tmp_
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     status, _, error = cfl(*WORDS, "--lr", "0.5", "--out", str(out))
     assert status == 2 and "holds a study with other settings (candidates, training); give the same options" in error
+
+
+def test_a_report_that_cannot_be_written_leaves_the_verdict(cfl, tmp_path, monkeypatch):
+    from cfl_flare.report.html import bundle
+
+    monkeypatch.setattr(bundle, "MAKE", "raise SystemExit('no engine here')")
+    bundle.script.cache_clear()
+    status, printed, error = cfl(*WORDS, "--out", str(tmp_path / "out"))
+    assert status == 0, error
+    assert "the report's plots cannot be made: no engine here" in printed and "report: /" not in printed
+    assert load_study(tmp_path / "out")["verdict"]["sentences"][0] in printed
 
 
 def test_a_study_goes_on_after_an_interruption(cfl, tmp_path, monkeypatch):

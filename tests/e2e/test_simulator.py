@@ -31,6 +31,7 @@ from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.kit import allow
 from cfl_flare.methods import Method, build_method
 from cfl_flare.models import MLP
+from cfl_flare.results.curves import load_curves
 from cfl_flare.results.run_dir import load_model, load_run
 from cfl_flare.training.settings import TrainSettings
 from tests.e2e.deployment import commands_with, until
@@ -207,6 +208,9 @@ def test_sites_without_test_samples_or_with_one_class_take_part(tmp_path):
     assert "served_auroc" not in zeros
     defined = run.rounds[-1]["defined"]
     assert (defined["served_accuracy"], defined["served_auroc"], defined["pooled_auroc"]) == (2, 1, 2)
+    curves = load_curves(run.folder).curves  # of two sites, as this is a simulation
+    assert curves["all"].auroc == pytest.approx(run.rounds[-1]["pooled_auroc"], abs=5e-5) and curves["all"].sites == 2
+    assert "ROC curves" in (run.folder / "report.html").read_text()
     assert all(len(r["trained"]) == 3 and not r["failed"] for r in run.rounds)
     assert not run.summary["rejected"]
     said = "".join(p.read_text() for p in tmp_path.rglob("log.txt"))

@@ -38,6 +38,7 @@ from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.methods import Update
 from cfl_flare.models import Logistic
+from cfl_flare.results.curves import CURVES, Curves, load_curves
 from tests.flare.kits import kit
 
 flare_decomposers.register()
@@ -102,6 +103,7 @@ class Run:
         panics: why it ended, if it was ended.
         log: the lines of its log.
         records: of its rounds.
+        curves: what it kept of histograms of scores, checked as a reader does; None without a file.
     """
 
     controller: ClusteredController
@@ -109,6 +111,7 @@ class Run:
     panics: list[str]
     log: list[str]
     records: list[dict[str, Any]]
+    curves: Curves | None
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -209,4 +212,6 @@ def play(
             records = [json.loads(line) for line in text.read_text().splitlines()]
         server = aggregator.server
         models = {} if server is None else {slot: model.vector.copy() for slot, model in server.state.bank.items()}
-        return Run(controller, models, bench.panics, lines.lines, records)
+        kept = next(Path(folder).rglob(CURVES), None)
+        curves = None if kept is None else load_curves(kept.parent)
+        return Run(controller, models, bench.panics, lines.lines, records, curves)

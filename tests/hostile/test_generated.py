@@ -110,6 +110,27 @@ def test_histograms_of_scores(forgery, number, method, asked):
     run = play(in_round(number, forgery), METHODS[method], training=training)
     check(run, method)
     assert all(0 <= record.get("pooled_auroc", 0) <= 1 for record in run.records)
+    assert run.panics or (run.curves is not None) == asked
+    for label, own in {} if run.curves is None else run.curves.curves.items():
+        assert own.participants <= len(EVERYONE) and own.sites <= 3, label
+        assert np.isfinite(own.roc).all() and own.roc[0] == [0, 0] and own.roc[-1] == [1, 1]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_at_real_sites_there_is_a_curve_of_all_three_and_of_no_cluster_of_fewer(method, monkeypatch):
+    """An honest job: of 3 sites, in 2 clusters or none, one of which sends histograms or all of which do."""
+    monkeypatch.setattr("cfl_flare.flare.aggregator.simulated", lambda fl_ctx: False)
+
+    def withheld(task, number, answer):
+        return None if number == ROUNDS else answer
+
+    for attack, sites in ((lambda task, number, answer: answer, 3), (withheld, 2)):
+        run = play(attack, METHODS[method], training={"score_bins": BINS})
+        kept = run.curves
+        assert kept.sites == 3 and kept.samples == 10
+        assert all(own.sites == 3 for own in kept.curves.values())
+        assert ("all" in kept.curves) == (sites == 3), kept
+        assert sites == 3 or set(kept.left_out.values()) == {"few_sites"}
 
 
 @given(forge.messages(), st.integers(0, ROUNDS), st.sampled_from(sorted(METHODS)))

@@ -91,3 +91,49 @@ def features(folder: Path, names: Sequence[str], k: int = 2) -> None:
     (folder / "features").mkdir()
     meta = {"round": 2, "participants": list(names), "clusters": [i % k for i in range(len(names))]}
     save_arrays(folder / "features" / "round-0002.safetensors", {"gram": whole @ whole.T}, meta)
+
+
+def study(folder: Path, hospitals: Sequence[str], titles: Sequence[str] = ("one for all", "groups"), **more) -> Path:
+    """Writes study.json alone: two rungs, the first of which drops all but the first two candidates, chosen c1.
+
+    The i-th hospital gains 0.1 - 0.02 i over one model, within 0.05; it has lost, or is the last and has no number.
+    """
+    folder.mkdir(parents=True)
+    names = [f"c{i}" for i in range(len(titles))]
+    left = names[:2]
+
+    def gain(i: int) -> dict[str, object]:
+        value = 0.1 - 0.02 * i
+        if i == len(hospitals) - 1:
+            return {"gain": None, "low": None, "high": None, "says": "cannot tell", "needed": 90}
+        says = "gains" if value > 0.05 else "loses" if value < -0.05 else "within chance"
+        return {"gain": value, "low": value - 0.05, "high": value + 0.05, "says": says, "needed": None}
+
+    people = [
+        {"name": name, "tested": 40 + i, "value": 0.9, "to_one": gain(i), "to_alone": None}
+        for i, name in enumerate(hospitals)
+    ]
+    content = {
+        "version": 1,
+        "settings": {"training": {"lr": 0.1}, "candidates": [{"name": "c0", "method": {"method": "fedavg"}}]},
+        "rounds": 8,
+        "titles": dict(zip(names, titles)),
+        "found": 3,
+        "searched": 2,
+        "search_seconds": 1.5,
+        "rungs": [
+            {"rounds": 4, "means": {n: 0.5 + 0.1 * i for i, n in enumerate(names)}, "seconds": 4.0,
+             "dropped": {n: f"c1 is better by {n}" for n in names[2:]}},
+            {"rounds": 8, "means": dict(zip(left, (0.6, 0.7))), "dropped": {}, "seconds": 4.0},
+        ],
+        "cost": {"rounds": 18 + 4 * len(names[2:]), "everything": 2 + 8 * len(names), "seconds": 9.5},
+        "verdict": {
+            "metric": "accuracy", "cluster": True, "rounds": 8,
+            "hospitals": people, "tested": dict(zip(left, (0.58, 0.69))),
+            "chosen": {"name": "c1", "title": titles[1], "clusters": 3},
+            "sentences": ["Cluster into 3: train groups.", "Against one model for all: it is better."],
+        },
+        **more,
+    }  # fmt: skip
+    (folder / "study.json").write_text(json.dumps(content))
+    return folder

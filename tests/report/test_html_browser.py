@@ -9,9 +9,12 @@ import pytest
 
 from cfl_flare.report.html.comparison import comparison_report
 from cfl_flare.report.html.run_report import run_report
+from cfl_flare.report.html.study.report import study_report
 from cfl_flare.report.html.write import write
+from cfl_flare.results.curves import Curve, Curves, save_curves
 from cfl_flare.results.run_dir import load_run
 from tests.report import made
+from tests.report.test_html_study import hostile as hostile_study
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -139,6 +142,64 @@ def test_a_click_on_the_legend_leaves_one_line_in_full_colour(opened, report):
     figure.locator(".role-legend-entry .role-legend-symbol path, .role-legend-symbol path").first.click(force=True)
     page.wait_for_timeout(300)
     assert before == 0 and figure.locator("svg path[opacity='0.12']").count() > 0
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = made.study(tmp_path_factory.mktemp("study") / "a", NAMES, ("one for all", "groups", "other groups"))
+    searched = made.run(folder / "number-of-clusters", NAMES)
+    lines = (searched / "rounds.jsonl").read_text().splitlines()
+    by_k = {str(k): {"gap": 0.1 * k, "deviations": 2.0} for k in (1, 2, 3)}
+    lines[2] = json.dumps({**json.loads(lines[2]), "number_of_clusters": {"k": 3, "by_k": by_k}})
+    (searched / "rounds.jsonl").write_text("\n".join(lines) + "\n")
+    made.run(folder / "c1", NAMES)
+    return write(study_report(folder), folder / "report.html")
+
+
+def test_a_study_is_drawn_named_and_fits_a_phone(opened, study):
+    page = opened(study, viewport={"width": 400, "height": 800})
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    seen = page.evaluate(LOOK)
+    assert seen["drawn"] == seen["figures"] == 6 and all(seen["marks"]) and seen["unnamed"] == 0
+    assert seen["width"] == 400
+    shapes = "[...document.querySelectorAll('figure .role-legend-symbol path')].map((one) => one.getAttribute('d'))"
+    assert len({*page.evaluate(shapes)}) >= 3  # what is said of a hospital is a shape, too
+
+
+def test_a_study_in_the_dark_and_on_paper(opened, study):
+    page = opened(study, color_scheme="dark")
+    seen = page.evaluate(LOOK)
+    assert seen["ink"] == seen["label"] == "rgb(230, 232, 235)"
+    page.emulate_media(media="print", color_scheme="dark")
+    seen = page.evaluate(LOOK)
+    assert (seen["ink"], seen["paper"], seen["label"]) == ("rgb(0, 0, 0)", "rgb(255, 255, 255)", "rgb(0, 0, 0)")
+    assert page.pdf().startswith(b"%PDF")
+
+
+def test_hostile_names_in_a_study_are_text(opened, tmp_path):
+    page = opened(write(study_report(hostile_study(tmp_path / "a")), tmp_path / "report.html"))
+    seen = page.evaluate(LOOK)
+    assert seen["drawn"] == seen["figures"] == 4 and all(seen["marks"])
+    assert page.evaluate("document.title") == "Should we cluster?"
+    points = page.locator("figure").first.locator("svg .mark-symbol.role-mark path")
+    shown = set()
+    for i in range(points.count()):
+        points.nth(i).hover(force=True)
+        shown.add(page.locator("#vg-tooltip-element tr:first-child .value").inner_text())
+    assert {"<!--<script>", "__proto__ #1", "constructor #1", "{{7*7}}{% raw %}"} <= shown
+    assert page.locator("#vg-tooltip-element img, #vg-tooltip-element script").count() == 0
+
+
+def test_curves_are_drawn(opened, tmp_path):
+    folder = made.run(tmp_path / "a", NAMES)
+    own = Curve(3, 3, 120, 1, 0.9, [(0.0, 0.0), (0.2, 0.9), (1.0, 1.0)], [(0.1, 0.2, 80), (0.7, 0.9, 40)])
+    save_curves(folder, Curves(2, 1, 1, 1, {"all": own, "cluster-1": own}))
+    page = opened(write(run_report(load_run(folder)), folder / "report.html"), viewport={"width": 400, "height": 800})
+    seen = page.evaluate(LOOK)
+    assert seen["drawn"] == seen["figures"] and all(seen["marks"]) and seen["width"] == 400
+    for name in ("ROC curves", "Calibration"):
+        figure = page.locator(f"figure[data-name='{name}']")
+        assert figure.locator("svg .mark-line path").count() == 3  # two lines, and the diagonal
 
 
 def test_a_comparison_is_drawn(opened, tmp_path):

@@ -31,9 +31,10 @@ from cfl_flare.results.key_metric import leading
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.run_dir import ROUNDS, read_lines
 from cfl_flare.results.store import Store
+from cfl_flare.results.study import SEARCH
 from cfl_flare.training.devices import Place
 
-CHECKPOINTS, SEARCH = "checkpoints", "number-of-clusters"
+CHECKPOINTS = "checkpoints"
 Watch = Callable[[str, int], AbstractContextManager[Callable[[RoundMetrics], None]]]
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from cfl_flare.report.html import curves
+from cfl_flare.report.html.score_curves import score_curves
 from cfl_flare.report.html.section import Plot, Section
 from cfl_flare.report.html.view import View
 from cfl_flare.results.key_metric import POOLED
@@ -14,19 +15,17 @@ CALIBRATION = {"ece": "Calibration error (ECE)", "brier": "Brier score"}
 
 
 def discrimination(view: View) -> Section | None:
-    """The AUROC over all samples by round and cluster, and calibration; None where neither was measured."""
-    plots, text = list[Plot](), list[str]()
+    """The AUROC over all samples by round and cluster, curves, and calibration; None where nothing was measured."""
+    plots = list[Plot]()
     if found := curves.measure(view, POOLED):
-        text.append(
-            "Histograms of scores stay out of a run's results, as they are nearly the scores themselves; so there is "
-            "no ROC curve here, but the area below it."
-        )
         what = "The AUROC of all participants' test samples together, and of those of each cluster's participants."
         plots.append(curves.plot("AUROC over all samples", what, found, "AUROC"))
+    own, missing = score_curves(view)
+    plots += own
     for name, title in CALIBRATION.items():
         found = curves.measure(view, f"served_{name}")
         if found and view.metric.name != name:  # what the run is judged by has a section of its own
             what = "The smaller, the better. Always to answer with the classes' shares is calibrated too, and useless."
             plots.append(curves.plot(title, what, found, title, height=200))
-    notes = [view.rounds_note] if view.rounds_note else []
-    return Section("Discrimination and calibration", text, plots, notes=notes) if plots else None
+    notes = [*missing, *([view.rounds_note] if view.rounds_note else [])]
+    return Section("Discrimination and calibration", plots=plots, notes=notes) if plots or notes else None

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes reports: of a run, of several below one folder, and of what has just ended."""
+"""Writes reports: of a study, of a run, of several below one folder, and of what has just ended."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from cfl_flare.core.files import atomic_write
 from cfl_flare.report.html.comparison import comparison_report
 from cfl_flare.report.html.run_report import run_report
 from cfl_flare.report.html.site import site_report
+from cfl_flare.report.html.study.report import study_report
 from cfl_flare.results.history import HISTORY
 from cfl_flare.results.run_dir import SUMMARY, Run, find_runs, load_run
+from cfl_flare.results.study import STUDY
 
 REPORT = "report.html"
 LARGEST = 2_000_000
 
 
 def write_reports(folder: Path, out: Path | None = None, against: str | None = None) -> list[Path]:
-    """Writes what is to be reported of a folder: a run, several runs and their comparison, or a site's own history.
+    """Writes what is to be reported of a folder: a study, a run, several runs compared, or a site's own history.
 
     Args:
-        folder: a run's, one with runs below it, or a site's of a run, below its state root.
-        out: the file for the run's report, or for the comparison alone; by default each run's is beside its
-            summary, and the comparison is in the folder.
+        folder: a study's, a run's, one with runs below it, or a site's of a run, below its state root.
+        out: the file for the study's or the run's report, or for the comparison alone; by default each run's is beside
+            its summary, and the others are in the folder.
         against: the folder, below the first one, of the run that the others are compared with; by default the first.
 
     Returns:
@@ -36,6 +38,9 @@ def write_reports(folder: Path, out: Path | None = None, against: str | None = N
         ConfigError: there is no such run, or what draws the plots is not installed.
         FileError: a file cannot be read or written.
     """
+    if (folder / STUDY).is_file():
+        require(against is None, f"--against = {against!r} is for several runs, and {folder} is a study; leave it out")
+        return [write(study_report(folder), out or folder / REPORT)]
     if site := site_folder(folder):
         return [write(site_report(site), out or site / REPORT)]
     runs = [load_run(folder)] if (folder / SUMMARY).is_file() else find_runs(folder)
@@ -63,17 +68,21 @@ def site_folder(folder: Path) -> Path | None:
 
 
 def try_to_write(folder: Path, runs: Sequence[Run] = ()) -> str | None:
-    """Writes the report of a run that has just ended, or the comparison of several; no result depends on it.
+    """Writes the report of a study or run that has just ended, or the comparison of several; no result depends on it.
 
     Args:
-        folder: where to, and the run's.
-        runs: those to compare, in their order; none for a run's own report.
+        folder: where to, and the study's or the run's.
+        runs: those to compare, in their order; none for the folder's own report.
 
     Returns:
         Why it cannot be written, with the way out; None if it was.
     """
     try:
-        write(comparison_report(runs, folder) if runs else run_report(load_run(folder)), folder / REPORT)
+        if runs:
+            write(comparison_report(runs, folder), folder / REPORT)
+        else:
+            study = (folder / STUDY).is_file()
+            write(study_report(folder) if study else run_report(load_run(folder)), folder / REPORT)
     except Exception as error:
         return f"no report: {one_line(error)}; 'cfl-flare report' writes it from the results"
     return None
