@@ -130,7 +130,7 @@ def study(folder: Path, hospitals: Sequence[str], titles: Sequence[str] = ("one 
         "verdict": {
             "metric": "accuracy", "cluster": True, "rounds": 8,
             "hospitals": people, "tested": dict(zip(left, (0.58, 0.69))),
-            "chosen": {"name": "c1", "title": titles[1], "clusters": 3},
+            "chosen": {"name": "c1", "title": titles[1], "clusters": 3, "private": False},
             "sentences": ["Cluster into 3: train groups.", "Against one model for all: it is better."],
         },
         **more,

@@ -117,7 +117,7 @@ def test_the_criterion_and_who_is_with_whom_come_from_the_runs_or_are_said_to_be
     assert section.plots[-1].table.rows[1] == ["2", "0.750", "0.500 to 1.000"]
     assert together(view(folder)).text[0] == "In groups."
     assert "lacks the run" not in study_report(folder)
-    change_verdict(folder, chosen={"name": "c0", "title": "one for all", "clusters": 0})
+    change_verdict(folder, chosen={"name": "c0", "title": "one for all", "clusters": 0, "private": False})
     assert together(view(folder)) is None
 
 
@@ -127,7 +127,7 @@ def test_a_candidate_s_name_leads_nowhere_else(tmp_path, name):
     secret = made.run(tmp_path / "elsewhere", ["a secret patient", "another"])
     (folder / "linked").symlink_to(secret)
     made.run(folder / "c1", NAMES)
-    change_verdict(folder, chosen={"name": name, "title": "x", "clusters": 3})
+    change_verdict(folder, chosen={"name": name, "title": "x", "clusters": 3, "private": False})
     text = study_report(folder)
     assert "secret" not in text and "which says who is with whom" in text
 
@@ -158,7 +158,7 @@ def hostile(folder: Path) -> Path:
     people = load_study(folder)["verdict"]["hospitals"]
     people[1]["to_one"]["says"] = made.HOSTILE[0]
     people[2]["to_alone"] = {**people[2]["to_one"], "says": made.HOSTILE[7]}
-    chosen = {"name": made.HOSTILE[1], "title": made.HOSTILE[0], "clusters": 2}
+    chosen = {"name": made.HOSTILE[1], "title": made.HOSTILE[0], "clusters": 2, "private": False}
     values = {"hospitals": people, "metric": made.HOSTILE[0], "sentences": list(made.HOSTILE), "chosen": chosen}
     change_verdict(folder, **values)
     study = load_study(folder)
