@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -21,19 +20,20 @@ from cfl_flare.cli.options import SIMULATED
 from cfl_flare.cli.setting_options import given
 from cfl_flare.cli.simulate import Display
 from cfl_flare.cli.specs import build_named, dealt_out, model_spec, read_source, shape_and_outputs
-from cfl_flare.core.config import from_dict, require, unmarked
-from cfl_flare.core.files import atomic_write, make_folder
+from cfl_flare.core.config import require
+from cfl_flare.core.files import make_folder
 from cfl_flare.core.text import plain
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.engine.study.candidates import first_candidates
-from cfl_flare.engine.study.halving import Journal, Rung, Study
+from cfl_flare.engine.study.file import as_kept, differing, finished, journal_of, save
+from cfl_flare.engine.study.halving import Study
 from cfl_flare.engine.study.in_process import InProcess, described
 from cfl_flare.engine.study.settings import StudySettings
 from cfl_flare.report.study import candidates_table, hospitals_table
 from cfl_flare.report.table import print_whole
 from cfl_flare.results.metrics import RoundMetrics
-from cfl_flare.results.study import STUDY, VERSION, load_study
+from cfl_flare.results.study import STUDY, load_study
 from cfl_flare.training.settings import TrainSettings
 
 
@@ -87,18 +87,11 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
     candidates = first_candidates(trainer.module, more)
     trainer.check(candidates)
     compared = {key: value for key, value in asdict(own).items() if key != "minutes"}  # more of them go on with it
-    facts = json.loads(json.dumps(unmarked(described(trainer, candidates, compared))))
+    facts = as_kept(described(trainer, candidates, compared))
     begun = earlier(out, facts)
-    last = trainer.rounds
-    if begun is not None and begun["verdict"] is not None and begun["rungs"][-1]["rounds"] == last:
+    if begun is not None and finished(begun, trainer.rounds):
         return begun
     make_folder(out)
-
-    def save(journal: Journal) -> None:
-        titles = {one.name: one.entrant.title for one in running.candidates}
-        content = {"version": VERSION, "settings": facts, "rounds": last, "titles": titles, **journal.to_dict(last)}
-        atomic_write(out / STUDY, json.dumps(content, indent=1))
-
     for line in plan.data.described(trainer.reader):
         console.print(plain(line, 2000), soft_wrap=True, markup=False)
     running = Study(
@@ -106,12 +99,12 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
         candidates,
         own,
         journal_of(begun),
-        save,
+        lambda journal: save(out, running, journal, facts),
         lambda line: console.print(plain(line, 2000), soft_wrap=True, markup=False, highlight=False),
         seed,
     )
     running.run()
-    if running.journal.rungs[-1].rounds == last:
+    if running.journal.rungs[-1].rounds == trainer.rounds:
         trainer.clean()
     return load_study(out)
 
@@ -127,18 +120,9 @@ def earlier(out: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
         require(unused, f"--out = {str(out)!r} is not an empty folder, and holds no {STUDY}; name a new one")
         return None
     begun = load_study(out)
-    differ = sorted(k for k in {*facts, *begun["settings"]} if facts.get(k) != begun["settings"].get(k))
-    what = ", ".join(plain(key, 60) for key in differ)
+    what = differing(begun, facts)
     require(
-        not differ,
+        not what,
         f"--out = {str(out)!r} holds a study with other settings ({what}); give the same options, or name a new folder",
     )
     return begun
-
-
-def journal_of(begun: Mapping[str, Any] | None) -> Journal:
-    """Where an earlier attempt was."""
-    if begun is None:
-        return Journal()
-    rungs = [from_dict(Rung, rung, STUDY) for rung in begun["rungs"]]
-    return Journal(begun["found"], begun["searched"], begun["search_seconds"], rungs)

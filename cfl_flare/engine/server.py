@@ -11,7 +11,7 @@ from typing import Any
 
 from cfl_flare.core.archive import Archive
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import CFLError, PayloadError
+from cfl_flare.core.errors import PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import stream
 from cfl_flare.engine.early_stopping import EarlyStopping
@@ -33,10 +33,6 @@ from cfl_flare.results.metrics import RoundMetrics, measure_round
 from cfl_flare.results.pooled import with_pooled
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.training.ensemble import Served
-
-
-class TooFewAnswersError(CFLError):
-    """Too many rounds in a row had too few valid results."""
 
 
 class Server:
@@ -222,6 +218,11 @@ class Server:
         """The same for all participants of some sites, each site with its reason."""
         for site, reason in reasons.items():
             self.fail(self.hosted_by(site), reason)
+
+    @property
+    def results(self) -> Mapping[str, Result]:
+        """The current round's accepted results by participant, without their updates."""
+        return self._round.results
 
     def finish_round(self) -> RoundMetrics | None:
         """Assigns, averages, and records.

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from cfl_flare.core.errors import CFLError, ConfigError
+from cfl_flare.core.errors import AbortedError, CFLError, ConfigError, RunFailedError
 from cfl_flare.core.text import plain
 from cfl_flare.engine.study.candidates import ALONE, ONE_MODEL, Candidate, clustered_candidates
 from cfl_flare.engine.study.settings import StudySettings
-from cfl_flare.results.comparison import Measured, difference, mean_of
+from cfl_flare.results.comparison import Measured, difference, mean_of, shared_by_all
 from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.verdict import Verdict, decide
 
@@ -196,7 +196,9 @@ class Study:
             if private is not None:
                 left.append(private)
                 self._train(private, rounds, found, dropped)
-        means = {name: mean_of(measured) for name, measured in found.items()}
+        dropped |= self._too_few(found)
+        found = {name: measured for name, measured in found.items() if name not in dropped}
+        means = self._means(found)
         if not last:
             dropped |= self._worse(found, means)
         for name, why in dropped.items():
@@ -208,7 +210,7 @@ class Study:
         try:
             self.trainer.train(candidate, rounds)
             found[candidate.name] = self.trainer.measured(candidate, rounds, VALIDATION)
-        except ConfigError:  # what was asked for is wrong, for all of them
+        except (AbortedError, ConfigError):  # what was asked for is wrong, for all of them
             raise
         except CFLError as error:
             if candidate.baseline:
@@ -218,12 +220,36 @@ class Study:
     def _best_private(self, found: Mapping[str, Measured]) -> Candidate | None:
         """The best number of clusters so far with private layers."""
         clustered = [one for one in self.candidates if one.method.clusters and one.name in found]
-        best = self._ranked({one.name: mean_of(found[one.name]) for one in clustered})[:1]
+        best = self._ranked(self._means({one.name: found[one.name] for one in clustered}))[:1]
         for candidate in clustered:
             if candidate.name in best:
                 layers = self.trainer.private_layers(candidate)
                 return None if layers is None else candidate.with_private(layers)
         return None
+
+    @staticmethod
+    def _means(found: Mapping[str, Measured]) -> dict[str, float]:
+        """Each candidate's mean over the hospitals that measured all of them."""
+        return {name: mean_of(measured) for name, measured in shared_by_all(found).items()}
+
+    @staticmethod
+    def _too_few(found: Mapping[str, Measured]) -> dict[str, str]:
+        """Candidates that were measured by half of the hospitals or fewer, of those that measured both baselines.
+
+        Any two of the others have a hospital in common.
+
+        Raises:
+            RunFailedError: no hospital measured both.
+        """
+        both = found[ALONE].keys() & found[ONE_MODEL].keys()
+        if not both:
+            raise RunFailedError(f"study: no hospital measured both {ALONE} and {ONE_MODEL}; their logs say why")
+        there = {name: len(both & measured.keys()) for name, measured in found.items()}
+        return {
+            name: f"it failed: {count} of {len(both)} hospitals measured it"
+            for name, count in there.items()
+            if name not in (ALONE, ONE_MODEL) and 2 * count <= len(both)
+        }
 
     def _ranked(self, means: Mapping[str, float]) -> list[str]:
         """The best first."""
@@ -260,6 +286,9 @@ class Study:
     def _verdict(self, left: Sequence[Candidate]) -> Verdict:
         rung, metric = self.journal.rungs[-1], self.trainer.metric
         tested = {one.name: self.trainer.measured(one, rung.rounds, TEST) for one in left}
-        entrants = [one.entrant for one in left]
+        for name, why in self._too_few(tested).items():
+            self._say(f"test samples: {name} is left out: {why}")
+            del tested[name]
+        entrants = [one.entrant for one in left if one.name in tested]
         how = (metric.name, metric.mode, self.settings.margin, self._seed, ONE_MODEL, ALONE)
         return decide(tested, rung.means, entrants, rung.rounds, *how)
