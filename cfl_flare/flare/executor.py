@@ -126,11 +126,15 @@ class ClusteredExecutor(Executor):
         if site.runtime.division.shrinkage:
             pulled = f"private = {self.private!r} names layers that are pulled to the cluster's"
             self.log_info(fl_ctx, f"private_shrinkage = {self.private_shrinkage}: {pulled}: their parameters leave")
+        return wire.to_shareable({}, self._said(site))
+
+    def _said(self, site: Site) -> dict[str, Any]:
+        """Whom this site hosts, for the server."""
         hosted = [
             {"name": d.name, "samples": len(d.train), "group": d.group, "tested": len(d.test) > 0}
             for d in site.hosted.values()
         ]
-        return wire.to_shareable({}, {"participants": hosted})
+        return {"participants": hosted}
 
     def _stores(self, fl_ctx: FLContext) -> list[Store]:
         """Where participants' memories are kept."""

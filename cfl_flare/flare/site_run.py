@@ -75,25 +75,38 @@ class SiteRun:
         if why is not None:
             log_failure(self._log, f"round {number}: writing what participants remember", "disk", why, fl_ctx)
         did = "measured the final models of" if last else "worked for"
-        self._log.log_info(fl_ctx, f"round {number}: {did} {len(results)} participants in {_since(started)}")
+        of_part = f"{self.part}: " if self.part else ""
+        self._log.log_info(fl_ctx, f"{of_part}round {number}: {did} {len(results)} participants in {_since(started)}")
         return results
 
     def measure(
-        self, site: Site, number: int, tasks: Mapping[str, Task], models: Mapping[str, Params], fl_ctx: FLContext
+        self,
+        data: Site,
+        number: int,
+        tasks: Mapping[str, Task],
+        models: Mapping[str, Params],
+        memory_of: str | None,
+        keeps: bool,
+        fl_ctx: FLContext,
     ) -> list[Result]:
-        """Measures models, of whom no participant remembers anything.
+        """Measures models, of which no participant remembers anything.
 
         Args:
-            site: the run's, with the samples to measure on.
-            number: rounds that the models have.
+            data: the participants with the samples to measure on.
+            number: how many rounds the models have.
             tasks: by participant; they train nothing.
             models: that came with them, by slot.
+            memory_of: the run that this one resumes; None for a new one.
+            keeps: keep what participants are served, for the site's operator.
             fl_ctx: FLARE's context.
         """
-        started, keep = time.monotonic(), partial(self._keep, number, fl_ctx)
+        self.recall(number, memory_of or self.name, fl_ctx)
+        site, started = self.site.with_data_of(data), time.monotonic()
+        keep = partial(self._keep, number, fl_ctx) if keeps else _leave
         results = [site.carry_out(name, task, models, number, keep) for name, task in tasks.items()]
         self._report(number, results, fl_ctx)
-        self._log.log_info(fl_ctx, f"after {number} rounds: measured {len(results)} participants in {_since(started)}")
+        what = f"{self.part or self.name} after {number} rounds"
+        self._log.log_info(fl_ctx, f"{what}: measured {len(results)} participants in {_since(started)}")
         return results
 
     def _report(self, number: int, results: Sequence[Result], fl_ctx: FLContext) -> None:

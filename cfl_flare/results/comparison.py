@@ -34,14 +34,14 @@ class AtHospital:
     """What one hospital measured of one way to train.
 
     Attributes:
-        samples: its training samples: its weight in a mean.
+        samples: its training samples, or as many of them as count: its weight in a mean.
         tested: samples that were measured.
         draw: two ways to train have it in common if they were measured on the same draws.
         value: on the split itself.
         draws: ``(draws,)`` float64, on draws of the split; NaN where the measure is not defined.
     """
 
-    samples: int
+    samples: float
     tested: int
     draw: int
     value: float

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from cfl_flare.core.errors import AbortedError, CFLError, ConfigError, RunFailedError
 from cfl_flare.core.text import plain
@@ -22,7 +22,8 @@ from cfl_flare.results.comparison import Measured, difference, mean_of, shared_b
 from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.verdict import Verdict, decide
 
-VALIDATION, TEST = "validation", "test"
+VALIDATION: Final = "validation"
+TEST: Final = "test"
 
 
 class Trainer(Protocol):
@@ -30,13 +31,16 @@ class Trainer(Protocol):
 
     Attributes:
         metric: by which they are compared.
-        participants: how many hospitals there are.
         rounds: of a whole run.
     """
 
     metric: Metric
-    participants: int
     rounds: int
+
+    @property
+    def participants(self) -> int:
+        """How many hospitals there are."""
+        ...
 
     def search(self) -> tuple[int, int]:
         """The number of clusters that was found, and in how many rounds."""
