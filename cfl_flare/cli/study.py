@@ -16,15 +16,25 @@ from typing import Any
 
 from rich.console import Console
 
-from cfl_flare.cli.options import SIMULATED
+from cfl_flare.cli.options import OF_STUDY_JOB, SIMULATED, SITE_DATA
 from cfl_flare.cli.setting_options import given
 from cfl_flare.cli.simulate import Display
-from cfl_flare.cli.specs import build_named, dealt_out, model_spec, read_source, shape_and_outputs
-from cfl_flare.core.config import require
+from cfl_flare.cli.specs import (
+    build_named,
+    check_out,
+    dealt_out,
+    model_of_job,
+    model_spec,
+    read_source,
+    shape_and_outputs,
+)
+from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.files import make_folder
 from cfl_flare.core.text import plain
+from cfl_flare.data import DataConfig
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS, RunPlan
+from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.engine.study.candidates import first_candidates
 from cfl_flare.engine.study.file import as_kept, differing, finished, journal_of, save
 from cfl_flare.engine.study.halving import Study
@@ -38,22 +48,66 @@ from cfl_flare.training.settings import TrainSettings
 
 
 def study(arguments: argparse.Namespace) -> None:
-    """Runs a study, or what is left of it."""
+    """Runs a study, or what is left of it; or writes it as a job."""
+    if arguments.job is not None:
+        return export_study(arguments)
+    of_job = given(arguments, *OF_STUDY_JOB)
+    first = next(iter(of_job), "").replace("_", "-")
+    require(not of_job, f"--{first} is of a job for real sites; give --job DIR with it, or leave it out")
+    arguments.data = arguments.data or "digits"
     out = Path(arguments.out or f"cfl-studies/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:
         found = run_study(arguments, out, Console(file=terminal))
     console = Console()
-    for table in (candidates_table(found), hospitals_table(found)):
-        print_whole(console, table)
-    for sentence in found["verdict"]["sentences"]:
-        console.print(plain(sentence, 5000), soft_wrap=True, markup=False, highlight=False)
+    print_study(console, found)
+    console.print(f"results: {out}", soft_wrap=True, markup=False)
+
+
+def print_study(console: Console, found: Mapping[str, Any]) -> None:
+    """Prints what a study has found so far, as its file holds it."""
+    print_whole(console, candidates_table(found))
+    if found["verdict"] is None:
+        console.print("no verdict yet: the study was interrupted", soft_wrap=True, markup=False)
+    else:
+        print_whole(console, hospitals_table(found))
+        for sentence in found["verdict"]["sentences"]:
+            console.print(plain(sentence, 5000), soft_wrap=True, markup=False, highlight=False)
     spent, everything = found["cost"]["rounds"], found["cost"]["everything"]
     console.print(
         f"cost: {spent} rounds, {everything} for all candidates to the end; {found['cost']['seconds']:.0f} seconds",
         soft_wrap=True,
         markup=False,
     )
-    console.print(f"results: {out}", soft_wrap=True, markup=False)
+
+
+def export_study(arguments: argparse.Namespace) -> None:
+    """Writes a study as a job for real sites.
+
+    Raises:
+        ConfigError: a setting is wrong, or an option is of a study on this machine.
+    """
+    require(arguments.out is None, "--out is where a study on this machine goes; with --job, leave it out")
+    own = given(arguments, *OF_STUDY_JOB)
+    name, simulated = own.setdefault("name", "study"), arguments.partition is not None
+    simulated = simulated or arguments.participants is not None
+    check_run_name(name, "--name")
+    own.setdefault("min_clients", 2)
+    folder = Path(arguments.job).absolute() / name
+    check_out(folder, "--job")
+    data = arguments.data or SITE_DATA
+    source, training = read_source(data, here=simulated), given(arguments, TrainSettings)
+    from cfl_flare.flare import StudyRecipe
+
+    settings = {**given(arguments, StudySettings, DataConfig, ServerSettings, SiteSettings), **own}
+    recipe = StudyRecipe(
+        model=model_of_job(arguments.model, source, data, TrainSettings(**training)),
+        data=source,
+        training=training,
+        more=[build_named(text, penalties, here=simulated) for text, penalties in arguments.method or []],
+        **settings,
+    )
+    recipe.export(str(folder.parent))
+    Console().print(f"job: {folder}; submit it with: nvflare job submit -j {folder}", soft_wrap=True, markup=False)
 
 
 def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dict[str, Any]:

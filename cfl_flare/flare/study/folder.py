@@ -107,6 +107,7 @@ def _copy(source: Path, target: Path, *without: str) -> None:
             if one.name in without:
                 continue
             if one.is_dir():
-                shutil.copytree(one, target / one.name, dirs_exist_ok=True)
+                shutil.rmtree(target / one.name, ignore_errors=True)  # an earlier rung's
+                shutil.copytree(one, target / one.name)
             else:
                 shutil.copy2(one, target / one.name)

@@ -128,8 +128,9 @@ class AtSites:
             RunFailedError: nobody answered, or the candidate has another number of rounds.
         """
         key, found, weights = f"served_{self.metric.name}", dict[str, AtHospital](), self._weights()
-        for name, result in self._controller.measure(candidate, rounds, split).items():
-            drawn = result.bootstrap
+        results = self._controller.measure(candidate, rounds, split)
+        for name in (p.name for p in self._controller.everyone if p.name in results):  # however they arrived
+            result, drawn = results[name], results[name].bootstrap
             if key not in result.metrics or drawn is None or key not in drawn.values:
                 continue
             if self._draws.setdefault((name, split), drawn.draw) != drawn.draw:
