@@ -157,6 +157,7 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
         lambda line: console.print(plain(line, 2000), soft_wrap=True, markup=False, highlight=False),
         seed,
     )
+    save(out, running, running.journal, facts)
     running.run()
     if running.journal.rungs[-1].rounds == trainer.rounds:
         trainer.clean()

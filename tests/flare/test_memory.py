@@ -58,6 +58,25 @@ def test_a_resumed_run_reads_the_round_that_it_goes_on_from(stores):
     assert recalled(*started(), 0) == {"a": {}, "b": {}}
 
 
+def test_a_process_of_a_resumed_run_that_is_started_again_goes_on_from_its_own_memory(stores):
+    run, site = started()
+    recalled(run, site, 0)
+    site.memory["a"]["model"] = coin(1, 1)
+    run.remember(1)
+
+    def resumed() -> tuple[SiteRun, Site]:
+        again, its = started()
+        again.name = "again"
+        return again, its
+
+    run, site = resumed()
+    assert recalled(run, site, 1, "run") == {"a": {"model": [1, 1]}, "b": {}}
+    site.memory["a"]["model"] = coin(2, 2)
+    run.remember(2)
+    assert recalled(*resumed(), 2, "run") == {"a": {"model": [2, 2]}, "b": {}}
+    assert recalled(*resumed(), 1, "run") == {"a": {"model": [1, 1]}, "b": {}}
+
+
 def test_another_method_gets_no_memory(stores, caplog):
     """Ditto's personal model never leaves; CGPFL sends the model that it finds under that name."""
     layout = {"resident": SimpleNamespace(layout=coin(0, 0).layout), "division": Division.of(Coin(), None)}

@@ -119,6 +119,7 @@ class StudyController(ClusteredController):
                 trainer, self._candidates, self._how, journal_of(begun), keep, self.info, seed=self._schedule.seed
             )
             trainer.check(self._candidates)
+            keep(running.journal)  # so that it can be resumed from the first round on
             verdict = running.run()
             for sentence in verdict.sentences():
                 self.info(sentence)
