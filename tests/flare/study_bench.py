@@ -52,12 +52,12 @@ def plan_of(**settings: Any) -> RunPlan:
     )
 
 
-def fl_context(folder: Path, identity: str, components: Any = None) -> FLContext:
+def fl_context(folder: Path, identity: str, components: Any = None, sites: tuple[str, ...] = SITES) -> FLContext:
     """FLARE's context of a job's process."""
     fl_ctx = FLContext()
     engine = SimpleNamespace(
         get_workspace=lambda: Workspace(str(folder), identity),
-        get_clients=lambda: [Client(site, "token") for site in SITES],
+        get_clients=lambda: [Client(site, "token") for site in sites],
         get_component=lambda name: SimpleNamespace(),
         fire_event=components or (lambda *event: None),
         new_context=lambda: nullcontext(fl_ctx),
@@ -75,6 +75,8 @@ class Bench:
     Attributes:
         folder: a new one, beside the state root.
         attack: of the hostile site.
+        real: at real sites, and not in a simulation.
+        late: a site that connects once the first candidate has trained for a round.
         panics: why the job was ended.
         sent: for each answer the task, the site, the candidate and the split, and the answer.
     """
@@ -82,6 +84,7 @@ class Bench:
     folder: Path
     attack: Attack = lambda task, content, answer: answer
     real: bool = False
+    late: str | None = None
     panics: list[str] = field(default_factory=list)
     sent: list[tuple[str, str, str | None, str | None, Shareable]] = field(default_factory=list)
     signal: Signal = field(default_factory=Signal)
@@ -110,7 +113,8 @@ class Bench:
             for site in SITES
         }
         self.contexts = {site: fl_context(kit(self.folder / site, self.real), site) for site in SITES}
-        fl_ctx = fl_context(place, "server", self._event)
+        connected = tuple(site for site in SITES if site != self.late)
+        fl_ctx = fl_context(place, "server", self._event, connected)
         self.controller.communicator = SimpleNamespace(
             send=self._send, get_num_standing_tasks=lambda: 0, client_is_active=None
         )
@@ -132,6 +136,8 @@ class Bench:
         said: Shareable | None = self.executors[site].execute(task.name, asked, self.contexts[site], Signal())
         if site == HOSTILE and said is not None:
             said = self.attack(task.name, content, said)
+        if self.late is not None and content.get("candidate") == "local" and content["round"] == 1:
+            self.controller.late, self.late = [self.late], None
         if said is None:
             return
         self.sent.append((task.name, site, content.get("candidate"), content.get("split"), said))

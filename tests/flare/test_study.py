@@ -258,6 +258,17 @@ def test_a_candidate_that_nobody_can_train_is_dropped(tmp_path, monkeypatch):
     assert "it failed: 2 rounds in a row had fewer than" in load_study(job.results)["rungs"][0]["dropped"]["wecfl-k2"]
 
 
+def test_a_site_that_connects_late_takes_part_from_the_next_round_on(tmp_path):
+    own = {"participants": None, "partition": None}  # each site is one hospital
+    job = Bench(tmp_path / "job", late="site-3").play(rungs=1, num_rounds=3, **own)
+    assert not job.panics
+    run = load_run(job.results / "local")
+    assert [sorted(one["trained"]) for one in run.rounds] == [["site-1", "site-2"]] * 2 + [list(SITES)]
+    assert [len(one["trained"]) for one in load_run(job.results / "fedavg").rounds] == [3, 3, 3]
+    verdict = load_study(job.results)["verdict"]
+    assert [one["name"] for one in verdict["hospitals"]] == list(SITES)
+
+
 # ---- Real sites ----
 
 
