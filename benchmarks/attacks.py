@@ -29,12 +29,12 @@ from plans.plan import model
 from provenance import commit
 
 from cfl_flare.cli.specs import build_named
-from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.errors import PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Npz, ParticipantData
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.loop import model_factory
-from cfl_flare.engine.server import Server, ServerSettings, TooFewAnswersError
+from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.methods import Participant
 from cfl_flare.methods.slots import cluster_slot, with_parts

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cfl_flare.data.table import Table
     from cfl_flare.engine.loop import run_loop
     from cfl_flare.engine.settings import ServerSettings
-    from cfl_flare.flare import ClusteredRecipe, simulator
+    from cfl_flare.flare import ClusteredRecipe, StudyRecipe, simulator
     from cfl_flare.methods import (
         CAM,
         CFL,
@@ -65,7 +65,7 @@ _NAMES = {
     "data.table": "Table",
     "engine.loop": "run_loop",
     "engine.settings": "ServerSettings",
-    "flare": "ClusteredRecipe simulator",
+    "flare": "ClusteredRecipe StudyRecipe simulator",
     "methods": "CAM CFL CGPFL FLHC IFCA Contrastive Ditto Ensemble FedAC FedAvg FedBABU FedCUAU FedDS FedDSMIC "
     "FedGroup FedPer FedProx FeSEM Finetune KnowledgeSharing Local Method PerFedAvg Proximal WeCFL",
     "models": "MLP CifarCNN FashionCNN LeafCNN Logistic MobileNetV2 ResNet18 UNet",
@@ -128,6 +128,7 @@ __all__ = [
     "Segmentation",
     "ServerSettings",
     "SiteData",
+    "StudyRecipe",
     "Survival",
     "Table",
     "TrainSettings",

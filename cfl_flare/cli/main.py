@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,15 @@ from rich.table import Table
 from cfl_flare.cli.options import SIMULATED, Simulation, parser
 from cfl_flare.cli.report import report
 from cfl_flare.cli.setting_options import given
-from cfl_flare.cli.specs import build_named, dealt_out, model_of_job, model_spec, read_source, shape_and_outputs
+from cfl_flare.cli.specs import (
+    build_named,
+    check_out,
+    dealt_out,
+    model_of_job,
+    model_spec,
+    read_source,
+    shape_and_outputs,
+)
 from cfl_flare.cli.watch import watch
 from cfl_flare.core.config import check_run_name, one_line, require
 from cfl_flare.core.errors import CFLError, ConfigError, RunFailedError, UnfitError
@@ -40,6 +47,7 @@ from cfl_flare.report.table import heading, print_whole, results_table
 from cfl_flare.results.key_metric import of_training
 from cfl_flare.results.preparations import columns_of
 from cfl_flare.results.run_dir import find_runs
+from cfl_flare.results.study import find_study, load_study
 from cfl_flare.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -70,17 +78,6 @@ def failed(reason: str, status: int) -> int:
     """Prints why a command failed, in one line that a terminal cannot take for a command; returns its exit status."""
     print("cfl-flare:", plain(reason, 2000), file=sys.stderr)
     return status
-
-
-def check_out(out: Path) -> None:
-    """Raises a ConfigError if results cannot be written to a folder; it is not made yet."""
-    unused = not out.exists() or (out.is_dir() and not any(out.iterdir()))
-    require(unused, f"--out = {str(out)!r} is not an empty folder; name a new one")
-    there = next(folder for folder in (out, *out.parents) if folder.exists())
-    require(
-        there.is_dir() and os.access(there, os.W_OK | os.X_OK),
-        f"--out = {str(out)!r} cannot be made: {str(there)!r} cannot be written; name another folder",
-    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -274,8 +271,12 @@ def show(arguments: argparse.Namespace) -> None:
     """``cfl-flare show``."""
     from cfl_flare.report.figures import draw, draw_comparison
 
+    console, of_study = Console(), find_study(arguments.run)
+    if of_study is not None:
+        from cfl_flare.cli.study import print_study
+
+        return print_study(console, load_study(of_study))
     runs = find_runs(arguments.run)
-    console = Console()
     folders = [str(one.folder.relative_to(arguments.run)) for one in runs] if len(runs) > 1 else []
     print_whole(console, results_table(runs, folders))
     try:

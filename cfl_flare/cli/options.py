@@ -36,6 +36,11 @@ SIMULATED: dict[str, Any] = {"participants": 24, "partition": "label_permutation
 OF_RUN = (ServerSettings, SiteSettings, JobSettings, ControllerSettings, ExecutorSettings)
 NOT_IN_RUN = ("min_clients", "name", "resume_from", "byoc")
 
+# Settings of a study's job that a study on this machine does not have; and of jobs, those that no study has. Its option
+# is --job: FLARE takes --export off any command line that makes a recipe.
+OF_STUDY_JOB = (JobSettings, ControllerSettings, ExecutorSettings)
+NOT_IN_STUDY_JOB = ("initial_ckpt", "exclude_vars", "private", "private_shrinkage", "site_sums")
+
 EPILOG = """examples:
   cfl-flare run                                     the main job: FedAvg and WeCFL on scikit-learn's digits
   cfl-flare run --method ifca:k=3 --rounds 40       another method
@@ -167,7 +172,8 @@ def _add_study(commands: Any) -> None:
     )
     what = study.add_argument_group("what is compared")
     _add_method(what, "another candidate; may be given several times")
-    _add_data(what)
+    sources = f"{', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class (digits; with --job, site)"
+    what.add_argument("--data", metavar="D", help=sources)
     without = ("seed", "indicator_samples", "unseen", "measured_on")
     add_settings(what, DataConfig, without=without, found=SIMULATED, validation=0.25)
     how = study.add_argument_group("how it is run")
@@ -176,6 +182,9 @@ def _add_study(commands: Any) -> None:
     unused = ("stop_cond", "patience", "cross_site_evaluation", "keep_features")
     add_settings(how, ServerSettings, SiteSettings, without=unused, num_rounds=20)
     add_settings(study.add_argument_group("local training"), TrainSettings, lr=0.05, bootstrap=200)
+    job = study.add_argument_group("as one job for real sites, which is written and not run")
+    job.add_argument("--job", metavar="DIR", help="where the job's folder goes; the options below belong to it")
+    add_settings(job, *OF_STUDY_JOB, without=NOT_IN_STUDY_JOB, optional=True)
 
 
 def _add_export(commands: Any) -> None:

@@ -20,6 +20,7 @@ def add_settings(
     without: Sequence[str] = (),
     only: Sequence[str] = (),
     found: Mapping[str, Any] | None = None,
+    optional: bool = False,
     **defaults: Any,
 ) -> None:
     """Adds an option for each setting of dataclasses.
@@ -30,6 +31,7 @@ def add_settings(
         without: settings that get no option.
         only: if any, the only settings that get an option.
         found: defaults that the command finds later, once it knows the data, as the help names them.
+        optional: options that are not given leave no value, so that the command can tell.
         **defaults: defaults that differ on the command line.
     """
     for name, known in settings_of(*classes).items():
@@ -38,6 +40,8 @@ def add_settings(
             text = known.help + ("" if default is False or default in (None, "", ()) else " (%(default)s)")
             text += f" ({found[name]})" if found and name in found else ""
             option = RENAMED.get(name, "--" + name.replace("_", "-"))
+            text = text.replace("(%(default)s)", f"({default})") if optional else text
+            default = argparse.SUPPRESS if optional else default
             group.add_argument(option, dest=name, default=default, help=text, **_read(known))
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,14 @@ def build_named(text: str, penalties: Sequence[str] = (), here: bool = True) -> 
         named = [parse_spec(penalty) for penalty in penalties]
         settings["penalties"] = [{"penalty": what, **own} for what, own in named]
     return build_method({"method": name, **settings})
+
+
+def check_out(out: Path, option: str = "--out") -> None:
+    """Raises a ConfigError if results cannot be written to a folder; it is not made yet."""
+    unused = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    require(unused, f"{option} = {str(out)!r} is not an empty folder; name a new one")
+    there = next(folder for folder in (out, *out.parents) if folder.exists())
+    require(
+        there.is_dir() and os.access(there, os.W_OK | os.X_OK),
+        f"{option} = {str(out)!r} cannot be made: {str(there)!r} cannot be written; name another folder",
+    )

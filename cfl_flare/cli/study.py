@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -17,46 +16,101 @@ from typing import Any
 
 from rich.console import Console
 
-from cfl_flare.cli.options import SIMULATED
+from cfl_flare.cli.options import OF_STUDY_JOB, SIMULATED, SITE_DATA
 from cfl_flare.cli.setting_options import given
 from cfl_flare.cli.simulate import Display
-from cfl_flare.cli.specs import build_named, dealt_out, model_spec, read_source, shape_and_outputs
-from cfl_flare.core.config import from_dict, require, unmarked
-from cfl_flare.core.files import atomic_write, make_folder
+from cfl_flare.cli.specs import (
+    build_named,
+    check_out,
+    dealt_out,
+    model_of_job,
+    model_spec,
+    read_source,
+    shape_and_outputs,
+)
+from cfl_flare.core.config import check_run_name, require
+from cfl_flare.core.files import make_folder
 from cfl_flare.core.text import plain
+from cfl_flare.data import DataConfig
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS, RunPlan
+from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.engine.study.candidates import first_candidates
-from cfl_flare.engine.study.halving import Journal, Rung, Study
+from cfl_flare.engine.study.file import as_kept, differing, finished, journal_of, save
+from cfl_flare.engine.study.halving import Study
 from cfl_flare.engine.study.in_process import InProcess, described
 from cfl_flare.engine.study.settings import StudySettings
 from cfl_flare.report.html.write import REPORT, try_to_write
 from cfl_flare.report.study import candidates_table, hospitals_table
 from cfl_flare.report.table import print_whole
 from cfl_flare.results.metrics import RoundMetrics
-from cfl_flare.results.study import STUDY, VERSION, load_study
+from cfl_flare.results.study import STUDY, load_study
 from cfl_flare.training.settings import TrainSettings
 
 
 def study(arguments: argparse.Namespace) -> None:
-    """Runs a study, or what is left of it."""
+    """Runs a study, or what is left of it; or writes it as a job."""
+    if arguments.job is not None:
+        return export_study(arguments)
+    of_job = given(arguments, *OF_STUDY_JOB)
+    first = next(iter(of_job), "").replace("_", "-")
+    require(not of_job, f"--{first} is of a job for real sites; give --job DIR with it, or leave it out")
+    arguments.data = arguments.data or "digits"
     out = Path(arguments.out or f"cfl-studies/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:
         found = run_study(arguments, out, Console(file=terminal))
     console = Console()
-    for table in (candidates_table(found), hospitals_table(found)):
-        print_whole(console, table)
-    for sentence in found["verdict"]["sentences"]:
-        console.print(plain(sentence, 5000), soft_wrap=True, markup=False, highlight=False)
+    print_study(console, found)
+    console.print(f"results: {out}", soft_wrap=True, markup=False)
+    if (out / REPORT).is_file():
+        console.print(f"report: {out / REPORT}", soft_wrap=True, markup=False)
+
+
+def print_study(console: Console, found: Mapping[str, Any]) -> None:
+    """Prints what a study has found so far, as its file holds it."""
+    print_whole(console, candidates_table(found))
+    if found["verdict"] is None:
+        console.print("no verdict yet: the study was interrupted", soft_wrap=True, markup=False)
+    else:
+        print_whole(console, hospitals_table(found))
+        for sentence in found["verdict"]["sentences"]:
+            console.print(plain(sentence, 5000), soft_wrap=True, markup=False, highlight=False)
     spent, everything = found["cost"]["rounds"], found["cost"]["everything"]
     console.print(
         f"cost: {spent} rounds, {everything} for all candidates to the end; {found['cost']['seconds']:.0f} seconds",
         soft_wrap=True,
         markup=False,
     )
-    console.print(f"results: {out}", soft_wrap=True, markup=False)
-    if (out / REPORT).is_file():
-        console.print(f"report: {out / REPORT}", soft_wrap=True, markup=False)
+
+
+def export_study(arguments: argparse.Namespace) -> None:
+    """Writes a study as a job for real sites.
+
+    Raises:
+        ConfigError: a setting is wrong, or an option is of a study on this machine.
+    """
+    require(arguments.out is None, "--out is where a study on this machine goes; with --job, leave it out")
+    own = given(arguments, *OF_STUDY_JOB)
+    name, simulated = own.setdefault("name", "study"), arguments.partition is not None
+    simulated = simulated or arguments.participants is not None
+    check_run_name(name, "--name")
+    own.setdefault("min_clients", 2)
+    folder = Path(arguments.job).absolute() / name
+    check_out(folder, "--job")
+    data = arguments.data or SITE_DATA
+    source, training = read_source(data, here=simulated), given(arguments, TrainSettings)
+    from cfl_flare.flare import StudyRecipe
+
+    settings = {**given(arguments, StudySettings, DataConfig, ServerSettings, SiteSettings), **own}
+    recipe = StudyRecipe(
+        model=model_of_job(arguments.model, source, data, TrainSettings(**training)),
+        data=source,
+        training=training,
+        more=[build_named(text, penalties, here=simulated) for text, penalties in arguments.method or []],
+        **settings,
+    )
+    recipe.export(str(folder.parent))
+    Console().print(f"job: {folder}; submit it with: nvflare job submit -j {folder}", soft_wrap=True, markup=False)
 
 
 def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dict[str, Any]:
@@ -90,18 +144,11 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
     candidates = first_candidates(trainer.module, more)
     trainer.check(candidates)
     compared = {key: value for key, value in asdict(own).items() if key != "minutes"}  # more of them go on with it
-    facts = json.loads(json.dumps(unmarked(described(trainer, candidates, compared))))
+    facts = as_kept(described(trainer, candidates, compared))
     begun = earlier(out, facts)
-    last = trainer.rounds
-    if begun is not None and begun["verdict"] is not None and begun["rungs"][-1]["rounds"] == last:
+    if begun is not None and finished(begun, trainer.rounds):
         return begun
     make_folder(out)
-
-    def save(journal: Journal) -> None:
-        titles = {one.name: one.entrant.title for one in running.candidates}
-        content = {"version": VERSION, "settings": facts, "rounds": last, "titles": titles, **journal.to_dict(last)}
-        atomic_write(out / STUDY, json.dumps(content, indent=1))
-
     for line in plan.data.described(trainer.reader):
         console.print(plain(line, 2000), soft_wrap=True, markup=False)
     running = Study(
@@ -109,12 +156,14 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
         candidates,
         own,
         journal_of(begun),
-        save,
+        lambda journal: save(out, running, journal, facts),
         lambda line: console.print(plain(line, 2000), soft_wrap=True, markup=False, highlight=False),
         seed,
     )
-    running.run()
-    if running.journal.rungs[-1].rounds == last:
+    with trainer.locked():
+        save(out, running, running.journal, facts)
+        running.run()
+    if running.journal.rungs[-1].rounds == trainer.rounds:
         trainer.clean()
     if (why := try_to_write(out)) is not None:
         console.print(why, style="yellow", soft_wrap=True, markup=False)
@@ -132,18 +181,9 @@ def earlier(out: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
         require(unused, f"--out = {str(out)!r} is not an empty folder, and holds no {STUDY}; name a new one")
         return None
     begun = load_study(out)
-    differ = sorted(k for k in {*facts, *begun["settings"]} if facts.get(k) != begun["settings"].get(k))
-    what = ", ".join(plain(key, 60) for key in differ)
+    what = differing(begun, facts)
     require(
-        not differ,
+        not what,
         f"--out = {str(out)!r} holds a study with other settings ({what}); give the same options, or name a new folder",
     )
     return begun
-
-
-def journal_of(begun: Mapping[str, Any] | None) -> Journal:
-    """Where an earlier attempt was."""
-    if begun is None:
-        return Journal()
-    rungs = [from_dict(Rung, rung, STUDY) for rung in begun["rungs"]]
-    return Journal(begun["found"], begun["searched"], begun["search_seconds"], rungs)

@@ -116,6 +116,10 @@ class RunFailedError(CFLError):
     """A run ended before its last round."""
 
 
+class TooFewAnswersError(CFLError):
+    """Too many rounds in a row had too few valid results."""
+
+
 class UnfitError(CFLError):
     """A job would fail at this site."""
 

@@ -143,6 +143,24 @@ class DataSource(ABC):
         return []
 
 
+class ReadOnce(DataSource):
+    """A source whose samples are read once, for a run that uses them in several ways."""
+
+    def __init__(self, source: DataSource):
+        self._source = source
+        self._loaded: tuple[Samples, Samples] | None = None
+        self.prepares = source.prepares  # type: ignore[misc]
+
+    def load(self) -> tuple[Samples, Samples]:
+        """As the source, the first time."""
+        self._loaded = self._loaded or self._source.load()
+        return self._loaded
+
+    def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation | None:
+        """As the source."""
+        return self._source.preparation(train, federation)
+
+
 def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samples, Samples]:
     """Splits off the same share of each class, or of each other stratum of the labels, for testing.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from cfl_flare.core.archive import Archive
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import CFLError, PayloadError
+from cfl_flare.core.errors import PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import stream
 from cfl_flare.engine.early_stopping import EarlyStopping
@@ -34,10 +34,6 @@ from cfl_flare.results.metrics import RoundMetrics, measure_round
 from cfl_flare.results.pooled import with_pooled
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.training.ensemble import Served
-
-
-class TooFewAnswersError(CFLError):
-    """Too many rounds in a row had too few valid results."""
 
 
 class Server:
@@ -83,7 +79,7 @@ class Server:
     ):
         require(bool(participants), "run: there are no participants")
         self.method, self.layout, self.settings, self._logits = method, layout, settings, logits
-        self._complete, self._scored, self._bootstrap = complete, scored, bootstrap
+        self._complete, self._scored, self._bootstrap, self._recorder = complete, scored, bootstrap, recorder
         self.participants, self.state = {p.name: p for p in participants}, state
         require(len(self.participants) == len(participants), "run: two participants have the same name")
         asked = self._asked()
@@ -104,7 +100,6 @@ class Server:
             self.archive.rewind(state.round)
         self.progress = progress or Progress()
         self.rejected = self.progress.rejected
-        self._recorder = recorder
         self.only_train: set[str] = set()
         self._common: list[str] = []
         self._whole: dict[str, Params] = {}
@@ -222,6 +217,11 @@ class Server:
         """The same for all participants of some sites, each site with its reason."""
         for site, reason in reasons.items():
             self.fail(self.hosted_by(site), reason)
+
+    @property
+    def results(self) -> Mapping[str, Result]:
+        """The current round's accepted results by participant, without their updates."""
+        return self._round.results
 
     def finish_round(self) -> RoundMetrics | None:
         """Assigns, averages, and records.

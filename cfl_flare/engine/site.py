@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -179,6 +180,32 @@ class Site:
             )
             self.hosted[data.name] = data
             self.memory.setdefault(data.name, {})
+
+    def tested_on(self, participants: Iterable[ParticipantData]) -> Site:
+        """The same participants with other test samples; their training samples and their models are held once.
+
+        Raises:
+            DataError: samples or labels do not fit the model.
+        """
+        other = copy(self)
+        other.hosted, other._splits, other.memory = {}, {}, dict(self.memory)
+        for data in participants:
+            self._check_fit(data)
+            train, _ = self._splits[data.name]
+            test = Split.of(data.test.x, data.test.y, self.runtime.device, self.runtime.task)
+            other._splits[data.name] = train, test
+            other.hosted[data.name] = replace(data, train=self.hosted[data.name].train)
+        return other
+
+    def with_data_of(self, other: Site) -> Site:
+        """This site with another one's participants: their samples, which are not copied, and its own models.
+
+        What is done there changes none of this one's memories.
+        """
+        found = copy(self)
+        found.hosted, found._splits = other.hosted, other._splits
+        found.memory = {name: self.memory.get(name, {}) for name in other.hosted}
+        return found
 
     def _check_fit(self, data: ParticipantData) -> None:
         module = self.runtime.resident.module.eval()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cfl_flare.flare.controller import ClusteredController
     from cfl_flare.flare.executor import ClusteredExecutor
     from cfl_flare.flare.job.recipe import ClusteredRecipe, simulator
+    from cfl_flare.flare.job.study_recipe import StudyRecipe
     from cfl_flare.flare.persistor import ClusterModelPersistor
 
 _MODULES = {
@@ -23,6 +24,7 @@ _MODULES = {
     "ClusteredExecutor": "executor",
     "ClusteredRecipe": "job.recipe",
     "ClusteringAggregator": "aggregator",
+    "StudyRecipe": "job.study_recipe",
     "simulator": "job.recipe",
 }
 
@@ -39,5 +41,6 @@ __all__ = [
     "ClusteredExecutor",
     "ClusteredRecipe",
     "ClusteringAggregator",
+    "StudyRecipe",
     "simulator",
 ]

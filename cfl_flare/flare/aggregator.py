@@ -34,6 +34,7 @@ from cfl_flare.flare.schema import decode_results
 from cfl_flare.methods import Method, Participant, ServerState, build_method
 from cfl_flare.methods.slots import travelling, with_parts
 from cfl_flare.methods.state import Predict
+from cfl_flare.results.checkpoints import Progress
 from cfl_flare.results.curves import Scored
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import ROUNDS
@@ -132,22 +133,24 @@ class ClusteringAggregator(ModelAggregator):
         self,
         participants: Sequence[Participant],
         settings: ServerSettings,
-        recorder: Recorder,
+        recorder: Recorder | None,
         fl_ctx: FLContext,
         resumed: ServerState | None = None,
         archive: Archive | None = None,
         training: TrainSettings | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Starts the method with these participants, from the beginning or from a resumed state.
 
         Args:
             participants: all of them.
             settings: the schedule.
-            recorder: where results are written.
+            recorder: where results are written; None for nowhere.
             fl_ctx: FLARE's context.
             resumed: the state to resume from.
             archive: where a method that needs it keeps arrays on disk.
             training: how participants train, and what they measure.
+            progress: what the server knew besides the resumed state; None for nothing.
 
         Raises:
             ConfigError: the method cannot be run with them or for the task, or lacks indicator samples.
@@ -165,8 +168,6 @@ class ClusteringAggregator(ModelAggregator):
             logits = self._logits(method, settings.seed, fl_ctx)
         fresh = method.start(initial, [p.name for p in participants])
         if resumed is not None:
-            done, total = resumed.round, settings.num_rounds
-            require(done < total, f"run: resume_from names a run with {done} rounds; num_rounds = {total} adds none")
             for slot, model in fresh.bank.items():
                 fits = slot in resumed.bank and resumed.bank[slot].layout == model.layout
                 require(fits, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
@@ -174,9 +175,9 @@ class ClusteringAggregator(ModelAggregator):
             require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")
         state = resumed or fresh
         complete = division.complete(partial(untrained, partial(self._make_model, fl_ctx), settings.seed, 0))
-        shape, real = score_shape(training, division.whole), not simulated(fl_ctx)
-        scored = Scored.of(shape, task.link, settings.floor.sites, real)
-        more = (recorder, None, logits, archive, complete, scored, training.bootstrap)
+        shape, floor = score_shape(training, division.whole), settings.floor.sites
+        scored = None if shape is None else Scored.of(shape, task.link, floor, not simulated(fl_ctx))
+        more = (recorder, progress, logits, archive, complete, scored, training.bootstrap)
         self.server = Server(method, division.public, participants, settings, state, *more)
 
     def plan(self) -> dict[str, FLModel]:

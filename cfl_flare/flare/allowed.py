@@ -19,6 +19,8 @@ CLASSES = (
     "cfl_flare.flare.egress.EgressFilter",
     "cfl_flare.flare.executor.ClusteredExecutor",
     "cfl_flare.flare.persistor.ClusterModelPersistor",
+    "cfl_flare.flare.study.controller.StudyController",
+    "cfl_flare.flare.study.executor.StudyExecutor",
     "cfl_flare.flare.tracking.ServerRun",
     "cfl_flare.data.hospitals.Heart",
     "cfl_flare.data.hospitals.Stroke",

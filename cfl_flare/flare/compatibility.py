@@ -79,14 +79,14 @@ def check_settings(servers: Mapping[str, Any], own: Mapping[str, Any], place: st
     """Compares the two config files of a job, the server's and the sites'.
 
     Args:
-        servers: the `SHARED` settings in the server's file.
-        own: those in the site's file.
+        servers: the settings in the server's file.
+        own: those in the site's file that must be equal.
         place: the name of this site.
 
     Raises:
         SettingsError: a setting differs; the message names the first one.
     """
-    for name in (key for key in SHARED if key in servers):
+    for name in (key for key in own if key in servers):
         found = _difference(name, unmarked(servers[name]), unmarked(own.get(name)))
         if found is not None:
             where, one, other = found

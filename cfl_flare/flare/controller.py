@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,6 @@ class ClusteredController(PerSiteController):
 
     def run(self) -> None:
         """The whole job: check in, rounds, results."""
-        self.aggregator: ClusteringAggregator = self.get_component(self.aggregator_id)
         try:
             self._begin()
             while self._round():
@@ -90,37 +89,25 @@ class ClusteredController(PerSiteController):
             self.panic(str(error))
 
     def _begin(self) -> None:
-        unused = compatibility.unused_copy(self.fl_ctx)
-        if unused:
-            self.warning(unused)
-        compatibility.check_maker(unmarked(self.made_by or {}), "the server")
-        compatibility.check_known(self._unknown, "controller", "the server")
-        self._schedule = kept(ServerSettings, self, "run")
-        told = unmarked(self.facts or {}).get("training") if self.judge is None else None
-        training = from_dict(TrainSettings, told or {}, "training")
-        training.lr_at(0)  # sites have the same, and of an error say no more than a code
-        if simulated(self.fl_ctx):
-            self._schedule = self._schedule.in_simulation()
-        else:
-            self._schedule = self._schedule.at_real_sites(self.aggregator.merges(self.fl_ctx), self.judge is None)
-            floor, share = self._schedule.floor, self._schedule.max_weight_share
+        self.aggregator: ClusteringAggregator = self.get_component(self.aggregator_id)
+        training = self._check_job()
+        self._schedule = self._scheduled(self.aggregator)
+        floor, share = self._schedule.floor, self._schedule.max_weight_share
+        if not simulated(self.fl_ctx):
             self.info(
                 f"a cluster needs {floor.sites} sites and {floor.samples} training samples; "
                 f"a site has at most {share:.3g} of a cluster's weight"
             )
-        self._own = kept(ControllerSettings, self, "run")
-        self.patience = Patience(self._own.max_missed_tasks)
         persistor: ClusterModelPersistor = self.persistor
         resumed = persistor.open(self.aggregator.division(self.fl_ctx).whole, self.fl_ctx)
-        participants = self._check_in(self._sites()) if self.judge is None else self._connected(self._sites())
-        self.left_out |= dict.fromkeys(self.sites_that_never_came(), "it was not connected when the job started")
-        reasons = "; ".join(f"{site}: {reason}" for site, reason in self.left_out.items())
-        require(bool(participants), f"run: no site can take part: {reasons}")
+        total = self._schedule.num_rounds
+        require(
+            resumed is None or resumed.round < total,
+            f"run: resume_from names a run with {resumed and resumed.round} rounds; num_rounds = {total} adds none",
+        )
+        participants = self._gathered()
         facts = {
-            **(self.facts or {}),
-            **({} if self.aggregator.private is None else {"private": self.aggregator.private}),
-            **({"private_shrinkage": pull} if (pull := self.aggregator.private_shrinkage) else {}),
-            "run": asdict(self._schedule),
+            **self._facts(self.aggregator, self._schedule),
             "name": persistor.run_name,
             "resumed_at": resumed.round if resumed else None,
             "sites_left_out": self.left_out,
@@ -130,11 +117,48 @@ class ClusteredController(PerSiteController):
         self.aggregator.begin(participants, self._schedule, *more)
         label = self.aggregator.running.method.label
         self._recorder.begin(label, self._schedule.num_rounds, self._schedule.early_stopping.named)
-        self.info(f"{len(participants)} participants on {len({p.site for p in participants})} sites")
         if self.judge is not None:
             assign = from_dict(AssignSettings, unmarked(self.judge), "judge")
             self.scripts = Scripts(self.aggregator.running, assign, self._exchange, self.warning, self.site_errors)
             self.scripts.probe()
+
+    def _check_job(self) -> TrainSettings:
+        """Checks the job's software and settings; returns how participants train."""
+        unused = compatibility.unused_copy(self.fl_ctx)
+        if unused:
+            self.warning(unused)
+        compatibility.check_maker(unmarked(self.made_by or {}), "the server")
+        compatibility.check_known(self._unknown, "controller", "the server")
+        told = unmarked(self.facts or {}).get("training") if self.judge is None else None
+        training = from_dict(TrainSettings, told or {}, "training")
+        training.lr_at(0)  # sites have the same, and of an error say no more than a code
+        self._own, self._settings = kept(ControllerSettings, self, "run"), kept(ServerSettings, self, "run")
+        self.patience = Patience(self._own.max_missed_tasks)
+        return training
+
+    def _scheduled(self, aggregator: ClusteringAggregator) -> ServerSettings:
+        """The schedule of a run, with what real hospitals need where it is not a simulation."""
+        if simulated(self.fl_ctx):
+            return self._settings.in_simulation()
+        return self._settings.at_real_sites(aggregator.merges(self.fl_ctx), self.judge is None)
+
+    def _gathered(self) -> list[Participant]:
+        """All participants, of the sites that can take part."""
+        participants = self._check_in(self._sites()) if self.judge is None else self._connected(self._sites())
+        self.left_out |= dict.fromkeys(self.sites_that_never_came(), "it was not connected when the job started")
+        reasons = "; ".join(f"{site}: {reason}" for site, reason in self.left_out.items())
+        require(bool(participants), f"run: no site can take part: {reasons}")
+        self.info(f"{len(participants)} participants on {len({p.site for p in participants})} sites")
+        return participants
+
+    def _facts(self, aggregator: ClusteringAggregator, schedule: ServerSettings) -> dict[str, Any]:
+        """A run's settings, for its summary."""
+        return {
+            **(self.facts or {}),
+            **({} if aggregator.private is None else {"private": aggregator.private}),
+            **({"private_shrinkage": pull} if (pull := aggregator.private_shrinkage) else {}),
+            "run": asdict(schedule),
+        }
 
     def _sites(self) -> list[str]:
         return sorted((client.name for client in self.engine.get_clients()), key=natural)
@@ -172,7 +196,7 @@ class ClusteredController(PerSiteController):
     def _check_in(self, sites: Sequence[str]) -> list[Participant]:
         """Asks sites which participants they host. A site that cannot take part is left out, with its reason."""
         known = len(self._hosting)
-        common: dict[str, Any] = {"sites": known + len(sites), "memory_of": self.persistor.resume_from}
+        common: dict[str, Any] = {"sites": known + len(sites), "memory_of": self._memory_of()}
         self._hosting |= {site: {"index": i, **common} for i, site in enumerate(sites, known)}
         hosted: dict[str, list[Participant]] = {}
         data_config = from_dict(DataConfig, unmarked((self.facts or {}).get("data", {})), "data")
@@ -181,7 +205,7 @@ class ClusteredController(PerSiteController):
         def on_result(result: FLModel) -> bool:
             site = result.meta["client_name"]
             expected = data_config.names_at(site, self._hosting[site]["index"], common["sites"])
-            hosted[site] = decode_check_in(result, site, expected, policy.max_participants)
+            hosted[site] = self._hosted_by(result, site, expected, policy.max_participants)
             return True
 
         rounds, fewest = self._schedule.num_rounds, self._schedule.floor.sites
@@ -192,6 +216,15 @@ class ClusteredController(PerSiteController):
             self.left_out[site] = self.site_errors.get(site, "no result in time")
             self.error(f"{site} is left out: {self.left_out[site]}")
         return [p for site in sites for p in hosted.get(site, [])]
+
+    def _hosted_by(self, result: FLModel, site: str, expected: Collection[str], most: int) -> list[Participant]:
+        """Whom a site hosts, by its answer to the check-in."""
+        return decode_check_in(result, site, expected, most)
+
+    def _memory_of(self) -> str | None:
+        """The run that is resumed."""
+        name: str | None = self.persistor.resume_from
+        return name
 
     def _shared(self) -> dict[str, Any]:
         """The settings that the sites must share; see `cfl_flare.flare.compatibility.SHARED`."""
@@ -213,27 +246,9 @@ class ClusteredController(PerSiteController):
         self.event(AppEventType.BEFORE_AGGREGATION)
         metrics = self.aggregator.aggregate_model()
         if metrics.metrics:
-            self.set_fl_context(metrics)
-            self.fire_event_with_data(
-                AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, metrics
-            )
-            track(self, metrics.metrics, metrics.current_round)
-            name = f"served_{server.metric.name}"
-            value = metrics.metrics.get(name)
-            shown = "not measured" if value is None else f"{name} = {value:.4f}"
-            self.info(f"round {metrics.current_round} of {self._schedule.num_rounds}: {shown}")
+            self._announce(metrics)
         if last:
-            server.close({"sites_left_out": self.left_out})
-            if metrics.metrics:
-                track(self, bounds(self._recorder.intervals), metrics.current_round)
-            if server.small_clusters:
-                floor = self._schedule.floor
-                self.warning(
-                    f"clusters {server.small_clusters} have fewer than {floor.sites} sites or {floor.samples} samples, "
-                    "whose data they reveal"
-                )
-            self._draw()
-            self.info(f"results: {Path(self.get_run_dir()) / RESULTS}")
+            self._close(metrics)
             return False
         self.save_state()
         self.info(f"round {number} of {self._schedule.num_rounds} is done")
@@ -244,14 +259,48 @@ class ClusteredController(PerSiteController):
         self.event(AppEventType.ROUND_DONE)
         return True
 
+    def _announce(self, metrics: FLModel) -> None:
+        """Tells FLARE's other components, experiment tracking and the log what a round measured."""
+        self.set_fl_context(metrics)
+        self.fire_event_with_data(AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, metrics)
+        track(self, metrics.metrics, metrics.current_round)
+        self._log_metric(metrics)
+
+    def _log_metric(self, metrics: FLModel) -> None:
+        name = f"served_{self.aggregator.running.metric.name}"
+        value = metrics.metrics.get(name)
+        shown = "not measured" if value is None else f"{name} = {value:.4f}"
+        self.info(f"round {metrics.current_round} of {self._schedule.num_rounds}: {shown}")
+
+    def _close(self, metrics: FLModel) -> None:
+        """Writes the run's results, after the exchange that only measured."""
+        server, floor = self.aggregator.running, self._schedule.floor
+        server.close({"sites_left_out": self.left_out})
+        if metrics.metrics:
+            track(self, bounds(self._recorder.intervals), metrics.current_round)
+        if server.small_clusters:
+            self.warning(
+                f"clusters {server.small_clusters} have fewer than {floor.sites} sites or {floor.samples} samples, "
+                "whose data they reveal"
+            )
+        self._draw()
+        self.info(f"results: {Path(self.get_run_dir()) / RESULTS}")
+
     def _ask(self) -> bool:
         """Sends each site its task and takes its results. False if the job was aborted."""
         tasks = self.aggregator.plan()
         for site, data in tasks.items():
-            data.meta[wire.META].update(self._hosting[site])
-        went = self.exchange(wire.TRAIN_TASK, tasks, self._own.task_timeout, self.aggregator.accept_model)
+            data.meta[wire.META].update(self._told(site))
+        went = self.exchange(wire.TRAIN_TASK, tasks, self._own.task_timeout, self._accept)
         self.aggregator.running.fail_sites(self.site_errors)
         return went
+
+    def _told(self, site: str) -> dict[str, Any]:
+        """What a site's task says beside what it asks."""
+        return self._hosting[site]
+
+    def _accept(self, result: FLModel) -> bool:
+        return self.aggregator.accept_model(result)
 
     def _draw(self) -> None:
         """Draws the run's figures and writes its report; either can be made later from the results."""
@@ -262,6 +311,10 @@ class ClusteredController(PerSiteController):
             draw(load_run(folder))
         except (ImportError, FileError) as error:
             self.warning(f"no figures: {error}; 'cfl-flare show' draws them from the results")
+        self._write_page(folder)
+
+    def _write_page(self, folder: Path) -> None:
+        """Writes the report of a run's or a study's folder."""
         try:
             from cfl_flare.report.html.write import try_to_write
         except ImportError as error:

@@ -65,8 +65,8 @@ class EgressFilter(Filter):
             ``bootstrap`` all metrics on the draws of the test split.
         round_to: the other metrics are rounded to multiples of this, such as 0.05, and no draws are sent; None sends
             them as they are.
-        samples_step: counts of training samples are rounded to multiples of this, at least one; averages weight the
-            site by the rounded count.
+        samples_step: counts of training samples, and of those that a study measures on, are rounded to multiples of
+            this, at least one; averages weight the site by the rounded count.
     """
 
     def __init__(self, withhold: list[str] | None = None, round_to: float | None = None, samples_step: int = 1):
@@ -94,6 +94,8 @@ class EgressFilter(Filter):
             return shareable
         for participant in content.get("participants", []):
             participant["samples"] = self._coarse(participant["samples"])
+        for counts in content.get("splits", {}).values():  # of a study: how many samples it measures on
+            counts.update({split: self._coarse(count) if count else 0 for split, count in counts.items()})
         for said in content.get("results", {}).values():
             said["metrics"] = self._allowed(said["metrics"])
             if "cross" in said:

@@ -23,6 +23,8 @@ from cfl_flare.results.bootstrap import PERCENTILES, interval
 TIMES = 10_000
 # With fewer patients, draws of them say too little of others to call a difference.
 FEWEST_TESTED = 20
+# No hospital has more; a measure may have a spread that asks for any number.
+MOST_TESTED = 10**9
 ALPHA = 0.05
 GAINS, LOSES, CHANCE, UNKNOWN = "gains", "loses", "within chance", "cannot tell"
 
@@ -32,14 +34,14 @@ class AtHospital:
     """What one hospital measured of one way to train.
 
     Attributes:
-        samples: its training samples: its weight in a mean.
+        samples: its training samples, or as many of them as count: its weight in a mean.
         tested: samples that were measured.
         draw: two ways to train have it in common if they were measured on the same draws.
         value: on the split itself.
         draws: ``(draws,)`` float64, on draws of the split; NaN where the measure is not defined.
     """
 
-    samples: int
+    samples: float
     tested: int
     draw: int
     value: float
@@ -96,6 +98,17 @@ class Gain:
 def mean_of(found: Measured) -> float:
     """The mean over hospitals, weighted by training samples."""
     return float(np.average([one.value for one in found.values()], weights=[one.samples for one in found.values()]))
+
+
+def shared_by_all(found: Mapping[str, Measured]) -> dict[str, Measured]:
+    """What the hospitals measured that measured all of some ways to train: their means can be ranked.
+
+    As it is if there is no such hospital.
+    """
+    names = set.intersection(*(set(measured) for measured in found.values())) if found else set()
+    if not names:
+        return dict(found)
+    return {way: {name: one for name, one in measured.items() if name in names} for way, measured in found.items()}
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -187,7 +200,8 @@ def _said(gain: float, drawn: np.ndarray | None, tested: int, p: float | None, m
     half = (high - low) / 2
     if p is not None and half <= margin:
         return Gain(gain, low, high, p, CHANCE)
-    return Gain(gain, low, high, p, UNKNOWN, max(FEWEST_TESTED, int(np.ceil(tested * (half / margin) ** 2))))
+    needed = min(tested * (half / margin) ** 2, MOST_TESTED)
+    return Gain(gain, low, high, p, UNKNOWN, max(FEWEST_TESTED, int(np.ceil(needed))))
 
 
 def _apart(one: Measured, other: Measured, mode: str) -> dict[str, tuple[float, np.ndarray | None]]:

@@ -64,6 +64,10 @@ class Store:
                 f"{self.folder} is in use by another run of this name; give this run another run_name"
             ) from error
 
+    def unlock(self) -> None:
+        """Gives the store to others before this process ends."""
+        self._lock.close()
+
     def keep_previous(self) -> None:
         """Moves the versions of an earlier run of this name to ``previous``, in place of those before it."""
         if not list(self.folder.glob("round-*")):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cfl_flare.core.errors import ConfigError, FileError
-from cfl_flare.core.files import read_json
+from cfl_flare.core.files import below, read_json
 from cfl_flare.results.schema import Fits, checked, each, flag, maybe, named, number, record, settings, text, whole
 
 STUDY, VERSION = "study.json", 1
@@ -82,3 +82,16 @@ def load_study(folder: str | Path) -> dict[str, Any]:
         return checked(content, str(path), FIELDS)
     except FileError as error:
         raise ConfigError(f"{error}; start the study again in a new folder") from error
+
+
+def find_study(folder: str | Path) -> Path | None:
+    """The folder of the only study in or below a folder; None if there is none.
+
+    Raises:
+        ConfigError: there are several.
+        FileError: there are too many files to look at.
+    """
+    found = sorted(path.parent for path in below(Path(folder)) if path.name == STUDY)
+    if len(found) > 1:
+        raise ConfigError(f"{folder} holds several studies: {', '.join(map(str, found))}; name one")
+    return found[0] if found else None

@@ -27,6 +27,7 @@ from cfl_flare.results.comparison import (
     gains,
     holm,
     mean_of,
+    shared_by_all,
 )
 
 # With fewer hospitals, an interval over them says little of others.
@@ -245,8 +246,8 @@ def preferred(
     The rule of one standard error (Breiman et al. 1984, sec. 3.4.3) with the interval of the difference in place of the
     error. Fewer clusters are simpler, then no private layers; of those that are as simple, the best.
     """
-    sign = 1 if mode == "max" else -1
-    means = {one.name: sign * mean_of(validated[one.name]) for one in entrants}
+    sign, known = (1 if mode == "max" else -1), shared_by_all({one.name: validated[one.name] for one in entrants})
+    means = {name: sign * mean_of(measured) for name, measured in known.items()}
     ranked = sorted(entrants, key=lambda one: -means[one.name])
     alike = ranked[:1]
     alike += [

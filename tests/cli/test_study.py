@@ -4,11 +4,17 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from cfl_flare.cli import main
+from cfl_flare.core.config import unmarked
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.flare.allowed import CLASSES
+from cfl_flare.models import MLP
 from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.store import Store
 from cfl_flare.results.study import load_study
 
 WORDS = ["study", "--participants", "6", "--partition", "iid", "--rounds", "2", "--rungs", "1", "--bootstrap", "50"]
@@ -68,6 +74,11 @@ def test_a_study_goes_on_after_an_interruption(cfl, tmp_path, monkeypatch):
     monkeypatch.setattr(InProcess, "train", interrupted)
     assert cfl(*WORDS, "--out", str(tmp_path / "broken"))[0] == 130
     assert load_study(tmp_path / "broken")["verdict"] is None
+    elsewhere = Store(tmp_path / "broken" / "checkpoints")
+    elsewhere.lock()
+    status, _, error = cfl(*WORDS, "--out", str(tmp_path / "broken"))
+    assert status == 2 and "study: another process works in" in error and "name a new folder" in error
+    elsewhere.unlock()
     monkeypatch.setattr(InProcess, "train", lambda self, c, r: (asked.append(c.name), usual(self, c, r))[1])
     assert cfl(*WORDS, "--out", str(tmp_path / "broken"))[0] == 0
     assert cfl(*WORDS, "--out", str(tmp_path / "whole"))[0] == 0
@@ -125,3 +136,87 @@ def test_what_a_foreign_study_says_is_no_command_for_the_terminal(tmp_path):
     for table in (candidates_table(study), hospitals_table(study)):
         console.print(table)
     assert "\x1b" not in console.export_text(styles=False)
+
+
+# ---- As a job for real sites ----
+
+MODEL = "mlp:input_shape=[1,8,8],num_classes=10"
+
+
+def configs(folder: Path) -> tuple[dict, dict]:
+    """The arguments of an exported job's controller and executor."""
+    server, client = (
+        json.loads((folder / "app" / "config" / f"config_fed_{side}.json").read_text()) for side in ("server", "client")
+    )
+    return server["workflows"][0], client["executors"][0]["executor"]
+
+
+def test_a_study_is_written_as_one_job(cfl, tmp_path):
+    words = ["study", "--job", str(tmp_path), "--name", "ward", "--min-clients", "4", "--model", MODEL, "--rounds", "7"]
+    status, printed, error = cfl(*words, "--method", "ifca:k=2", "--margin", "0.1", "--task-timeout", "60")
+    assert status == 0, error
+    assert f"nvflare job submit -j {tmp_path / 'ward'}" in " ".join(printed.split())
+    controller, executor = configs(tmp_path / "ward")
+    assert controller["path"] in CLASSES and executor["path"] in CLASSES
+    server, site = unmarked(controller["args"]), unmarked(executor["args"])
+    assert server["study"] == {"rungs": 3, "minutes": None, "margin": 0.1}
+    assert server["num_rounds"] == site["num_rounds"] == 7 and server["task_timeout"] == 60
+    assert server["more"] == site["more"] and [one["method"] for one in site["more"]] == ["ifca"]
+    assert server["facts"] == {"data": site["data"], "training": site["training"]}
+    assert site["data"]["measured_on"] == "validation" and site["training"]["bootstrap"] == 200
+    assert site["source"]["class_path"].endswith(".SiteData")
+    assert server["run_name"] == site["run_name"] == "ward" and "resume_from" not in server
+    assert json.loads((tmp_path / "ward" / "meta.json").read_text())["min_clients"] == 4
+    assert not {"method", "private", "aggregator_id"} & {*server, *site}
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--min-clients", "3"], "--min-clients is of a job for real sites; give --job DIR with it, or leave it out"),
+        (["--resume-from", "a"], "--resume-from is of a job for real sites; give --job DIR"),
+        (["--job", "jobs", "--out", "x"], "--out is where a study on this machine goes; with --job, leave it out"),
+        (["--job", "jobs", "--validation", "0"], "study: validation = 0.0 sets no samples aside"),
+        (["--job", "jobs", "--bootstrap", "0"], "study: bootstrap = 0 leaves differences without intervals"),
+        (["--job", "jobs", "--rounds", "1"], "study: rounds = 1 is spent"),
+        (["--job", "jobs", "--name", "a/b"], "--name = 'a/b' should be letters"),
+        (["--job", "jobs", "--rungs", "0"], "study: rungs = 0 should be in [1, 8]"),
+        (["--job", "jobs", "--method", "fedavg"], "--method fedavg is a candidate already; leave it out"),
+        (["--job", ".", "--name", "taken"], "taken' is not an empty folder; name a new one"),
+        (["--job", "jobs", "--patience", "2"], "unrecognized arguments: --patience 2"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused_before_anything_is_written(cfl, tmp_path, monkeypatch, words, why):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "meta.json").touch()
+    before = sorted(tmp_path.rglob("*"))
+    status, printed, error = cfl("study", "--model", MODEL, *words)
+    assert status == 2 and why in error and not printed and len(error.splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["private", "patience", "stop_cond", "initial_ckpt", "train_script", "measured_on"])
+def test_a_recipe_takes_no_setting_of_a_single_run(name):
+    from cfl_flare import Digits, StudyRecipe
+
+    settings = {"num_rounds": 4, "min_clients": 2, "validation": 0.25, "training": {"bootstrap": 50}}
+    with pytest.raises(ConfigError, match=f"study: {name} cannot be set for the candidates of a study; leave it out"):
+        StudyRecipe(model=MLP([1, 8, 8], 10), data=Digits(), **settings, **{name: "x"})
+
+
+def test_show_prints_a_study_again_and_one_without_a_verdict(cfl, tmp_path):
+    out = tmp_path / "job" / "workspace" / "cfl"
+    status, printed, _ = cfl(*WORDS, "--out", str(out))
+    assert status == 0
+    status, again, error = cfl("show", str(tmp_path / "job"))
+    assert status == 0 and not error
+    tables = printed[printed.index("candidates") :]
+    assert again == tables[: tables.index("results: ")]
+    study = load_study(out)
+    (out / "study.json").write_text(json.dumps({**study, "version": 1, "verdict": None, "rungs": []}))
+    status, begun, error = cfl("show", str(out))
+    assert status == 0 and "no verdict yet: the study was interrupted" in begun
+    (tmp_path / "job" / "study.json").write_text((out / "study.json").read_text())
+    status, _, error = cfl("show", str(tmp_path / "job"))
+    assert status == 2 and "holds several studies" in error

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import cfl_flare.engine.spool
-from cfl_flare.core.errors import ConfigError, PayloadError
+from cfl_flare.core.errors import ConfigError, PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Params
-from cfl_flare.engine.server import Server, ServerSettings, TooFewAnswersError, count_of
+from cfl_flare.engine.server import Server, ServerSettings, count_of
 from cfl_flare.engine.site import Result
 from cfl_flare.methods import IFCA, FedAvg, Participant, Update, WeCFL
 from tests.tiny import LAYOUT, coin, initial, update

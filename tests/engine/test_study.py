@@ -164,6 +164,46 @@ def test_hospitals_keep_normalisation_or_else_biases_if_the_method_lets_them():
     assert (entrant.name, entrant.title) == ("wecfl-k3-norm", "wecfl (K=3) with private norm layers")
 
 
+class Missing(Fake):
+    """At some of the hospitals, a candidate is not measured."""
+
+    def __init__(self, gone: dict[str, set[str]], **more):
+        super().__init__(VALUES, **more)
+        self.gone = gone
+
+    def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
+        found = super().measured(candidate, rounds, split)
+        return {name: one for name, one in found.items() if name not in self.gone.get(candidate.name, ())}
+
+
+def test_means_are_ranked_over_the_hospitals_that_measured_all():
+    """K = 2 is better than K = 3 wherever both are measured; at the hospital where K = 3 is not, all are bad."""
+
+    class Hard(Missing):
+        def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
+            found = dict(super().measured(candidate, rounds, split))
+            return {n: replace(one, value=0.1, draws=SHARED + 0.1) if n == "h0" else one for n, one in found.items()}
+
+    values = {**VALUES, "wecfl-k2": 0.95, "wecfl-k4": 0.3}
+    fake = Hard({"wecfl-k3": {"h0"}, "wecfl-k2-bias": {"h0"}})
+    fake.validation = {**values, "wecfl-k2-bias": 0.8}
+    study = Study(fake, TWO, StudySettings(rungs=1))
+    study.run()
+    assert study.journal.rungs[0].means == pytest.approx({n: fake.validation[n] for n in study.journal.rungs[0].means})
+    assert "wecfl-k2-bias" in study.journal.rungs[0].means  # of the best number, K = 2
+
+
+def test_a_candidate_that_half_of_the_hospitals_measured_is_dropped_and_a_baseline_ends_the_study():
+    names = list(Fake(VALUES).measured(TWO[0], 4, "validation"))
+    half = set(names[: (len(names) + 1) // 2])
+    study = Study(Missing({"wecfl-k4": half}), TWO, StudySettings(rungs=1))
+    verdict = study.run()
+    why = f"it failed: {len(names) - len(half)} of {len(names)} hospitals measured it"
+    assert study.journal.rungs[0].dropped == {"wecfl-k4": why} and "wecfl-k4" not in verdict.tested
+    with pytest.raises(RunFailedError, match="no hospital measured both local and fedavg"):
+        Study(Missing({"local": half, "fedavg": {*names} - half}), TWO, StudySettings(rungs=1)).run()
+
+
 # ---- In this process ----
 
 

@@ -63,6 +63,10 @@ def test_the_answer_to_the_first_task_is_coarse_too():
     hosted = {"participants": [{"name": "a", "samples": 137, "group": None}]}
     found = EgressFilter(samples_step=100).process(wire.to_shareable({}, hosted), FLContext())
     assert wire.content_of(from_shareable(found).meta)["participants"][0]["samples"] == 100
+    counts = {**hosted, "splits": {"a": {"validation": 160, "test": 0}, "b": {"validation": 3, "test": 220}}}
+    found = EgressFilter(samples_step=100).process(wire.to_shareable({}, counts), FLContext())
+    coarse = {"a": {"validation": 200, "test": 0}, "b": {"validation": 100, "test": 200}}
+    assert wire.content_of(from_shareable(found).meta)["splits"] == coarse
 
 
 @pytest.mark.parametrize("params", [{"w": np.ones(2)}, None])

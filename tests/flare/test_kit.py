@@ -19,6 +19,8 @@ from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.kit import code_carriers, preparation
 from cfl_flare.flare.policy import Policy
 from cfl_flare.flare.rejoin import Rejoin
+from cfl_flare.flare.study.controller import StudyController
+from cfl_flare.flare.study.executor import StudyExecutor
 from cfl_flare.flare.tracking import ServerRun
 from cfl_flare.models import MODELS, NamedArrays
 from tests.flare.kits import context
@@ -26,6 +28,7 @@ from tests.flare.kits import kit as prepared
 
 OURS = list(CLASSES)
 COMPONENTS = (ClusteredController, ClusteredExecutor, ClusteringAggregator, ClusterModelPersistor)
+STUDY = (StudyController, StudyExecutor)
 
 
 def kit(folder: Path, **content) -> Path:
@@ -64,7 +67,9 @@ def test_a_list_that_allows_all_of_cfl_flare_is_narrowed(tmp_path, wide):
 
 def test_the_list_has_each_class_that_a_job_may_name_and_no_function():
     found = {f"{cls.__module__}.{cls.__qualname__}" for cls in (*SOURCES.values(), *MODELS.values())}
-    found |= {f"{cls.__module__}.{cls.__qualname__}" for cls in (*COMPONENTS, EgressFilter, NamedArrays, ServerRun)}
+    found |= {
+        f"{cls.__module__}.{cls.__qualname__}" for cls in (*COMPONENTS, *STUDY, EgressFilter, NamedArrays, ServerRun)
+    }
     assert found == set(CLASSES) and len(CLASSES) == len(found)
 
 

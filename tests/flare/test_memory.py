@@ -8,8 +8,8 @@ import pytest
 
 from cfl_flare.core.private import Division
 from cfl_flare.engine.site import Result, Site, Task
-from cfl_flare.flare import executor as module
-from cfl_flare.flare.executor import ClusteredExecutor
+from cfl_flare.flare import site_run as module
+from cfl_flare.flare.site_run import SiteRun
 from cfl_flare.methods import FedAvg, Local, Update, build_method
 from cfl_flare.results.history import Note, read_notes
 from cfl_flare.results.store import Store
@@ -24,75 +24,93 @@ def stores(tmp_path, monkeypatch):
     return tmp_path
 
 
-def started() -> tuple[ClusteredExecutor, Site]:
+def started() -> tuple[SiteRun, Site]:
     site = Site(Local(), Coin, TrainSettings(), seed=0)
     site.hosted = {"a": None, "b": None}  # type: ignore[dict-item]
-    return ClusteredExecutor({}, {}, {}, {}, {}, run_name="run"), site
+    return SiteRun(site, "run", {}, SimpleNamespace()), site
 
 
-def recalled(executor: ClusteredExecutor, site: Site, number: int, run: str = "run") -> dict:
-    executor._recall(number, site, run, None)
+def recalled(run: SiteRun, site: Site, number: int, name: str = "run") -> dict:
+    run.recall(number, name, None)
     return {name: {what: p.vector.tolist() for what, p in own.items()} for name, own in site.memory.items()}
 
 
 def test_a_site_that_had_nothing_to_do_keeps_its_memory(stores):
-    executor, site = started()
-    assert recalled(executor, site, 0) == {"a": {}, "b": {}}
+    run, site = started()
+    assert recalled(run, site, 0) == {"a": {}, "b": {}}
     site.memory["a"]["model"] = coin(1, 2)
-    executor._remember(1, site)
+    run.remember(1)
     known = {"a": {"model": [1, 2]}, "b": {}}
-    assert recalled(executor, site, 1) == known
-    assert recalled(executor, site, 5) == known  # rounds 1 to 4 asked others
+    assert recalled(run, site, 1) == known
+    assert recalled(run, site, 5) == known  # rounds 1 to 4 asked others
     again = started()
     assert recalled(*again, 5) == known  # a process of its own for the task
 
 
 def test_a_resumed_run_reads_the_round_that_it_goes_on_from(stores):
-    executor, site = started()
-    recalled(executor, site, 0)
+    run, site = started()
+    recalled(run, site, 0)
     for number in (1, 2):
         site.memory["a"]["model"] = coin(number, 0)
-        executor._remember(number, site)
+        run.remember(number)
     assert recalled(*started(), 1) == {"a": {"model": [1, 0]}, "b": {}}
     assert recalled(*started(), 2) == {"a": {"model": [2, 0]}, "b": {}}
     assert recalled(*started(), 0) == {"a": {}, "b": {}}
+
+
+def test_a_process_of_a_resumed_run_that_is_started_again_goes_on_from_its_own_memory(stores):
+    run, site = started()
+    recalled(run, site, 0)
+    site.memory["a"]["model"] = coin(1, 1)
+    run.remember(1)
+
+    def resumed() -> tuple[SiteRun, Site]:
+        again, its = started()
+        again.name = "again"
+        return again, its
+
+    run, site = resumed()
+    assert recalled(run, site, 1, "run") == {"a": {"model": [1, 1]}, "b": {}}
+    site.memory["a"]["model"] = coin(2, 2)
+    run.remember(2)
+    assert recalled(*resumed(), 2, "run") == {"a": {"model": [2, 2]}, "b": {}}
+    assert recalled(*resumed(), 1, "run") == {"a": {"model": [1, 1]}, "b": {}}
 
 
 def test_another_method_gets_no_memory(stores, caplog):
     """Ditto's personal model never leaves; CGPFL sends the model that it finds under that name."""
     layout = {"resident": SimpleNamespace(layout=coin(0, 0).layout), "division": Division.of(Coin(), None)}
 
-    def process(method: dict) -> tuple[ClusteredExecutor, Site]:
-        executor, site = started()
+    def process(method: dict) -> tuple[SiteRun, Site]:
+        run, site = started()
         site.method, site.runtime = build_method(method), SimpleNamespace(**layout)
-        return executor, site
+        return run, site
 
-    executor, site = process({"method": "ditto"})
-    recalled(executor, site, 0)
+    run, site = process({"method": "ditto"})
+    recalled(run, site, 0)
     site.memory["a"]["personal"] = coin(7, 7)
-    executor._remember(1, site)
+    run.remember(1)
     assert recalled(*process({"method": "ditto"}), 1)["a"] == {"personal": [7, 7]}
-    executor, site = process({"method": "cgpfl", "k": 2})
-    executor.log_warning = lambda fl_ctx, text: caplog.records.append(text)  # type: ignore[method-assign]
-    assert recalled(executor, site, 1)["a"] == {}
+    run, site = process({"method": "cgpfl", "k": 2})
+    run._log.log_warning = lambda fl_ctx, text: caplog.records.append(text)
+    assert recalled(run, site, 1)["a"] == {}
     assert "run 'run' was of method ditto, and this job is of cgpfl" in caplog.records[-1]
 
 
 def test_a_job_with_other_private_layers_gets_no_memory(stores, caplog):
     """What a run kept for itself could leave by a job that names less of it."""
 
-    def process(private: str | None, pull: float = 0.0) -> tuple[ClusteredExecutor, Site]:
+    def process(private: str | None, pull: float = 0.0) -> tuple[SiteRun, Site]:
         site = Site(FedAvg(), Biased, TrainSettings(), seed=0, private=private, private_shrinkage=pull)
         site.hosted = {"a": None}  # type: ignore[dict-item]
-        executor = ClusteredExecutor({}, {}, {}, {}, {}, run_name="run", private=private)
-        executor.log_warning = lambda fl_ctx, text: caplog.records.append(text)  # type: ignore[method-assign]
-        return executor, site
+        run = SiteRun(site, "run", {}, SimpleNamespace(log_warning=lambda fl_ctx, text: caplog.records.append(text)))
+        return run, site
 
-    executor, site = process("bias")
-    recalled(executor, site, 0)
+    run, site = process("bias")
+    recalled(run, site, 0)
     kept = site.runtime.first_private
     site.memory["a"][PRIVATE] = kept
-    executor._remember(1, site)
+    run.remember(1)
     assert recalled(*process("bias"), 1)["a"] == {PRIVATE: kept.vector.tolist()}
     assert not caplog.records
     for other in (None, "weight"):
@@ -103,28 +121,27 @@ def test_a_job_with_other_private_layers_gets_no_memory(stores, caplog):
 
 
 def test_a_job_with_another_shrinkage_gets_no_memory(stores, caplog):
-    def process(pull: float) -> tuple[ClusteredExecutor, Site]:
+    def process(pull: float) -> tuple[SiteRun, Site]:
         site = Site(FedAvg(), Biased, TrainSettings(), seed=0, private="bias", private_shrinkage=pull)
         site.hosted = {"a": None}  # type: ignore[dict-item]
-        executor = ClusteredExecutor({}, {}, {}, {}, {}, run_name="run", private="bias", private_shrinkage=pull)
-        executor.log_warning = lambda fl_ctx, text: caplog.records.append(text)  # type: ignore[method-assign]
-        return executor, site
+        run = SiteRun(site, "run", {}, SimpleNamespace(log_warning=lambda fl_ctx, text: caplog.records.append(text)))
+        return run, site
 
-    executor, site = process(2.0)
-    recalled(executor, site, 0)
+    run, site = process(2.0)
+    recalled(run, site, 0)
     site.memory["a"][PRIVATE] = site.runtime.untrained(0).take(site.runtime.division.private)
-    executor._remember(1, site)
+    run.remember(1)
     assert recalled(*process(2.0), 1)["a"].keys() == {PRIVATE}
     assert recalled(*process(3.0), 1)["a"] == {}
     assert "run 'run' had private_shrinkage = 2.0 and this job has 3.0; resume it with the same" in caplog.records[-1]
 
 
 def test_a_site_keeps_what_it_measured_each_round(stores):
-    executor, _ = started()
+    run, _ = started()
     update = Update("a", 3, {"cluster-1": coin(1, 2)})
     tasks = {"a": Task(("cluster-1",), True, True), "b": Task(("cluster-0", "global"), True, False)}
     results = [Result("a", update, {"served_accuracy": 0.5}), Result("b", error="memory")]
-    executor._note(0, tasks, results, False, True, None)
+    run.note(0, tasks, results, False, True, None)
     folder = stores / "run" / "site"
     assert read_notes(folder) == [
         Note(0, "a", ["cluster-1"], True, None, {"served_accuracy": 0.5}),
@@ -133,8 +150,8 @@ def test_a_site_keeps_what_it_measured_each_round(stores):
 
 
 def test_a_history_that_cannot_be_written_fails_no_round(stores, caplog):
-    executor, _ = started()
-    executor.log_info = executor.log_error = lambda fl_ctx, text: caplog.records.append(text)
+    run, _ = started()
+    run._log.log_info = run._log.log_error = lambda fl_ctx, text: caplog.records.append(text)
     (stores / "run").write_text("a file where the folder should be")
-    executor._note(0, {}, [], False, True, None)
+    run.note(0, {}, [], False, True, None)
     assert caplog.records[0] == "round 0: its history failed: file"

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import cfl_flare.engine.spool
 from cfl_flare.clustering.agglomerative import decomposed_cosines
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.errors import ConfigError, TooFewAnswersError
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
-from cfl_flare.engine.server import ServerSettings, TooFewAnswersError
+from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import FLHC, Ensemble, FedAvg, FedGroup, Method, Proximal, build_method, describe_method
 from cfl_flare.methods.state import Assignment, ServerState, Update
 from cfl_flare.report.figures import draw

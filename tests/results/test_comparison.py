@@ -18,6 +18,7 @@ from cfl_flare.results.comparison import (
     gains,
     holm,
     mean_of,
+    shared_by_all,
     two_stage,
 )
 
@@ -161,3 +162,18 @@ def test_turned_around_a_difference_changes_its_sign(rows):
     assert found.gain == pytest.approx(-back.gain) and found.p == pytest.approx(back.p)
     assert (found.low, found.high) == (pytest.approx(-back.high), pytest.approx(-back.low))
     assert found.low - 1e-9 <= found.gain + 1e-9 and min(a - b for a, b, _ in rows) - 1e-9 <= found.low
+
+
+def test_means_are_over_the_hospitals_that_measured_all_ways():
+    one = {"a": at(0.9, [0.9]), "b": at(0.5, [0.5], samples=3), "c": at(0.1, [0.1])}
+    other = {"a": at(0.8, [0.8]), "b": at(0.4, [0.4], samples=3)}
+    means = {name: mean_of(found) for name, found in shared_by_all({"one": one, "other": other}).items()}
+    assert means == pytest.approx({"one": (0.9 + 3 * 0.5) / 4, "other": (0.8 + 3 * 0.4) / 4})
+    apart = {"one": {"a": one["a"]}, "other": {"b": other["b"]}}
+    assert shared_by_all(apart) == apart and shared_by_all({}) == {}
+
+
+def test_what_a_hospital_would_need_stays_a_number_whatever_its_measures_are():
+    far = {"a": at(0.0, [-1e12, 1e12] * 25)}
+    near = {"a": at(0.0, [0.0] * 50)}
+    assert gains(far, near)["a"].needed == 10**9

@@ -10,15 +10,18 @@ from typing import Any
 
 from torch import nn
 
-from cfl_flare.core.config import require
+from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.private import Division
 from cfl_flare.engine.private import check_private
 from cfl_flare.methods import FedAvg, Local, Method, WeCFL, describe_method
 from cfl_flare.methods.auto_k import AutoK
+from cfl_flare.results.study import SEARCH
 from cfl_flare.results.verdict import Entrant
 
 ALONE, ONE_MODEL = "local", "fedavg"
+# The most clusters that are looked for.
+MOST = 10
 # Rounds of FedAvg in which the number of clusters is looked for.
 WARMUP = 5
 TITLES = {ALONE: "each hospital alone", ONE_MODEL: "one model for all"}
@@ -111,6 +114,33 @@ def clustered_candidates(found: int, participants: int, taken: Sequence[Candidat
     return [one for k in numbers if (one := named(WeCFL(k=k))).name not in names]
 
 
-def search_method(rounds: int) -> AutoK:
+def search_rounds(rounds: int) -> int:
+    """In how many rounds the number of clusters is looked for, in a study of so many."""
+    return max(1, min(WARMUP, rounds // 2))
+
+
+def search_candidate(rounds: int) -> Candidate:
     """What looks for the number of clusters in a study of so many rounds."""
-    return AutoK(base=WeCFL(k=10), warmup=max(1, min(WARMUP, rounds // 2)))
+    return Candidate(SEARCH, AutoK(base=WeCFL(k=MOST), warmup=search_rounds(rounds)))
+
+
+def every_candidate(module: nn.Module, rounds: int, more: Sequence[Method] = ()) -> dict[str, Candidate]:
+    """All that a study may train, by name, whatever it finds; a site knows them before the server names one.
+
+    Args:
+        module: the model.
+        rounds: of a whole run.
+        more: methods of the user's.
+
+    Raises:
+        ConfigError: one of them is a candidate anyway, or given twice, or its name cannot be a folder's.
+    """
+    found = [search_candidate(rounds), *first_candidates(module, more)]
+    names = [one.name for one in found]
+    found += [one for k in range(2, MOST + 2) if (one := named(WeCFL(k=k))).name not in names]
+    for base in found[1:]:
+        layers = private_layers(module, base.method) if base.method.clusters and base.private is None else None
+        found += [] if layers is None else [base.with_private(layers)]
+    for one in found:
+        check_run_name(one.name, "the name of a candidate")
+    return {one.name: one for one in found}

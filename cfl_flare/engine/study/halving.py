@@ -12,17 +12,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from cfl_flare.core.errors import CFLError, ConfigError
+from cfl_flare.core.errors import AbortedError, CFLError, ConfigError, RunFailedError
 from cfl_flare.core.text import plain
 from cfl_flare.engine.study.candidates import ALONE, ONE_MODEL, Candidate, clustered_candidates
 from cfl_flare.engine.study.settings import StudySettings
-from cfl_flare.results.comparison import Measured, difference, mean_of
+from cfl_flare.results.comparison import Measured, difference, mean_of, shared_by_all
 from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.verdict import Verdict, decide
 
-VALIDATION, TEST = "validation", "test"
+VALIDATION: Final = "validation"
+TEST: Final = "test"
 
 
 class Trainer(Protocol):
@@ -30,13 +31,16 @@ class Trainer(Protocol):
 
     Attributes:
         metric: by which they are compared.
-        participants: how many hospitals there are.
         rounds: of a whole run.
     """
 
     metric: Metric
-    participants: int
     rounds: int
+
+    @property
+    def participants(self) -> int:
+        """How many hospitals there are."""
+        ...
 
     def search(self) -> tuple[int, int]:
         """The number of clusters that was found, and in how many rounds."""
@@ -197,8 +201,9 @@ class Study:
             if private is not None:
                 left.append(private)
                 self._train(private, rounds, found, dropped)
-        self._validated = found
-        means = {name: mean_of(measured) for name, measured in found.items()}
+        dropped |= self._too_few(found)
+        found = {name: measured for name, measured in found.items() if name not in dropped}
+        self._validated, means = found, self._means(found)
         if not last:
             dropped |= self._worse(found, means)
         for name, why in dropped.items():
@@ -210,7 +215,7 @@ class Study:
         try:
             self.trainer.train(candidate, rounds)
             found[candidate.name] = self.trainer.measured(candidate, rounds, VALIDATION)
-        except ConfigError:  # what was asked for is wrong, for all of them
+        except (AbortedError, ConfigError):  # what was asked for is wrong, for all of them
             raise
         except CFLError as error:
             if candidate.baseline:
@@ -220,12 +225,36 @@ class Study:
     def _best_private(self, found: Mapping[str, Measured]) -> Candidate | None:
         """The best number of clusters so far with private layers."""
         clustered = [one for one in self.candidates if one.method.clusters and one.name in found]
-        best = self._ranked({one.name: mean_of(found[one.name]) for one in clustered})[:1]
+        best = self._ranked(self._means({one.name: found[one.name] for one in clustered}))[:1]
         for candidate in clustered:
             if candidate.name in best:
                 layers = self.trainer.private_layers(candidate)
                 return None if layers is None else candidate.with_private(layers)
         return None
+
+    @staticmethod
+    def _means(found: Mapping[str, Measured]) -> dict[str, float]:
+        """Each candidate's mean over the hospitals that measured all of them."""
+        return {name: mean_of(measured) for name, measured in shared_by_all(found).items()}
+
+    @staticmethod
+    def _too_few(found: Mapping[str, Measured]) -> dict[str, str]:
+        """Candidates that were measured by half of the hospitals or fewer, of those that measured both baselines.
+
+        Any two of the others have a hospital in common.
+
+        Raises:
+            RunFailedError: no hospital measured both.
+        """
+        both = found[ALONE].keys() & found[ONE_MODEL].keys()
+        if not both:
+            raise RunFailedError(f"study: no hospital measured both {ALONE} and {ONE_MODEL}; their logs say why")
+        there = {name: len(both & measured.keys()) for name, measured in found.items()}
+        return {
+            name: f"it failed: {count} of {len(both)} hospitals measured it"
+            for name, count in there.items()
+            if name not in (ALONE, ONE_MODEL) and 2 * count <= len(both)
+        }
 
     def _ranked(self, means: Mapping[str, float]) -> list[str]:
         """The best first."""
@@ -263,6 +292,9 @@ class Study:
         rung, metric = self.journal.rungs[-1], self.trainer.metric
         validated = self._validated or {one.name: self.trainer.measured(one, rung.rounds, VALIDATION) for one in left}
         tested = {one.name: self.trainer.measured(one, rung.rounds, TEST) for one in left}
-        entrants = [one.entrant for one in left]
+        for name, why in self._too_few(tested).items():
+            self._say(f"test samples: {name} is left out: {why}")
+            del tested[name]
+        entrants = [one.entrant for one in left if one.name in tested]
         how = (metric.name, metric.mode, self.settings.margin, self._seed, ONE_MODEL, ALONE)
         return decide(tested, validated, entrants, rung.rounds, *how)

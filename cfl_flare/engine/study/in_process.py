@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,23 +14,22 @@ from typing import Any, Literal
 import numpy as np
 
 from cfl_flare.clustering.gap import NUMBER
-from cfl_flare.core.config import require
-from cfl_flare.core.errors import RunFailedError
+from cfl_flare.core.errors import ConfigError, RunFailedError
 from cfl_flare.data import ParticipantData
 from cfl_flare.engine.loop import model_factory, run_loop
 from cfl_flare.engine.plan import RunPlan
-from cfl_flare.engine.preflight import check_data, check_plans
+from cfl_flare.engine.preflight import check_data
 from cfl_flare.engine.site import Site, Task
-from cfl_flare.engine.study.candidates import Candidate, private_layers, search_method
+from cfl_flare.engine.study.candidates import Candidate, private_layers, search_candidate, search_rounds
 from cfl_flare.engine.study.halving import TEST, VALIDATION
-from cfl_flare.methods import Method
+from cfl_flare.engine.study.plans import check_candidates, of_candidate, study_plan
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.comparison import AtHospital, Measured
 from cfl_flare.results.key_metric import leading
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.run_dir import ROUNDS, read_lines
-from cfl_flare.results.store import Store
+from cfl_flare.results.store import Store, StoreError
 from cfl_flare.results.study import SEARCH
 from cfl_flare.training.devices import Place
 
@@ -53,23 +52,8 @@ class InProcess:
     def __init__(
         self, plan: RunPlan, out: Path, watch: Watch = lambda name, rounds: nullcontext(lambda measured: None)
     ):
-        require(
-            plan.data.validation > 0,
-            f"study: validation = {plan.data.validation} sets no samples aside to choose by; give a share, as 0.25",
-        )
-        require(
-            plan.server.num_rounds > 1,
-            "study: rounds = 1 is spent on looking for the number of clusters; give 2 or more",
-        )
+        self.plan = plan = study_plan(plan)
         assert plan.reader is not None and plan.training is not None
-        require(
-            plan.training.bootstrap > 0,
-            "study: bootstrap = 0 leaves differences without intervals; give a number of draws, such as 200",
-        )
-        stopping = plan.server
-        early = stopping.stop_cond is not None or stopping.patience is not None
-        require(not early, "study: stop_cond and patience end candidates at different rounds; leave them out")
-        self.plan = replace(plan, data=replace(plan.data, measured_on="validation"))
         self.reader, self.training = plan.reader, plan.training
         self.out, self._watch = out, watch
         self.rounds = plan.server.num_rounds
@@ -93,11 +77,7 @@ class InProcess:
         Raises:
             ConfigError: one does not fit.
         """
-        plans = [self._plan(one.method, one.private) for one in candidates]
-        check_plans([*plans, self._plan(search_method(self.rounds), None)])
-
-    def _plan(self, method: Method, private: str | None) -> RunPlan:
-        return replace(self.plan, method=method, job=replace(self.plan.job, private=private))
+        check_candidates(self.plan, candidates)
 
     def search(self) -> tuple[int, int]:
         """Trains as ``wecfl:k=auto`` until it has found the number of clusters.
@@ -105,12 +85,12 @@ class InProcess:
         Raises:
             RunFailedError: too few participants answered.
         """
-        method = search_method(self.rounds)
-        self._run(SEARCH, method, None, method.warmup)
+        warmup = search_rounds(self.rounds)
+        self.train(search_candidate(self.rounds), warmup)
         notes = [line[NUMBER] for line in read_lines(self.out / SEARCH / ROUNDS) if NUMBER in line]
         if not notes:
             raise RunFailedError("study: too few participants answered to find the number of clusters; start it again")
-        return int(notes[-1]["k"]), method.warmup
+        return int(notes[-1]["k"]), warmup
 
     def private_layers(self, candidate: Candidate) -> str | None:
         """See `cfl_flare.engine.study.candidates.private_layers`."""
@@ -118,28 +98,25 @@ class InProcess:
 
     def train(self, candidate: Candidate, rounds: int) -> None:
         """Trains a candidate until it has so many rounds, from its last checkpoint."""
-        self._run(candidate.name, candidate.method, candidate.private, rounds)
-
-    def _store(self, name: str) -> Store:
-        return Store(self.out / CHECKPOINTS / name)
-
-    def _run(self, name: str, method: Method, private: str | None, rounds: int) -> None:
-        plan = self._plan(method, private)
-        with self._watch(name, rounds) as on_round:
+        plan = of_candidate(self.plan, candidate)
+        with self._watch(candidate.name, rounds) as on_round:
             run_loop(
-                method=method,
+                method=plan.method,
                 model=plan.model,
                 source=self.reader,
                 data=plan.data,
                 settings=plan.server,
                 training=replace(self.training, bootstrap=0),  # `measured` draws
                 at_site=plan.site,
-                folder=self.out / name,
+                folder=self.out / candidate.name,
                 on_round=on_round,
-                checkpoints=self._store(name),
-                private=private,
+                checkpoints=self._store(candidate.name),
+                private=candidate.private,
                 until=rounds,
             )
+
+    def _store(self, name: str) -> Store:
+        return Store(self.out / CHECKPOINTS / name)
 
     def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
         """What every participant measures of a candidate, as its last checkpoint has it.
@@ -147,7 +124,7 @@ class InProcess:
         Raises:
             RunFailedError: it has no checkpoint of this round, or measuring failed.
         """
-        plan = self._plan(candidate.method, candidate.private)
+        plan = self.plan
         place = Place.of(plan.site.device, plan.site.gpu_memory)
         make_model, own = model_factory(plan.model), plan.server
         site = Site(
@@ -173,6 +150,24 @@ class InProcess:
         if not found:
             raise RunFailedError(f"study: no participant measured {self.metric.name} on {split} samples")
         return found
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps the study's folder to itself meanwhile.
+
+        Raises:
+            ConfigError: another process has it.
+        """
+        store = self._store("")
+        try:
+            store.lock()
+        except StoreError as error:
+            way_out = "wait until it is done, or name a new folder"
+            raise ConfigError(f"study: another process works in {str(self.out)!r}; {way_out}") from error
+        try:
+            yield
+        finally:
+            store.unlock()
 
     def settings(self) -> dict[str, Any]:
         """What makes two studies the same, as JSON values."""

@@ -117,7 +117,11 @@ class ClientApps:
         at_site = replace(plan.site, **{key: own[key] for key in _per_site(SiteSettings) if key in own})
         arguments = {**self.shared, "source": source, "run_name": plan.job.name, "seed": plan.server.seed}
         arguments |= {"private": plan.job.private, "private_shrinkage": plan.job.private_shrinkage}
-        return ClusteredExecutor(**arguments, **asdict(at_site), **asdict(plan.executor))
+        return self._executor({**arguments, **asdict(at_site), **asdict(plan.executor)})
+
+    def _executor(self, arguments: Mapping[str, Any]) -> ClusteredExecutor:
+        """What trains at a site without a script."""
+        return ClusteredExecutor(**arguments)
 
     def _check(self, config: Mapping[str, Mapping[str, Any]]) -> None:
         check_site_names(list(config), self.plan.job.min_clients)

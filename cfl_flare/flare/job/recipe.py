@@ -111,9 +111,15 @@ class ClusteredRecipe(Recipe):
         leaving = (
             None if pattern is None else exclude(pattern, plan.model, plan.method, plan.script.train_script is not None)
         )
-        self._sites = ClientApps(plan, shared, leaving)
+        self._sites = self._client_apps(shared, leaving)
         self._add_server(job, shared)
+        # Polling is most of a small round's fixed cost; FLARE's own 2 s would be most of the round.
+        job.to_server({"server": {"task_request_interval": plan.job.task_request_interval}})
         super().__init__(job)
+
+    def _client_apps(self, shared: Mapping[str, Any], leaving: Filter | None) -> ClientApps:
+        """What runs at the sites."""
+        return ClientApps(self.plan, shared, leaving)
 
     def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> None:
         """Adds what runs at the server."""
@@ -145,8 +151,6 @@ class ClusteredRecipe(Recipe):
             judge=self._assign,
         )
         job.to_server(controller)
-        # Polling is most of a small round's fixed cost; FLARE's own 2 s would be most of the round.
-        job.to_server({"server": {"task_request_interval": plan.job.task_request_interval}})
 
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
         """FLARE's hook; see `cfl_flare.flare.job.client_apps.ClientApps.set_per_site`."""
@@ -233,12 +237,17 @@ class ClusteredRecipe(Recipe):
             super().add_server_output_filter(filter, [task])
 
     @property
+    def _methods(self) -> list[Method]:
+        """The methods that the job names."""
+        return [self.plan.method]
+
+    @property
     def class_paths(self) -> list[str]:
         """The classes that the job names and the sites import."""
-        method = describe_method(self.plan.method)["method"]
+        methods = [describe_method(method)["method"] for method in self._methods]
         sources = [source["class_path"] for source in self._sites.sources]
         task = as_spec((self.plan.training or TrainSettings()).task, "task")["task"]
-        return [*class_paths(self.plan.model), *sources, *(name for name in (method, task) if "." in name)]
+        return [*class_paths(self.plan.model), *sources, *(name for name in (*methods, task) if "." in name)]
 
     def process_env(self, env: ExecEnv) -> None:
         """Makes sure that the environment may run cfl_flare's components.

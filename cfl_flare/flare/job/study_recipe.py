@@ -1,0 +1,131 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe of a study: one job that trains its candidates one after the other, and says whether to cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from nvflare.apis.filter import Filter
+from nvflare.job_config.base_fed_job import BaseFedJob
+from torch import nn
+
+from cfl_flare.core.config import as_spec, marked, require
+from cfl_flare.core.settings import pick, settings_of, shows
+from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.engine.indicator import samples_to_set_aside
+from cfl_flare.engine.job_settings import (
+    AssignSettings,
+    ControllerSettings,
+    ExecutorSettings,
+    JobSettings,
+    ScriptSettings,
+)
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.settings import ServerSettings, SiteSettings
+from cfl_flare.engine.study.candidates import every_candidate, first_candidates
+from cfl_flare.engine.study.plans import check_candidates, study_plan
+from cfl_flare.engine.study.settings import StudySettings
+from cfl_flare.flare.executor import ClusteredExecutor
+from cfl_flare.flare.job.client_apps import ClientApps
+from cfl_flare.flare.job.recipe import ClusteredRecipe
+from cfl_flare.flare.study.controller import StudyController
+from cfl_flare.flare.study.executor import StudyExecutor
+from cfl_flare.methods import Method, build_method, describe_method
+from cfl_flare.training.settings import TrainSettings
+
+OF_STUDY = (StudySettings, JobSettings, ServerSettings, SiteSettings, ControllerSettings, ExecutorSettings, DataConfig)
+# Settings of one run that candidates do not share, or that would give away what a study keeps back.
+NOT_IN_STUDY = (
+    *("private", "private_shrinkage", "initial_ckpt", "exclude_vars", "site_sums"),
+    *("stop_cond", "patience", "cross_site_evaluation", "keep_features", "unseen", "measured_on"),
+    *settings_of(ScriptSettings, AssignSettings),
+)
+
+
+class StudyRecipe(ClusteredRecipe):
+    """A federated job that finds out whether to cluster, into how many groups, and which hospitals gain.
+
+    It trains each hospital alone, one model for all, and clusters, with private layers and without, one after the
+    other; what is clearly worse on validation samples is dropped, and test samples are measured once. What sites need
+    is as for `ClusteredRecipe`, whose settings it takes, but for those of a single run: ``private``, ``patience``,
+    ``stop_cond``, ``initial_ckpt``, a training script's and the like. A wrong setting raises a ConfigError.
+
+    Args:
+        model: the untrained module, or ``{"class_path": "package.Class", "args": {...}}``.
+        data: what a site reads: a DataSource, or its ``{"class_path", "args"}``.
+        training: TrainSettings or a dictionary of them; ``bootstrap`` is a number of draws.
+        more: the user's own candidates: methods, their dictionaries, or ``"ifca:k=3"``.
+    """
+
+    @shows(*OF_STUDY)
+    def __init__(
+        self,
+        *,
+        model: nn.Module | Mapping[str, Any],
+        data: DataSource | Mapping[str, Any],
+        training: TrainSettings | Mapping[str, Any] | None = None,
+        more: Sequence[Method | Mapping[str, Any] | str] = (),
+        **settings: Any,
+    ):
+        unused = [name for name in NOT_IN_STUDY if name in settings]
+        require(not unused, f"study: {', '.join(unused)} cannot be set for the candidates of a study; leave it out")
+        self.more = [m if isinstance(m, Method) else build_method(as_spec(m, "method")) for m in more]
+        self.how = pick(StudySettings, settings, "study")
+        rest = {name: value for name, value in settings.items() if name not in settings_of(StudySettings)}
+        if rest.get("participants") is not None:
+            rest.setdefault("indicator_samples", samples_to_set_aside(self.more))
+        rest = {"name": "study", **rest}
+        plan = study_plan(RunPlan.of(method="fedavg", model=model, data=data, training=training, **rest))
+        module = plan.make_model()
+        every_candidate(module, plan.server.num_rounds, self.more)  # the server may name any of them
+        check_candidates(plan, first_candidates(module, self.more))
+        self._assemble(plan)
+
+    def _client_apps(self, shared: Mapping[str, Any], leaving: Filter | None) -> ClientApps:
+        return _StudyApps(self.plan, {**shared, **self._own()}, leaving)
+
+    def _own(self) -> dict[str, Any]:
+        """What only a study's executors have."""
+        return {"more": marked(self._described()), "num_rounds": self.plan.server.num_rounds}
+
+    def _described(self) -> list[dict[str, Any]]:
+        return [describe_method(method) for method in self.more]
+
+    def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> None:
+        plan = self.plan
+        dealt = {} if plan.data.participants is None else {"source": shared["source"]}
+        controller = StudyController(
+            model=shared["model"],
+            run_name=plan.job.name,
+            more=marked(self._described()),
+            study=marked(asdict(self.how)),
+            resume_from=plan.job.resume_from,
+            facts=marked({**dealt, "data": shared["data"], "training": shared["training"]}),
+            made_by=shared["made_by"],
+            **asdict(plan.server),
+            **asdict(plan.controller),
+        )
+        job.to_server(controller)
+
+    @property
+    def _methods(self) -> list[Method]:
+        return [self.plan.method, *self.more]
+
+
+class _StudyApps(ClientApps):
+    """A study's executors."""
+
+    def _executor(self, arguments: Mapping[str, Any]) -> ClusteredExecutor:
+        of_run = ("method", "private", "private_shrinkage")
+        return StudyExecutor(**{name: value for name, value in arguments.items() if name not in of_run})
+
+
+# For help(), as the signature: each setting with its line.
+StudyRecipe.__doc__ = (StudyRecipe.__doc__ or "").rstrip() + "".join(
+    f"\n        {known.name}: {known.help}."
+    for known in settings_of(*OF_STUDY).values()
+    if known.name not in NOT_IN_STUDY
+)
