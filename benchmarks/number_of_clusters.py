@@ -102,7 +102,7 @@ def grams(case: str, sites: int, seed: int) -> tuple[list[np.ndarray], list[int 
     rounds, many = max(WARMUPS), sites >= MANY
     plan = PLANS[OTHERS.get(case, "family" if many else PLAN.name)]
     module = plan.model if case in OTHERS or not many else model("mlp", (1, 28, 28), 10)
-    data = plan.data(next(iter(plan.partitions)) if case in OTHERS else "iid", seed)
+    data = plan.data(next(iter(plan.partitions)), seed) if case in OTHERS else PLAN.data("iid", seed)
     data = replace(data, partition=partition, participants=sites, indicator_samples=0)
     with patch.object(FedAvg, "aggregate", watched), patch.dict(PARTITIONS, {"tiny": Tiny}):
         server = run_loop(

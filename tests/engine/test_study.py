@@ -93,6 +93,15 @@ def test_what_is_clearly_worse_stops_and_what_the_verdict_needs_does_not():
     }
 
 
+def test_one_model_with_private_layers_learns_to_the_end_even_if_it_learns_late():
+    """Clusters were recommended where it was dropped early, and would have been better at the end."""
+    values = {**VALUES, "fedavg-bias": 0.1}
+    study = Study(Fake(values), [*TWO, named(FedAvg(), "bias")], StudySettings(rungs=2))
+    study.run()
+    assert list(study.journal.rungs[0].dropped) == ["wecfl-k2", "wecfl-k3-bias"]
+    assert "fedavg-bias" in study.journal.rungs[1].means
+
+
 def test_test_samples_are_measured_once_at_the_end_and_of_those_left_alone():
     fake = Fake(VALUES, {**VALUES, "wecfl-k3": 0.1})
     verdict = Study(fake, TWO, StudySettings(rungs=2)).run()

@@ -54,8 +54,13 @@ class Candidate:
 
     @property
     def baseline(self) -> bool:
-        """Whether it stays to the end, since the verdict compares with it."""
+        """Whether the verdict compares with it in any case."""
         return self.name in (ALONE, ONE_MODEL)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is never dropped: clusters are held against the best way without them, if it learns late, too."""
+        return self.method.label in (ALONE, ONE_MODEL)
 
     def with_private(self, layers: str) -> Candidate:
         """The same with private layers."""

@@ -265,7 +265,7 @@ class Study:
         """Those that are clearly worse than the best one, the worst ones first, at most half of all."""
         ranked, dropped = self._ranked(means), dict[str, str]()
         best = ranked[0]
-        stay = {one.name for one in self._all(ranked) if one.baseline}
+        stay = {one.name for one in self._all(ranked) if one.stays}
         for name in reversed(ranked[1:]):
             apart = difference(found[name], found[best], self.trainer.metric.mode, self._seed)
             if name not in stay and apart.high < 0 and len(dropped) < len(ranked) // 2:
