@@ -66,6 +66,7 @@ def test_a_job_finds_what_the_loop_finds_bit_by_bit(tmp_path):
     loop, its = json.loads(json.dumps(study.journal.to_dict(4))), load_study(job.results)
     for key in ("found", "searched", "verdict"):
         assert its[key] == loop[key]
+    assert its["verdict"]["sentences"][0] in (job.results / "report.html").read_text()
     for ours, theirs in zip(its["rungs"], loop["rungs"], strict=True):
         assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
     for name in its["rungs"][0]["means"]:  # each a usual run folder
