@@ -20,9 +20,9 @@ import hospital_gains
 import scores
 from cells import Cell
 from flamby_heart import FLambyHeart
-from hospital_years import Years
 from plans import PLANS
 from plans.plan import own_training
+from plans.years import Years
 
 needs_files = pytest.mark.skipif(
     not (Path(os.environ.get("CFL_DATA_ROOT", "")) / "heart/processed.va.data").exists(), reason="no files of patients"

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 from flamby_heart import FLambyHeart
-from hospital_years import Years
 from scores import FILE, calibration_error
 
 from cfl_flare.data.hospitals import Heart, Stroke
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
 from plans.plan import BASELINES, Plan, Rows
+from plans.years import Years
 
 OF_HOSPITALS = ("served_loss", "served_accuracy", "served_auroc")
 
