@@ -85,7 +85,7 @@ class Walk:
 
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
-    """The walk up to the job: all sites run, and the job is at the author's."""
+    """The walk up to the job: all sites run, and the job is at the author's. Each worker of a test run has its own."""
     folder = tmp_path_factory.mktemp("walk")
     files = raw_files(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -129,7 +129,7 @@ def by_hand(row: dict[str, str], preparation: dict) -> np.ndarray:
     return (np.array(filled) - preparation["mean"]) / preparation["deviation"]
 
 
-def test_four_hospitals_from_their_files_to_predictions(walk: Walk) -> None:
+def test_four_hospitals_from_their_files_to_predictions_and_nothing_of_a_table_reaches_the_server(walk: Walk) -> None:
     ended, results = walk.trial.run(walk.author / "jobs" / "heart")
     assert ended == "FINISHED:COMPLETED"
     run = load_run(results / "cfl")
@@ -153,9 +153,11 @@ def test_four_hospitals_from_their_files_to_predictions(walk: Walk) -> None:
         np.testing.assert_allclose([[float(p["p0"]), float(p["p1"])] for p in predicted], expected, atol=2e-6)
         assert [int(p["label"]) for p in predicted] == expected.argmax(1).tolist()
         assert len({p["p1"] for p in predicted}) > 20
+    nothing_reached_the_server(walk)
 
 
-def test_nothing_of_a_table_reaches_the_server(walk: Walk) -> None:
+def nothing_reached_the_server(walk: Walk) -> None:
+    """Nor the author; after a job."""
     trial = walk.trial
     at_server = [trial.kits / SERVER, trial.folder / "nvflare", trial.admin, walk.author, trial.state_root(SERVER)]
     files = [path for folder in at_server for path in folder.rglob("*") if path.is_file()]
