@@ -99,7 +99,7 @@ def measured(case: str, seed: int, rounds: int, rungs: int) -> dict[str, Any]:
         "cluster": verdict.cluster,
         "chosen": verdict.chosen.name,
         "best": best,
-        "regret": round(sign * (tested[best] - tested[verdict.chosen.name]), 4),
+        "regret": round(sign * (tested[best] - tested[verdict.chosen.name]), 4) or 0.0,  # never -0.0
         "tested": {name: round(value, 4) for name, value in tested.items()},
         "dropped": {str(rung.rounds): list(rung.dropped) for rung in study.journal.rungs},
         "cost": {key: cost[key] for key in ("rounds", "everything")},
