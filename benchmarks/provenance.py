@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,8 @@ def provenance() -> dict[str, Any]:
     from torch import __version__
 
     return {
-        "command": " ".join(["python", *sys.argv]),
+        # Without the folders of this machine, and quoted, so that it can be typed.
+        "command": shlex.join(["python", *(Path(one).name if Path(one).is_absolute() else one for one in sys.argv)]),
         "commit": git("rev-parse", "HEAD"),
         "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": str(__version__)},
     }
