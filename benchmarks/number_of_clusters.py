@@ -3,9 +3,10 @@
 """Which criterion finds the number of clusters in the updates of FedAvg's first rounds, and one where there are none?
 
 Participants train one model on scikit-learn's digits, dealt in many ways. After 5 rounds each criterion sees the same
-points, the directions of the round's updates from their mean; the first one also after 3 rounds:
+points, the directions of the round's updates from their mean; the first two also after 3 rounds:
 
-* ``gap``: the one of ``k=auto``, see `cfl_flare.clustering.gap`.
+* ``auto``: the one of ``k=auto``, see `cfl_flare.clustering.gap`.
+* ``gap``: its gap statistic alone, whether or not the clusters come back in draws of the participants.
 * ``gap-box``: the gap statistic with a uniform box along the principal axes (Tibshirani et al. 2001), and their rule.
 * ``prediction-strength``: the largest K whose clusters are found again in the other half of the participants in at
   least 80 % of the pairs, mean and standard error over 20 splits (Tibshirani and Walther 2005).
@@ -17,6 +18,8 @@ points, the directions of the round's updates from their mean; the first one als
   the median distance (von Luxburg 2007).
 
     python benchmarks/number_of_clusters.py --out benchmarks/results/number-of-clusters.json
+    python benchmarks/number_of_clusters.py --criteria auto gap --seeds 200 201 202 203 204 205 206 207 208 209 \
+        --out benchmarks/results/number-of-clusters-draws.json
 
 ``--runs`` measures whole runs instead: methods that find a number of clusters, beside WeCFL with the true number and
 FedAvg. It saves after each run and continues where it was.
@@ -26,7 +29,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,7 +46,7 @@ from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics import adjusted_rand_score
 
 from cfl_flare.cli.specs import build_named
-from cfl_flare.clustering.gap import _references, directions, number_of_clusters
+from cfl_flare.clustering.gap import _largest, _references, directions, is_clear, noted, number_of_clusters
 from cfl_flare.clustering.measures import inner_products
 from cfl_flare.core.seeds import stream
 from cfl_flare.data.label_skew import IID
@@ -70,9 +73,13 @@ CASES: dict[str, tuple[Any, int | None, Any]] = {
     "iid, CNN": ("iid", 1, PLANS["family"].training),
     "permuted 3, CNN": ("label_permutation:groups=3", 3, PLANS["family"].training),
     "stroke": ("natural", None, PLANS["stroke"].training),
+    "blood, iid": ("iid", 1, PLANS["blood"].training),
+    "blood, dirichlet 0.1": ("dirichlet:alpha=0.1", None, PLANS["blood"].training),
+    **{f"blood, {name}": (rule, 4, PLANS["blood"].training) for name, rule in PLANS["blood"].partitions.items()},
 }
 # Of another plan's data, with its network; digits otherwise.
 OTHERS = {"iid, CNN": "family", "permuted 3, CNN": "family", "stroke": "stroke"}
+OTHERS |= {case: "blood" for case in CASES if case.startswith("blood, ")}
 WARMUPS = (3, 5)
 # From so many sites on, Fashion-MNIST is dealt; digits are too few.
 MANY = 100
@@ -103,8 +110,8 @@ def grams(case: str, sites: int, seed: int) -> tuple[list[np.ndarray], list[int 
     plan = PLANS[OTHERS.get(case, "family" if many else PLAN.name)]
     module = plan.model if case in OTHERS or not many else model("mlp", (1, 28, 28), 10)
     data = plan.data(next(iter(plan.partitions)), seed) if case in OTHERS else PLAN.data("iid", seed)
-    data = replace(data, partition=partition, participants=sites, indicator_samples=0)
     with patch.object(FedAvg, "aggregate", watched), patch.dict(PARTITIONS, {"tiny": Tiny}):
+        data = replace(data, partition=partition, participants=sites, indicator_samples=0)
         server = run_loop(
             method=FedAvg(),
             model=module,
@@ -205,8 +212,17 @@ def eigengap(points: np.ndarray, most: int, seed: int) -> int:
     return 1 + int(np.diff(values[: most + 1]).argmax())
 
 
+def gap(points: np.ndarray, most: int, seed: int) -> int:
+    """The gap statistic of ``k=auto``, of all numbers."""
+    found = number_of_clusters(points @ points.T, most, seed=seed)
+    values, deviations = np.array(found.gap), np.array(found.deviations)
+    spread = np.divide(values, deviations, out=np.zeros_like(values), where=deviations != 0)
+    return _largest(values, spread, np.ones(len(values), bool))
+
+
 CRITERIA: dict[str, Callable[[np.ndarray, int, int], int]] = {
-    "gap": lambda points, most, seed: number_of_clusters(points @ points.T, most, seed=seed).k,
+    "auto": lambda points, most, seed: number_of_clusters(points @ points.T, most, seed=seed).k,
+    "gap": gap,
     "gap-box": box,
     "prediction-strength": prediction_strength,
     "stability": stability,
@@ -215,18 +231,19 @@ CRITERIA: dict[str, Callable[[np.ndarray, int, int], int]] = {
 }
 
 
-def measured(case: str, sites: int, seed: int) -> list[dict[str, Any]]:
+def measured(case: str, sites: int, seed: int, criteria: Sequence[str]) -> list[dict[str, Any]]:
     """One row for each length of the warm-up."""
     products, groups = grams(case, sites, seed)
     rows = []
     for warmup in WARMUPS:
         points = directions(products[warmup - 1])
         most = min(10, sites // 2)
-        seen = CRITERIA if warmup == max(WARMUPS) else {"gap": CRITERIA["gap"]}
-        found = {name: criterion(points, most, 0) for name, criterion in seen.items()}
+        seen = criteria if warmup == max(WARMUPS) else [name for name in ("auto", "gap") if name in criteria]
+        found = {name: CRITERIA[name](points, most, 0) for name in seen}
         known = groups if CASES[case][1] not in (None, 1) else None
         ari = {n: round(float(adjusted_rand_score(known, ward(points, k))), 3) for n, k in found.items() if known}
-        line = {"case": case, "sites": sites, "seed": seed, "warmup": warmup, "k": found, "ari": ari}
+        clear = {"clear": is_clear(noted(number_of_clusters(points @ points.T, most)))} if "auto" in seen else {}
+        line = {"case": case, "sites": sites, "seed": seed, "warmup": warmup, "k": found, "ari": ari, **clear}
         rows.append({**line, "commit": commit()})
     return rows
 
@@ -237,6 +254,9 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for case, sites, warmup in dict.fromkeys((r["case"], r["sites"], r["warmup"]) for r in rows):
         own, true = [r for r in rows if (r["case"], r["sites"], r["warmup"]) == (case, sites, warmup)], CASES[case][1]
         line: dict[str, Any] = {"case": case, "sites": sites, "warmup": warmup, "runs": len(own)}
+        if "clear" in own[0]:
+            line["clear"] = sum(r["clear"] for r in own)
+            line["clear and right"] = sum(r["clear"] and r["k"]["auto"] == true for r in own)
         for name in own[0]["k"]:
             found = [r["k"][name] for r in own]
             line[name] = {"k": {str(k): found.count(k) for k in sorted(set(found))}}
@@ -248,9 +268,14 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def shown(rows: list[dict[str, Any]]) -> str:
     """The table of the documentation: after the longer warm-up, how often each criterion was right."""
-    lines = [f"| participants' data | sites | runs | {' | '.join(CRITERIA)} |", "|---" * (3 + len(CRITERIA)) + "|"]
-    for line in summary([r for r in rows if r["warmup"] == max(WARMUPS)]):
-        cells = [str(line[n]["right"]) if "right" in line[n] else _spread(line[n]["k"]) for n in CRITERIA]
+    rows = [r for r in rows if r["warmup"] == max(WARMUPS)]
+    names = [name for name in CRITERIA if name in rows[0]["k"]]
+    last = ["clear"] if "clear" in rows[0] else []
+    header = ["participants' data", "sites", "runs", *names, *last]
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    for line in summary(rows):
+        cells = [str(line[n]["right"]) if "right" in line[n] else _spread(line[n]["k"]) for n in names]
+        cells += [str(line[n]) for n in last]
         lines.append(f"| {line['case']} | {line['sites']} | {line['runs']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -313,6 +338,7 @@ def main() -> None:
     options.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     options.add_argument("--sites", nargs="+", type=int, default=[6, 12, 40])
     options.add_argument("--seeds", nargs="+", type=int, default=list(range(100, 120)))
+    options.add_argument("--criteria", nargs="+", choices=CRITERIA, default=list(CRITERIA))
     options.add_argument("--runs", type=int, metavar="ROUNDS", help="whole runs of 24 sites instead")
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--table", action="store_true", help="print the table of --out, and measure nothing")
@@ -337,7 +363,7 @@ def main() -> None:
             groups = CASES[case][1]
             for sites in given.sites:
                 if (case, sites, seed) not in cells and sites >= 2 * (groups or 1):
-                    rows += measured(case, sites, seed)
+                    rows += measured(case, sites, seed, given.criteria)
                     print(rows[-1], flush=True)
                     save_rows(given.out, provenance(), summary=summary(rows), rows=rows)
 

@@ -19,7 +19,7 @@ BINS = 10  # by probability
 def save_scores(folder: Path, server: Server) -> None:
     """Writes the sum of the last round's histograms, ``(classes, 2, bins)``."""
     sent = [result.scores for result in server._round.results.values() if result.scores is not None]
-    np.save(folder / FILE, np.sum(sent, axis=0), allow_pickle=False)
+    np.save(folder / FILE, np.sum(sent, axis=0)[..., :-1], allow_pickle=False)
 
 
 def probabilities(bins: int) -> np.ndarray:
@@ -38,7 +38,7 @@ def calibration_error(counts: np.ndarray) -> float:
 
     Args:
         counts: ``(1, 2, bins)``: negative and positive samples by log-odds; see
-            `cfl_flare.training.histograms.score_counts`.
+            `cfl_flare.training.histograms.score_shape`.
     """
     chance = probabilities(counts.shape[-1])
     total, positive = counts[0].sum(axis=0), counts[0, 1]

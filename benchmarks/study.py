@@ -43,8 +43,14 @@ CELLS = {
 LABELS = "cluster_dirichlet:groups=4,a_between=0.1,a_within=10.0"
 BOTH = "crossed:rule=cluster_dirichlet,groups=2,scanners=2,a_between=0.1,a_within=10.0"
 RECORDS = {"lr": 0.3, "momentum": 0.0, "local_epochs": 1, "task": "binary", "measures": ("auroc",)}
-STROKE = {"data": "stroke", "partition": "natural", "min_samples": 24, "model": "logistic", "training": RECORDS}
-HEART = {**STROKE, "data": "heart", "min_samples": 8}
+STROKE = {
+    "data": "stroke:scaling=site",
+    "partition": "natural",
+    "min_samples": 24,
+    "model": "logistic",
+    "training": RECORDS,
+}
+HEART = {**STROKE, "data": "heart:scaling=site", "min_samples": 8}
 CASES: dict[str, dict[str, Any]] = {
     "iid": {**DIGITS, "partition": "iid"},
     "permuted": {**DIGITS, "partition": "label_permutation:groups=3"},

@@ -45,6 +45,7 @@ from cfl_flare.core.errors import CFLError
 from cfl_flare.core.private import Division
 from cfl_flare.engine.loop import model_factory, run_loop
 from cfl_flare.engine.private import check_private
+from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.results.store import Store
 
 
@@ -123,6 +124,7 @@ def run_cell(
                 data=plan.data(partition, seed),
                 settings=plan.scheduled(seed),
                 training=plan.training,
+                at_site=SiteSettings(keep_served=False),
                 folder=folder,
                 on_round=lambda measured: attempts.count(),
                 checkpoints=Store(folder / "checkpoints"),

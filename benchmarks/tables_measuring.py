@@ -21,7 +21,8 @@ import torch
 from cells import FACTS
 
 from cfl_flare.data import DataConfig, Npz, ParticipantData
-from cfl_flare.results.run_dir import load_model, load_run
+from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.served import load_model
 from cfl_flare.training.measures import accuracy, macro_f1
 
 WAYS = ("as measured", "quarter", "batch")

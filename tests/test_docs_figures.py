@@ -57,6 +57,7 @@ def flare_rows(content: Any) -> list[Any]:
 QUOTED: dict[str, Callable[[Any], Any]] = {
     "flare-speed.json": flare_rows,
     "flare-speed-again.json": flare_rows,
+    "floor.json": lambda content: content["summary"],
     "ifca-starts.json": lambda content: content["summary"],
     "options.json": lambda content: [
         [row[k] for k in ("accuracy", "ari", "cpu_seconds_a_round")] for row in content["rows"]

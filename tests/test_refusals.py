@@ -336,7 +336,7 @@ SCRIPT_NET = type("ScriptNet", (nn.Module,), {"__module__": "__main__"})
         ({"model": NotANetwork()}, r"NotANetwork' is not a torch\.nn.*Module; name a subclass"),
         ({"model": LOCAL_NET()}, r"model: outer\.<locals>\.LocalNet is defined .*; put it at the top of a module"),
         ({"model": SCRIPT_NET()}, r"model: ScriptNet is defined in the script .*; put it at the top of a module"),
-        ({"model": Forgets((9, 7))}, r"model: Forgets does not keep its argument 'widths'.*: pass {'class_path'"),
+        ({"model": Forgets((9, 7))}, r"model: Forgets as a site would build it is not .* keep its argument 'widths'"),
         ({"model": {"path": "a.B"}}, r"model: 'path' = 'a.B' is no array.* a module should be {'class_path': "),
         ({"model": {"class_path": "a b"}}, r"model: class_path = 'a b' should be 'package\.module\.Class'"),
         ({"data": Npz}, r"data: 'cfl_flare.data.sources.Npz' is only the name of a class; pass an instance"),

@@ -49,6 +49,33 @@ def test_a_site_imports_only_what_it_trains_with():
     assert not names & {*heavy, "torch._dynamo"}  # torch's compiler
 
 
+MEASURES = """
+import sys
+
+import torch
+
+torchs = set(sys.modules)
+from cfl_flare.training.tasks import TASKS
+
+for name, labels in (
+    ("classification", torch.tensor([0, 1, 0, 1])),
+    ("binary", torch.tensor([0, 1, 0, 1])),
+    ("multilabel", torch.tensor([[0], [1], [0], [1]])),
+    ("regression", torch.tensor([0.0, 1.0, 0.5, 2.0])),
+):
+    outputs = torch.arange(8.0).view(4, 2) if name == "classification" else torch.arange(4.0)[:, None]
+    assert TASKS[name]().measured(outputs, labels, TASKS[name].measures)
+assert TASKS["segmentation"]().measured(torch.ones(1, 2, 2, 2), torch.ones(1, 2, 2).long(), ("iou",))
+print(*sorted(sys.modules.keys() - torchs))
+"""
+
+
+def test_measures_need_torch_alone():
+    names = imported_by(MEASURES)
+    assert "cfl_flare.training.measures" in names
+    assert not names & {"torchmetrics", "sklearn", "scipy", "pandas", "torchvision"}
+
+
 def test_a_server_imports_nothing_of_what_makes_jobs_and_figures():
     names = imported_by("import sys, cfl_flare.flare.controller; print(*sys.modules)")
     assert "cfl_flare.flare.aggregator" in names

@@ -35,7 +35,7 @@ def site_columns(arguments: argparse.Namespace) -> None:
         ", and of each number how many training rows have one, their mean and deviation" if arguments.scale else ""
     )
     says = f"{out}: the columns, and categories and classes that {arguments.min_rows} rows or more have{measured}."
-    for line in (*own.lines, says, "Read it before you give it to others."):
+    for line in (*source.described(), says, "Read it before you give it to others."):
         console.print(plain(line, 2000), soft_wrap=True, markup=False)
 
 

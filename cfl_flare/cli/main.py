@@ -29,6 +29,8 @@ from cfl_flare.cli.specs import (
     model_spec,
     read_source,
     shape_and_outputs,
+    site_names,
+    submit_line,
 )
 from cfl_flare.cli.watch import watch
 from cfl_flare.core.config import check_run_name, one_line, require
@@ -44,6 +46,7 @@ from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
 from cfl_flare.methods.combinations import Combination
 from cfl_flare.models import MODELS
 from cfl_flare.report.table import heading, print_whole, results_table
+from cfl_flare.results.attempt import unfinished
 from cfl_flare.results.key_metric import of_training
 from cfl_flare.results.preparations import columns_of
 from cfl_flare.results.run_dir import find_runs
@@ -141,10 +144,16 @@ def export(arguments: argparse.Namespace) -> None:
         settings["data"] = None if arguments.data == default.data else source
         settings["training"] = None if given(default, TrainSettings) == settings["training"] else settings["training"]
     from cfl_flare.flare import ClusteredRecipe
+    from cfl_flare.flare.job.environment import check_floors
 
     recipe = ClusteredRecipe(method=method, **settings)
+    sites = [] if arguments.sites is None else site_names(arguments.sites)
+    if sites:
+        recipe.set_per_site_config({site: {} for site in sites})
+    if not simulated:
+        check_floors(recipe.plan, sites)
     recipe.export(str(folder.parent))
-    Console().print(f"job: {folder}; submit it with: nvflare job submit -j {folder}", soft_wrap=True, markup=False)
+    Console().print(submit_line(folder), soft_wrap=True, markup=False)
 
 
 def partition(arguments: argparse.Namespace) -> None:
@@ -276,7 +285,13 @@ def show(arguments: argparse.Namespace) -> None:
         from cfl_flare.cli.study import print_study
 
         return print_study(console, load_study(of_study))
-    runs = find_runs(arguments.run)
+    known = unfinished(arguments.run) if Path(arguments.run).is_dir() else []
+    for line in known:
+        console.print(line, soft_wrap=True, markup=False)
+    try:
+        runs = find_runs(arguments.run)
+    except ConfigError as error:
+        raise (RunFailedError(f"{error}; what is known is above") if known else error) from error
     folders = [str(one.folder.relative_to(arguments.run)) for one in runs] if len(runs) > 1 else []
     print_whole(console, results_table(runs, folders))
     try:

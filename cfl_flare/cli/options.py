@@ -200,6 +200,8 @@ def _add_export(commands: Any) -> None:
     add_settings(what, DataConfig, without=("seed", "indicator_samples"))
     how = export.add_argument_group("how it is run")
     how.add_argument("--out", default="jobs", metavar="DIR", help="where the job's folder goes (%(default)s)")
+    sites = "the sites that take part, by their names at the server; default: all that are connected"
+    how.add_argument("--sites", metavar="A,B", help=sites)
     add_settings(how, *OF_RUN, num_rounds=20, min_clients=2)
     add_settings(export.add_argument_group("local training"), TrainSettings, lr=0.05)
     script = export.add_argument_group("a training script of FLARE's Client API, in place of --data and local training")

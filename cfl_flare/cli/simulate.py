@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,21 +22,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cfl_flare.cli.options import Simulation
-from cfl_flare.clustering.gap import NUMBER
+from cfl_flare.clustering.gap import NUMBER, in_words
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import FileError, RunFailedError
 from cfl_flare.core.files import make_folder
 from cfl_flare.core.settings import changed
 from cfl_flare.core.text import plain
-from cfl_flare.data.summary import DataSummary
+from cfl_flare.data.summary import DataSummary, clipped_line
+from cfl_flare.engine.classes import class_facts
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_data, check_plans
-from cfl_flare.methods.auto_k import in_words
 from cfl_flare.results.key_metric import leading
 from cfl_flare.results.preparations import save_preparations
-from cfl_flare.results.run_dir import ROUNDS, Run, load_run, read_lines
+from cfl_flare.results.run_dir import ROUNDS, SERVED, Run, load_run, read_lines
 
 
 def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) -> list[Run]:
@@ -58,7 +59,11 @@ def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) ->
     hosted = plan.data.host(plan.reader, "local", 0, 1)
     how = (plan.training, plan.server.seed, plan.site.device, plan.job.private, plan.job.private_shrinkage)
     site = check_data(plan.method, plan.model, hosted, *how)
-    measured = [*site.runtime.task.ranges(plan.training.measures)]
+    task = site.runtime.task
+    judging = plan.server.judged(task, site.runtime.division.whole).early_stopping.named
+    facts = class_facts(plan.reader, task, hosted)
+    plans = {name: replace(one, facts=facts) for name, one in plans.items()}
+    metric = leading(judging, [*task.ranges(plan.training.measures)]).name
     jobs = {
         name: partial(in_process, one) if simulation.loop else through_flare(one, simulation, out)
         for name, one in plans.items()
@@ -66,14 +71,13 @@ def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) ->
     runs = []
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:
         console = Console(file=terminal)
-        for line in plan.data.described(plan.reader):
+        for line in (*plan.data.described(plan.reader), *clipped_line(hosted)):
             console.print(plain(line, 2000), soft_wrap=True, markup=False)
         if unscaled := DataSummary.of(hosted[0]).unscaled:
             console.print(f"look at the data: {unscaled}", style="yellow", markup=False)
         for name, job in jobs.items():
             folder = out / name
             make_folder(folder)
-            metric = leading(plan.server.early_stopping.named, measured).name
             save_preparations(folder, hosted)
             with Display(console, name, plan.server.num_rounds, metric) as display:
                 job(folder, display)
@@ -126,6 +130,7 @@ def in_process(plan: RunPlan, folder: Path, display: Display) -> None:
         initial_ckpt=None if plan.job.initial_ckpt is None else Path(plan.job.initial_ckpt),
         private=plan.job.private,
         private_shrinkage=plan.job.private_shrinkage,
+        of_data=plan.facts,
     )
     try:
         draw(load_run(folder))
@@ -136,6 +141,7 @@ def in_process(plan: RunPlan, folder: Path, display: Display) -> None:
 def through_flare(plan: RunPlan, simulation: Simulation, out: Path) -> Callable[[Path, Display], None]:
     """A plan as a job for FLARE's simulator: a function of its results' folder and the display."""
     from cfl_flare.flare import ClusteredRecipe, simulator
+    from cfl_flare.flare.paths import STATE_ROOT
 
     recipe = ClusteredRecipe.of(plan)
     env = simulator(simulation.sites, out / "flare")
@@ -157,6 +163,12 @@ def through_flare(plan: RunPlan, simulation: Simulation, out: Path) -> Callable[
         for part in (results / "cfl").iterdir():  # moved: the same run should not be found twice
             shutil.move(part, folder / part.name)
         shutil.move(results / "metrics", folder / "metrics")
+        state = Path(os.environ.get(STATE_ROOT) or Path(env.workspace_root) / "cfl_state")
+        make_folder(folder / SERVED, private=True)
+        for kept in (state / name).glob(
+            f"*/{SERVED}/*.safetensors"
+        ):  # what the simulated sites' participants predict with
+            shutil.move(kept, folder / SERVED / kept.name)
 
     return job
 

@@ -23,7 +23,7 @@ from cfl_flare.core.errors import CFLError
 from cfl_flare.core.text import plain
 from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.labels import FORMS
-from cfl_flare.data.summary import COUNTED, DataSummary
+from cfl_flare.data.summary import COUNTED, DataSummary, clipped_line
 from cfl_flare.engine.preflight import check_data
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import FedAvg
@@ -39,6 +39,8 @@ MODELS_ON_DISK = 10
 SERVER_MODELS = 60
 # So many bytes at least should be free where a server writes.
 LEAST_FREE = 10**9
+# Docker and Podman leave one of these in each container.
+MARKS = ("/.dockerenv", "/run/.containerenv")
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ def kit(folder: Path) -> Iterator[Finding]:
     ready = found.after is None
     way_out = "" if ready else f"cfl-flare site prepare {folder}"
     listed = "has cfl_flare's classes" if ready else "lacks cfl_flare's classes, or allows more of it than these"
+    if found.before is None and not ready:
+        way_out += ", after FLARE's 'deploy prepare' if you use it: that deletes local/resources.json"
     yield Finding("class allow-list", listed, way_out, not ready)
     if is_site(folder):
         streams = "jobs may stream logs to the server" if found.streams_logs else "stay here"
@@ -132,7 +136,7 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
             path, how = source.located()
             yield Finding("data", f"{path} ({how})")
         (hosted,) = config.host(source, "this site", 0, 1)
-        for line in source.described():
+        for line in (*source.described(), *clipped_line([hosted])):
             yield Finding("columns", plain(line))
     except CFLError as error:
         yield _failed("data", error)
@@ -215,6 +219,35 @@ def default_state_root(kit: Path | None) -> Path:
     if chosen:
         return Path(chosen).expanduser().absolute()
     return (Path.cwd() if kit is None else kit.resolve().parent) / "cfl_state"
+
+
+def state(root: Path, kit: Path | None) -> Iterator[Finding]:
+    """Whether what outlives a job is lost with a container, or lies where FLARE deletes.
+
+    Args:
+        root: the state root.
+        kit: of the site or the server; None if it is not known.
+    """
+    from cfl_flare.flare.kit import loses_state
+
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    mounted = any(os.path.ismount(folder) for folder in (there, *there.parents) if folder != Path(folder.anchor))
+    if kit is not None and loses_state(kit):
+        lost = "jobs run in containers, of which FLARE keeps the job's folder alone: memories, checkpoints are lost"
+        yield Finding("state root", lost, "mount a folder, and set CFL_STATE_ROOT in local/study_runtime.yaml")
+    elif in_container() and not mounted:
+        yield Finding(
+            "state root", f"{root} is lost with this container", "mount a folder, and set CFL_STATE_ROOT to it"
+        )
+    if kit is not None and root.resolve().is_relative_to(kit.resolve()):
+        yield Finding(
+            "state root", f"{root} is inside the kit, which is FLARE's", "set CFL_STATE_ROOT to a folder beside it"
+        )
+
+
+def in_container() -> bool:
+    """Whether this process runs in a container, as far as that can be seen."""
+    return any(map(os.path.exists, MARKS)) or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def disk(root: Path, needed: int, what: str = "disk", instead: str = "CFL_STATE_ROOT on another disk") -> Finding:

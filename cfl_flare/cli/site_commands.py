@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,10 +22,15 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import UnfitError
 from cfl_flare.data import DataConfig
 
+if TYPE_CHECKING:
+    from cfl_flare.flare.kit import Preparation
+    from cfl_flare.flare.policy import PolicyChange
+
 
 def site(arguments: argparse.Namespace) -> None:
     """``cfl-flare site``."""
-    {"prepare": prepare_kit, "check": check_site, "columns": site_columns}[arguments.what](arguments)
+    commands = {"prepare": prepare_kits, "unprepare": unprepare, "clean": clean, "check": check_site}
+    {**commands, "columns": site_columns}[arguments.what](arguments)
 
 
 def columns(arguments: argparse.Namespace) -> None:
@@ -31,28 +38,57 @@ def columns(arguments: argparse.Namespace) -> None:
     agree(arguments)
 
 
-def prepare_kit(arguments: argparse.Namespace) -> None:
-    """``cfl-flare site prepare``."""
+def prepare_kits(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site prepare``: looks at all kits before it writes to the first."""
+    changes = [_changes(Path(kit), arguments) for kit in arguments.kits]
+    for kit, (resources, policy) in zip(arguments.kits, changes):
+        _prepare(Path(kit), resources, policy, arguments.dry_run)
+
+
+def unprepare(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site unprepare``."""
+    from cfl_flare.flare.kit import undone
+
+    for kit in arguments.kits:
+        print(undone(Path(kit), arguments.dry_run))
+
+
+def clean(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site clean``."""
+    from cfl_flare.flare.kit import old_jobs
+
+    for kit in arguments.kits:
+        jobs = old_jobs(Path(kit), arguments.days)
+        for job in jobs:
+            print(f"{job.folder}: {job.nbytes / 1e6:.1f} MB, {job.days:.0f} days old")
+            if not arguments.dry_run:
+                shutil.rmtree(job.folder)
+        size, verb = sum(job.nbytes for job in jobs) / 1e6, "would be deleted" if arguments.dry_run else "deleted"
+        print(f"{kit}: {len(jobs)} jobs {verb}, {size:.1f} MB")
+
+
+def _changes(kit: Path, arguments: argparse.Namespace) -> tuple[Preparation, PolicyChange]:
     from cfl_flare.flare.allowed import CLASSES
     from cfl_flare.flare.kit import preparation
     from cfl_flare.flare.policy import PolicyChange
 
-    kit = Path(arguments.kit)
-    keep_logs = arguments.keep_logs and check.is_site(kit)
-    found = preparation(kit, [*CLASSES, *arguments.allow], keep_logs)
+    resources = preparation(kit, [*CLASSES, *arguments.allow], arguments.keep_logs and check.is_site(kit))
     limits = arguments.min_sites_per_cluster, arguments.max_participants
-    policy = PolicyChange.of(found.resources.parent, arguments.data_root, *limits)
-    for line in (*found.diff, *policy.diff):
+    return resources, PolicyChange.of(resources.resources.parent, arguments.data_root, *limits)
+
+
+def _prepare(kit: Path, resources: Preparation, policy: PolicyChange, dry_run: bool) -> None:
+    for line in (*resources.diff, *policy.diff):
         print(line)
-    if found.after is None and policy.after is None:
+    if resources.after is None and policy.after is None:
         print(f"{kit}: nothing to change")
-    for file, change in ((found.resources, found), (policy.file, policy)):
-        if change.after is not None and arguments.dry_run:
+    for file, change in ((resources.resources, resources), (policy.file, policy)):
+        if change.after is not None and dry_run:
             print(f"{file}: not written (--dry-run)")
         elif change.after is not None:
             backup = change.write()
             print(f"{file}: written" + (f"; the old file is {backup.name}" if backup else ""))
-    if found.streams_logs and check.is_site(kit):
+    if resources.streams_logs and check.is_site(kit):
         print("note: jobs may stream this kit's logs to the server; --keep-logs forbids it")
 
 
@@ -89,6 +125,7 @@ def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
         yield from check.server_disks(kit, arguments.model, root)
     else:
         yield from check.data(own_source(arguments.data), arguments.model, config, arguments.device, root)
+    yield from check.state(root, kit)
     yield check.memory()
 
 
@@ -98,5 +135,5 @@ def predict(arguments: argparse.Namespace) -> None:
     require(out.parent.is_dir(), f"--out = {arguments.out!r}: {str(out.parent)!r} is not a folder; make it first")
     run, data = Path(arguments.run), Path(arguments.data)
     whose = arguments.slot, arguments.participant
-    rows = predict_file(run, *whose, data, arguments.array, arguments.model, out)
+    rows = predict_file(run, *whose, data, arguments.array, arguments.model, out, arguments.id)
     print(f"{out}: {rows} predictions")

@@ -16,11 +16,12 @@ DATA = "an .npz file in MedMNIST's layout, a folder of images by class, or a sou
 
 
 def add_site(commands: Any) -> None:
-    """``cfl-flare site prepare`` and ``cfl-flare site check``."""
+    """``cfl-flare site`` and what it can do."""
     site = commands.add_parser("site", help="for the operator of a site: prepare its kit, check its data")
     what = site.add_subparsers(dest="what", required=True)
     prepare = what.add_parser("prepare", help="let jobs at a startup kit use the installed cfl_flare")
-    prepare.add_argument("kit", help="a site's or the server's startup kit, or a simulator's workspace")
+    kits = "startup kits of sites or of the server, or a simulator's workspace"
+    prepare.add_argument("kits", nargs="+", metavar="KIT", help=kits)
     prepare.add_argument("--dry-run", action="store_true", help="show the change and write nothing")
     prepare.add_argument(
         "--keep-logs",
@@ -44,6 +45,13 @@ def add_site(commands: Any) -> None:
     prepare.add_argument(
         "--max-participants", type=int, metavar="N", help="a server's kit: most participants that a site may bring"
     )
+    unprepare = what.add_parser("unprepare", help="take back what 'prepare' changed; local/cfl.json stays")
+    clean = what.add_parser("clean", help="delete what ended jobs left in a kit: FLARE deletes none of it")
+    for command in (unprepare, clean):
+        command.add_argument("kits", nargs="+", metavar="KIT", help=kits)
+        command.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    days = "a job stays for so many days after its end (%(default)g)"
+    clean.add_argument("--days", type=float, default=30.0, metavar="N", help=days)
     check = what.add_parser("check", help="report what would prevent this site from taking part in a job")
     check.add_argument("--data", metavar="D", help=f"{DATA}; default: what a job finds, by $CFL_DATA")
     check.add_argument("--model", metavar="NET", help="the job's model, as for 'cfl-flare run'; default: one that fits")
@@ -71,10 +79,12 @@ def add_predict(commands: Any) -> None:
     """``cfl-flare predict``."""
     predict = commands.add_parser("predict", help="predict with a run's model, at a site or at the server")
     predict.add_argument("run", help="a .safetensors model, or a folder with one: a run's, or a site's state folder")
-    predict.add_argument("--slot", metavar="NAME", help="which model, if a run has several: cluster-0, ...")
+    which = "which of a run's models, if it has several: cluster-0, ...; default: the participant's"
+    predict.add_argument("--slot", metavar="NAME", help=which)
     predict.add_argument("--data", required=True, metavar="D", help="a folder of images, an .npz file, or a table")
-    whose = "with a table and a simulation's model: the participant whose filling up and scaling is used"
+    whose = "who predicts, as at the end of the run; with --slot, whose filling up and scaling of a table is used"
     predict.add_argument("--participant", metavar="NAME", help=whose)
+    predict.add_argument("--id", metavar="COLUMN", help="the table's column that names its rows in the predictions")
     predict.add_argument("--array", metavar="NAME", help="the array of an .npz file; default: images, or test_images")
     predict.add_argument("--model", metavar="CLASS", help="the model's class, if it is one of your own: package.Class")
     predict.add_argument("--out", required=True, metavar="CSV", help="where the predictions go")

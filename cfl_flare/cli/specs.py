@@ -19,6 +19,7 @@ from cfl_flare.data.samples import read
 from cfl_flare.methods import Method, build_method
 from cfl_flare.models import MODELS
 from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.tasks import LearningTask
 
 
 def read_source(text: str, here: bool = True) -> DataSource:
@@ -96,6 +97,13 @@ def model_of_job(text: str | None, source: DataSource, data: str, training: Trai
     name, settings = parse_spec(text) if text else ("mlp", {})
     if text and (name not in MODELS or {"input_shape", "num_classes"} <= settings.keys()):
         return model_spec(text, (), 0)
+    columns, task = source.agreed_columns, training.built_task()
+    if columns is not None:
+        outputs = 1 if columns.labels is None else task.outputs(columns.labels)
+        counts = columns.labels is not None or type(task).outputs is LearningTask.outputs or "num_classes" in settings
+        way_out = f"name its classes there, or give --model {name}:num_classes=2"
+        require(counts, f"the model's num_classes is not given, and the columns of --data name no classes; {way_out}")
+        return model_spec(text, (len(columns.features),), outputs)
     try:
         return model_spec(text, *shape_and_outputs(source, data, training))
     except DataError as error:
@@ -128,6 +136,23 @@ def build_named(text: str, penalties: Sequence[str] = (), here: bool = True) -> 
         named = [parse_spec(penalty) for penalty in penalties]
         settings["penalties"] = [{"penalty": what, **own} for what, own in named]
     return build_method({"method": name, **settings})
+
+
+def site_names(text: str) -> list[str]:
+    """The names in ``--sites``.
+
+    Raises:
+        ConfigError: one is empty, or named twice.
+    """
+    names = [name.strip() for name in text.split(",")]
+    different = all(names) and len({*names}) == len(names)
+    require(different, f"--sites = {text!r} should be different names, as hospital-1,hospital-2")
+    return names
+
+
+def submit_line(folder: Path) -> str:
+    """Where a job is, and how it is submitted."""
+    return f"job: {folder}; submit it with: nvflare job submit -j {folder} --startup-kit <your admin kit>"
 
 
 def check_out(out: Path, option: str = "--out") -> None:

@@ -27,17 +27,19 @@ from cfl_flare.cli.specs import (
     model_spec,
     read_source,
     shape_and_outputs,
+    submit_line,
 )
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.files import make_folder
 from cfl_flare.core.text import plain
 from cfl_flare.data import DataConfig
+from cfl_flare.data.summary import clipped_line
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.engine.study.candidates import first_candidates
 from cfl_flare.engine.study.file import as_kept, differing, finished, journal_of, save
-from cfl_flare.engine.study.halving import Study
+from cfl_flare.engine.study.halving import VALIDATION, Study
 from cfl_flare.engine.study.in_process import InProcess, described
 from cfl_flare.engine.study.settings import StudySettings
 from cfl_flare.report.html.write import REPORT, try_to_write
@@ -110,7 +112,7 @@ def export_study(arguments: argparse.Namespace) -> None:
         **settings,
     )
     recipe.export(str(folder.parent))
-    Console().print(f"job: {folder}; submit it with: nvflare job submit -j {folder}", soft_wrap=True, markup=False)
+    Console().print(submit_line(folder), soft_wrap=True, markup=False)
 
 
 def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dict[str, Any]:
@@ -140,8 +142,11 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
         with Display(console, name, rounds, trainer.metric.name) as display:
             yield lambda measured: display.update([measured.record])
 
-    trainer = InProcess(plan, out, watch)
-    candidates = first_candidates(trainer.module, more)
+    def say(line: str) -> None:
+        console.print(plain(line, 2000), soft_wrap=True, markup=False, highlight=False)
+
+    trainer = InProcess(plan, out, watch, say)
+    candidates = first_candidates(trainer.module, more, trainer.training.built_task())
     trainer.check(candidates)
     compared = {key: value for key, value in asdict(own).items() if key != "minutes"}  # more of them go on with it
     facts = as_kept(described(trainer, candidates, compared))
@@ -149,7 +154,7 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
     if begun is not None and finished(begun, trainer.rounds):
         return begun
     make_folder(out)
-    for line in plan.data.described(trainer.reader):
+    for line in (*plan.data.described(trainer.reader), *clipped_line(trainer.hosted(VALIDATION))):
         console.print(plain(line, 2000), soft_wrap=True, markup=False)
     running = Study(
         trainer,
@@ -157,7 +162,7 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
         own,
         journal_of(begun),
         lambda journal: save(out, running, journal, facts),
-        lambda line: console.print(plain(line, 2000), soft_wrap=True, markup=False, highlight=False),
+        say,
         seed,
     )
     with trainer.locked():

@@ -23,6 +23,19 @@ def distances_between(rows: np.ndarray, others: np.ndarray, metric: str) -> np.n
         return np.asarray(pairwise_distances(rows, others, metric=metric), np.float64)
 
 
+def distances_to_means(rows: np.ndarray, labels: np.ndarray, metric: str) -> np.ndarray:
+    """Distances ``(m, K)`` of rows ``(m, d)`` to the mean of each cluster's rows; to a cluster without any, infinity.
+
+    >>> distances_to_means(np.array([[0.0], [2.0], [9.0]]), np.array([0, 0, 2]), "manhattan").tolist()
+    [[1.0, inf, 9.0], [1.0, inf, 7.0], [8.0, inf, 0.0]]
+    """
+    found = np.full((len(rows), int(labels.max()) + 1), np.inf)
+    used = sorted(set(labels.tolist()))
+    means = np.stack([rows[labels == k].mean(axis=0, dtype=np.float64) for k in used])
+    found[:, used] = distances_between(rows, means, metric)
+    return found
+
+
 def agglomerate(
     features: np.ndarray, metric: str, joining: str, threshold: float | None = None, k: int | None = None
 ) -> np.ndarray:

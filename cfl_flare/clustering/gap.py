@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,12 @@ NUMBER = "number_of_clusters"
 NOTHING = 1e-10
 # Gaps that differ by less than so many standard deviations are taken for the same.
 SAME = 0.5
+# So many draws, each of this share of the points.
+DRAWS, SHARE = 100, 0.8
+# A number of clusters is stable if each cluster is this alike in the draws; Hennig (2007) calls 0.85 "highly stable".
+STABLE = 0.9
+# What makes a number clear: so many standard deviations, and the same number in such a share of the draws.
+CLEAR, AGREEING = 2, 0.9
 
 
 @dataclass(frozen=True)
@@ -30,11 +37,15 @@ class Found:
         gap: by K = 1, 2, ...: by how much the logarithm of the dispersion inside K clusters is below its mean over
             the reference sets; 0 for K = 1.
         deviations: the same in standard deviations of the reference sets.
+        stability: by K: how alike the clusters of draws of the rows are, see `_stability`; 1 for K = 1.
+        draws: the number of clusters in each draw.
     """
 
     labels: np.ndarray
     gap: tuple[float, ...]
     deviations: tuple[float, ...]
+    stability: tuple[float, ...] = ()
+    draws: tuple[int, ...] = ()
 
     @property
     def k(self) -> int:
@@ -50,15 +61,18 @@ def number_of_clusters(products: np.ndarray, most: int, references: int = 100, s
     the vectors and the variance along each of their principal axes, which is the null hypothesis of SigClust (Liu et
     al. 2008) on the sphere: a box (Tibshirani et al., sec. 4) has far less structure than what participants without
     clusters send. Such a set is drawn from a sample's variances, which are more uneven than those that the sample was
-    drawn from, and so has a little more structure itself: what errs, errs towards one cluster. K is 1 unless another
-    number has a positive gap; else the smallest other one whose gap is as large as the largest, but for half a standard
-    deviation (Dudoit and Fridlyand 2002 allow a whole one).
+    drawn from, and so has a little more structure itself: what errs, errs towards one cluster.
+
+    K is 1 unless another number has a positive gap; else the smallest other one whose gap is as large as the largest,
+    but for half a standard deviation (Dudoit and Fridlyand 2002 allow a whole one). Only numbers count whose clusters
+    come back in draws of the vectors. If no such number has a positive gap, the vectors may still differ without
+    forming groups. Then K is the median over the draws, if nearly all have more than one and its gap is clear; else 1.
 
     Args:
         products: ``(m, m)`` inner products of the vectors.
         most: the largest number that is tried, at most half the vectors.
         references: reference sets.
-        seed: of the reference sets.
+        seed: of the reference sets and of the draws.
 
     Raises:
         ConfigError: a product is not finite.
@@ -73,14 +87,123 @@ def number_of_clusters(products: np.ndarray, most: int, references: int = 100, s
     points = directions(products)
     most = max(1, min(most, len(points) // 2))
     if most == 1 or not points.any():
-        return Found(np.zeros(len(points), np.int64), (0.0,) * most, (0.0,) * most)
+        return Found(np.zeros(len(points), np.int64), (0.0,) * most, (0.0,) * most, (1.0,) * most)
     tree = linkage(points, "ward")
-    drawn = np.array([_dispersion(linkage(p, "ward"), most) for p in _references(points, references, seed)])
-    gap, spread = drawn.mean(axis=0) - _dispersion(tree, most), drawn.std(axis=0)
-    best = int(gap.argmax())
-    k = 1 + (1 + int(np.argmax(gap[1:] >= gap[best] - SAME * spread[best])) if best else 0)
+    size = round(SHARE * len(points))
+    rows = [np.sort(stream(seed, "draw", i).permutation(len(points))[:size]) for i in range(DRAWS)]
+    trees = [linkage(points[drawn], "ward") for drawn in rows]
+    null = np.array(
+        [
+            [_dispersion(linkage(p, "ward"), most) for p in (reference, reference[:size])]
+            for reference in _references(points, references, seed)
+        ]
+    )
+    (mean, mean_drawn), (spread, spread_drawn) = null.mean(axis=0), null.std(axis=0)
+    gap = mean - _dispersion(tree, most)
     deviations = gap / np.maximum(spread, NOTHING)
-    return Found(numbered(cut_tree(tree, k)[:, 0]), tuple(gap.tolist()), tuple(deviations.tolist()))
+    labels = cut_tree(tree, range(1, most + 1)).T
+    stability = _stability(labels, rows, trees)
+    stable = stability >= STABLE
+    k = _largest(gap, spread, stable)
+    considered = stable if k > 1 else np.ones(most, bool)
+    draws = [_largest(mean_drawn - _dispersion(t, most), spread_drawn, considered) for t in trees]
+    if k == 1 and gap.max() > 0 and np.mean(np.array(draws) > 1) >= AGREEING:
+        median = int(np.quantile(draws, 0.5, method="inverted_cdf"))
+        k = median if deviations[median - 1] >= CLEAR else 1
+    by_k = [tuple(values.tolist()) for values in (gap, deviations, stability)]
+    return Found(numbered(labels[k - 1]), by_k[0], by_k[1], by_k[2], tuple(draws))
+
+
+def noted(found: Found) -> dict[str, Any]:
+    """What the record of the round that found the clusters says: their number, by K how good it is, and of the draws.
+
+    Returns:
+        ``k``; ``by_k``, each with ``gap``, ``deviations`` and ``stability``; ``draws``, by K in how many.
+    """
+    by_k = {
+        str(k): {"gap": gap, "deviations": deviations, "stability": stability}
+        for k, (gap, deviations, stability) in enumerate(zip(found.gap, found.deviations, found.stability), 1)
+    }
+    return {"k": found.k, "by_k": by_k, "draws": {str(k): found.draws.count(k) for k in sorted(set(found.draws))}}
+
+
+def spread_of(note: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The 5 % and 95 % quantiles of the number of clusters over the draws; None of a record without draws."""
+    draws = sorted((int(k), times) for k, times in note.get("draws", {}).items())
+    upto = np.cumsum([times for _, times in draws])
+    if not draws or not upto[-1]:
+        return None
+    low, high = (draws[int(np.searchsorted(upto, share * upto[-1]))][0] for share in (0.05, 0.95))
+    return low, high
+
+
+def is_clear(note: Mapping[str, Any]) -> bool:
+    """Whether the number is beyond doubt: draws of participants have it too, and the same clusters."""
+    k, draws = str(note["k"]), note.get("draws", {})
+    at, agreeing = note["by_k"][k], draws.get(k, 0) >= AGREEING * sum(draws.values()) > 0
+    if note["k"] == 1:
+        return agreeing and all(value["gap"] <= 0 for value in note["by_k"].values())
+    return agreeing and at["deviations"] >= CLEAR and at.get("stability", 0) >= STABLE
+
+
+def in_words(note: Mapping[str, Any]) -> str:
+    """One line on what was found, and how sure it is."""
+    k, by_k = note["k"], note["by_k"]
+    if len(by_k) < 2:
+        return "one cluster: fewer than four participants, or no other number to try"
+    text = f"{'one cluster' if k == 1 else f'{k} clusters'} found ({_how_sure(note)})"
+    text = text if is_clear(note) else f"about {text}"
+    best = max(by_k, key=lambda number: float(by_k[number]["gap"]))
+    if by_k[best]["gap"] <= 0:
+        return f"{text}: with 2 to {len(by_k)}, the updates are no tighter than data without clusters"
+    away = by_k[best if k == 1 else str(k)]["deviations"]
+    tighter = f"{away:.1f} standard deviations tighter than data without clusters"
+    return f"{text}: with {best}, the updates are only {tighter}" if k == 1 else f"{text}: {tighter}"
+
+
+def _how_sure(note: Mapping[str, Any]) -> str:
+    if is_clear(note):
+        return "clear"
+    ends, at = spread_of(note), note["by_k"][str(note["k"])]
+    if ends is None:
+        return "not clear"
+    others = ", with other members" if at.get("stability", 0) < STABLE else ""
+    range_ = str(ends[0]) if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+    return f"without a fifth of the participants {range_}{others}"
+
+
+def _largest(gap: np.ndarray, spread: np.ndarray, considered: np.ndarray) -> int:
+    """The smallest of the numbers considered whose gap is as large as the largest; 1 if none is positive."""
+    gap = np.where(considered, gap, -np.inf)
+    best = int(gap.argmax())
+    return 1 + (1 + int(np.argmax(gap[1:] >= gap[best] - SAME * spread[best])) if best else 0)
+
+
+def _stability(labels: np.ndarray, rows: Sequence[np.ndarray], trees: Sequence[np.ndarray]) -> np.ndarray:
+    """By K, how alike the clusters of draws are: of the least alike cluster its mean Jaccard index (Hennig 2007).
+
+    Args:
+        labels: ``(most, m)``, those of K = 1 to ``most`` clusters.
+        rows: those of each draw.
+        trees: and its linkage.
+
+    Returns:
+        ``(most,)``, from 0 to 1.
+    """
+    from scipy.cluster.hierarchy import fcluster
+
+    worst = [1.0]
+    for k, of_all in enumerate(labels[1:], 2):
+        alike = [_alike(of_all[drawn], fcluster(tree, k, "maxclust") - 1, k) for drawn, tree in zip(rows, trees)]
+        worst.append(float(np.nanmean(alike, axis=0).min()))
+    return np.array(worst)
+
+
+def _alike(labels: np.ndarray, others: np.ndarray, k: int) -> np.ndarray:
+    """Of each of K clusters the largest Jaccard index with another clustering's; NaN for one without members."""
+    both = np.bincount(labels * k + others, minlength=k * k).reshape(k, k)
+    sizes = both.sum(axis=1, keepdims=True)
+    return np.where(sizes[:, 0] > 0, (both / np.maximum(sizes + both.sum(axis=0) - both, 1)).max(axis=1), np.nan)
 
 
 def directions(products: np.ndarray) -> np.ndarray:

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 
 import numpy as np
 
+from cfl_flare.clustering.floor import Sizes
+from cfl_flare.clustering.measures import inner_products
 from cfl_flare.core.errors import ConfigError
 
 BLOCK = 128  # rows
@@ -37,8 +40,12 @@ def numbered(labels: np.ndarray) -> np.ndarray:
     return np.array([order[label] for label in labels.tolist()])
 
 
-def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int = 10, seed: int = 0) -> np.ndarray:
+def first_kmeans(
+    features: np.ndarray, k: int, weights: np.ndarray, starts: int = 10, seed: int = 0, sizes: Sizes | None = None
+) -> np.ndarray:
     """Clusters from scratch: scikit-learn's k-means++, the best of a number of starts.
+
+    If a cluster is below a floor, k-means with minimum sizes takes its place.
 
     Args:
         features: ``(m, d)``.
@@ -46,9 +53,11 @@ def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int 
         weights: ``(m,)``, positive.
         starts: k-means++ starts.
         seed: of the starts.
+        sizes: what a cluster needs; None for nothing.
 
     Returns:
-        Labels ``(m,)``, numbered in the order in which the clusters first occur.
+        Labels ``(m,)``, numbered in the order in which the clusters first occur; of fewer clusters, if k that are large
+        enough cannot be.
 
     Raises:
         ConfigError: fewer participants than clusters.
@@ -67,7 +76,52 @@ def first_kmeans(features: np.ndarray, k: int, weights: np.ndarray, starts: int 
     kmeans = KMeans(k, n_init=starts, random_state=seed, copy_x=False)  # it shifts the features, and shifts them back
     with threadpool_limits(1):  # in a simulation all sites share the cores
         labels = kmeans.fit(features, sample_weight=weights / weights.mean()).labels_
-    return numbered(labels)
+        if sizes is None or sizes.met(labels):
+            return numbered(labels)
+        placed = numbered(_first_under_floor(features, min(k, sizes.clusters), weights, starts, seed, sizes))
+        sizes.note(_named_as(labels, placed), placed)
+        return placed
+
+
+def _named_as(labels: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """The labels under the names of other ones for the same rows, such that as many as can be agree.
+
+    >>> _named_as(np.array([1, 1, 0, 2]), np.array([0, 0, 1, 1])).tolist()
+    [0, 0, 1, 2]
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    k = 1 + int(max(labels.max(), others.max()))
+    both = np.zeros((k, k))
+    np.add.at(both, (labels, others), 1)
+    names = linear_sum_assignment(both, maximize=True)[1]
+    return np.asarray(names[labels])
+
+
+def _first_under_floor(
+    features: np.ndarray, k: int, weights: np.ndarray, starts: int, seed: int, sizes: Sizes
+) -> np.ndarray:
+    """The best of some starts of k-means with minimum sizes, on points with the features' distances."""
+    from sklearn.cluster import kmeans_plusplus
+
+    points, random = _points(features), np.random.RandomState(seed)
+    fits: list[tuple[int, float, np.ndarray]] = []
+    for _ in range(starts):
+        first = kmeans_plusplus(points, k, sample_weight=weights, random_state=random)[0]
+        labels = lloyd(points, first, weights, sizes=sizes)
+        centres = _centres(points, labels, weights, first)
+        spread = squared_distances(points, centres, weights)[range(len(labels)), labels].sum()
+        fits.append((-len(set(labels.tolist())), float(spread), centres))
+    _, _, centres = min(fits, key=lambda fit: fit[:2])
+    return closest(points, centres, weights, sizes, needed=range(k))
+
+
+def _points(features: np.ndarray) -> np.ndarray:
+    """Points ``(m, m)`` at the same distances as the features, whose rows may be long."""
+    if len(features) >= features.shape[1]:
+        return features
+    values, vectors = np.linalg.eigh(inner_products(features - features.mean(axis=0)))
+    return np.asarray(vectors * np.sqrt(np.maximum(values, 0)))
 
 
 def nearest(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
@@ -81,12 +135,32 @@ def nearest(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
     return np.concatenate([pairwise_distances_argmin(block - origin, shifted) for block in blocks(features)])
 
 
+def closest(
+    features: np.ndarray, centres: np.ndarray, weights: np.ndarray, sizes: Sizes | None, needed: Collection[int] = ()
+) -> np.ndarray:
+    """As `nearest`, but where that leaves a cluster too small: the E-step of k-means with minimum sizes."""
+    labels = nearest(features, centres)
+    costs = partial(squared_distances, features, centres, weights)
+    return labels if sizes is None else sizes.assigned(labels, costs, needed)
+
+
+def squared_distances(features: np.ndarray, centres: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Weighted squared distances ``(m, k)`` of features and centres, float64."""
+    from sklearn.metrics.pairwise import euclidean_distances
+
+    origin = np.median(centres, axis=0)
+    rows = [euclidean_distances(block - origin, centres - origin, squared=True) for block in blocks(features)]
+    return np.asarray(weights[:, None] * np.concatenate(rows).astype(np.float64))
+
+
 def blocks(features: np.ndarray) -> Iterator[np.ndarray]:
     """A few rows at a time, as views, so that a float64 copy of all rows is never made."""
     return (features[i : i + BLOCK] for i in range(0, len(features), BLOCK))
 
 
-def lloyd(features: np.ndarray, centres: np.ndarray, weights: np.ndarray, max_steps: int = 300) -> np.ndarray:
+def lloyd(
+    features: np.ndarray, centres: np.ndarray, weights: np.ndarray, max_steps: int = 300, sizes: Sizes | None = None
+) -> np.ndarray:
     """K-means started at given centres, until it converges.
 
     Unlike scikit-learn's, it leaves an empty cluster where it is: with sampled participants a cluster may be absent
@@ -97,6 +171,8 @@ def lloyd(features: np.ndarray, centres: np.ndarray, weights: np.ndarray, max_st
         centres: ``(k, d)``, not changed.
         weights: ``(m,)``, positive.
         max_steps: bound on the steps.
+        sizes: what a cluster needs; None for nothing. If a cluster of the result is too small, or had members before
+            and has none, k-means with minimum sizes takes its place.
 
     Returns:
         Labels ``(m,)``, label j for the cluster that started at ``centres[j]``.
@@ -104,16 +180,35 @@ def lloyd(features: np.ndarray, centres: np.ndarray, weights: np.ndarray, max_st
     >>> lloyd(np.array([[0.0], [1.0], [9.0]]), np.array([[8.0], [2.0], [99.0]]), np.ones(3)).tolist()
     [1, 1, 0]
     """
+    labels = _steps(features, centres, weights, max_steps, None)
+    if sizes is None or sizes.met(labels):
+        return labels
+    placed = _steps(features, centres, weights, max_steps, sizes)
+    sizes.note(labels, placed)
+    return placed
+
+
+def _steps(
+    features: np.ndarray, centres: np.ndarray, weights: np.ndarray, max_steps: int, sizes: Sizes | None
+) -> np.ndarray:
     centres = centres.astype(np.float64)
-    labels = nearest(features, centres)
+    labels = closest(features, centres, weights, sizes)
+    needed = () if sizes is None else sizes.used(labels)
     for _ in range(max_steps):
-        own = np.where(labels[:, None] == np.arange(len(centres)), weights[:, None], 0.0)  # (m, k)
-        sums, used = np.zeros_like(centres), own.any(axis=0)
-        for w, rows in zip(blocks(own), blocks(features)):
-            sums += w.T @ rows
-        centres[used] = sums[used] / own.sum(axis=0)[used, None]
-        moved = nearest(features, centres)
+        centres = _centres(features, labels, weights, centres)
+        moved = closest(features, centres, weights, sizes, needed)
         if (moved == labels).all():
             break
         labels = moved
     return labels
+
+
+def _centres(features: np.ndarray, labels: np.ndarray, weights: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """The M-step: weighted means ``(k, d)``, an empty cluster's centre where it was."""
+    own = np.where(labels[:, None] == np.arange(len(before)), weights[:, None], 0.0)  # (m, k)
+    sums, used = np.zeros_like(before), own.any(axis=0)
+    for w, rows in zip(blocks(own), blocks(features)):
+        sums += w.T @ rows
+    centres = before.copy()
+    centres[used] = sums[used] / own.sum(axis=0)[used, None]
+    return centres

@@ -98,7 +98,7 @@ class LatestModels:
         versions: by participant, the round of its model and its number of samples.
     """
 
-    def __init__(self, archive: Archive, layout: Layout, versions: Mapping[str, tuple[int, int]]):
+    def __init__(self, archive: Archive, layout: Layout, versions: Mapping[str, tuple[int, float]]):
         self._archive, self._layout, self.versions = archive, layout, versions
 
     @property

@@ -14,8 +14,11 @@ import types
 import typing
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import partial
 from typing import Any, TypeVar
+
+import numpy as np
 
 from cfl_flare.core.errors import CFLError, ClassError, ConfigError
 from cfl_flare.core.text import shown
@@ -29,6 +32,7 @@ MARK = {"config_type": "dict"}
 POSITIONAL = "*"
 # Under which key a dataclass field holds what `cfl_flare.core.settings` states of it.
 SETTING = "setting"
+MISSING = inspect.Parameter.empty
 
 
 def marked(value: Any) -> Any:
@@ -217,7 +221,7 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
                 f"{what}: {path.rpartition('.')[2]} does not keep its argument {name!r} as an attribute, so it cannot "
                 f"be written to a job; pass {{'class_path': '{path}', 'args': {{...}}}}"
             )
-        value = _plain(getattr(obj, name), f"{what}: {path.rpartition('.')[2]}.{name}")
+        value = plain_value(getattr(obj, name), f"{what}: {path.rpartition('.')[2]}.{name}")
         if value != parameter.default:
             args[name] = value
     return {"class_path": path, "args": args}
@@ -244,14 +248,30 @@ def class_path(obj: Any, what: str) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _plain(value: Any, where: str) -> Any:
-    """The value as JSON can hold it."""
+def plain_value(value: Any, where: str, inner: Callable[[Any], Any] = lambda value: MISSING) -> Any:
+    """The value as JSON can hold it; an enumeration's by its value, a configuration by its class and arguments.
+
+    Args:
+        value: the value.
+        where: what it is, for the error.
+        inner: describes further objects; MISSING for those that it does not know.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    value = value.value if isinstance(value, Enum) else value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [_plain(v, where) for v in value]
+        return [plain_value(v, where, inner) for v in value]
     if isinstance(value, Mapping):
-        return {str(k): _plain(v, where) for k, v in value.items()}
+        return {str(k): plain_value(v, where, inner) for k, v in value.items()}
+    if holds_settings(type(value)):
+        path = class_path(value, where)
+        return {"class_path": path, "args": plain_value(_settings_in(value), f"{where}: {path.rpartition('.')[2]}")}
+    described = inner(value)
+    if described is not MISSING:
+        return described
     shown = " ".join(reprlib.repr(value).split())
     raise ConfigError(
         f"{where} = {shown} cannot be written to a job file; a constructor's arguments should be numbers, text, lists "
@@ -259,20 +279,38 @@ def _plain(value: Any, where: str) -> Any:
     )
 
 
+def holds_settings(cls: Any) -> bool:
+    """Whether a class holds settings alone, and may be an argument: a dataclass, or Hugging Face's configuration."""
+    return dataclasses.is_dataclass(cls) or hasattr(cls, "to_diff_dict")
+
+
+def _settings_in(value: Any) -> dict[str, Any]:
+    """The arguments of a configuration."""
+    if hasattr(value, "to_diff_dict"):
+        return {k: v for k, v in value.to_diff_dict().items() if k not in ("model_type", "transformers_version")}
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+
+
 def build(
-    spec: Mapping[str, Any], base: type[T], what: str, authorize: Callable[[str], None] | None = None, **extra: Any
+    spec: Mapping[str, Any],
+    base: type[T],
+    what: str,
+    authorize: Callable[[str], None] | None = None,
+    inside: bool = False,
+    **extra: Any,
 ) -> T:
     """The one way in which a class that a job names becomes an object.
 
     The site's component policy is asked first, then the class is imported, checked to be a ``base``, and called. In its
     place there may be a function that is annotated to return such a class of its own module. Arguments that are such
-    dictionaries themselves are built first, in the same way.
+    dictionaries themselves are built first, in the same way; those may also be configurations (`holds_settings`).
 
     Args:
         spec: ``{"class_path": "package.Class", "args": {...}}``.
         base: the class that it must be.
         what: what it is ("model", "data"), for the errors.
         authorize: called with the class path before the import; raises to refuse it. None where there is no policy.
+        inside: whether it is an argument of another class.
         **extra: further arguments, beside those of the spec.
 
     Raises:
@@ -297,7 +335,7 @@ def build(
             "it"
         ) from error
     made = made_by(cls)
-    if not (isinstance(made, type) and issubclass(made, base)):
+    if not (isinstance(made, type) and (issubclass(made, base) or (inside and holds_settings(made)))):
         raise ConfigError(f"{what}: {path!r} is not a {base.__module__}.{base.__qualname__}; name a subclass of that")
     args = spec.get("args") or {}
     fits = isinstance(args, Mapping) and isinstance(args.get(POSITIONAL, []), (list, tuple))
@@ -333,7 +371,7 @@ def _built(value: Any, base: type, what: str, authorize: Callable[[str], None] |
     if not isinstance(value, Mapping):
         return [_built(inner, base, what, authorize) for inner in value]
     if value.keys() == {"class_path", "args"}:
-        return build(value, base, what, authorize)
+        return build(value, base, what, authorize, inside=True)
     return OrderedDict((key, _built(inner, base, what, authorize)) for key, inner in value.items())
 
 

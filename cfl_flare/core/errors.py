@@ -19,7 +19,10 @@ FAILURES = {
     "path": "its policy does not allow the path that the job names",
     "floor": "its policy asks for a higher min_sites_per_cluster than the job has",
     "encrypts": "a filter there encrypts models, which the server has to compare",
-    "data": "its data cannot be read or does not fit the job",
+    "missing": "the data that it should read is not there",
+    "columns": "its table's columns are not those that the job names or the sites agreed on",
+    "model": "its samples or labels do not fit the job's model or task",
+    "data": "its data cannot be read, or holds what the job does not take",
     "payload": "what the server sent does not fit there",
     "training": "training or measuring failed there",
     "memory": "it is out of memory",
@@ -79,6 +82,24 @@ class DataError(CFLError, ValueError):
     """A data set cannot be read or does not fit the job."""
 
     failure = "data"
+
+
+class MissingDataError(DataError):
+    """There is no data where it should be."""
+
+    failure = "missing"
+
+
+class ColumnsError(DataError):
+    """A table lacks a column, or has one that nobody agreed on."""
+
+    failure = "columns"
+
+
+class FitError(DataError):
+    """Samples or labels do not fit the model or the task."""
+
+    failure = "model"
 
 
 class PathError(DataError):

@@ -9,11 +9,13 @@ line with the path and the way out.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -61,14 +63,31 @@ def writing(path: Path) -> Iterator[None]:
         raise FileError(f"cannot write {explained(error, path)}") from error
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, private: bool = False) -> None:
     """Makes a folder and those above it, unless it exists.
+
+    Args:
+        path: the folder.
+        private: no other user may enter the folders that are made. In a private folder, all new folders are private.
 
     Raises:
         FileError: it cannot be made.
     """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     with writing(path):
-        path.mkdir(parents=True, exist_ok=True)
+        for folder in reversed(missing):
+            folder.mkdir(mode=0o700 if private or is_private(folder.parent) else 0o777, exist_ok=True)
+        path.mkdir(exist_ok=True)
+
+
+def is_private(folder: Path) -> bool:
+    """Whether its owner alone may enter a folder. A new file in it is its owner's alone, too."""
+    return not stat.S_IMODE(folder.stat().st_mode) & 0o077
+
+
+def private_file(path: str | Path, flags: int) -> int:
+    """An opener for `open`: a file that it makes in a private folder is private."""
+    return os.open(path, flags, 0o600 if is_private(Path(path).parent) else 0o666)
 
 
 def atomic_write(path: Path, content: str | bytes | Callable[[BinaryIO], object], durable: bool = True) -> None:
@@ -88,7 +107,7 @@ def atomic_write(path: Path, content: str | bytes | Callable[[BinaryIO], object]
             mode = path.stat().st_mode if path.exists() else None
             if mode is not None and not stat.S_ISREG(mode):
                 raise FileError(f"cannot write {path}: it is {KINDS[stat.S_IFMT(mode)]}; name a regular file")
-            with temporary.open("wb") as file:
+            with open(temporary, "wb", opener=private_file) as file:
                 if mode is not None:
                     os.fchmod(file.fileno(), stat.S_IMODE(mode))
                 if callable(content):
@@ -117,7 +136,7 @@ def append(path: Path, text: str) -> None:
         FileError: it cannot be written; the file is as it was before.
     """
     rest = memoryview(text.encode())
-    with writing(path), path.open("ab", buffering=0) as file:
+    with writing(path), open(path, "ab", buffering=0, opener=private_file) as file:
         before = file.tell()
         try:
             while rest:
@@ -215,6 +234,28 @@ def json_lines(path: Path, limit: int = MOST_LINES) -> Iterator[dict[str, Any]]:
             if not isinstance(content, dict):
                 raise FileError(f"cannot read {path}: line {number} is not a JSON object; name another file")
             yield content
+
+
+def held(path: Path) -> BinaryIO:
+    """Marks a file as that of a process that lives; `is_unheld` sees when it has died or closed what is returned."""
+    file = path.open("rb")
+    with suppress(OSError):  # not every file system can
+        for wait in (0.0, 0.01, 0.1, 1.0):  # who looks has it for an instant
+            time.sleep(wait)
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                break
+    return file
+
+
+def is_unheld(path: Path) -> bool:
+    """Whether no process holds a file; false where there is none, or the file system cannot say."""
+    try:
+        with open_regular(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def below(folder: Path) -> Iterator[Path]:

@@ -8,7 +8,8 @@ short int64 vector (its integer buffers, such as BatchNorm's ``num_batches_track
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 Array = np.ndarray
 T = TypeVar("T")
 
+# So many values are added at a time.
+PIECE = 2**16
 ROLES = ("all", "fc", "head", "backbone")
 
 
@@ -294,8 +297,12 @@ class Params:
         return self if self.layout == layout else self.take(layout)
 
     def part(self, role: str | Sequence[str]) -> Array:
-        """Some of the parameters as one vector, float32; see `Layout.select`."""
-        return np.concatenate([self.vector[s] for s in self.layout.select(role)])
+        """Some of the parameters as one vector, float32, a view where they lie together; see `Layout.select`."""
+        places = self.layout.select(role)
+        together = all(before.stop == after.start for before, after in itertools.pairwise(places))
+        if together:
+            return self.vector[places[0].start : places[-1].stop]
+        return np.concatenate([self.vector[s] for s in places])
 
 
 def live_state(module: torch.nn.Module) -> dict[str, tuple[str, torch.Tensor]]:
@@ -336,7 +343,7 @@ class WeightedMean:
     """
 
     def __init__(self, layout: Layout):
-        self._layout = layout
+        self.layout = layout
         self._sum = np.zeros(layout.size, np.float64)
         self._counters = np.zeros(layout.counter_size, np.int64)
         self._weights = np.zeros(len(layout.entries), np.float64)
@@ -344,27 +351,31 @@ class WeightedMean:
     def add(self, params: Params, weight: float) -> None:
         """Adds one model with its weight."""
         present = params.present
-        scaled = np.multiply(params.vector, weight, dtype=np.float64)
-        self._sum += scaled if present is None else scaled * self._spread(present)
+        for i, place in self._places():
+            if present is None or present[i]:
+                self._sum[place] += np.multiply(params.vector[place], weight, dtype=np.float64)
         self._weights += weight if present is None else weight * present
         self._counters = np.maximum(self._counters, params.counters)
 
-    def _spread(self, per_entry: Array) -> Array:
-        """One value per entry, repeated for each element of the float entries."""
-        floats = [(i, e) for i, e in enumerate(self._layout.entries) if e.kind != "counter"]
-        return np.repeat(per_entry[[i for i, _ in floats]], [e.size for _, e in floats])
+    def _places(self) -> Iterator[tuple[int, slice]]:
+        """Short pieces of the float vector with the index of their entry: no copy of a whole model is made."""
+        for i, entry in enumerate(self.layout.entries):
+            end = entry.offset + entry.size if entry.kind != "counter" else entry.offset
+            for start in range(entry.offset, end, PIECE):
+                yield i, slice(start, min(start + PIECE, end))
 
     def result(self, otherwise: Params) -> Params:
         """The mean; ``otherwise`` where no positive weight was added."""
         if not self._weights.any():
             return otherwise
-        weights = self._spread(self._weights)
-        known = weights > 0
-        mean = np.where(known, self._sum / np.where(known, weights, 1.0), otherwise.vector)
-        for entry in self._layout.entries:
+        vector = np.empty(self.layout.size, np.float32)
+        for i, place in self._places():
+            weight = self._weights[i]
+            vector[place] = self._sum[place] / weight if weight > 0 else otherwise.vector[place]
+        for entry in self.layout.entries:
             if entry.kind == "buffer" and entry.name.endswith("running_var"):  # a privacy filter may add noise to it
-                mean[entry.slice] = np.maximum(mean[entry.slice], 0)
-        return Params(self._layout, mean.astype(np.float32), np.maximum(self._counters, otherwise.counters))
+                vector[entry.slice] = np.maximum(vector[entry.slice], 0)
+        return Params(self.layout, vector, np.maximum(self._counters, otherwise.counters))
 
 
 def weighted_mean(models: Iterable[tuple[Params, float]], otherwise: Params) -> Params:

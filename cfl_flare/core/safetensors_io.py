@@ -8,11 +8,10 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import FileError, PayloadError
@@ -25,8 +24,33 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str,
     Raises:
         FileError: it cannot be written; an old file of that name is left.
     """
-    ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    atomic_write(path, save(ordered, {"cfl_flare": json.dumps(dict(meta))}))
+    ordered = {name: _plain(array) for name, array in arrays.items()}
+    header: dict[str, Any] = {"__metadata__": {"cfl_flare": json.dumps(dict(meta))}}
+    names, end = sorted(ordered, key=lambda name: (-ordered[name].itemsize, name)), 0  # so that each is aligned
+    for name in names:
+        array = ordered[name]
+        header[name] = {"dtype": _dtype(array), "shape": array.shape, "data_offsets": (end, end + array.nbytes)}
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+
+    def write(file: BinaryIO) -> None:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            file.write(ordered[name].reshape(-1).view(np.uint8).data)
+
+    atomic_write(path, write)
+
+
+def _plain(array: Any) -> np.ndarray:
+    """An array as its file holds it; itself, if it lies so in memory."""
+    array = np.asarray(array, order="C")
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+def _dtype(array: np.ndarray) -> str:
+    kind = array.dtype.kind
+    return "BOOL" if kind == "b" else f"{kind.upper()}{8 * array.itemsize}"
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

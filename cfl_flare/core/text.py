@@ -4,10 +4,16 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
+import unicodedata
+from collections.abc import Iterable
 from typing import Any
 
 LIMIT = 500
+# The most characters of a participant's name, so that a file can have it, and what a name may not be: a model's.
+NAME = 40
+MODEL = re.compile(r"global$|cluster-", re.IGNORECASE)
 
 _short = reprlib.Repr()
 _short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 2, 60, 60, 30
@@ -30,6 +36,30 @@ def plain(text: str, limit: int = LIMIT) -> str:
     line = "".join(c if c.isprintable() else _escaped(c) for c in enough)
     line = " ".join(line.split())
     return line if len(line) <= limit and len(enough) == len(text) else line[: limit - 3] + "..."
+
+
+def unique_names(texts: Iterable[str]) -> list[str]:
+    """Names from outside as participants have them: for files, tables, figures and pages, and no two the same.
+
+    What is no letter, mark or digit, and none of ``space . _ - ( ) +``, becomes ``_``; so does what means something to
+    a shell or a spreadsheet at the beginning. A name has at most 40 characters and is not called like a model. Names
+    that are then equal, whatever the case of their letters, are numbered. Names that came from here stay as they are.
+
+    >>> unique_names(["St. Mary's", "st. mary_s", "../x", "=cmd", "", "global"])
+    ['St. Mary_s', 'st. mary_s-2', '_._x', '_cmd', 'unnamed', '_global']
+    """
+    names: dict[str, str] = {}
+    for text in texts:
+        line = unicodedata.normalize("NFC", text[: 4 * NAME])
+        line = "".join(c if c.isalnum() or c in " ._-()+" or unicodedata.category(c)[0] == "M" else "_" for c in line)
+        line = line.strip()[:NAME].strip() or "unnamed"
+        line = f"_{line[1:]}" if line[0] in ".-+" else f"_{line[: NAME - 1]}" if MODEL.match(line) else line
+        name, number = line, 1
+        while name.casefold() in names:
+            number += 1
+            name = f"{line[: NAME - 6]}-{number}"
+        names[name.casefold()] = name
+    return list(names.values())
 
 
 def shown(value: Any) -> str:

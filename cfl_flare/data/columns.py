@@ -20,7 +20,9 @@ import numpy as np
 from cfl_flare.core.config import from_dict, require
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import read_json
+from cfl_flare.core.settings import check_settings
 from cfl_flare.core.text import shown
+from cfl_flare.data.frames import READING, Reading
 from cfl_flare.data.labels import LARGEST
 
 KINDS = ("number", "boolean", "category", "ordinal", "date")
@@ -114,7 +116,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Columns:
+class Columns(Reading):
     """What the columns of a table mean.
 
     Attributes:
@@ -124,7 +126,9 @@ class Columns:
         classes: the label's classes by their names, in the order of their numbers; none if they are numbers.
         leave: columns that are left out on purpose; any other is refused.
         names: all columns' names, for a file without a line of names.
-        absent: texts that mean that a value is missing, besides nothing at all.
+        absent: texts that mean that a value is missing, besides nothing at all; numbers are taken as their text.
+
+    How this site's file is written is said by the settings of `cfl_flare.data.frames.Reading`.
     """
 
     columns: tuple[Column, ...]
@@ -139,6 +143,7 @@ class Columns:
         for name in ("columns", "classes", "leave", "names", "absent"):
             value = getattr(self, name)
             require(isinstance(value, (list, tuple)), f"columns: {name} = {shown(value)} should be a list")
+            value = as_texts(value) if name == "absent" else value
             object.__setattr__(self, name, tuple(value))
             require(len(value) <= MOST_COLUMNS, f"columns: {name} has {len(value):,}, more than {MOST_COLUMNS:,}")
         for name in ("classes", "leave", "names", "absent"):
@@ -160,8 +165,9 @@ class Columns:
         require(named, f"columns: label = {shown(self.label)} should be a name, of 1 to {MOST_TEXT} characters")
         number = self.positive is None or _is_number(self.positive)
         require(number, f"columns: positive = {shown(self.positive)} should be a number")
+        check_settings(self, "columns")
         used = {c.column for c in self.columns}
-        both = [name for name in (*self.leave, self.label) if name in used]
+        both = [name for name in (*self.leave, self.label, self.split) if name in used]
         require(not both, f"columns: {shown(both[:1])} is a feature, and left out or the label; make it one of these")
 
     @classmethod
@@ -200,6 +206,12 @@ class Columns:
     def features(self) -> list[str]:
         """The names of all features, in their order."""
         return [name for column in self.columns for name in column.features]
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """A label of each class, ``(classes,)`` int64; None where the labels may be of any form."""
+        count = 2 if self.positive is not None else len(self.classes)
+        return np.arange(count) if count else None
 
     @property
     def scaled(self) -> np.ndarray:
@@ -270,7 +282,9 @@ def agreed(sites: Mapping[str, Columns]) -> Columns:
     merged = tuple(_together({site: own[name] for site, own in by_site.items()}) for name in names)
     leave = tuple(dict.fromkeys(name for own in sites.values() for name in own.leave))
     classes = _all_of([own.classes for own in sites.values()])
-    return replace(model, columns=merged, classes=classes, leave=leave)
+    alike = {name: {getattr(own, name) for own in sites.values()} for name in READING}  # else each site's own
+    reading: dict[str, Any] = {name: values.pop() if len(values) == 1 else None for name, values in alike.items()}
+    return replace(model, columns=merged, classes=classes, leave=leave, **reading)
 
 
 def _together(sites: Mapping[str, Column]) -> Column:
@@ -319,6 +333,15 @@ def pooled(parts: Iterable[tuple[int, float, float]]) -> tuple[float, float]:
     mean = float(np.average(means, weights=counts))
     variance = float(np.average(deviations**2 + (means - mean) ** 2, weights=counts))
     return mean, math.sqrt(variance)
+
+
+def as_texts(values: Iterable[Any]) -> list[Any]:
+    """Values with numbers as their text, whole ones without decimals, as a user may write what is missing: [-1, "?"].
+
+    >>> as_texts([-1, 99.0, "?"])
+    ['-1', '99', '?']
+    """
+    return [f"{value:.15g}" if _is_number(value) else value for value in values]
 
 
 def _is_name(value: Any) -> bool:

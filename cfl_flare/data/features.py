@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cfl_flare.core.errors import DataError, FileError
+from cfl_flare.core.errors import ColumnsError, DataError, FileError
 from cfl_flare.core.files import check_memory
 from cfl_flare.core.text import plain, shown
 from cfl_flare.data.columns import FEWEST_ROWS, MOST_CATEGORIES, Column, Columns, in_order
+from cfl_flare.data.frames import looks_like
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +59,8 @@ def numbers(values: pd.Series, where: str) -> np.ndarray:
     found = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     present = (values.notna() & (values.astype(str).str.strip() != "")).to_numpy()
     written = np.flatnonzero(present & np.isnan(found))
+    if len(written) and (hint := looks_like(values.iloc[written])):
+        raise DataError(f"{where}: {hint}")
     if len(written):
         row = int(written[0])
         raise DataError(
@@ -86,9 +89,23 @@ def days(values: pd.Series, where: str) -> np.ndarray:
         wrong = np.flatnonzero((own.notna() & found.isna()).to_numpy())
         if len(wrong):
             row = int(wrong[0])
-            raise DataError(f"{where}: row {row + 1} holds {own.iloc[row]!r}, no date; write it like 1996-12-31")
+            hint = looks_like(own)
+            raise DataError(
+                f"{where}: {hint}"
+                if hint
+                else f"{where}: row {row + 1} holds {own.iloc[row]!r}, no date; write it like 1996-12-31"
+            )
     start = pd.Timestamp(EPOCH, tz=getattr(found.dt, "tz", None))
     return ((found - start) / pd.Timedelta(days=1)).to_numpy(np.float64)
+
+
+def gaps(frame: pd.DataFrame, columns: Columns) -> list[str]:
+    """Lines on columns that have no value at all, and on the shares of missing values of the others."""
+    shares = {c.column: float(texts(frame[c.column]).isna().mean()) for c in columns.columns}
+    empty = [name for name, share in shares.items() if share == 1]
+    some = [f"{name} {max(1, round(100 * share))} %" for name, share in shares.items() if 0 < share < 1]
+    found = [f"no row has a value: {', '.join(empty)}; look at the file, and at absent"] if empty else []
+    return [*found, *([f"missing values: {', '.join(some)}"] if some else [])]
 
 
 def inferred(frame: pd.DataFrame, where: str, categories: Collection[str] = (), missing: bool = False) -> Columns:
@@ -140,6 +157,8 @@ def _inferred(name: str, values: pd.Series, where: str, is_category: bool) -> Co
                 upper = there[0].isupper()
                 no, yes = (written.get(p, p.upper() if upper else p) for p in pair)
                 return Column(name, "boolean", (no, yes))
+        if hint := looks_like(own):
+            raise DataError(f"{where}: {hint}")
         are_numbers = pd.to_numeric(own, errors="coerce").notna()
         if are_numbers.mean() > 0.5:
             numbers(values, where)
@@ -169,11 +188,11 @@ def check_columns(frame: pd.DataFrame, columns: Columns, where: str, known: Coll
     for column in columns.columns:
         if column.column not in frame:
             name, there = shown(column.column), names_of(frame)
-            raise DataError(f"{where}: no column {name}, which the sites agreed on; it has {there}; add it")
+            raise ColumnsError(f"{where}: no column {name}, which the sites agreed on; it has {there}; add it")
     expected = {c.column for c in columns.columns} | {*columns.leave, *known}
     new = [name for name in frame if name not in expected]
     if new:
-        raise DataError(
+        raise ColumnsError(
             f"{where}: column {shown(new[0])} is new: it is none of those that the sites agreed on; remove it, or name "
             "it in leave"
         )

@@ -14,6 +14,7 @@ from cfl_flare.core.config import as_spec, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.settings import Bounds, check_settings, setting
+from cfl_flare.core.text import shown, unique_names
 from cfl_flare.data.deal import Deal, Partition, dealt
 from cfl_flare.data.indicator_samples import drawn
 from cfl_flare.data.labels import outputs_for
@@ -33,6 +34,8 @@ class ParticipantData:
         test: its test split.
         group: its true group in a simulation, else None.
         preparation: how its samples were filled up and scaled; None if the source has no such step.
+        stream: names its random streams, so that they do not depend on what a hospital is called; empty for its name.
+        clipped: how many of its numbers were too far from their mean; None if none is ever clipped.
     """
 
     name: str
@@ -40,6 +43,8 @@ class ParticipantData:
     test: Samples
     group: int | None = None
     preparation: Preparation | None = None
+    stream: str = ""
+    clipped: int | None = None
 
 
 UNSEEN = Bounds(
@@ -53,7 +58,11 @@ class DataConfig:
 
     In a simulation ``participants`` and ``partition`` are given. Where each site is one participant, with all that its
     own source reads, they are not. A partition ``"name:setting=value"`` becomes its dictionary. With ``natural``, the
-    participants are all owners of samples, and `resolved` counts them, if their number is not given.
+    participants are all owners of samples, and `resolved` counts and names them.
+
+    Attributes:
+        owners: the names of all participants, where samples go to their owners and `resolved` has named them; else
+            they are ``p0``, ``p1``, ...
     """
 
     participants: int | None = setting(
@@ -76,6 +85,7 @@ class DataConfig:
     unseen: float | int = setting(
         0, help="participants held back from training, to join afterwards: share or count", bounds=UNSEEN
     )
+    owners: Sequence[str] = ()  # no setting: it is in the data
 
     def __post_init__(self) -> None:
         if isinstance(self.partition, str):
@@ -84,6 +94,12 @@ class DataConfig:
         require(
             self.measured_on == "test" or self.validation > 0,
             "data: measured_on = 'validation', but no samples are set aside for it; give validation a share, as 0.25",
+        )
+        object.__setattr__(self, "owners", list(self.owners))
+        named = all(isinstance(name, str) for name in self.owners) and len(self.owners) in (0, self.participants)
+        require(
+            named and unique_names(self.owners) == self.owners,
+            f"data: owners = {shown(self.owners)} should be the names of all participants, as a run writes them",
         )
         if self.participants is None and self._natural:
             return
@@ -114,20 +130,24 @@ class DataConfig:
         return self.partition is not None and isinstance(build_partition(self.partition), Natural)
 
     def resolved(self, source: DataSource) -> DataConfig:
-        """With the number of participants, where all owners of a source's samples take part; else as it is.
+        """With the number and the names of the participants, where samples go to their owners; else as it is.
 
         Raises:
-            DataError: the samples cannot be read, or have no owners.
+            DataError: the samples cannot be read, or have no owners, or too few.
         """
-        if self.participants is not None or not self._natural:
+        if self.owners or not self._natural:
             return self
-        train, test = _read(source)
-        return replace(self, participants=Natural.able(train, test, self.min_samples))
+        _, train, _, deal = self._deal(source)
+        return replace(self, participants=len(deal.train), owners=Natural.names(train, deal.train))
 
     @property
     def names(self) -> list[str]:
         """The names of a simulation's participants that train; empty where they are not known in advance."""
-        return [participant_names(self.participants or 0)[i] for i in self._indices(unseen=False)]
+        return [self._everyone[i] for i in self._indices(unseen=False)]
+
+    @property
+    def _everyone(self) -> Sequence[str]:
+        return self.owners or participant_names(self.participants or 0)
 
     @property
     def who_trains(self) -> str:
@@ -151,7 +171,7 @@ class DataConfig:
         """The names of the participants that `host` gives a site."""
         if self.partition is None:
             return [site]
-        return [participant_names(self.participants or 0)[i] for i in self._block(index, sites)]
+        return [self._everyone[i] for i in self._block(index, sites)]
 
     def host(self, source: DataSource, site: str, index: int, sites: int) -> list[ParticipantData]:
         """The participants that a site hosts: its block of a simulation's, by its index among the sites, or itself.
@@ -180,7 +200,12 @@ class DataConfig:
         """The participants of a simulation with these indices."""
         rule, train, test, deal = self._deal(source)
         classes = outputs_for(train.y, test.y)
-        names, people = participant_names(len(deal.truth)), []
+        streams, people = participant_names(len(deal.truth)), []
+        names = self.owners or streams
+        require(
+            not self.owners or Natural.names(train, deal.train) == self.owners,
+            "data: the owners of the samples are not those that the run names; name the data that it was made with",
+        )
         everyone = None
         if source.prepares:
             everyone = taken(train, test, np.sort(np.concatenate([deal.train[i] for i in self._indices(unseen=False)])))
@@ -189,7 +214,8 @@ class DataConfig:
                 rule.alter(taken(train, test, parts[i]), deal.truth[i], classes, self.seed)
                 for parts in (deal.train, deal.test)
             )
-            people.append(self._prepared(source, names[i], own, own_test, deal.truth[i], everyone))
+            one = self._prepared(source, names[i], own, own_test, deal.truth[i], everyone)
+            people.append(replace(one, stream=streams[i]))
         return people
 
     def _prepared(
@@ -205,9 +231,11 @@ class DataConfig:
         if self.validation:
             train, aside = split_by_class(replace(train, key=None), self.validation, self.seed)
             test = aside if self.measured_on == "validation" else test
-        preparation = source.preparation(train, federation)
+        preparation, clipped = source.preparation(train, federation), None
+        if preparation is not None and preparation.clip is not None:
+            clipped = preparation.clipped(train.x) + preparation.clipped(test.x)
         train, test = (_normalised(name, samples, preparation) for samples in (train, test))
-        return ParticipantData(name, train, test, group, preparation)
+        return ParticipantData(name, train, test, group, preparation, clipped=clipped)
 
     def _deal(self, source: DataSource) -> tuple[Partition, Samples, Samples, Deal]:
         """The rule, the samples without the indicator samples, and how the rule deals them out."""
@@ -235,7 +263,7 @@ class DataConfig:
             DataError: the samples cannot be read, are not valid, or too few.
         """
         rule, train, test, deal = self._deal(source)
-        return report_of(train, test, deal, rule.name, self._natural)
+        return report_of(train, test, deal, rule.name, Natural.names(train, deal.train) if self._natural else None)
 
     def indicator(self, source: DataSource, per_class: int) -> Samples:
         """The indicator samples on which a simulation's method compares models.

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from cfl_flare.core.config import one_line
-from cfl_flare.core.errors import DataError, FileError, PathError
+from cfl_flare.core.errors import DataError, FileError, MissingDataError, PathError
 from cfl_flare.core.files import check_memory, open_regular
 
 ROOT = "CFL_DATA_ROOT"
@@ -111,7 +111,7 @@ def find(path: str, where: str, folder: bool | None = False) -> Path:
     else:
         hint = f"{'' if root else f'{ROOT} is not set; set it to the folder that it is in, or '}give its whole path"
     what = {True: "folder", False: "file", None: "file or folder"}[folder]
-    raise DataError(f"{where}: path = {path!r} is not a {what}; tried {', '.join(map(str, tried))}; {hint}")
+    raise MissingDataError(f"{where}: path = {path!r} is not a {what}; tried {', '.join(map(str, tried))}; {hint}")
 
 
 def find_root(root: str | None, where: str, writes: bool = False) -> Path:

@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -21,6 +24,7 @@ import numpy as np
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import DataError, FileError
 from cfl_flare.core.files import check_memory, open_regular
+from cfl_flare.core.settings import Bounds, setting
 from cfl_flare.core.text import shown
 from cfl_flare.data.files import MOST_PACKING, MOST_UNPACKED, read_npz
 
@@ -31,6 +35,75 @@ if TYPE_CHECKING:
 ENDINGS = (".csv", ".csv.gz", ".data", ".parquet")
 # A text file's values take about this many times as much memory as the file.
 TEXT_IN_MEMORY = 10
+# What may separate values, and the decimal mark, by their names.
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
+DECIMALS = {"point": ".", "comma": ","}
+# Encodings of text files; codecs of other kinds may need endless time or memory.
+ENCODINGS = r"utf[-_]?(8|16|32)([-_](sig|le|be))?|(cp|windows-)\d+|latin[-_]?\d+|iso[-_]?8859-\d+|koi8-[ru]|ascii"
+ENCODINGS += r"|mac_roman|gb18030|gbk|big5|shift_jis|euc_(jp|kr)"
+DECIMAL_COMMA = r"[+-]?\d*,\d+"
+THOUSANDS = r"[+-]?\d{1,3}(\.\d{3})+(,\d+)?"
+DAY_OR_MONTH_FIRST = r"(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?=$|\D)"
+
+
+def _is_encoding(name: str) -> bool:
+    if not re.fullmatch(ENCODINGS, name.lower()):
+        return False
+    try:
+        codecs.lookup(name)
+    except LookupError:
+        return False
+    return True
+
+
+def _one_of(named: dict[str, str]) -> Bounds:
+    known = {*named, *named.values()}
+    return Bounds("one of " + ", ".join(f"{name} ({mark!r})" for name, mark in named.items()), known.__contains__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a table is written, and which of its rows are used: each site's own matter."""
+
+    sep: str | None = setting(
+        None,
+        help="of a text file, what separates values: comma (default), semicolon, tab, bar",
+        bounds=_one_of(SEPARATORS),
+    )
+    decimal: str | None = setting(
+        None, help="of a text file, the decimal mark: point (default), comma", bounds=_one_of(DECIMALS)
+    )
+    encoding: str | None = setting(
+        None,
+        help="of a text file: utf-8 (default), utf-16, cp1252 (Windows in western Europe), latin-1, ...",
+        bounds=Bounds("a text file's encoding, such as utf-8, utf-16, cp1252 or latin-1", _is_encoding),
+    )
+    dayfirst: bool | None = setting(
+        None,
+        help="of dates such as 31/12/1996 the day is first; False: the month is; default: 1996-12-31 alone is a date",
+    )
+    split: str | None = setting(
+        None, help="the column that says train or test of each row, in place of a random share; it is not a feature"
+    )
+    zero_times: str | None = setting(
+        None,
+        help="rows whose time to the event is 0 or less: refuse (default), leave out, or shift those of 0 to half of "
+        "the smallest time above 0",
+        choices=("refuse", "leave", "shift"),
+    )
+
+    @property
+    def reading(self) -> Reading:
+        """These settings alone."""
+        return Reading(**{name: getattr(self, name) for name in READING})
+
+    def over(self, other: Reading | None) -> Reading:
+        """These settings, and the other's where these say nothing."""
+        pairs = ((name, getattr(self, name), getattr(other, name, None)) for name in READING)
+        return Reading(**{name: default if value is None else value for name, value, default in pairs})
+
+
+READING = tuple(Reading.__dataclass_fields__)
 
 
 def is_table(path: Path) -> bool:
@@ -38,37 +111,56 @@ def is_table(path: Path) -> bool:
     return path.name.lower().endswith(ENDINGS)
 
 
-def read_frame(path: Path, names: Sequence[str] = (), absent: Sequence[str] = ()) -> pd.DataFrame:
+def read_frame(
+    path: Path,
+    names: Sequence[str] = (),
+    absent: Sequence[str] = (),
+    reading: Reading | None = None,
+    as_text: Sequence[str] = (),
+) -> pd.DataFrame:
     """The columns of a table, each of numbers, booleans, dates or text; a missing value is NaN.
 
     Args:
-        path: the file; what is neither .npz nor .parquet is read as CSV, in UTF-8.
+        path: the file; what is neither .npz nor .parquet is read as CSV.
         names: the columns' names, for a file without a line of names: one whose first line is no such names.
         absent: texts that mean that a value is missing, besides nothing at all.
+        reading: how the file is written; None for the defaults.
+        as_text: columns of a text file whose values are left as they are written: 007 is no 7.
 
     Raises:
         DataError: it cannot be read, has no rows, or two columns of one name.
     """
+    reading = reading or Reading()
     try:
         with open_regular(path) as file:
             ending = path.suffix.lower()
-            if ending == ".npz":
-                return _of_arrays(path)
-            if ending == ".parquet":
-                return _of_parquet(path, absent)
+            if ending in (".npz", ".parquet"):
+                frame = _without(_of_arrays(path) if ending == ".npz" else _of_parquet(path), absent)
+                return _with_dates(path, frame, reading.dayfirst)
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             if not packed:
                 check_memory(TEXT_IN_MEMORY * os.fstat(file.fileno()).st_size, str(path))
             content = _unpacked(path) if packed else file.read()
         check_memory(TEXT_IN_MEMORY * len(content), str(path))
-        return _of_text(path, content, names, absent)
+        frame = _of_text(path, content, names, absent, reading, as_text)
+        return _with_dates(path, frame, reading.dayfirst, as_text)
     except DataError:
         raise
     except FileError as error:
         raise DataError(str(error)) from error
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as a CSV file in UTF-8: {error}") from error
+    except (OSError, EOFError, UnicodeError, zlib.error, csv.Error) as error:
+        encoding = (reading.encoding or "utf-8").upper()
+        way_out = (
+            f"; {_set('encoding', 'cp1252')} if it was written on Windows" if isinstance(error, UnicodeError) else ""
+        )
+        raise DataError(f"{path}: cannot be read as a CSV file in {encoding}: {error}{way_out}") from error
+
+
+def _set(name: str, value: str) -> str:
+    """How a reading is set, for the end of a message."""
+    written = value.lower() if value in ("True", "False") else f'"{value}"'
+    return f'set {name}={value}, or "{name}": {written} in the columns\' file'
 
 
 def _unpacked(path: Path) -> bytes:
@@ -83,32 +175,107 @@ def _unpacked(path: Path) -> bytes:
     return content
 
 
-def _of_text(path: Path, content: bytes, names: Sequence[str], absent: Sequence[str]) -> pd.DataFrame:
+def _of_text(
+    path: Path,
+    content: bytes,
+    names: Sequence[str],
+    absent: Sequence[str],
+    reading: Reading,
+    as_text: Sequence[str],
+) -> pd.DataFrame:
     import pandas as pd
 
-    text = content.decode("utf-8-sig")
-    header, is_there = _checked(path, text, names)
+    if reading.encoding is None and (
+        content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:100]
+    ):
+        raise DataError(f"{path}: is no UTF-8, but looks like UTF-16; {_set('encoding', 'utf-16')}")
+    text = content.decode(reading.encoding or "utf-8").removeprefix("\ufeff")
+    sep = SEPARATORS.get(reading.sep or "comma", reading.sep)
+    header, is_there = _checked(path, text, names, str(sep), guesses=reading.sep is None)
     frame = pd.read_csv(
         io.StringIO(text),
         names=header,
         header=0 if is_there else None,
         keep_default_na=False,
         na_values=["", *absent],
+        dtype=dict.fromkeys(as_text, str),
+        sep=sep,
+        decimal=DECIMALS.get(reading.decimal or "point", str(reading.decimal)),
         skipinitialspace=True,
         low_memory=False,
     )
     for name in frame.select_dtypes(exclude=["number", "bool"]):
         frame[name] = frame[name].str.strip()
+        points = name not in as_text and DECIMALS.get(reading.decimal or "", reading.decimal) == ","
+        if points and (odd := _first(frame[name], THOUSANDS)):
+            row, value = odd
+            where = f"{path}: column {shown(name)}: row {row + 1} holds {shown(value)}"
+            raise DataError(f"{where}, where the decimal mark is a comma; write numbers without points")
     return frame
 
 
-def _checked(path: Path, text: str, names: Sequence[str]) -> tuple[list[str], bool]:
+def _first(values: pd.Series, pattern: str) -> tuple[int, str] | None:
+    """The first text that has a pattern, with its row from 0, if no other text is there."""
+    there = values.dropna()
+    matches = there.str.fullmatch(pattern)
+    return (int(there.index[0]), there.iloc[0]) if len(there) and bool(matches.all()) else None
+
+
+def _with_dates(path: Path, frame: pd.DataFrame, dayfirst: bool | None, as_text: Sequence[str] = ()) -> pd.DataFrame:
+    """The table, dates that begin with the day or the month written as 1996-12-31, if it is known which.
+
+    Raises:
+        DataError: one has another order.
+    """
+    texts = [name for name in frame.select_dtypes(include=["object", "string"]) if name not in as_text]
+    for name in texts if dayfirst is not None else ():
+        parts = frame[name].astype("string").str.extract(f"^{DAY_OR_MONTH_FIRST}(.*)$")
+        found = parts[0].notna().to_numpy(bool)
+        if not found.any():
+            continue
+        first, second = (parts.loc[found, i].astype(int) for i in (0, 1))
+        day, month = (first, second) if dayfirst else (second, first)
+        wrong = month[(month > 12) | (day > 31)]
+        if len(wrong):
+            value, other = frame[name].iloc[wrong.index[0]], "False" if dayfirst else "True"
+            where = f"{path}: column {shown(name)}: row {wrong.index[0] + 1} holds {shown(value)}"
+            raise DataError(f"{where}, whose {'month' if dayfirst else 'day'} is not first; {_set('dayfirst', other)}")
+        two = [part.astype(str).str.zfill(2) for part in (month, day)]
+        frame.loc[found, name] = parts.loc[found, 2] + "-" + two[0] + "-" + two[1] + parts.loc[found, 3]
+    return frame
+
+
+def looks_like(values: pd.Series) -> str:
+    """What most texts of a column look like that are neither numbers nor ISO dates, with the way out; else empty."""
+    sample = values.dropna().astype(str)
+    for pattern, what, way_out in (
+        (DECIMAL_COMMA, "numbers with a decimal comma", _set("decimal", "comma")),
+        (DAY_OR_MONTH_FIRST + ".*", "dates", f"{_set('dayfirst', 'True')}; False where the month is first"),
+    ):
+        alike = sample[sample.str.fullmatch(pattern)]
+        if len(alike) > len(sample) / 2:
+            return f"holds {what}, such as {shown(alike.iloc[0])}; {way_out}"
+    return ""
+
+
+def _checked(path: Path, text: str, names: Sequence[str], sep: str, guesses: bool) -> tuple[list[str], bool]:
     """The columns' names, and whether the first line has them.
 
     Pandas would rename two of one name, and fill up rows that are too short.
     """
-    rows: Iterator[list[str]] = (row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row)
+    rows: Iterator[list[str]] = (
+        row for row in csv.reader(io.StringIO(text, newline=""), delimiter=sep, strict=True) if row
+    )
     first = next(rows, [])
+    line = text[:10_000].lstrip().split("\n", 1)[0]
+    other = max(
+        (name for name in SEPARATORS if guesses), key=lambda name: line.count(SEPARATORS[name]), default="comma"
+    )
+    hint = f"; {_set('sep', other)}" if other != "comma" and SEPARATORS[other] in line else ""
+    if hint and len(first) == 1:
+        raise DataError(
+            f"{path}: its first line has no comma, but {line.count(SEPARATORS[other])} times a {other}{hint}"
+        )
     header = [name.strip() for name in first]
     is_there = not names or {*names}.issuperset(header)
     if not is_there:
@@ -120,13 +287,25 @@ def _checked(path: Path, text: str, names: Sequence[str]) -> tuple[list[str], bo
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
             what = f"the header {len(header)} columns" if is_there else f"and there are {len(header)} names of columns"
-            raise DataError(f"{path}: row {number} has {len(row)} values, {what}; give each row as many")
+            raise DataError(f"{path}: row {number} has {len(row)} values, {what}{hint or '; give each row as many'}")
     if not number:
         raise DataError(f"{path}: no rows; a table has a line of column names and one line per sample")
     return header, is_there
 
 
-def _of_parquet(path: Path, absent: Sequence[str]) -> pd.DataFrame:
+def _without(frame: pd.DataFrame, absent: Sequence[str]) -> pd.DataFrame:
+    """The table without what means that a value is missing: these texts, and these numbers in columns of numbers."""
+    import pandas as pd
+
+    amounts = pd.to_numeric(pd.Series(list(absent), dtype=object), errors="coerce").dropna().tolist()
+    for name in frame if absent else ():
+        values = frame[name]
+        if values.dtype.kind != "b":
+            frame[name] = values.mask(values.isin(amounts if values.dtype.kind in "iuf" else list(absent)))
+    return frame
+
+
+def _of_parquet(path: Path) -> pd.DataFrame:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
@@ -152,7 +331,7 @@ def _of_parquet(path: Path, absent: Sequence[str]) -> pd.DataFrame:
     if repeated:
         raise DataError(f"{path}: two columns are called {shown(repeated[0])}; rename one")
     frame.columns = [str(name) for name in frame.columns]
-    return frame.replace(list(absent), None) if absent else frame
+    return frame
 
 
 def _of_arrays(path: Path) -> pd.DataFrame:

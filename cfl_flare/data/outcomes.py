@@ -17,6 +17,9 @@ from cfl_flare.data.features import numbers, texts
 if TYPE_CHECKING:
     import pandas as pd
 
+# So many rows are named in a message.
+FIRST_ROWS = 5
+
 
 @dataclass(frozen=True)
 class Outcomes:
@@ -41,6 +44,7 @@ def outcomes(
     positive: float | None = None,
     classes: Sequence[str] = (),
     leave: bool = False,
+    zero_times: str | None = None,
 ) -> Outcomes:
     """The labels of a table.
 
@@ -52,6 +56,7 @@ def outcomes(
         positive: the label is a number, and the class 1 above this one; None to take it as it is.
         classes: the classes' names, in the order of their numbers; none to number those that are there.
         leave: leave out rows without a label.
+        zero_times: what happens to rows with a time of 0 or less; see `cfl_flare.data.frames.Reading`.
 
     Raises:
         DataError: a row has no label, or one that is wrong.
@@ -68,7 +73,9 @@ def outcomes(
     own = own[has]
     if event is not None:
         events = event_values(frame[event][has], f"{path}: column {event!r}")
-        return Outcomes(np.stack((time_values(own, where), events), axis=1), has)
+        times = time_values(own, where, zero_times)
+        has[has] = positive_times = times > 0
+        return Outcomes(np.stack((times, events), axis=1)[positive_times], has)
     if positive is not None:
         values = numbers(own, where)
         _all_there(own, where)
@@ -121,17 +128,29 @@ def label_values(values: pd.Series, where: str, of_whole: bool = False) -> np.nd
     return found.astype(np.int64) if classes else found
 
 
-def time_values(values: pd.Series, where: str) -> np.ndarray:
+def time_values(values: pd.Series, where: str, zero_times: str | None = None) -> np.ndarray:
     """A column of times ``(n,)`` as float64.
+
+    Args:
+        values: one for each row.
+        where: names the column in errors.
+        zero_times: ``leave`` to return those that are not above 0 as they are, to be left out; ``shift`` to set those
+            of 0 to half of the smallest above 0.
 
     Raises:
         DataError: a row's is missing, infinite, no number, or not above 0.
     """
     _all_there(values, where, "time")
     times = numbers(values, where)
-    if (times <= 0).any():
-        row = int(np.flatnonzero(times <= 0)[0])
-        raise DataError(f"{where}: row {row + 1} holds {values.iloc[row]}; a time is above 0")
+    if zero_times == "shift" and (times > 0).any():
+        times = np.where(times == 0, times[times > 0].min() / 2, times)
+    wrong = np.flatnonzero(times <= 0)
+    if len(wrong) == len(times) or (len(wrong) and zero_times != "leave"):
+        rows = ", ".join(str(values.index[i] + 1) for i in wrong[:FIRST_ROWS]) + ", ..." * (len(wrong) > FIRST_ROWS)
+        raise DataError(
+            f"{where}: {len(wrong)} of {len(times)} rows have a time that is not above 0 (rows {rows}); correct them, "
+            "or set zero_times=leave to leave them out, or zero_times=shift to set those of 0 to half of the smallest"
+        )
     return times
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from cfl_flare.core.config import as_spec, require
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.settings import setting
+from cfl_flare.core.text import unique_names
 from cfl_flare.data.deal import Partition, Pool, filled
 from cfl_flare.data.groups import ClassGroups, ClusterDirichlet, ClusterNClass, Skewed
 from cfl_flare.data.label_skew import IID, LDA, Dirichlet, HeterogeneityTiers, NClass, shares_of
@@ -42,6 +43,12 @@ class Natural(Partition):
             own, others = own.astype(str), others.astype(str)
         users = np.union1d(own, others)
         return users, np.searchsorted(users, own), np.searchsorted(users, others)
+
+    @staticmethod
+    def names(train: Samples, parts: Sequence[np.ndarray]) -> list[str]:
+        """The participants' names: those of the owners of these training samples."""
+        assert train.key is not None
+        return unique_names(str(train.key[part[0]]) for part in parts)
 
     @classmethod
     def able(cls, train: Samples, test: Samples, min_samples: int) -> int:

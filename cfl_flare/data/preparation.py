@@ -4,18 +4,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.data.columns import Columns
+from cfl_flare.core.text import shown
+from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.labels import LARGEST
 
-SCALINGS = ("site", "federation", "none")
+Scaling = Literal["auto", "site", "federation", "none"]
+# Until version 0.2, a table without a scaling was scaled by each participant's own training rows.
+UNSAID: Mapping[str, Scaling] = {"scaling": "site"}
+# With the scaling auto, a number further from the mean than so many deviations is clipped.
+CLIP = 5.0
+# A participant's own mean and variance count as its rows, those that they are shrunk to as so many.
+BOUND_ROWS = 10
+# The deviation that a range stands for, as a part of it: of possible numbers, and of a few rows' numbers.
+OF_POSSIBLE, OF_ROWS = 1 / 8, 1 / 2
+# A deviation that is a smaller part of the numbers themselves is none, but rounding.
+FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
@@ -29,15 +41,17 @@ class Preparation:
         fill: ``(d,)`` what stands for a missing value.
         mean: ``(d,)``.
         deviation: ``(d,)``, above 0.
+        clip: a scaled number is at most so many deviations from the mean; None for no limit.
     """
 
     columns: Columns
     fill: np.ndarray
     mean: np.ndarray
     deviation: np.ndarray
+    clip: float | None = None
 
     @classmethod
-    def fitted(cls, x: np.ndarray, columns: Columns, scaling: str) -> Preparation:
+    def fitted(cls, x: np.ndarray, columns: Columns, scaling: Scaling) -> Preparation:
         """Fits to the training rows of one participant.
 
         A missing number is filled with the rows' median, a missing category with the most frequent one. Where no row
@@ -47,7 +61,8 @@ class Preparation:
             x: the features ``(n, d)``, NaN where a value is missing.
             columns: what they mean; with mean and deviation of each number for the scaling ``federation``.
             scaling: numbers are scaled by these rows (``site``), by ``columns`` (``federation``), or stored as they
-                are (``none``).
+                are (``none``); or by ``columns`` as far as these say how, else by these rows with `bounded`
+                deviations, and clipped (``auto``).
         """
         from sklearn.impute import SimpleImputer
         from sklearn.preprocessing import StandardScaler
@@ -59,10 +74,13 @@ class Preparation:
             some = ~np.isnan(seen).all(axis=0)
             scale = StandardScaler().fit(np.where(some, seen, 0.0))
             mean[numbers], deviation[numbers] = scale.mean_, scale.scale_
+            known = [c for c in columns.columns if c.is_scaled]
             if scaling == "federation":
-                known = [c for c in columns.columns if c.is_scaled]
                 mean[numbers] = [c.mean or 0.0 for c in known]
                 deviation[numbers] = [c.deviation or 1.0 for c in known]
+            elif scaling == "auto":
+                scales = [_safe_scale(column, seen[:, i]) for i, column in enumerate(known)]
+                mean[numbers], deviation[numbers] = np.array(scales).T
             middle = SimpleImputer(strategy="median", keep_empty_features=True).fit(seen).statistics_
             fill[numbers] = np.where(some, middle, mean[numbers])
         place = 0
@@ -74,18 +92,27 @@ class Preparation:
             place += len(column.features)
         if scaling == "none":
             mean, deviation = np.full(len(numbers), 0.5), np.full(len(numbers), 0.5)
-        return cls(columns, fill, mean, deviation)
+        return cls(columns, fill, mean, deviation, CLIP if scaling == "auto" else None)
 
     def apply(self, x: np.ndarray) -> np.ndarray:
         """Features ``(n, d)`` as `cfl_flare.data.samples.Samples` has them: float32 without NaN."""
         filled = np.where(np.isnan(x), self.fill, x)
         with np.errstate(over="ignore"):  # what becomes infinite is refused later
-            return (((filled - self.mean) / self.deviation + 1) / 2).astype(np.float32)
+            z = (filled - self.mean) / self.deviation
+            if self.clip is not None:
+                z = np.where(self.columns.scaled, z.clip(-self.clip, self.clip), z)
+            return ((z + 1) / 2).astype(np.float32)
+
+    def clipped(self, x: np.ndarray) -> int:
+        """How many numbers of features ``(n, d)`` are too far from their mean, and are clipped."""
+        if self.clip is None:
+            return 0
+        return int((np.abs(x - self.mean) > self.clip * self.deviation)[:, self.columns.scaled].sum())
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         numbers = {name: getattr(self, name).tolist() for name in ("fill", "mean", "deviation")}
-        return {"columns": self.columns.to_dict(), **numbers}
+        return {"columns": self.columns.to_dict(), **numbers, **({} if self.clip is None else {"clip": self.clip})}
 
     @classmethod
     def of(cls, value: Any, where: str) -> Preparation:
@@ -106,7 +133,35 @@ class Preparation:
             wanted = f"{len(columns.features)} numbers of at most {LARGEST:g} in size"
             require(bool(fits), f"{where}: {name} should be {wanted}; name a whole file")
         require(bool((found["deviation"] > 0).all()), f"{where}: a deviation is not above 0; name a whole file")
-        return cls(columns, **found)
+        clip = value.get("clip")  # a file of before it has none
+        above = isinstance(clip, (int, float)) and not isinstance(clip, bool) and 0 < clip <= LARGEST
+        require(clip is None or above, f"{where}: clip = {shown(clip)} should be a number above 0; name a whole file")
+        return cls(columns, **found, clip=clip)
+
+
+def _safe_scale(column: Column, values: np.ndarray) -> tuple[float, float]:
+    """Mean and deviation of a column, which are safe for a participant of few rows.
+
+    They are the sites' common ones where ``column`` has these. Otherwise the mean and the variance v of the
+    participant's n values are shrunk: (n v + m b^2) / (n + m) with m = `BOUND_ROWS`, towards the middle of the range of
+    possible numbers and a part b of its width. Where nobody named that range, the mean stays, and b is a part of the
+    width of these n values. A number that is the same in most of a few rows is so never divided by next to nothing.
+    """
+    if column.mean is not None and column.deviation:
+        return column.mean, column.deviation
+    there = values[~np.isnan(values)]
+    possible = (0, len(column.categories) - 1) if column.kind == "ordinal" else column.range
+    low, high = possible or ((there.min(), there.max()) if len(there) else (0.0, 0.0))
+    bound = (high - low) * (OF_ROWS if possible is None else OF_POSSIBLE)
+    weight = len(there) / (len(there) + BOUND_ROWS)
+    mean, variance = (float(there.mean()), float(there.var())) if len(there) else ((low + high) / 2, 0.0)
+    if column.mean is not None:  # common, of a column without a deviation
+        mean = column.mean
+    elif possible is not None:
+        mean = weight * mean + (1 - weight) * (low + high) / 2
+    variance = weight * variance + (1 - weight) * bound**2
+    deviation, floor = math.sqrt(variance), FLOOR * max(abs(low), abs(high))
+    return mean, deviation if deviation > floor else 1.0
 
 
 def _most_frequent(x: np.ndarray) -> np.ndarray:

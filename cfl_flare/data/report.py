@@ -30,7 +30,6 @@ class PartitionReport:
         train_unused: training samples of the source that no participant has.
         test_unused: test samples of the source that no participant has.
         disjoint: no sample was given to two participants, or to one for training and for testing.
-        owners: whose samples each participant has, as the source's keys name them; None for rules without owners.
     """
 
     rule: str
@@ -43,7 +42,6 @@ class PartitionReport:
     train_unused: int
     test_unused: int
     disjoint: bool
-    owners: list[str] | None = None
 
 
 def participant_names(participants: int) -> list[str]:
@@ -52,8 +50,8 @@ def participant_names(participants: int) -> list[str]:
     return [f"p{i:0{width}d}" for i in range(participants)]
 
 
-def report_of(train: Samples, test: Samples, deal: Deal, rule: str, owned: bool = False) -> PartitionReport:
-    """Counts the samples of a deal of a source's training and test samples by a rule, perhaps one by their owners."""
+def report_of(train: Samples, test: Samples, deal: Deal, rule: str, names: list[str] | None = None) -> PartitionReport:
+    """Counts the samples of a deal of a source's splits by a rule, perhaps to participants of these names."""
     y = np.concatenate((strata(train.y), strata(test.y, train.y)))
     classes = int(y.max()) + 1
     own, own_test = (
@@ -62,7 +60,7 @@ def report_of(train: Samples, test: Samples, deal: Deal, rule: str, owned: bool 
     times = np.bincount(np.concatenate((*deal.train, *deal.test)), minlength=len(y))  # that each sample was dealt
     return PartitionReport(
         rule=rule,
-        names=participant_names(len(deal.train)),
+        names=names or participant_names(len(deal.train)),
         truth=list(deal.truth),
         train=own,
         test=own_test,
@@ -71,5 +69,4 @@ def report_of(train: Samples, test: Samples, deal: Deal, rule: str, owned: bool 
         train_unused=int((times[: len(train)] == 0).sum()),
         test_unused=int((times[len(train) :] == 0).sum()),
         disjoint=bool((times <= 1).all()),
-        owners=[str(train.key[part[0]]) for part in deal.train] if owned and train.key is not None else None,
     )

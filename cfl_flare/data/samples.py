@@ -15,9 +15,13 @@ import numpy as np
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import CFLError, DataError
 from cfl_flare.core.seeds import stream
+from cfl_flare.core.text import shown
 from cfl_flare.data.labels import LARGEST, check_labels, of_one_form, strata
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from cfl_flare.data.columns import Columns
     from cfl_flare.data.preparation import Preparation
 
 
@@ -115,6 +119,22 @@ class DataSource(ABC):
 
     # Whether `load` leaves it to `preparation` to fill up and scale each participant's samples.
     prepares: ClassVar[bool] = False
+    # What a job that does not say a setting means: the default of the version that made it. New jobs say these.
+    unsaid: ClassVar[Mapping[str, Any]] = {}
+
+    def in_job(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Its ``{"class_path", "args"}`` with all that a job has to say."""
+        return {**spec, "args": {**{name: getattr(self, name) for name in self.unsaid}, **spec["args"]}}
+
+    def of_job(self, spec: Mapping[str, Any]) -> DataSource:
+        """As the job meant it that says ``{"class_path", "args"}``."""
+        older = {name: value for name, value in self.unsaid.items() if name not in (spec.get("args") or {})}
+        return replace(self, **older) if older else self  # type: ignore[type-var]
+
+    @property
+    def agreed_columns(self) -> Columns | None:
+        """What sites agreed on of their tables' columns; None where they did not, and for other data."""
+        return None
 
     @property
     def usual_partition(self) -> Mapping[str, Any] | None:
@@ -138,6 +158,11 @@ class DataSource(ABC):
         """
         return None
 
+    @property
+    def positive(self) -> str | None:
+        """What class 1 is, where there are two; None where that is not known, or there are no classes."""
+        return None
+
     def described(self) -> list[str]:
         """What became of what was read, in lines for whoever starts a run; none if that is plain."""
         return []
@@ -155,6 +180,11 @@ class ReadOnce(DataSource):
         """As the source, the first time."""
         self._loaded = self._loaded or self._source.load()
         return self._loaded
+
+    @property
+    def positive(self) -> str | None:
+        """As the source's."""
+        return self._source.positive
 
     def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation | None:
         """As the source."""
@@ -220,6 +250,21 @@ def split_by_time(
             tested[rows[len(rows) - round(len(rows) * test_share) :]] = True
         else:
             tested[rows] = when[rows] >= when[rows[0]] + first_days
+    return samples.take(np.flatnonzero(~tested)), samples.take(np.flatnonzero(tested))
+
+
+def split_as_named(samples: Samples, says: pd.Series, where: str) -> tuple[Samples, Samples]:
+    """Splits samples as a column says of each: ``train`` or ``test``, in any case.
+
+    Raises:
+        DataError: it says something else of one.
+    """
+    said = says.str.lower().replace({"training": "train", "testing": "test"})
+    wrong = np.flatnonzero(~said.isin(("train", "test")).to_numpy(bool))
+    if len(wrong):
+        row = says.index[wrong[0]] + 1
+        raise DataError(f"{where}: row {row} says {shown(says.iloc[wrong[0]])}; write train or test in each row")
+    tested = (said == "test").to_numpy(bool)
     return samples.take(np.flatnonzero(~tested)), samples.take(np.flatnonzero(tested))
 
 

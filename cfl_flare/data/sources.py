@@ -9,16 +9,16 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import DataError
+from cfl_flare.core.errors import ColumnsError, MissingDataError
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.columns import Columns
 from cfl_flare.data.files import expanded, find, read_npz, reading_within
@@ -26,7 +26,7 @@ from cfl_flare.data.frames import is_table
 from cfl_flare.data.hospitals import Heart, Stroke
 from cfl_flare.data.images import CONVERT, RESIZE, Folder
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
-from cfl_flare.data.preparation import Preparation
+from cfl_flare.data.preparation import UNSAID, Preparation, Scaling
 from cfl_flare.data.samples import DataSource, Samples, checked, split_by_class
 from cfl_flare.data.table import Table, columns_of
 
@@ -118,6 +118,7 @@ class SiteData(DataSource):
 
     name: ClassVar[str] = "site"
     prepares: ClassVar[bool] = True
+    unsaid: ClassVar[Mapping[str, Any]] = UNSAID
 
     path: str | None = setting(
         None, help="for a site on its own; a job leaves it out, as its author does not know the sites' paths"
@@ -130,7 +131,7 @@ class SiteData(DataSource):
     columns: Mapping[str, Any] | str | None = setting(
         None, help="of a table: the file that 'cfl-flare columns' wrote, or what is in it; a job carries the latter"
     )
-    scaling: Literal["site", "federation", "none"] = setting("site", help="of a table, as of the source table")
+    scaling: Scaling = setting("auto", help="of a table, as of the source table")
 
     def __post_init__(self) -> None:
         check_settings(self, "data site")
@@ -145,6 +146,11 @@ class SiteData(DataSource):
     def _asked(self) -> Columns | None:
         """What a job says of a table's columns; None if it says nothing."""
         return None if self.columns is None else columns_of(self.columns, "data site: columns")
+
+    @property
+    def agreed_columns(self) -> Columns | None:
+        """What a job says of a table's columns."""
+        return self._asked
 
     def load(self) -> tuple[Samples, Samples]:
         """Training and test samples, as the source npz, folder or table reads them."""
@@ -192,9 +198,10 @@ class SiteData(DataSource):
             return None if self._asked is None else self._asked.to_dict()
         with reading_within(None):
             own = Columns.read(find(str(expanded(named)), f"data site: {COLUMNS}"))
-        # How its file is written is a site's own matter.
-        if self._asked is not None and replace(self._asked, names=own.names) != own:
-            raise DataError(
+        # How its file is written, and what it leaves out, is a site's own matter.
+        own_matter = {"names": own.names, "leave": own.leave, **asdict(own.reading)}
+        if self._asked is not None and replace(self._asked, **own_matter) != own:
+            raise ColumnsError(
                 f"data site: the job's columns are not those of {COLUMNS} here; agree with its author, or set "
                 f"{COLUMNS} to the file that the job was made with"
             )
@@ -217,7 +224,7 @@ class SiteData(DataSource):
         if len(mounted) == 1:
             return mounted[0], f"mounted for study {self.study}"
         of_study = f"what is mounted for study {self.study} ({len(mounted)} datasets)" if self.study else "no study"
-        raise DataError(
+        raise MissingDataError(
             f"data site: this site does not say where its data is; tried path (not given), {VARIABLE} (not set), "
             f"{of_study}; set {VARIABLE} to an .npz file, a folder of images by class or a table, in the shell that "
             "starts the site"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,6 +131,15 @@ class DataSummary:
             return ""
         largest = (self.reach + 1) / 2
         return f"samples reach {largest:.0f} where 0 to 1 is expected; bring them to uint8, or floats in [0, 1]"
+
+
+def clipped_line(people: Iterable[ParticipantData]) -> list[str]:
+    """How many numbers of tables are clipped, in one line; none if none is ever clipped."""
+    found = [(one.clipped, one.preparation.clip) for one in people if one.clipped is not None and one.preparation]
+    count = sum(clipped for clipped, _ in found)
+    return (
+        [f"{count} numbers are further from their mean than {found[0][1]:g} deviations, and clipped"] if found else []
+    )
 
 
 def _counts(y: np.ndarray, form: str, outputs: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import DataError
+from cfl_flare.core.errors import CFLError, ColumnsError, DataError
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.core.text import shown
-from cfl_flare.data.columns import Columns
-from cfl_flare.data.features import check_columns, days, encoded, inferred, names_of, shared, texts
+from cfl_flare.data.columns import Columns, as_texts
+from cfl_flare.data.features import check_columns, days, encoded, gaps, inferred, names_of, shared, texts
 from cfl_flare.data.files import find
-from cfl_flare.data.frames import read_frame
+from cfl_flare.data.frames import Reading, read_frame
 from cfl_flare.data.outcomes import Outcomes, outcomes
-from cfl_flare.data.preparation import Preparation
-from cfl_flare.data.samples import DataSource, Samples, split_by_class, split_by_time
+from cfl_flare.data.preparation import UNSAID, Preparation, Scaling
+from cfl_flare.data.samples import DataSource, Samples, split_as_named, split_by_class, split_by_time
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 @dataclass(frozen=True)
-class Table(DataSource):
+class Table(Reading, DataSource):
     """Rows of a .csv, .csv.gz or .parquet file, or of an .npz file with one array per column.
 
     All columns but those named for another purpose are features: numbers, which each participant scales by its own
@@ -44,6 +44,7 @@ class Table(DataSource):
 
     name: ClassVar[str] = "table"
     prepares: ClassVar[bool] = True
+    unsaid: ClassVar[Mapping[str, Any]] = UNSAID
 
     path: str = setting(help="the file, found as by the source npz; read by its ending, else as CSV")
     label: str | None = setting(
@@ -76,27 +77,36 @@ class Table(DataSource):
     take: Sequence[str] | None = setting(None, help="the columns that become features, as [age,sex]; default all")
     leave: Sequence[str] | None = setting(None, help="columns that are left out, as [id,note]")
     categories: Sequence[str] | None = setting(None, help="columns of numbers that are codes of categories")
-    absent: Sequence[str] | None = setting(None, help="texts that mean that a value is missing, as [?,NA]")
+    absent: Sequence[str | float] | None = setting(
+        None, help="texts and numbers that mean that a value is missing, as [?,NA,-1]"
+    )
     missing: bool = setting(False, help="add whether a value is missing as a feature, where a column lacks some")
     unlabelled: Literal["refuse", "leave"] = setting("refuse", help="what happens to rows that have no label")
-    scaling: Literal["site", "federation", "none"] = setting(
-        "site",
-        help="numbers are scaled by the participant's own training rows, by a mean and deviation that all agree on, or "
-        "not at all: they should then be in about [0, 1]",
+    scaling: Scaling = setting(
+        "auto",
+        help="numbers are scaled by a mean and deviation that all agree on (federation), by the participant's own "
+        "training rows (site), or not at all (none): they should then be in about [0, 1]; auto: by the common ones if "
+        "there are some, else by its own, shrunk to bounds, and what is far outside is clipped",
     )
 
     def __post_init__(self) -> None:
         for name in ("take", "leave", "categories", "absent"):
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, [getattr(self, name)])
+            if name == "absent" and isinstance(self.absent, (list, tuple)):
+                object.__setattr__(self, name, as_texts(self.absent))
             given = getattr(self, name)
             fits = isinstance(given, (list, tuple)) and all(isinstance(text, str) for text in given)
             require(fits or given is None, f"data table: {name} = {shown(given)} should be a list of text, as [a,b]")
         check_settings(self, "data table")
-        named = {name: getattr(self, name) for name in ("label", "key", "event", "group", "time")}
+        named = {name: getattr(self, name) for name in ("label", "key", "event", "group", "time", "split")}
         for (one, name), (other, same) in combinations(named.items(), 2):
             differ = name is None or name != same or {one, other} == {"key", "group"}
             require(differ, f"data table: {one} and {other} are both {same!r}; they are different columns")
+        require(
+            self.split is None or self.time is None,
+            f"data table: split = {self.split!r} and time = {self.time!r} both say which rows test; leave one out",
+        )
         require(self.take is None or self.leave is None, "data table: take and leave are both given; give one of them")
         chosen = [name for name in ("take", "categories", "missing") if getattr(self, name)]
         require(
@@ -115,11 +125,21 @@ class Table(DataSource):
         """Each owner is a participant, where rows have owners."""
         return None if self.key is None else {"partition": "natural"}
 
+    @property
+    def agreed_columns(self) -> Columns | None:
+        """What the sites agreed on."""
+        return self._agreed
+
     @cached_property
     def _agreed(self) -> Columns | None:
         """What the sites agreed on; None if that is not given."""
         where = "data table: columns"
         return None if self.columns is None else columns_of(self.columns, where).usable(where)
+
+    @cached_property
+    def _read(self) -> Reading:
+        """How the file is written, and which rows are used: as this table says, else as the columns do."""
+        return self.over(self._agreed)
 
     def load(self) -> tuple[Samples, Samples]:
         """Both splits: features ``(n, d)`` float64, as `preparation` takes them, NaN where a value is missing."""
@@ -128,7 +148,11 @@ class Table(DataSource):
         x, _ = encoded(frame, columns, str(path))
         samples = Samples(x, labels.y, self._owners(frame, path), self._groups(frame))
         samples.check(str(path), missing=True)
-        if self.time is None:
+        if self._read.split is not None:
+            train, test = split_as_named(
+                samples, texts(frame[self._read.split]), f"{path}: column {self._read.split!r}"
+            )
+        elif self.time is None:
             train, test = split_by_class(samples, self.test_share, self.seed)
         else:
             when = days(frame[self.time], f"{path}: column {self.time!r}")
@@ -144,7 +168,7 @@ class Table(DataSource):
         path = find(self.path, "data table")
         frame, columns = self._frame(path)
         leave = self.unlabelled == "leave"
-        how = self._label(), self.event, columns.positive, columns.classes, leave
+        how = self._label(), self.event, columns.positive, columns.classes, leave, self._read.zero_times
         return path, frame, columns, outcomes(frame, path, *how)
 
     def _frame(self, path: Path) -> tuple[pd.DataFrame, Columns]:
@@ -154,19 +178,19 @@ class Table(DataSource):
             DataError: it cannot be read, or lacks a column.
         """
         agreed = self._agreed
-        absent = [*(self.absent or ()), *(agreed.absent if agreed is not None else ())]
-        frame = read_frame(path, agreed.names if agreed is not None else (), absent)
+        absent = [*map(str, self.absent or ()), *(agreed.absent if agreed is not None else ())]
+        frame = read_frame(path, agreed.names if agreed is not None else (), absent, self._read)
         ways_out = {self._label(): "label, or CFL_LABEL", self.key: "key", self.event: "event, or CFL_EVENT"}
-        ways_out |= {self.group: "group", self.time: "time"}
+        ways_out |= {self.group: "group", self.time: "time", self._read.split: "split"}
         known = [name for name in ways_out if name]
         others = dict.fromkeys((*(self.take or ()), *(self.leave or ())), "take and leave")
         for name, way_out in {**others, **{name: ways_out[name] for name in known}}.items():
             if name not in frame:
                 beside = " beside CFL_DATA" if "CFL" in way_out else ""
-                raise DataError(f"{path}: no column {shown(name)}; it has {names_of(frame)}; set {way_out}{beside}")
+                raise ColumnsError(f"{path}: no column {shown(name)}; it has {names_of(frame)}; set {way_out}{beside}")
         if agreed is not None:
             check_columns(frame, agreed, str(path), [*known, *(self.leave or ())])
-            return frame, agreed
+            return frame, replace(agreed, leave=tuple(dict.fromkeys((*agreed.leave, *(self.leave or ())))))
         features = [name for name in self.take or frame if name not in known and name not in (self.leave or ())]
         if not features:
             raise DataError(
@@ -191,18 +215,40 @@ class Table(DataSource):
             return None
         return np.unique(frame[self.group].to_numpy().astype(str), return_inverse=True)[1].astype(np.int64)
 
+    @property
+    def positive(self) -> str | None:
+        """What class 1 is: ``died = yes``, or ``num above 0``; of a table that is not here, as far as sites agreed."""
+        columns, names = self._agreed, () if self._agreed is None else self._agreed.classes
+        if self.event is not None:
+            return None
+        if columns is not None and columns.positive is not None:
+            return f"{self._label()} above {columns.positive:g}"
+        if not names:
+            try:
+                _, _, _, labels = self._whole
+            except CFLError:
+                return None
+            names = labels.names
+            if not names and labels.y.dtype.kind == "i" and labels.y.max() == 1:
+                return f"{self._label()} = 1"
+        return f"{self._label()} = {shown(names[1])}" if len(names) == 2 else None
+
     def described(self) -> list[str]:
         """What each column became, and which rows are left out."""
         path, frame, columns, labels = self._whole
         _, others = encoded(frame[labels.kept], columns, str(path))
         used = {c.column for c in columns.columns} | {self._label(), self.key, self.event, self.group, self.time}
+        used |= {self._read.split}
         aside = [name for name in frame if name not in used]
         lines = [f"{len(frame.columns)} columns, {len(columns.features)} features", *(c.line for c in columns.columns)]
+        lines += gaps(frame[labels.kept], columns)
         if aside:
             lines.append(f"left out: {', '.join(aside)}")
+        why = ", or a time that is not above 0" if self._read.zero_times == "leave" else ""
         if not labels.kept.all():
-            lines.append(f"left out: {int((~labels.kept).sum())} of {len(frame)} rows, which have no label")
+            lines.append(f"left out: {int((~labels.kept).sum())} of {len(frame)} rows, which have no label{why}")
         lines += [f"{name}: {rows} rows have a category that no other site named" for name, rows in others.items()]
+        lines += [] if self.positive is None else [f"class 1, the positive one: {self.positive}"]
         return lines
 
     def own_columns(self, fewest: int, scale: bool = False) -> Columns:
@@ -223,7 +269,9 @@ class Table(DataSource):
         path, frame, columns, labels = self._whole
         if len(frame) < fewest:
             raise DataError(f"{path}: has {len(frame)} rows, and says nothing of fewer than {fewest}; lower --min-rows")
-        columns = replace(columns.measured(self.load()[0].x, fewest) if scale else columns, label=self._label())
+        train, _ = self.load()  # each value is read, and is what its column holds
+        columns = replace(columns.measured(train.x, fewest) if scale else columns, label=self._label())
+        columns = replace(columns, **asdict(self._read))
         if self._agreed is None:
             columns = shared(columns, frame, fewest)
         if not columns.classes:
@@ -242,12 +290,12 @@ class Table(DataSource):
             DataError: at a real site, nothing says what the sites agreed on.
         """
         _, _, columns, labels = self._whole
-        others = (*columns.leave, *(self.leave or ()), *filter(None, (self.key, self.event, self.group, self.time)))
-        leave = tuple(dict.fromkeys(others))
-        columns = replace(columns, label=self._label(), classes=columns.classes or labels.names, leave=leave)
+        others = (*columns.leave, *filter(None, (self.key, self.event, self.group, self.time, self._read.split)))
+        columns = replace(columns, **{**asdict(self._read), "split": None}, leave=tuple(dict.fromkeys(others)))
+        columns = replace(columns, label=self._label(), classes=columns.classes or labels.names)
         if federation is None:
             self._check_alone(columns)
-        elif self.scaling == "federation" and not columns.common:
+        elif self.scaling in ("auto", "federation") and not columns.common:
             columns = columns.measured(federation.x)
         return Preparation.fitted(train.x, columns, self.scaling)
 

@@ -15,8 +15,11 @@ from cfl_flare.core.text import shown
 from cfl_flare.engine.site import Result, Task
 from cfl_flare.methods import Participant, ServerState, Update
 from cfl_flare.methods.state import Download
+from cfl_flare.results.curves import Scored
 
 MAX_SAMPLES = 10**9
+# Of a training script, which may count in shares; sums of such weights and their quotients are exact enough.
+MIN_WEIGHT = 1e-9
 MAX_GROUPS = 10**6
 # Values of an array whose length the server does not know.
 MAX_LENGTH = 10**6
@@ -26,7 +29,7 @@ MAX_METRIC = 1e12
 OWN = re.compile(
     r"(worst|bottom)_.*|.*_unweighted|participant|site|group|cluster|model|cluster-\d+/.*|ari|nmi|objective|dispersion|looseness"
     r"|clusterability|(intra|inter)_cosine|size_entropy|clusters_in_use|largest_share|moved(_share)?|bytes_(up|down)|seconds"
-    r"|pooled_auroc|defined"
+    r"|pooled_(auroc|macro_f1)|defined"
 )
 METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_./-]{0,79}")
 # Largest value of a difference or an array: squares and sums of such values are still finite in float32.
@@ -48,16 +51,14 @@ def is_metric_name(name: Any) -> bool:
     return isinstance(name, str) and METRIC.fullmatch(name) is not None and OWN.fullmatch(name) is None
 
 
-def check_result(
-    result: Result, task: Task, participant: Participant, scored: tuple[int, int, int] | None = None
-) -> None:
+def check_result(result: Result, task: Task, participant: Participant, scored: Scored | None = None) -> None:
     """Checks everything but what the update holds.
 
     Args:
         result: what arrived.
         task: what was asked.
         participant: whose result it is, with the number of samples that it named before.
-        scored: the shape of the histograms of scores that come with what is measured; None for none.
+        scored: what the histograms of scores that come with what is measured are of; None for none.
 
     Raises:
         PayloadError: the participant failed, or did not do what it was asked to do.
@@ -84,18 +85,19 @@ def check_result(
         said = "asked to train, but sent no update" if task.train else "not asked to train"
         raise PayloadError("no_update", f"{name} was {said}")
     update, known = result.update, participant.samples
-    if update is not None and is_count(update.samples, 1, MAX_SAMPLES) and update.samples != known:
+    if update is not None and is_number(update.samples, MIN_WEIGHT, MAX_SAMPLES) and update.samples != known:
         raise PayloadError("samples", f"{name} says that it has {update.samples} samples, but said {known} before")
 
 
-def check_scores(name: str, scores: np.ndarray, shape: tuple[int, int, int] | None) -> None:
-    """Checks histograms of scores, ``(classes, 2, bins)``.
+def check_scores(name: str, scores: np.ndarray, scored: Scored | None) -> None:
+    """Checks histograms of scores, and the counts of decisions that are in the same rows, ``(classes, 2, bins + 1)``.
 
     Raises:
         PayloadError: nobody asked for them, or they cannot be those of one test split.
     """
-    if shape is None:
+    if scored is None:
         raise PayloadError("scores", f"{name} was not asked for histograms of scores")
+    shape = *scored.shape[:2], scored.shape[2] + 1
     if scores.dtype.kind not in "iu" or scores.shape != shape:
         raise PayloadError(
             "scores", f"{name}: its histograms are {scores.dtype} of shape {scores.shape}, not whole numbers of {shape}"
@@ -104,10 +106,16 @@ def check_scores(name: str, scores: np.ndarray, shape: tuple[int, int, int] | No
         raise PayloadError(
             "scores", f"{name}: its histograms hold {scores.min()} and {scores.max()}, which is no count"
         )
-    samples = scores.astype(np.int64).sum(axis=(1, 2))
+    of_rows, decided = scores[..., :-1].sum(axis=2, dtype=np.int64), scores[..., -1].astype(np.int64)
+    samples = of_rows.sum(axis=1)
     if samples.min() != samples.max() or not 1 <= samples[0] <= MAX_SAMPLES:
         said = f"{samples.min()} to {samples.max()} samples"
         raise PayloadError("scores", f"{name}: its histograms count {said} by class, not the same in 1..{MAX_SAMPLES}")
+    if (decided > of_rows).any():
+        raise PayloadError("scores", f"{name}: its histograms have fewer samples than decisions about them")
+    if scored.link == "softmax" and not samples[0] == of_rows[:, 1].sum() == decided.sum():
+        said = f"{of_rows[:, 1].sum()} labels and {decided.sum()} decisions"
+        raise PayloadError("scores", f"{name}: its histograms have {said}, not one of each of {samples[0]} samples")
 
 
 def check_update(update: Update, sent: Download, state: ServerState, method: str) -> None:
@@ -123,10 +131,8 @@ def check_update(update: Update, sent: Download, state: ServerState, method: str
         PayloadError: the samples, the cluster, the slots, a shape or a value is not what it should be.
     """
     name, samples, cluster = update.participant, update.samples, update.cluster
-    if not is_count(samples, 1, MAX_SAMPLES):
-        raise PayloadError(
-            "samples", f"{name}: samples = {shown(samples)} should be a whole number in 1..{MAX_SAMPLES}"
-        )
+    if not is_number(samples, MIN_WEIGHT, MAX_SAMPLES):
+        raise PayloadError("samples", f"{name}: samples = {shown(samples)} should be in {MIN_WEIGHT:g}..{MAX_SAMPLES}")
     if sent.must_name:
         if not isinstance(cluster, int) or isinstance(cluster, bool) or cluster not in sent.choices:
             raise PayloadError("cluster", f"{name}: cluster = {shown(cluster)} should be one of {[*sent.choices]}")

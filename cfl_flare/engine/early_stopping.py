@@ -17,6 +17,8 @@ from cfl_flare.results.key_metric import ACCURACY, Metric
 logger = logging.getLogger(__name__)
 
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq}
+# What judges a run whose settings name no metric: of two classes the loss.
+DEFAULTS = (ACCURACY, "loss")
 MODES = {">=": "max", ">": "max", "<=": "min", "<": "min"}
 
 
@@ -74,12 +76,13 @@ class EarlyStopping:
     patience: int | None = None
 
     @classmethod
-    def of(cls, key_metric: str, mode: str | None, stop_cond: str | None, patience: int | None) -> EarlyStopping:
+    def of(cls, key_metric: str | None, mode: str | None, stop_cond: str | None, patience: int | None) -> EarlyStopping:
         """Builds it from a run's settings, each of which is valid by itself.
 
         Raises:
             ConfigError: the condition cannot be parsed, or the settings contradict each other.
         """
+        key_metric = ACCURACY if key_metric is None else key_metric
         stop = None if stop_cond is None else Condition.parse(stop_cond)
         implied = MODES.get(stop.sign) if stop is not None and _same(stop.metric.name, key_metric) else None
         require(
@@ -120,9 +123,10 @@ class EarlyStopping:
         return [metric for metric in (self.key, None if self.stop is None else self.stop.metric) if metric is not None]
 
     def following(self, metric: Metric) -> EarlyStopping:
-        """The same, with this metric in place of the default one, accuracy, where participants do not report that."""
-        default = self.key is not None and self.key.name == ACCURACY
-        return replace(self, key=metric) if default and metric.name != ACCURACY else self
+        """The same, with this metric in place of a default one, where participants do not report that."""
+        if self.key is None or self.key.name not in DEFAULTS:
+            return self
+        return replace(self, key=metric) if metric.name != self.key.name else self
 
     @property
     def watched(self) -> Metric | None:

@@ -90,8 +90,19 @@ class ScriptSettings:
         None, help="the script, sent with the job; it reads the data, each site is one participant", per_site=True
     )
     train_args: str = setting("", help="the script's command line", per_site=True)
+    evaluate: str | None = setting(
+        None,
+        help="a function of the script, or of a module beside it, that measures each model that a site is sent: "
+        "client.evaluate; without it, what the script reports counts",
+        per_site=True,
+    )
     launch_external_process: bool = setting(False, help="run the script in a separate process", per_site=True)
     command: str = setting("python3 -u", help="what starts that process", per_site=True)
+    launch_once: bool = setting(True, help="that process runs for the whole job, or is started anew for each task")
+    launch_timeout: float | None = setting(
+        300.0, help="seconds within which that process must be connected; None for no limit", gt=0
+    )
+    shutdown_timeout: float = setting(0.0, help="seconds that process gets to end by itself", ge=0)
     framework: str | None = setting(
         None,
         help="what the script's arrays are; by default NumPy's if the model is given as arrays, else PyTorch's",
@@ -108,6 +119,11 @@ class ScriptSettings:
 
     def __post_init__(self) -> None:
         check_settings(self, "recipe")
+        require(
+            self.evaluate is None or self.train_script is not None,
+            f"recipe: evaluate = {self.evaluate!r} measures the models of a train_script, and there is none; cfl_flare "
+            "measures by itself: leave it out",
+        )
         require(
             (self.framework, self.server_expected_format) != ("numpy", "pytorch"),
             "recipe: server_expected_format = 'pytorch' sends tensors, which framework = 'numpy' does not read; leave "

@@ -16,7 +16,7 @@ import torch
 
 from cfl_flare.core.archive import Archive
 from cfl_flare.core.config import build, from_dict
-from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.errors import FileError, PayloadError
 from cfl_flare.core.networks import describe_network
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.engine.indicator import logits_for
@@ -32,6 +32,7 @@ from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import ARCHIVE, Store
 from cfl_flare.training.devices import Place
+from cfl_flare.training.ensemble import Served
 from cfl_flare.training.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
@@ -59,8 +60,10 @@ def run_loop(
     private: str | None = None,
     private_shrinkage: float = 0.0,
     until: int | None = None,
+    sites: int = 1,
+    of_data: Mapping[str, Any] | None = None,
 ) -> Server:
-    """Runs a method in this process, all participants on one site.
+    """Runs a method in this process, all participants in one `Site`.
 
     An interrupted run resumes from its last checkpoint, and ends as it would have without the interruption.
 
@@ -81,6 +84,8 @@ def run_loop(
         private_shrinkage: how strongly they are pulled towards their cluster's; 0 keeps them at the participant.
         until: ends the run after so many rounds; with ``checkpoints``, a call with more goes on from there, as if it
             had not ended. None for all.
+        sites: on so many sites the server believes the participants to be, for what counts sites: floors, shares.
+        of_data: more facts for the summary.
 
     Returns:
         The server after the last round.
@@ -99,8 +104,14 @@ def run_loop(
     place.limit()
     site.add(data.host(source, "local", 0, 1))
     logits = logits_for(method, make_model, data, lambda: source, settings.seed)
-    participants = [Participant(d.name, "local", len(d.train), d.group, len(d.test) > 0) for d in site.hosted.values()]
-    division, facts = site.runtime.division, describe_run(data, settings, training, **layers)
+    names = {name: ((i + 1) * sites - 1) // len(site.hosted) for i, name in enumerate(site.hosted)}
+    at = {name: "local" if sites == 1 else f"site-{index + 1}" for name, index in names.items()}
+    participants = [
+        Participant(n, at[n], len(d.train), d.group, len(d.test) > 0, clipped=d.clipped) for n, d in site.hosted.items()
+    ]
+    division = site.runtime.division
+    settings = settings.judged(site.runtime.task, division.whole)
+    facts = describe_run(data, settings, training, **layers)
     run = {
         "method": describe_method(method),
         "model": model,
@@ -116,7 +127,7 @@ def run_loop(
     site.memory.update({name: dict(own) for name, own in begun.memory.items()})
     recorder = None
     if folder is not None:
-        recorder = Recorder(folder, facts, run["model"], begun.recorded, begun.last)
+        recorder = Recorder(folder, {**facts, **(of_data or {})}, run["model"], begun.recorded, begun.last)
         recorder.begin(method.label, settings.num_rounds, settings.early_stopping.named)
     archive = Archive(checkpoints.folder / ARCHIVE) if checkpoints is not None else None
     complete = division.complete(partial(site.runtime.untrained, 0))
@@ -129,12 +140,15 @@ def run_loop(
         number, last = server.state.round, server.finished
         tasks = server.tasks()
         models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
+        keep = None
+        if last and recorder is not None and own.keep_served:
+            keep = partial(_keep, recorder, site, number, server.models())
         for name, task in tasks.items():
-            result = site.carry_out(name, task, models, number)
+            result = site.carry_out(name, task, models, number, keep)
             if result.error is not None:
                 logger.warning("round %d: %s failed: %s, in full: %s", number, name, result.error, result.traceback)
             try:
-                server.accept(result, "local")
+                server.accept(result, at[name])
             except PayloadError as error:
                 logger.warning("round %d: %s", number, error)
         measured = server.finish_round()
@@ -152,6 +166,16 @@ def run_loop(
             server.forget(next(iter(checkpoints.versions()), 0))
     server.close({})
     return server
+
+
+def _keep(
+    recorder: Recorder, site: Site, rounds: int, beside: Mapping[str, Served], participant: str, served: Served
+) -> None:
+    """Saves what a participant predicts with beside the run's models."""
+    try:
+        recorder.served(participant, served, rounds, site.hosted[participant].preparation, beside)
+    except FileError as error:  # the run has its results all the same
+        logger.error("%s's model is not kept: %s", participant, error)
 
 
 def describe_run(

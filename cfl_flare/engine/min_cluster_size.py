@@ -4,51 +4,87 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
-from cfl_flare.clustering.kmeans import nearest
+from cfl_flare.clustering.floor import Census, Floor
+from cfl_flare.clustering.kmeans import squared_distances, stacked
 from cfl_flare.core.config import require
-from cfl_flare.engine.settings import Floor, ServerSettings
+from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
-from cfl_flare.methods.state import Download, Mapped
+from cfl_flare.methods.state import heads
 from cfl_flare.methods.wrapper import Clustering
+from cfl_flare.results.floor import MOVED, POSSIBLE, SMALL, fewer, in_round
 
-K = TypeVar("K")
+logger = logging.getLogger(__name__)
 
 
-class Sizes(Generic[K]):
-    """The sites and samples of groups of participants.
+def census_of(participants: Iterable[Participant], floor: Floor) -> Census:
+    """Who is where, and what a cluster needs; a script's weight, which may be a share, counts as one sample or more."""
+    everyone = {p.name: p for p in participants}
+    samples = {name: math.ceil(p.samples) for name, p in everyone.items()}
+    return Census(floor, {name: p.site for name, p in everyone.items()}, samples)
+
+
+class ClusterFloor:
+    """The floor of a run's clusters: what it asks, and what it changes in a round.
 
     Args:
-        members: the participants of each group.
-        participants: all of the run's.
+        method: the run's.
+        settings: the floor, and whether the server assigns under it.
+        participants: all of the run's; others join in place.
     """
 
-    def __init__(self, members: Iterable[tuple[str, K]], participants: Mapping[str, Participant]):
-        self.sites: dict[K, set[str]] = {}
-        self.samples: dict[K, int] = {}
-        for name, group in members:
-            if name in participants:
-                self.sites.setdefault(group, set()).add(participants[name].site)
-                self.samples[group] = self.samples.get(group, 0) + participants[name].samples
+    def __init__(self, method: Method, settings: ServerSettings, participants: Mapping[str, Participant]):
+        self._method, self._settings, self._participants = method, settings, participants
+        self.renew()
+        if self.possible < method.clusters:
+            logger.warning("%s", fewer(self.possible, method.clusters, settings.floor.words))
 
-    def below(self, floor: Floor) -> list[K]:
-        """The groups that are too small."""
-        return [g for g, there in self.sites.items() if len(there) < floor.sites or self.samples[g] < floor.samples]
+    def renew(self) -> None:
+        """Counts who takes part in the coming round."""
+        census = census_of(self._participants.values(), self._settings.floor)
+        self._census = census if self._settings.assigns_under_floor else None
 
+    @property
+    def possible(self) -> int:
+        """How many of the method's clusters can be large enough."""
+        return self.shown_to(ServerState({})).possible(self._method.clusters)
 
-def small_clusters(assignment: Assignment, participants: Mapping[str, Participant], floor: Floor) -> list[int]:
-    """The clusters in use whose members are at too few sites, or have too few samples.
+    def shown_to(self, state: ServerState) -> ServerState:
+        """A state from which a method can ask what its clusters need."""
+        return replace(state, census=self._census)
 
-    >>> people = {n: Participant(n, site, 1) for n, site in (("a", "one"), ("b", "two"), ("c", "one"))}
-    >>> small_clusters({"a": 0, "b": 0, "c": 4}, people, Floor(2, 1))
-    [4]
-    """
-    return sorted(Sizes(assignment.items(), participants).below(floor))
+    def _small(self, state: ServerState) -> list[int]:
+        census = census_of(self._participants.values(), self._settings.floor)
+        return sorted(census.small(state.assignment.items()))
+
+    def changes(self, after: ServerState, notes: Mapping[str, Any]) -> dict[str, Any]:
+        """What the floor changed in the round that led to a state, for its record; one line of it is logged.
+
+        Args:
+            after: the state after the round.
+            notes: what else its record says, of participants that were held back.
+        """
+        floor = self._settings.floor
+        if floor == Floor(1, 1):
+            return {}
+        moved = {} if self._census is None else self._census.moved
+        found = {SMALL: self._small(after), **({MOVED: dict(moved)} if moved else {})}
+        words = in_round({**found, **notes})
+        if words:
+            logger.info("round %d, at least %s a cluster: %s", after.round - 1, floor.words, words)
+        return found
+
+    def facts(self, state: ServerState) -> dict[str, Any]:
+        """What a run's summary says."""
+        few = {POSSIBLE: self.possible} if self.possible < self._method.clusters else {}
+        return {SMALL: self._small(state), **few}
 
 
 def check_floor(
@@ -57,15 +93,10 @@ def check_floor(
     """Checks that a run can go on with the size that it asks of its clusters; without models on the server, any can.
 
     Raises:
-        ConfigError: the method cannot merge clusters, or all sites together are too few.
+        ConfigError: the method's models cannot be held back, or all sites together are too few.
     """
     floor, sites, samples = settings.floor, len({p.site for p in participants}), sum(p.samples for p in participants)
     traits = method.traits
-    require(
-        traits.mergeable or not settings.merge_small_clusters,
-        f"run: merge_small_clusters: method {method.label} cannot merge clusters; leave it out, and "
-        "min_sites_per_cluster still reports small ones",
-    )
     if not settings.hold_small_clusters or not state.bank:
         return
     require(
@@ -82,107 +113,62 @@ def check_floor(
     )
 
 
-def merged(
-    method: Method,
-    before: ServerState,
-    updates: Sequence[Update],
-    assignment: Assignment,
-    participants: Mapping[str, Participant],
-    floor: Floor,
-) -> Assignment:
-    """The assignment without small clusters: each of their members moves to the nearest of the other clusters.
+def under_floor(method: Method, before: ServerState, updates: Sequence[Update], assignment: Assignment) -> Assignment:
+    """The assignment of a method that left a cluster too small: the cheapest one without small clusters.
 
-    Distances are between a participant's vector (`Method.vector`) and the mean vector of a cluster's members in this
-    round. If all clusters are small, all their members move into the largest, if that is then large enough; else the
-    assignment stays as it is.
+    Methods of this package ask `ServerState.sizes` while they assign, and leave nothing to do but where a participant
+    joins late. Costs are squared distances of a participant's vector (`Method.vector`) to the mean vector of a
+    cluster's members in this round, or to its centre if all are absent. Where participants choose themselves, or the
+    M-step takes no other assignment, it stays as it is.
 
     Args:
-        method: one whose M-step accepts any assignment.
-        before: the state before the round.
+        method: the run's.
+        before: the state before the round, with its census.
         updates: the round's; read twice.
         assignment: their clusters.
-        participants: all of the run's.
-        floor: what a cluster needs.
     """
+    census = before.census
     everyone = {**before.assignment, **assignment}
-    small = set(small_clusters(everyone, participants, floor))
-    if not assignment or not small:
+    chosen = any(u.cluster is not None for u in heads(updates))
+    if census is None or chosen or not (assignment and method.traits.mergeable and census.small(everyone.items())):
         return assignment
-    if small == set(everyone.values()):
-        together = dict.fromkeys(everyone, min(small))
-        if small_clusters(together, participants, floor):
-            return assignment
-        sizes = Sizes(everyone.items(), participants)
-        largest = max(sorted(small), key=lambda k: (len(sizes.sites[k]), sizes.samples[k]))
-        return dict.fromkeys(assignment, largest)
-    clustering = Clustering.of(method, before)
-    sums: dict[int, np.ndarray] = {}
-    counts: dict[int, int] = {}
-    for update in updates:
-        cluster = assignment[update.participant]
-        if cluster not in small:
-            sums[cluster] = sums.get(cluster, 0.0) + clustering.vector(update).astype(np.float64)
-            counts[cluster] = counts.get(cluster, 0) + 1
-    if not sums:
-        return assignment
-    others = sorted(sums)
-    means = np.stack([sums[k] / counts[k] for k in others])
-    moved = {
-        u.participant: others[int(nearest(clustering.vector(u)[None], means)[0])]
-        for u in updates
-        if assignment[u.participant] in small
-    }
-    return {**assignment, **moved}
+    clustering, names = Clustering.of(method, before), [u.participant for u in heads(updates)]
+    labels = np.array([assignment[name] for name in names])
+
+    def costs() -> np.ndarray:
+        features, even = stacked(((clustering.vector(u), 1.0) for u in updates), len(updates))
+        distances = np.full((len(names), max(everyone.values()) + 1), np.inf)
+        for k in sorted(set(everyone.values())):
+            present = features[labels == k]
+            centre = present.mean(axis=0, dtype=np.float64) if len(present) else clustering.centre(before, k)
+            if centre is not None:
+                distances[:, k] = squared_distances(features, centre[None], even)[:, 0]
+        return distances
+
+    placed = census.of(names, before.assignment).assigned(labels, costs)
+    return {**assignment, **dict(zip(names, placed.tolist()))}
 
 
-def held_back(
-    updates: Iterable[Update], assignment: Assignment, participants: Mapping[str, Participant], floor: Floor
+def small_means(
+    updates: Iterable[Update],
+    members: Iterable[tuple[str, str]],
+    participants: Mapping[str, Participant],
+    floor: Floor,
 ) -> set[str]:
-    """The participants whose updates are kept out of a round, as too few sites trained what they trained.
+    """The names of a round's means that too few sites make, or of too few samples.
 
-    A mean over few sites is those sites' model, even in a cluster that has more: others may not take part in the round.
-    It counts who trained the same model and is in the same cluster; a site's sums count for that site.
+    A mean over few sites is those sites' model, even of a cluster that has more: others may not take part in the round.
+    A site's sums count for that site.
+
+    Args:
+        updates: the round's.
+        members: participants, each with a mean in which a model of it counts.
+        participants: all of the run's.
+        floor: what a mean needs.
     """
-    members: list[tuple[str, tuple[int | None, str]]] = []
-    carried: dict[str, str] = {}
-    for u in updates:
-        members += [(u.participant, (assignment.get(u.participant), slot)) for slot in u.diffs]
-        carried |= {} if u.carrier is None else {u.participant: u.carrier}
     samples = {name: p.samples for name, p in participants.items()}
-    for name, carrier in carried.items():
-        samples[carrier] += samples[name]
+    for update in updates:
+        if update.carrier is not None:
+            samples[update.carrier] += samples[update.participant]
     counted = {name: replace(p, samples=samples[name]) for name, p in participants.items()}
-    small = set(Sizes(members, counted).below(floor))
-    found = {name for name, group in members if group in small}
-    return found | {name for name, carrier in carried.items() if carrier in found}
-
-
-def without_chosen(
-    updates: Sequence[Update], assignment: Assignment, downloads: Mapping[str, Download]
-) -> tuple[Sequence[Update], set[int]]:
-    """Removes what participants trained of clusters that they chose themselves and that merging has closed.
-
-    If participants choose on the site, a merged participant has trained the model of a cluster that it is no longer
-    in: that difference is dropped, and nobody may choose the cluster again.
-
-    Returns:
-        The updates, and the clusters to close.
-    """
-    overruled = {u.participant: u.cluster for u in updates if u.cluster not in (None, assignment.get(u.participant))}
-    if not overruled:
-        return updates, set()
-
-    def seen(update: Update) -> Update:
-        if update.participant not in overruled:
-            return update
-        dropped = {update.main, downloads[update.participant].joined.get(str(update.main))}
-        return replace(update, diffs={slot: d for slot, d in update.diffs.items() if slot not in dropped})
-
-    return Mapped(updates, seen), {cluster for cluster in overruled.values() if cluster is not None}
-
-
-def closing(state: ServerState, clusters: set[int]) -> ServerState:
-    """The state in which nobody may choose these clusters again."""
-    if not clusters:
-        return state
-    return replace(state, extras={**state.extras, "closed": sorted(state.closed | clusters)})
+    return census_of(counted.values(), floor).small(members)

@@ -36,9 +36,10 @@ from cfl_flare.methods.slots import is_cluster, with_parts
 from cfl_flare.methods.state import Predict
 from cfl_flare.results.key_metric import leading, reported
 from cfl_flare.results.metrics import average
-from cfl_flare.results.model_file import ARRAYS, CLASSES, is_ours, layout_of, model_of
-from cfl_flare.results.run_dir import NEWCOMERS, STATE, load_run, save_served, the_run
+from cfl_flare.results.model_file import CLASSES, is_ours, layout_of, model_of
+from cfl_flare.results.run_dir import NEWCOMERS, STATE, load_run, the_run
 from cfl_flare.results.schema import whole
+from cfl_flare.results.served import save_served
 from cfl_flare.results.store import Store, state_of
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.settings import TrainSettings
@@ -152,6 +153,11 @@ class Finished:
     def __init__(self, run: str | Path, authorize: Callable[[str], None] | None = None):
         self.folder = the_run(run)
         self.summary = load_run(self.folder).summary
+        require(
+            "train_script" not in self.summary,
+            f"{self.folder}: only its own training script computes with its models as they were trained; a newcomer's "
+            "site takes part in a run of the script",
+        )
         store = Store(self.folder / STATE)
         kept = bool(store.versions()) and {"training", "seed"} <= self.summary.keys()
         require(
@@ -159,11 +165,6 @@ class Finished:
         )
         with self._reading():
             spec = model_of(self.summary, self.folder)
-            require(
-                spec["class_path"] != ARRAYS,
-                f"{self.folder}: its model is arrays, which only its own training script computes with; a newcomer's "
-                "site takes part in a run of the script",
-            )
             self.make_model = partial(build, spec, nn.Module, "model", authorize)
             if is_ours(spec):  # before memory is allocated for it, as another's arguments may ask for any amount
                 layout = layout_of(spec)

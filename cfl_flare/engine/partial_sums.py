@@ -48,8 +48,9 @@ def added_up(results: Sequence[Result], models: Mapping[str, Params], method: Me
 def no_sums(method: Method, settings: ServerSettings) -> str:
     """Why a run's sites cannot send sums, and the way out; empty if they can."""
     if not method.traits.averages_only:
-        return f"method {method.label} needs the model of each participant; leave site_sums out"
-    asked = [name for name in ("merge_small_clusters", "keep_features", "reject_outliers") if getattr(settings, name)]
+        needs = "needs the model of each participant, or does not declare averages_only"
+        return f"method {method.label} {needs}; leave site_sums out"
+    asked = [name for name in ("keep_features", "reject_outliers") if getattr(settings, name)]
     asked += ["aggregation"] if settings.aggregation != "mean" else []
     return f"{asked[0]} needs the model of each participant; leave one of the two out" if asked else ""
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ class RunPlan:
         source: the same of the data source; empty if a training script reads its data.
         reader: the source itself.
         training: how participants train; None if a training script decides.
+        facts: of the data, for the summary; see `cfl_flare.engine.classes.class_facts`.
     """
 
     method: Method
@@ -70,6 +71,7 @@ class RunPlan:
     data: DataConfig
     script: ScriptSettings
     assign: AssignSettings
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -97,6 +99,11 @@ class RunPlan:
             data is not None or parts["script"].train_script is not None,
             "recipe: neither data nor train_script is given; give one of them",
         )
+        require(
+            model is not None,
+            "model = None: the server starts from a model, and compares those that it receives; give the module, its "
+            "{'class_path', 'args'}, or the arrays by name that the script starts from",
+        )
         arrays = named_arrays(model)
         if arrays is not None:
             parts["script"] = _in_numpy(parts["script"])
@@ -104,6 +111,7 @@ class RunPlan:
         source = {} if data is None else describe(data, "data")
         reader = build(source, DataSource, "data") if source else None  # type: ignore[type-abstract]
         if reader is not None:
+            source = reader.in_job(source)
             parts["data"] = parts["data"].resolved(data if isinstance(data, DataSource) else reader)
         if not isinstance(training, TrainSettings) and (data is not None or training is not None):
             training = from_dict(TrainSettings, training or {}, "training")

@@ -10,13 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from cfl_flare.core.config import build, one_line, require
-from cfl_flare.core.errors import CFLError, ConfigError
+from cfl_flare.core.errors import CFLError, ConfigError, DataError
 from cfl_flare.core.params import Layout, live_state
 from cfl_flare.core.private import Division
 from cfl_flare.data import ParticipantData
+from cfl_flare.data.columns import Columns
 from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.indicator import check_indicator, check_task
 from cfl_flare.engine.initial_models import check_initial, initial_models, read_checkpoint
@@ -28,7 +30,7 @@ from cfl_flare.engine.server_optimizer import check_server_optimizer
 from cfl_flare.engine.settings import count_of
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import Method, Participant
-from cfl_flare.results.key_metric import POOLED
+from cfl_flare.results.key_metric import POOLED, POOLED_F1
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.measures import RANGES
 from cfl_flare.training.resident import ResidentModel
@@ -88,7 +90,8 @@ def _check_fit(plan: RunPlan) -> Division:
         "whose private layers stay wholly at its site; leave it out",
     )
     method, division = plan.method, Division.of(module, pattern, shrinkage)
-    check_private(method, division, pattern, plan.server.num_rounds)
+    task = None if scripted else (plan.training or TrainSettings()).built_task()
+    check_private(method, division, pattern, plan.server.num_rounds, task)
     layout = division.public
     if method.traits.cluster_on == "fc" and layout.compared("fc") == "all":
         what = "the model" if division.private is None else "what travels of the model"
@@ -104,8 +107,10 @@ def _check_fit(plan: RunPlan) -> Division:
             f"model {type(module).__name__}: its state_dict() leaves out {len(left)} of its {len(own)} parameters, "
             f"such as {left[:1]}, which would differ between sites; name all of them there, or use a train_script",
         )
-        task = (plan.training or TrainSettings()).built_task()
+        assert task is not None
         check_task(method, task)
+        if plan.reader is not None and plan.reader.agreed_columns is not None:
+            _check_columns(plan.reader.agreed_columns, module, task)
         (plan.training or TrainSettings()).built_augment(task)
         check_stop_cond(plan.server.early_stopping)
         check_key_metric(plan.server.early_stopping, task, plan.training or TrainSettings())
@@ -122,6 +127,26 @@ def _check_fit(plan: RunPlan) -> Division:
     if plan.data.participants is not None:
         _check_counts(plan)
     return division
+
+
+def _check_columns(columns: Columns, module: nn.Module, task: LearningTask) -> None:
+    """Checks that the model takes the features that sites agreed on, and has an output for each class.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    what = f"the columns that sites agreed on have {len(columns.features)} features"
+    try:
+        with torch.no_grad():
+            outputs = module.eval()(torch.zeros(1, len(columns.features)))
+    except Exception as error:  # the module may be the user's, and raise anything
+        why = f"{what}, which model {type(module).__name__} does not take ({one_line(error)})"
+        raise ConfigError(f"{why}; set its input_shape to [{len(columns.features)}]") from error
+    if columns.labels is not None:
+        try:
+            task.check(outputs, columns.labels, "the columns that sites agreed on")
+        except DataError as error:
+            raise ConfigError(str(error)) from error
 
 
 def _check_counts(plan: RunPlan) -> None:
@@ -142,7 +167,8 @@ def _check_start(plan: RunPlan, division: Division) -> None:
     """Builds the server, which makes its own checks, if the participants are known."""
     if plan.data.participants is None or plan.job.resume_from is not None:
         return
-    participants = [Participant(name, "site", 1) for name in plan.data.names]
+    enough = plan.server.floor.samples  # sites and samples are not known yet
+    participants = [Participant(name, name, enough) for name in plan.data.names]
     initial = initial_models(plan.method, plan.make_model, division.public, plan.server.seed, None)
     Server(plan.method, division.public, participants, plan.server, plan.method.start(initial, plan.data.names))
 
@@ -154,7 +180,7 @@ def check_stop_cond(stopping: EarlyStopping) -> None:
         return
     last = stop.metric.name.rpartition("/")[2].replace("served_", "")
     require(
-        (last != POOLED and RANGES.get(last) != (0, 1)) or stop.value <= 1,
+        (last not in (POOLED, POOLED_F1) and RANGES.get(last) != (0, 1)) or stop.value <= 1,
         f"run: stop_cond = {stop.text!r}: {last} is a share in 0..1 here; write {stop.value / 100:g} for "
         f"{stop.value:g} per cent",
     )
@@ -164,7 +190,7 @@ def check_key_metric(stopping: EarlyStopping, task: LearningTask, training: Trai
     """Raises a ConfigError for a metric by which a run decides, and which its task could measure but will not."""
     for name in (metric.of_participants.name for metric in stopping.named):
         require(
-            name != POOLED or bool(training.score_bins),
+            name not in (POOLED, POOLED_F1) or bool(training.score_bins),
             f"run: key_metric or stop_cond names {name}, which needs histograms of scores; set score_bins to 200",
         )
         require(

@@ -8,9 +8,16 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.private import Division
 from cfl_flare.methods import Method, Update
+from cfl_flare.training.tasks import LearningTask
 
 
-def check_private(method: Method, division: Division, pattern: str | None, rounds: int | None = None) -> None:
+def check_private(
+    method: Method,
+    division: Division,
+    pattern: str | None,
+    rounds: int | None = None,
+    task: LearningTask | None = None,
+) -> None:
     """Checks a method against what travels of its model.
 
     Args:
@@ -18,9 +25,11 @@ def check_private(method: Method, division: Division, pattern: str | None, round
         division: of its model.
         pattern: the setting ``private``.
         rounds: of the run, if their number is known.
+        task: what models predict, where it is known.
 
     Raises:
-        ConfigError: it does not fit the model, goes without private layers, or lacks a part that they hold.
+        ConfigError: it does not fit the model, goes without private layers, or lacks a part that they hold; or they
+            change nothing of what models predict.
     """
     if division.private is None:
         return method.check(division.public, rounds)
@@ -28,6 +37,12 @@ def check_private(method: Method, division: Division, pattern: str | None, round
     where, refusal = f"run: private = {pattern!r}", method.traits.no_private
     require(not refusal, f"{where} does not go with method {method.label}: {refusal}; leave it out")
     own = {e.name for e in division.private.entries}
+    last = {e.name for e in division.whole.head.entries if len(e.shape) == 1}
+    require(
+        task is None or not task.relative or not own <= last,
+        f"{where} is the last layer's bias alone, which adds the same to all outputs of a participant. Task "
+        f"{'' if task is None else task.name} only compares them with each other: leave it out, or name other layers",
+    )
     require(
         not method.traits.keeps_head or any(e.head and e.name not in own for e in division.whole.entries),
         f"{where}: in method {method.label} the head stays at the participant anyway; leave it out or name others",

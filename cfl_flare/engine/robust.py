@@ -9,7 +9,7 @@ mean, which the method then computes, is the robust statistic itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,14 +17,14 @@ import numpy as np
 from cfl_flare.clustering.robust import capped, coordinate_median, isolated, multi_krum, trimmed_mean
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Params
-from cfl_flare.engine.min_cluster_size import held_back
+from cfl_flare.engine.min_cluster_size import small_means
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
-from cfl_flare.methods.state import Mapped, heads, without
+from cfl_flare.methods.state import Counts, Mapped, heads, without
 from cfl_flare.methods.wrapper import Clustering
 
-# Which updates are averaged with each other: a cluster's id, or the name of a slot.
-Group = int | str
+# A participant, the slot that it trained, the mean in which that counts: by these, the weights of a round.
+Counted = tuple[str, str, str]
 
 
 def check_robust(method: Method, settings: ServerSettings) -> None:
@@ -33,7 +33,8 @@ def check_robust(method: Method, settings: ServerSettings) -> None:
     require(
         settings.aggregation == "mean" or averages,
         f"run: aggregation = {settings.aggregation!r} replaces means inside clusters, but method {method.label} "
-        "computes more than means; leave it out, and clip_norm and reject_outliers still work",
+        "computes more than means, or declares neither averages_only nor mergeable in its traits; leave it out, and "
+        "clip_norm and reject_outliers still work",
     )
 
 
@@ -123,56 +124,94 @@ class Guard:
                 rows.append(clustering.vector(update) if server_compares else _parts(update.main_diff)[0][1])
         return {names[i]: times for i, times in isolated(rows, self._settings.byzantine).items()}
 
-    def weighed(self, updates: Sequence[Update], assignment: Assignment | None = None) -> Sequence[Update]:
-        """The updates with weights of which no site's is too large a share of its cluster's, or of all."""
-        share = self._settings.max_weight_share
-        if share is None:
+    def weighed(self, updates: Sequence[Update]) -> Sequence[Update]:
+        """The updates as the E-step takes them, with weights of which no site's is too large a share of all."""
+        if self._settings.max_weight_share is None:
             return updates
-        weights: dict[int | None, dict[str, dict[str, float]]] = {}
-        for update in heads(updates):
-            cluster = None if assignment is None else assignment.get(update.participant)
-            site = self._participants[update.participant].site
-            weights.setdefault(cluster, {}).setdefault(site, {})[update.participant] = self._method.weight(update)
-        new: dict[str, float] = {}
-        for sites in weights.values():
-            totals = {site: sum(own.values()) for site, own in sites.items()}
-            allowed = capped(totals, share)
-            for site, own in sites.items():
-                factor = allowed[site] / totals[site] if totals[site] else 1.0
-                new |= {name: weight * factor for name, weight in own.items()}
-        return Mapped(updates, lambda update: replace(update, weight=new[update.participant]))
+        new = self._capped({(u.participant, "", ""): self._method.weight(u) for u in heads(updates)})
+        return Mapped(updates, lambda update: replace(update, weight=new[update.participant, "", ""]))
 
     def averaged(self, before: ServerState, updates: Sequence[Update], assignment: Assignment) -> Sequence[Update]:
-        """The updates as the M-step takes them; ``notes`` then say whose are not in its models."""
-        self.notes = {}
-        if self._settings.hold_small_clusters:
-            held = held_back(heads(updates), assignment, self._participants, self._settings.floor)
-            updates = without(updates, held)
-            self.notes |= {"held_back": sorted(held)} if held else {}
-        return self._robust(before, self.weighed(updates, assignment), assignment)
+        """The updates as the M-step takes them, with the means in which they count.
 
-    def _robust(self, before: ServerState, updates: Sequence[Update], assignment: Assignment) -> Sequence[Update]:
-        """Replaces each update by the one that leads its model to the robust statistic of its cluster.
+        ``notes`` then say whose models are not in the round's means.
+        """
+        self.notes = {}
+        weights: dict[Counted, float] = {}
+        for update in heads(updates):
+            weights |= self._weights(before, update, assignment)
+        if self._settings.hold_small_clusters:
+            updates, weights = self._held_back(updates, weights)
+        if self._settings.max_weight_share is not None:
+            means: dict[str, dict[Counted, float]] = {}
+            for counted, weight in weights.items():
+                means.setdefault(counted[2], {})[counted] = weight
+            weights = {counted: weight for of in means.values() for counted, weight in self._capped(of).items()}
+        counts: dict[str, dict[str, dict[str, float]]] = {}
+        for (name, slot, mean), weight in weights.items():
+            counts.setdefault(name, {}).setdefault(slot, {})[mean] = weight
+        return self._robust(before, Mapped(updates, lambda update: _counting(update, counts)))
+
+    def _weights(self, before: ServerState, update: Update, assignment: Assignment) -> dict[Counted, float]:
+        """What the method says of an update.
+
+        Raises:
+            ConfigError: it is not of this update, or moves a site's sum, which is of models trained in one slot.
+        """
+        counts, where = self._method.counts_in(before, update, assignment), f"method {self._method.label}: counts_in"
+        unknown = sorted(counts.keys() - update.diffs.keys())
+        require(not unknown, f"{where} names {unknown}, which {update.participant} did not train")
+        for slot, means in counts.items():
+            wrong = {name: weight for name, weight in means.items() if not 0 <= weight < float("inf")}
+            require(not wrong, f"{where} gives {update.participant}'s {slot} the weights {wrong}; they should be >= 0")
+            stays = update.weight is None or list(means) in ([], [slot])
+            require(stays, f"{where} moves sums of a site from {slot} to {list(means)}; set site_sums = False")
+        return {(update.participant, s, name): w for s, means in counts.items() for name, w in means.items() if w}
+
+    def _held_back(
+        self, updates: Sequence[Update], weights: Mapping[Counted, float]
+    ) -> tuple[Sequence[Update], dict[Counted, float]]:
+        """Leaves out the means that too few sites make, and the participants whose models count nowhere then."""
+        members = {(name, mean) for name, _, mean in weights}
+        small = small_means(heads(updates), members, self._participants, self._settings.floor)
+        held = {name for name, mean in members if mean in small}
+        held |= {u.participant for u in heads(updates) if u.carrier in held}
+        self.notes |= {"held_back": sorted(held)} if held else {}
+        left = {counted: weight for counted, weight in weights.items() if counted[2] not in small}
+        return without(updates, held - {name for name, _, _ in left}), left
+
+    def _capped(self, weights: Mapping[Counted, float]) -> dict[Counted, float]:
+        """These weights, of which no site's are too large a share."""
+        sites: dict[str, dict[Counted, float]] = {}
+        for counted, weight in weights.items():
+            sites.setdefault(self._participants[counted[0]].site, {})[counted] = weight
+        totals = {site: sum(of.values()) for site, of in sites.items()}
+        share = self._settings.max_weight_share
+        allowed = totals if share is None else capped(totals, share)
+        factors = {site: allowed[site] / total if total else 1.0 for site, total in totals.items()}
+        return {counted: weight * factors[site] for site, of in sites.items() for counted, weight in of.items()}
+
+    def _robust(self, before: ServerState, updates: Sequence[Update]) -> Sequence[Update]:
+        """Replaces each model by the one that leads to the robust statistic of the mean in which it counts.
 
         All models of the round are held in memory.
         """
         if self._settings.aggregation == "mean":
             return updates
-        members: dict[Group, list[tuple[str, np.ndarray, float]]] = {}
+        members: dict[str, list[tuple[str, np.ndarray, float]]] = {}
         for update in updates:
-            for slot, diff in update.diffs.items():
-                model = (before.bank[slot] + diff).vector
-                group = members.setdefault(_group(update, slot, assignment), [])
-                group.append((update.participant, model, self._method.weight(update)))
+            for slot, mean, weight in _each(update):
+                model = (before.bank[slot] + update.diffs[slot]).vector
+                members.setdefault(mean, []).append((update.participant, model, weight))
         left_out: set[str] = set()
-        models = {group: self._statistic(own, left_out) for group, own in members.items()}
+        models = {mean: self._statistic(of, left_out) for mean, of in members.items()}
         self.notes |= {"left_out": sorted(left_out)} if left_out else {}
 
         def seen(update: Update) -> Update:
-            diffs = {}
-            for slot, diff in update.diffs.items():
-                vector = models[_group(update, slot, assignment)] - before.bank[slot].vector
-                diffs[slot] = replace(diff, vector=vector, present=None)
+            diffs = dict(update.diffs)
+            for slot, mean, _ in _each(update):
+                vector = models[mean] - before.bank[slot].vector
+                diffs[slot] = replace(diffs[slot], vector=vector, present=None)
             return replace(update, diffs=diffs)
 
         return Mapped(updates, seen)
@@ -189,6 +228,21 @@ class Guard:
         return np.average([rows[i] for i in kept], axis=0, weights=weights).astype(np.float32)
 
 
-def _group(update: Update, slot: str, assignment: Assignment) -> Group:
-    """With which other updates this one's model is averaged: its cluster's, or those of the same slot."""
-    return assignment.get(update.participant, slot) if slot == update.main else slot
+def _counting(update: Update, counts: Mapping[str, Counts]) -> Update:
+    """An update with the models that count, the means in which they do, and its weight in that of its main model."""
+    counts_in = counts.get(update.participant, {})
+    main = counts_in.get(update.main_slot) if update.diffs else None
+    diffs = {slot: diff for slot, diff in update.diffs.items() if slot in counts_in}
+    weight = update.weight if main is None else sum(main.values())
+    return replace(update, diffs=diffs, counts_in=counts_in, weight=weight)
+
+
+def _each(update: Update) -> Iterator[tuple[str, str, float]]:
+    """The models of an update that count: the slot that was trained, the mean, the weight.
+
+    Raises:
+        ConfigError: a model counts in several means, and has no single robust statistic.
+    """
+    for slot, means in (update.counts_in or {}).items():
+        require(len(means) < 2, f"run: aggregation replaces means, but {slot} counts in {list(means)}; leave it out")
+        yield from ((slot, mean, weight) for mean, weight in means.items())

@@ -58,7 +58,7 @@ class Round:
         scored: Scored | None = None,
     ):
         self._participants, self.tasks, self.downloads = participants, tasks, downloads
-        self._scored = None if scored is None else scored.shape
+        self._scored = scored
         self.results: dict[str, Result] = {}
         self.failures: dict[str, str] = {}
         self.clipped: dict[str, float] = {}
@@ -157,8 +157,9 @@ class Round:
         record["seconds"] = round(record["seconds"] + time.monotonic() - self._started, 3)
 
     def close(self) -> None:
-        """Deletes the updates."""
+        """Deletes the updates, and lets go of the models that were sent."""
         self._spool.close()
+        self.downloads = {}
 
 
 def _layout_bytes(bank: Mapping[str, Params], slot: str) -> int:

@@ -15,12 +15,12 @@ from cfl_flare.core.errors import PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import stream
 from cfl_flare.engine.early_stopping import EarlyStopping
-from cfl_flare.engine.min_cluster_size import check_floor, closing, merged, small_clusters, without_chosen
+from cfl_flare.engine.min_cluster_size import ClusterFloor, check_floor, under_floor
 from cfl_flare.engine.partial_sums import no_sums
 from cfl_flare.engine.robust import Guard
 from cfl_flare.engine.round import Round
 from cfl_flare.engine.server_optimizer import ServerOptimizer, check_server_optimizer, without_moments
-from cfl_flare.engine.settings import Floor, ServerSettings, count_of
+from cfl_flare.engine.settings import ServerSettings, count_of
 from cfl_flare.engine.site import CrossModel, Result, Task
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.slots import cluster_slot
@@ -58,8 +58,10 @@ class Server:
     Attributes:
         state: the server's state.
         progress: what it knows besides the state.
+        floor: what a cluster needs, and what that changed.
         rejected: the number of refused results, by reason code.
         only_train: participants that cannot measure a model without training it, and are not asked to.
+        drawn: which measures participants compute on draws of their test splits; none for all.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Server:
         require(bool(participants), "run: there are no participants")
         self.method, self.layout, self.settings, self._logits = method, layout, settings, logits
         self._complete, self._scored, self._bootstrap, self._recorder = complete, scored, bootstrap, recorder
-        self.participants, self.state = {p.name: p for p in participants}, state
+        self.participants, self.state, self.drawn = {p.name: p for p in participants}, state, tuple[str, ...]()
         require(len(self.participants) == len(participants), "run: two participants have the same name")
         asked = self._asked()
         require(
@@ -91,6 +93,7 @@ class Server:
         method.check(layout, settings.num_rounds)
         check_floor(method, state, settings, participants)
         settings.early_stopping.check(any(p.tested for p in participants))
+        self.floor = ClusterFloor(method, settings, self.participants)
         self._guard = Guard(method, settings, self.participants)
         if state.bank:  # without models on the server, there is nothing to move
             check_server_optimizer(method, settings)
@@ -140,15 +143,16 @@ class Server:
         The models that are sent in round r are those of the end of round r - 1: measuring them on arrival costs no
         extra traffic. After the last round the tasks are to measure only.
         """
-        training = set() if self.finished else self.sampled()
-        done = self.state.round
+        training, done = set() if self.finished else self.sampled(), self.state.round
         evaluate = done > 0 and (self.finished or done % self.settings.evaluate_every == 0)
         measuring = self.participants.keys() - self.only_train if evaluate else set()
         asked = [name for name in self.participants if name in training or name in measuring]
-        downloads = {name: self.method.distribute(self.state, name) for name in asked}
+        self.floor.renew()
+        state = self.floor.shown_to(self.state)
+        downloads = {name: self.method.distribute(state, name) for name in asked}
         tasks = {name: Task.of(sent, name in training, evaluate) for name, sent in downloads.items()}
         if self.finished and self._bootstrap:
-            tasks = {name: replace(task, bootstrap=self._bootstrap) for name, task in tasks.items()}
+            tasks = {name: replace(task, bootstrap=self._bootstrap, drawn=self.drawn) for name, task in tasks.items()}
         if self.finished and self.settings.cross_site_evaluation:
             cross = self._cross()
             tasks = {name: replace(task, cross=cross) for name, task in tasks.items()}
@@ -174,17 +178,21 @@ class Server:
             found.append(CrossModel(name, tuple(slots), served.vote, served.parts))
         return tuple(found)
 
-    def _results(self) -> dict[str, Served]:
+    def models(self) -> dict[str, Served]:
         """The models that the run would leave if it ended now; private layers are as they were at its start."""
         left, complete = self._left(), self._complete
         if complete is None:
             return left
-        return {k: replace(served, models=tuple(map(complete, served.models))) for k, served in left.items()}
+        found = {}
+        for slot, served in left.items():
+            whole = tuple(map(complete, served.models))
+            private = whole[0].arrays().keys() - served.models[0].arrays().keys()
+            found[slot] = replace(served, models=whole, untrained=served.untrained | private)
+        return found
 
     def _left(self) -> dict[str, Served]:
         """The same without private layers."""
-        closed = {cluster_slot(k) for k in self.state.closed}
-        return {k: served for k, served in self.method.models(self.state, self.layout).items() if k not in closed}
+        return self.method.models(self.floor.shown_to(self.state), self.layout)
 
     def accept(self, result: Result, site: str) -> None:
         """Checks all of a result, then keeps it.
@@ -268,7 +276,7 @@ class Server:
         if best != progress.best:
             progress.best = best
             if self._recorder is not None:
-                self._recorder.best(self._results(), self.state.round)
+                self._recorder.best(self.models(), self.state.round)
         watched = stopping.watched
         progress.watched = None if watched is None else watched.best(progress.watched, number, scalars)
         return stopping.reached(progress.watched, number, scalars)
@@ -306,8 +314,7 @@ class Server:
                 assignment = {name: self.state.assignment[name] for name in trained}
                 analysis = self._analyse(before, updates, assignment)
             analysis |= {**self.state.notes, **self._guard.notes}
-            if self.settings.floor != Floor(1, 1):
-                analysis["small_clusters"] = self.small_clusters
+            analysis |= self.floor.changes(self.state, self._guard.notes)
             self.progress.failed_rounds = 0
         else:
             self.state = replace(before, round=before.round + 1)
@@ -346,19 +353,17 @@ class Server:
         return without(updates, outliers), [name for name in trained if name not in outliers], sums
 
     def _step(self, before: ServerState, updates: Sequence[Update]) -> Assignment:
-        """E-step and M-step, with small clusters merged in between if requested; returns the assignment.
+        """E-step, under the floor of a cluster's size if there is one, and M-step; returns the assignment.
 
         The M-step's means say where the models of the bank go; a server's optimizer, if there is one, says how far.
         """
         equipped = replace(without_moments(before), logits=self._logits, archive=self.archive, notes={})
-        closed = set[int]()
+        equipped = self.floor.shown_to(equipped)
         assignment = self.method.assign(equipped, self._guard.weighed(updates))
-        if self.settings.merge_small_clusters:
-            assignment = merged(self.method, before, updates, assignment, self.participants, self.settings.floor)
-            updates, closed = without_chosen(updates, assignment, self._round.downloads)
+        assignment = under_floor(self.method, equipped, updates, assignment)
         updates = self._guard.averaged(before, updates, assignment)
         moved = self.method.aggregate(equipped, updates, assignment) if len(updates) else before.after({}, assignment)
-        self.state = closing(self._optimizer.step(before, moved), closed)
+        self.state = self._optimizer.step(before, moved)
         return assignment
 
     def _analyse(self, before: ServerState, updates: Sequence[Update], assignment: Assignment) -> dict[str, Any]:
@@ -375,15 +380,10 @@ class Server:
         if self.archive is not None:
             self.archive.prune(number)
 
-    @property
-    def small_clusters(self) -> list[int]:
-        """The clusters in use with fewer sites than the run asks for."""
-        return small_clusters(self.state.assignment, self.participants, self.settings.floor)
-
     def close(self, extra: Mapping[str, Any]) -> None:
         """Writes the summary and the models."""
         if self._recorder is not None:
-            facts = {**extra, "rejected": dict(self.rejected), "small_clusters": self.small_clusters}
+            facts = {**extra, "rejected": dict(self.rejected), **self.floor.facts(self.state)}
             key, best, stopped = self.early_stopping.key, self.progress.best, self.progress.stopped
             known = None if key is None or best is None else {"metric": key.name, "mode": key.mode, **best}
             facts |= {"seed": self.settings.seed, "metric": asdict(self.metric), "best": known, "stopped": stopped}
@@ -397,4 +397,4 @@ class Server:
                 results = self._round.results
                 cross = {name: results[name].cross for name in self.participants if name in results}
                 self._recorder.cross_site(cross, self.participants, self.state)
-            self._recorder.close(without_moments(self.state), self._results(), self.participants, self.method, facts)
+            self._recorder.close(without_moments(self.state), self.models(), self.participants, self.method, facts)

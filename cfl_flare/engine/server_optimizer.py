@@ -37,7 +37,8 @@ def check_server_optimizer(method: Method, settings: ServerSettings) -> None:
     require(
         settings.server_optimizer is None or averages,
         f"run: server_optimizer = {settings.server_optimizer!r} steps towards the means of a round, but method "
-        f"{method.label} computes more than means, or none; leave it out",
+        f"{method.label} computes more than means, or none, or declares neither averages_only nor mergeable; leave it "
+        "out",
     )
 
 

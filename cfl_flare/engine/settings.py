@@ -7,10 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cfl_flare.clustering.floor import Floor
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout
 from cfl_flare.core.settings import SHARE_OR_COUNT, check_settings, setting
 from cfl_flare.engine.early_stopping import EarlyStopping
+from cfl_flare.training.tasks import LearningTask
 
 # No honest update was so many times longer than its round's median in what docs/security.md measured.
 CLIP_NORM = 10.0
@@ -18,14 +21,6 @@ CLIP_NORM = 10.0
 FEWEST_SCORED = 30
 # The betas and tau of Reddi et al. 2021 (sec. 5.2, 5.3); eta has to be tuned.
 SERVER_OPTIMIZER = {"server_lr": 0.01, "server_tau": 0.001, "server_beta1": 0.9, "server_beta2": 0.99}
-
-
-@dataclass(frozen=True)
-class Floor:
-    """The fewest sites and training samples of a cluster, below which its model says too much of them."""
-
-    sites: int
-    samples: int
 
 
 @dataclass(frozen=True)
@@ -42,13 +37,13 @@ class ServerSettings:
     max_failed_rounds: int = setting(3, help="the run fails after so many rounds in a row with too few results", ge=1)
     keep_features: bool = setting(False, help="keep the Gram matrix of the participants' features in each round")
     min_sites_per_cluster: int | None = setting(
-        None, help="clusters of fewer sites are small, and reported; default: 3 at real sites, 1 in a simulation", ge=1
+        None, help="a cluster has at least so many sites; default: 3 at real sites, 1 in a simulation", ge=1
     )
     min_samples_per_cluster: int | None = setting(
-        None, help="so are clusters of fewer training samples; default: 30 at real sites, 1 in a simulation", ge=1
+        None, help="and so many training samples; default: 30 at real sites, 1 in a simulation", ge=1
     )
     merge_small_clusters: bool | None = setting(
-        None, help="move a small cluster's participants to the nearest other; default: if the server assigns real sites"
+        None, help="false: the server may assign so that clusters are smaller, which are only reported; default: true"
     )
     hold_small_clusters: bool | None = setting(
         None, help="a model stays as it is in a round in which too few sites trained it; default: at real sites"
@@ -81,7 +76,11 @@ class ServerSettings:
     server_beta2: float | None = setting(
         None, help="its decay of their squares, which adagrad does not have; default: 0.99", ge=0, lt=1
     )
-    key_metric: str = setting("accuracy", help="it chooses the best round, whose models are kept; empty for none")
+    key_metric: str | None = setting(
+        None,
+        help="it chooses the best round, whose models are kept; empty for none; default: loss where there are two "
+        "classes, else accuracy, or another where nobody reports that",
+    )
     key_metric_mode: str | None = setting(
         None,
         help="which end of it is best; default: as stop_cond or its name says: min for loss, mae, ..., else max",
@@ -121,11 +120,15 @@ class ServerSettings:
         """Below it, a cluster is small."""
         return Floor(self.min_sites_per_cluster or 1, self.min_samples_per_cluster or 1)
 
-    def at_real_sites(self, merges: bool, counts_samples: bool = True) -> ServerSettings:
+    @property
+    def assigns_under_floor(self) -> bool:
+        """Whether the server fills up clusters that would be small."""
+        return self.merge_small_clusters is not False and self.floor != Floor(1, 1)
+
+    def at_real_sites(self, counts_samples: bool = True) -> ServerSettings:
         """The settings of a run of real hospitals: what is not set is as private and cautious as it can be.
 
         Args:
-            merges: small clusters are merged by default.
             counts_samples: sites say how many samples they have; a training script says how many steps it took.
         """
         floor = Floor(self.min_sites_per_cluster or 3, self.min_samples_per_cluster or (30 if counts_samples else 1))
@@ -133,7 +136,7 @@ class ServerSettings:
         return self._with(
             min_sites_per_cluster=floor.sites,
             min_samples_per_cluster=floor.samples,
-            merge_small_clusters=small and merges,
+            merge_small_clusters=small,
             hold_small_clusters=small,
             max_weight_share=1 / 3,
         )
@@ -143,9 +146,21 @@ class ServerSettings:
         return self._with(
             min_sites_per_cluster=1,
             min_samples_per_cluster=1,
-            merge_small_clusters=False,
+            merge_small_clusters=self.floor != Floor(1, 1),
             hold_small_clusters=False,
         )
+
+    def judged(self, task: LearningTask, whole: Layout) -> ServerSettings:
+        """The settings with the task's own metric, where they name none.
+
+        Args:
+            task: of the run.
+            whole: the layout of all of the model, whose last layer says how many classes there are.
+        """
+        if self.key_metric_mode is not None:  # it is of accuracy, which is the metric where none is named
+            return self
+        head = whole.head.entries
+        return self._with(key_metric=task.key_metric(head[0].shape[0] if head else None))
 
     def _with(self, **defaults: Any) -> ServerSettings:
         return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
@@ -173,6 +188,13 @@ class SiteSettings:
     )
     torch_threads: int = setting(
         1, help="torch threads per site; more slow down sites that share a machine", ge=1, per_site=True
+    )
+
+    keep_served: bool = setting(
+        True,
+        help="keep what each participant predicts with at the end, private layers included: in a simulation with its "
+        "results, at a site below its state root",
+        per_site=True,
     )
 
     def __post_init__(self) -> None:

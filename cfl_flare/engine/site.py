@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from cfl_flare.core.config import one_line
-from cfl_flare.core.errors import AbortedError, DataError, failure_of
+from cfl_flare.core.errors import AbortedError, DataError, FitError, failure_of
 from cfl_flare.core.params import Params
 from cfl_flare.data import ParticipantData
 from cfl_flare.engine.indicator import check_task
@@ -59,6 +59,7 @@ class Task:
         joined: for models that travel in parts, the slot of the shared part of each.
         cross: models to measure on its own test split as well, whoever they are for.
         bootstrap: how often to draw the test split anew, and measure the served model on it; the job's setting at most.
+        drawn: which measures to compute on draws; none for all.
     """
 
     slots: tuple[str, ...]
@@ -69,6 +70,7 @@ class Task:
     joined: Mapping[str, str] = field(default_factory=dict)
     cross: tuple[CrossModel, ...] = ()
     bootstrap: int = 0
+    drawn: tuple[str, ...] = ()
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -157,7 +159,7 @@ class Site:
         how = (device, should_stop, private, authorize, private_shrinkage)
         self.runtime = Runtime(make_model, settings, seed, *how)
         check_task(method, self.runtime.task)
-        check_private(method, self.runtime.division, private)
+        check_private(method, self.runtime.division, private, task=self.runtime.task)
         self.hosted: dict[str, ParticipantData] = {}
         self.memory: dict[str, dict[str, Params]] = {}
         self._splits: dict[str, tuple[Split, Split]] = {}
@@ -208,6 +210,12 @@ class Site:
         return found
 
     def _check_fit(self, data: ParticipantData) -> None:
+        try:
+            self._check_model(data)
+        except DataError as error:
+            raise FitError(str(error)) from error
+
+    def _check_model(self, data: ParticipantData) -> None:
         module = self.runtime.resident.module.eval()
         shape = tuple(data.train.x.shape[1:])
         try:
@@ -258,7 +266,8 @@ class Site:
 
     def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
         """A participant in a round, with what it remembers."""
-        return Learner(self.runtime, participant, *self._splits[participant], memory, round_number)
+        stream = self.hosted[participant].stream if participant in self.hosted else ""
+        return Learner(self.runtime, participant, *self._splits[participant], memory, round_number, stream)
 
     def carry_out(
         self,
@@ -266,7 +275,7 @@ class Site:
         task: Task,
         models: Mapping[str, Params],
         round_number: int,
-        on_served: Callable[[str, Served], None] = lambda participant, served: None,
+        on_served: Callable[[str, Served], None] | None = None,
     ) -> Result:
         """Carries out a task for one participant; a failure becomes its result's code and traceback.
 
@@ -295,8 +304,10 @@ class Site:
                     found = learner.measured(outputs)
                     metrics.update({f"served_{name}": value for name, value in found.items()})
                     scores = learner.score_counts(outputs) if self.sends_scores(participant) else None
-                    drawn = learner.resampled(outputs, found, min(task.bootstrap, self.runtime.settings.bootstrap))
-                on_served(participant, served)
+                    names = [name for name in found if name in (task.drawn or found)]
+                    drawn = learner.resampled(outputs, names, min(task.bootstrap, self.runtime.settings.bootstrap))
+                if on_served is not None:
+                    on_served(participant, served)
             for one in task.cross if learner.tests else ():
                 asked = Served(tuple(models[slot] for slot in one.slots), one.vote, one.parts)
                 cross[one.name] = learner.evaluate(asked)

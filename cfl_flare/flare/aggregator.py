@@ -18,7 +18,7 @@ from nvflare.app_common.app_constant import AppConstants
 from cfl_flare.core.archive import Archive
 from cfl_flare.core.config import build, from_dict, require, unmarked
 from cfl_flare.core.errors import PayloadError
-from cfl_flare.core.params import Params
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.private import Division
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.data.files import authorised
@@ -93,15 +93,6 @@ class ClusteringAggregator(ModelAggregator):
         torch.set_num_threads(1)
         return Division.of(ResidentModel(self._make_model(fl_ctx)).module, self.private, self.private_shrinkage)
 
-    def merges(self, fl_ctx: FLContext) -> bool:
-        """Whether small clusters are merged unless the job says otherwise.
-
-        Where participants choose, there is no need: one whose model no longer improves chooses another in time, while
-        a cluster that is merged is closed for good, and in the first rounds many are small by chance.
-        """
-        traits = self._method(fl_ctx).traits
-        return traits.mergeable and not traits.assigns_on_site
-
     def _method(self, fl_ctx: FLContext) -> Method:
         return build_method(unmarked(self.method), component_policy(fl_ctx))
 
@@ -114,12 +105,13 @@ class ClusteringAggregator(ModelAggregator):
         policy = component_policy(fl_ctx)
 
         def source() -> DataSource:
-            return build(held.get("source") or {}, DataSource, "data", policy)  # type: ignore[type-abstract]
+            spec = held.get("source") or {}
+            return build(spec, DataSource, "data", policy).of_job(spec)  # type: ignore[type-abstract]
 
         data = from_dict(DataConfig, held.get("data", {}), "data")
         return logits_for(method, partial(self._make_model, fl_ctx), data, source, seed)
 
-    def _initial(self, method: Method, seed: int, fl_ctx: FLContext) -> Callable[[int], Params]:
+    def _initial(self, method: Method, layout: Layout, seed: int, fl_ctx: FLContext) -> Callable[[int], Params]:
         """Makes the run's initial models, for the method."""
         path = None
         if self.initial_ckpt is not None:
@@ -127,7 +119,7 @@ class ClusteringAggregator(ModelAggregator):
             path = carried / self.initial_ckpt  # an absolute path stays as it is
             if not path.resolve().is_relative_to(carried.resolve()):
                 path = authorised(path, "run: initial_ckpt")
-        return initial_models(method, partial(self._make_model, fl_ctx), self.division(fl_ctx).public, seed, path)
+        return initial_models(method, partial(self._make_model, fl_ctx), layout, seed, path)
 
     def begin(
         self,
@@ -164,7 +156,7 @@ class ClusteringAggregator(ModelAggregator):
         check_task(method, task)
         self._ranges = task.ranges(training.measures)
         with limited_paths(fl_ctx):
-            initial = self._initial(method, settings.seed, fl_ctx)
+            initial = self._initial(method, division.public, settings.seed, fl_ctx)
             logits = self._logits(method, settings.seed, fl_ctx)
         fresh = method.start(initial, [p.name for p in participants])
         if resumed is not None:
@@ -261,9 +253,9 @@ class ClusteringAggregator(ModelAggregator):
         if self._remarked or progress.metric is None:
             return
         self._remarked = True
-        if stopping.key != asked.key and stopping.key is not None:
+        if stopping.key != asked.key and stopping.key is not None and asked.key is not None:
             self.warning(
-                f"sites report no accuracy: the best round is the one with the {stopping.key.mode}imum of "
+                f"sites report no {asked.key.name}: the best round is the one with the {stopping.key.mode}imum of "
                 f"{stopping.key.name!r}; key_metric and key_metric_mode name another metric"
             )
         for unknown in stopping.unknown(progress.best, progress.watched):

@@ -11,6 +11,8 @@ from collections.abc import Collection
 SILENCE = 50.0
 # The first heartbeat comes when the site's process has started, and a training script's with it.
 START = 300.0
+# A job process asks for tasks at once after its first heartbeat. One that does not within this time is refused them.
+FETCHES = 60.0
 # The silence counts while the server listens. A longer pause of its own process says nothing of the sites.
 LONGEST_STEP = 1.0
 
@@ -35,6 +37,7 @@ class Attendance:
     def __init__(self, silence: float = SILENCE, start: float = START):
         self._longest, self._start = silence, start
         self._silent: dict[str, float] = {}
+        self._heard_for: dict[str, float] = {}
         self._started: set[str] = set()
         self._expected: set[str] = set()
         self.lost: set[str] = set()
@@ -57,9 +60,13 @@ class Attendance:
         """Whether a site has given a sign since it was last expected."""
         return site not in self._expected
 
+    def deaf(self, site: str) -> bool:
+        """Whether a site has been heard for so long that it would have fetched a task that is there for it."""
+        return self._heard_for.get(site, 0.0) >= FETCHES
+
     def expect(self, site: str) -> None:
         """A site's process is being started, again or for the first time."""
-        self._silent[site] = 0.0
+        self._silent[site] = self._heard_for[site] = 0.0
         self._expected.add(site)
         self.lost.discard(site)
 
@@ -69,8 +76,11 @@ class Attendance:
         Returns:
             The sites that are lost from now on.
         """
+        step = min(seconds, LONGEST_STEP)
         for site in {*self._silent, *asked}:
-            self._silent[site] = self._silent.get(site, 0.0) + min(seconds, LONGEST_STEP)
+            self._silent[site] = self._silent.get(site, 0.0) + step
+        for site in self._started - self._expected:
+            self._heard_for[site] = self._heard_for.get(site, 0.0) + step
         if all(self._too_long(site) for site in self._started):
             return []
         found = sorted(site for site in self._silent if site not in self.lost and self._too_long(site))

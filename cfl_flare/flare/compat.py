@@ -7,18 +7,30 @@ Those of a running job's tasks are in `per_site`, those of lost and returning si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import get_job_meta_study
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
-from cfl_flare.core.config import require
+from cfl_flare.core.config import from_dict, require, unmarked
 from cfl_flare.core.errors import ClassError, ConfigError
+from cfl_flare.data import DataConfig
 
 SIMULATED_JOB = "simulate_job"
+# They write some sixty lines a round at level INFO: each task, each message, each transfer.
+CHATTY = (
+    "nvflare.apis.impl.wf_comm_server",
+    "nvflare.app_common.np.np_downloader",
+    "nvflare.fuel.f3.streaming.download_service",
+    "nvflare.private.fed.server.server_commands",
+    "nvflare.private.fed.server.server_runner",
+)
 
 
 def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
@@ -52,10 +64,27 @@ def check_site_names(names: Sequence[str], fewest: int) -> None:
         raise ConfigError(f"recipe: per-site config: {error}") from error
 
 
+def keep_quiet() -> None:
+    """Leaves a job's log to what happens: FLARE's loggers of single messages speak from level WARNING on.
+
+    A level that the operator gives one of them in ``local/log_config.json`` stays.
+    """
+    for name in CHATTY:
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)
+
+
 def simulated(fl_ctx: FLContext) -> bool:
     """Whether this process is in FLARE's simulator, and not in a provisioned kit, which has its start-up file."""
     startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir())
     return not any((startup / name).exists() for name in ("fed_client.json", "fed_server.json"))
+
+
+def data_config(data: Mapping[str, Any], fl_ctx: FLContext) -> DataConfig:
+    """How a job deals data out. At real sites its owners have no names: they would be compared with the sites' own."""
+    config = from_dict(DataConfig, unmarked(data), "data")
+    return config if simulated(fl_ctx) else replace(config, owners=())
 
 
 def study_of(fl_ctx: FLContext) -> str:

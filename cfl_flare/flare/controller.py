@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
@@ -19,14 +21,13 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from cfl_flare.core.config import from_dict, require, unmarked
 from cfl_flare.core.errors import CFLError, FileError
 from cfl_flare.core.settings import keep, kept, shows
-from cfl_flare.data import DataConfig
 from cfl_flare.engine.job_settings import AssignSettings, ControllerSettings
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.client_api.controller import Scripts
 from cfl_flare.flare.client_api.failures import check_failure
-from cfl_flare.flare.compat import simulated
+from cfl_flare.flare.compat import component_policy, data_config, simulated
 from cfl_flare.flare.patience import Patience
 from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
@@ -34,6 +35,7 @@ from cfl_flare.flare.policy import Policy
 from cfl_flare.flare.schema import decode_check_in
 from cfl_flare.flare.tracking import bounds, track
 from cfl_flare.methods import Participant
+from cfl_flare.results.attempt import ENDED, READY, SILENT, Attempt
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
@@ -61,6 +63,8 @@ class ClusteredController(PerSiteController):
         persistor_id: the ClusterModelPersistor's id in the job.
     """
 
+    _settings: ServerSettings
+
     @shows(ServerSettings, ControllerSettings, as_fields=True)
     def __init__(
         self,
@@ -78,6 +82,13 @@ class ClusteredController(PerSiteController):
         self.aggregator_id = aggregator_id
         self.left_out: dict[str, str] = {}
         self._hosting: dict[str, dict[str, Any]] = {}
+        self._attempt = Attempt()
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """FLARE's; from now on the job has a record, which FLARE keeps even if it ends the job from outside."""
+        super().start_controller(fl_ctx)
+        meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+        self._attempt = Attempt(Path(self.get_run_dir()) / RESULTS, str(meta.get("name", "job")))
 
     def run(self) -> None:
         """The whole job: check in, rounds, results."""
@@ -91,7 +102,10 @@ class ClusteredController(PerSiteController):
     def _begin(self) -> None:
         self.aggregator: ClusteringAggregator = self.get_component(self.aggregator_id)
         training = self._check_job()
-        self._schedule = self._scheduled(self.aggregator)
+        if self.judge is None:
+            task = training.built_task(component_policy(self.fl_ctx))
+            self._settings = self._settings.judged(task, self.aggregator.division(self.fl_ctx).whole)
+        self._schedule = self._scheduled()
         floor, share = self._schedule.floor, self._schedule.max_weight_share
         if not simulated(self.fl_ctx):
             self.info(
@@ -132,24 +146,43 @@ class ClusteredController(PerSiteController):
         told = unmarked(self.facts or {}).get("training") if self.judge is None else None
         training = from_dict(TrainSettings, told or {}, "training")
         training.lr_at(0)  # sites have the same, and of an error say no more than a code
-        self._own, self._settings = kept(ControllerSettings, self, "run"), kept(ServerSettings, self, "run")
+        self._own = kept(ControllerSettings, self, "run")
+        self._settings = kept(ServerSettings, self, "run")
         self.patience = Patience(self._own.max_missed_tasks)
         return training
 
-    def _scheduled(self, aggregator: ClusteringAggregator) -> ServerSettings:
+    def _scheduled(self) -> ServerSettings:
         """The schedule of a run, with what real hospitals need where it is not a simulation."""
         if simulated(self.fl_ctx):
             return self._settings.in_simulation()
-        return self._settings.at_real_sites(aggregator.merges(self.fl_ctx), self.judge is None)
+        return self._settings.at_real_sites(self.judge is None)
 
     def _gathered(self) -> list[Participant]:
         """All participants, of the sites that can take part."""
-        participants = self._check_in(self._sites()) if self.judge is None else self._connected(self._sites())
+        sites = self._sites()
+        self._attempt.note(dict.fromkeys(sites, SILENT))
+        participants = self._check_in(sites) if self.judge is None else self._connected(sites)
+        self._attempt.note(dict.fromkeys({p.site for p in participants}, READY), checked_in=True)
         self.left_out |= dict.fromkeys(self.sites_that_never_came(), "it was not connected when the job started")
         reasons = "; ".join(f"{site}: {reason}" for site, reason in self.left_out.items())
         require(bool(participants), f"run: no site can take part: {reasons}")
         self.info(f"{len(participants)} participants on {len({p.site for p in participants})} sites")
         return participants
+
+    def hear(self, site: str) -> None:
+        """A sign of life of a site."""
+        self._attempt.hear(site)
+
+    def end(self, site: str) -> None:
+        """A site's job process has failed."""
+        self._attempt.note({site: ENDED})
+
+    def panic(self, reason: str) -> None:
+        """FLARE's: ends the job; its record has the reason, unless FLARE has ended it from outside before."""
+        signal = getattr(self, "abort_signal", None)
+        if signal is None or not signal.triggered:
+            self._attempt.end(reason)
+        super().panic(reason)
 
     def _facts(self, aggregator: ClusteringAggregator, schedule: ServerSettings) -> dict[str, Any]:
         """A run's settings, for its summary."""
@@ -165,7 +198,7 @@ class ClusteredController(PerSiteController):
 
     def _connected(self, sites: Sequence[str]) -> list[Participant]:
         """Every site is one participant; its script's first result says how much data it has."""
-        return [Participant(name, name, 1) for name in sites]
+        return [Participant(name, name, 1, unit="") for name in sites]
 
     def _admit(self) -> None:
         """Sites that have connected since the job's start take part from the coming round."""
@@ -199,22 +232,26 @@ class ClusteredController(PerSiteController):
         common: dict[str, Any] = {"sites": known + len(sites), "memory_of": self._memory_of()}
         self._hosting |= {site: {"index": i, **common} for i, site in enumerate(sites, known)}
         hosted: dict[str, list[Participant]] = {}
-        data_config = from_dict(DataConfig, unmarked((self.facts or {}).get("data", {})), "data")
+        dealt = data_config((self.facts or {}).get("data", {}), self.fl_ctx)
         policy = Policy.of(self.fl_ctx)
 
         def on_result(result: FLModel) -> bool:
             site = result.meta["client_name"]
-            expected = data_config.names_at(site, self._hosting[site]["index"], common["sites"])
+            expected = dealt.names_at(site, self._hosting[site]["index"], common["sites"])
             hosted[site] = self._hosted_by(result, site, expected, policy.max_participants)
+            self._attempt.note({site: READY})
             return True
 
         rounds, fewest = self._schedule.num_rounds, self._schedule.floor.sites
         ours = {"software": compatibility.SOFTWARE, "job": self._shared(), "min_sites_per_cluster": fewest}
         data = {site: wire.message({}, {**ours, **self._hosting[site]}, 0, rounds) for site in sites}
-        self.exchange(wire.CHECK_TASK, data, max(self._own.task_timeout, CHECK_IN), on_result)
+        limit = max(self._own.task_timeout, CHECK_IN)
+        goes_on = self.exchange(wire.CHECK_TASK, data, limit, on_result, first=True)
         for site in (site for site in sites if site not in hosted):
             self.left_out[site] = self.site_errors.get(site, "no result in time")
             self.error(f"{site} is left out: {self.left_out[site]}")
+        if goes_on:  # else FLARE has ended the job, and the record says what was known before
+            self._attempt.note({site: self.left_out[site] for site in sites if site not in hosted})
         return [p for site in sites for p in hosted.get(site, [])]
 
     def _hosted_by(self, result: FLModel, site: str, expected: Collection[str], most: int) -> list[Participant]:
@@ -251,7 +288,7 @@ class ClusteredController(PerSiteController):
             self._close(metrics)
             return False
         self.save_state()
-        self.info(f"round {number} of {self._schedule.num_rounds} is done")
+        self.info(f"round {number} of {self._schedule.num_rounds} is done" + self._measured(metrics))
         if server.progress.stopped is not None:
             self.info(f"the job ends early: {server.progress.stopped}")
         if self._own.memory_gc_rounds and (number + 1) % self._own.memory_gc_rounds == 0:
@@ -264,26 +301,22 @@ class ClusteredController(PerSiteController):
         self.set_fl_context(metrics)
         self.fire_event_with_data(AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, metrics)
         track(self, metrics.metrics, metrics.current_round)
-        self._log_metric(metrics)
 
-    def _log_metric(self, metrics: FLModel) -> None:
+    def _measured(self, metrics: FLModel) -> str:
+        """What the log's line of a round says of the models that were measured in it, those of the round before."""
         name = f"served_{self.aggregator.running.metric.name}"
-        value = metrics.metrics.get(name)
-        shown = "not measured" if value is None else f"{name} = {value:.4f}"
-        self.info(f"round {metrics.current_round} of {self._schedule.num_rounds}: {shown}")
+        value = (metrics.metrics or {}).get(name)
+        return "" if value is None else f"; {name} = {value:.4f} after round {metrics.current_round}"
 
     def _close(self, metrics: FLModel) -> None:
         """Writes the run's results, after the exchange that only measured."""
-        server, floor = self.aggregator.running, self._schedule.floor
+        server = self.aggregator.running
         server.close({"sites_left_out": self.left_out})
+        self._attempt.done()
         if metrics.metrics:
             track(self, bounds(self._recorder.intervals), metrics.current_round)
-        if server.small_clusters:
-            self.warning(
-                f"clusters {server.small_clusters} have fewer than {floor.sites} sites or {floor.samples} samples, "
-                "whose data they reveal"
-            )
         self._draw()
+        self.info(f"all rounds are done{self._measured(metrics)}")
         self.info(f"results: {Path(self.get_run_dir()) / RESULTS}")
 
     def _ask(self) -> bool:

@@ -61,8 +61,8 @@ class EgressFilter(Filter):
 
     Args:
         withhold: metrics that are not sent: ``accuracy``, ``macro_f1``, ``loss``, or what a training script calls its
-            own; ``*`` for all of them. ``scores`` are the histograms from which the server computes an AUROC, and
-            ``bootstrap`` all metrics on the draws of the test split.
+            own; ``*`` for all of them. ``scores`` are the histograms from which the server computes an AUROC,
+            with the counts of decisions, and ``bootstrap`` all metrics on the draws of the test split.
         round_to: the other metrics are rounded to multiples of this, such as 0.05, and no draws are sent; None sends
             them as they are.
         samples_step: counts of training samples, and of those that a study measures on, are rounded to multiples of

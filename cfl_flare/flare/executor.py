@@ -22,17 +22,18 @@ from cfl_flare.core.config import build, from_dict, unmarked
 from cfl_flare.core.errors import AbortedError, failure_of
 from cfl_flare.core.settings import keep, kept, shows
 from cfl_flare.core.text import plain
-from cfl_flare.data import DataConfig, DataSource, SiteData
-from cfl_flare.data.summary import DataSummary
+from cfl_flare.data import DataSource, SiteData
+from cfl_flare.data.summary import DataSummary, clipped_line
 from cfl_flare.engine.job_settings import ExecutorSettings
 from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.settings import FEWEST_SCORED, SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.flare import compatibility, wire
-from cfl_flare.flare.compat import check_study, component_policy, simulated, study_of
+from cfl_flare.flare.compat import check_study, component_policy, data_config, simulated, study_of
 from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.paths import store_for
 from cfl_flare.flare.policy import check_floor, limited_paths
+from cfl_flare.flare.schema import CLIPPED
 from cfl_flare.flare.site_run import SiteRun, log_failure
 from cfl_flare.methods import Method, build_method
 from cfl_flare.results.store import Store
@@ -120,7 +121,8 @@ class ClusteredExecutor(Executor):
                 store.keep_previous()
         for own in site.hosted.values() if len(site.hosted) == 1 else ():
             summary = DataSummary.of(own)
-            self.log_info(fl_ctx, f"data: {summary.line}")
+            for line in (summary.line, *clipped_line([own])):
+                self.log_info(fl_ctx, f"data: {line}")
             for remark in summary.remarks:
                 self.log_warning(fl_ctx, f"data: {remark}")
         if site.runtime.division.shrinkage:
@@ -131,9 +133,11 @@ class ClusteredExecutor(Executor):
     def _said(self, site: Site) -> dict[str, Any]:
         """Whom this site hosts, for the server."""
         hosted = [
-            {"name": d.name, "samples": len(d.train), "group": d.group, "tested": len(d.test) > 0}
+            {"name": d.name, "samples": len(d.train), "group": d.group, "tested": len(d.test) > 0, CLIPPED: d.clipped}
             for d in site.hosted.values()
         ]
+        if self.data.get("partition") is None:  # real patients' numbers are counted in the site's own log
+            hosted = [{key: value for key, value in one.items() if key != CLIPPED} for one in hosted]
         return {"participants": hosted}
 
     def _stores(self, fl_ctx: FLContext) -> list[Store]:
@@ -160,7 +164,9 @@ class ClusteredExecutor(Executor):
         site = self._prepared(content, fl_ctx)
         tasks, models, content = wire.decode_task(shareable, site.runtime.division.public)
         number = content["round"]
-        self._run = self._run or SiteRun(site, self.run_name, unmarked(self.model), self)
+        self._run = self._run or SiteRun(
+            site, self.run_name, unmarked(self.model), self, keeps=self._at_site.keep_served
+        )
         last = number == shareable.get_header(AppConstants.NUM_ROUNDS)
         results = self._run.carry_out(number, tasks, models, content["memory_of"], last, fl_ctx)
         if self._own.site_sums:
@@ -176,16 +182,16 @@ class ClusteredExecutor(Executor):
     def _prepared(self, content: dict[str, Any], fl_ctx: FLContext) -> Site:
         """The site, built at the first task that this process gets."""
         if self._site is None:
-            own = kept(SiteSettings, self, "run")
+            self._at_site = at_site = kept(SiteSettings, self, "run")
             self._own = kept(ExecutorSettings, self, "run")
-            torch.set_num_threads(own.torch_threads)
+            torch.set_num_threads(at_site.torch_threads)
             policy = component_policy(fl_ctx)
             with limited_paths(fl_ctx):  # a source may read a file that describes its columns
-                source = build(self.source, DataSource, "data", policy)  # type: ignore[type-abstract]
+                source = build(self.source, DataSource, "data", policy).of_job(self.source)  # type: ignore[type-abstract]
             if isinstance(source, SiteData):
                 source = replace(source, study=check_study(source.study, study_of(fl_ctx)))
             together = content["sites"] if simulated(fl_ctx) else None
-            self._place = Place.of(own.device, own.gpu_memory, content["index"], together)
+            self._place = Place.of(at_site.device, at_site.gpu_memory, content["index"], together)
             site = self._empty_site(build_method(unmarked(self.method), policy), self.private, fl_ctx)
             self._place.limit()
             self.log_info(fl_ctx, f"{fl_ctx.get_identity_name()} computes on {self._place}")
@@ -202,7 +208,7 @@ class ClusteredExecutor(Executor):
             partial(build, self.model, torch.nn.Module, "model", policy),
             from_dict(TrainSettings, unmarked(self.training), "training"),
             self.seed,
-            kept(SiteSettings, self, "run").evaluate_trained,
+            self._at_site.evaluate_trained,
             self._place.device,
             should_stop=lambda: bool(self._abort_signal.triggered),
             private=private,
@@ -213,7 +219,7 @@ class ClusteredExecutor(Executor):
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
         """Reads the data, and gives each participant that this site hosts its own."""
-        config = from_dict(DataConfig, unmarked(self.data), "data")
+        config = data_config(self.data, fl_ctx)
         site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
         for line in source.described() if config.partition is None else ():
             self.log_info(fl_ctx, f"data: {plain(line)}")

@@ -7,17 +7,21 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, FileError
-from cfl_flare.core.files import atomic_write, make_folder, parse_json, read_json, read_text
+from cfl_flare.core.files import atomic_write, make_folder, parse_json, read_json, read_text, writing
 from cfl_flare.flare.allowed import PREFIX, narrowed
 from cfl_flare.flare.compat import allow_list_key
 
@@ -25,7 +29,11 @@ RESOURCES = "resources.json"
 BACKUP = "resources.json.before-cfl"
 ALL = "*"
 REJOIN = "cfl_flare.flare.rejoin.Rejoin"
+JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 STREAMS_LOGS = "allow_log_streaming"
+# FLARE's launchers that run a job in a container of its own, by their ids.
+CONTAINERS = ("docker_launcher", "k8s_launcher")
+STATE_ROOT = "CFL_STATE_ROOT"
 
 
 @dataclass(frozen=True)
@@ -123,6 +131,76 @@ def written(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
+def undone(kit: Path, dry_run: bool = False) -> str:
+    """Takes back what `preparation` changed in a kit; the operator's limits in ``local/cfl.json`` stay.
+
+    A file that is as `preparation` wrote it gives way to its newest backup, or to the kit's default. From a file that
+    was changed since, cfl_flare's classes and components are taken out.
+
+    Returns:
+        What was done, or would be in a ``dry_run``, in a line.
+
+    Raises:
+        ConfigError: the folder is not a kit.
+        FileError: its resources cannot be read or written.
+    """
+    resources = _local(kit) / RESOURCES
+    content = read_json(resources) if resources.is_file() else {}
+    listed = content.get(allow_list_key(), []) if isinstance(content, dict) else []
+    if not any(str(entry).startswith(PREFIX) for entry in listed):
+        return f"{kit}: it is not prepared; nothing to change"
+    backups = sorted(resources.parent.glob(f"{BACKUP}*"), key=lambda path: (len(path.name), path.name))
+    if read_text(resources) != written(content):
+        classes = [entry for entry in listed if not str(entry).startswith(PREFIX)]
+        parts = [part for part in content.get("components", []) if part.get("path") != REJOIN]
+        changed = {**content, allow_list_key(): classes, **({"components": parts} if parts else {})}
+        action: Callable[[], object] = partial(atomic_write, resources, written(changed))
+        line = "cfl_flare's classes are taken out"
+    elif backups:
+        action, line = partial(os.replace, backups[-1], resources), f"{backups[-1].name} is put back"
+    else:
+        action, line = resources.unlink, f"removed; FLARE reads {RESOURCES}.default"
+    if not dry_run:
+        with writing(resources):
+            action()
+    return f"{resources}: {line}" + (" (--dry-run: not done)" if dry_run else "")
+
+
+@dataclass(frozen=True)
+class OldJob:
+    """What a job has left in a kit; FLARE deletes none of it.
+
+    Attributes:
+        folder: in the kit, named by the job's id.
+        days: since anything in it was written.
+        nbytes: its size.
+    """
+
+    folder: Path
+    days: float
+    nbytes: int
+
+
+def old_jobs(kit: Path, days: float) -> list[OldJob]:
+    """The jobs that ended at a kit more than so many days ago, the oldest first. One that still runs is none of them.
+
+    Raises:
+        ConfigError: the folder is not a kit.
+    """
+    _local(kit)
+    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    jobs = []
+    for meta in kit.glob("*/meta.json"):
+        folder = meta.parent
+        if folder.is_symlink() or not JOB_ID.fullmatch(folder.name) or any(folder.name in line for line in commands):
+            continue
+        found = [path.lstat() for path in (folder, *folder.rglob("*"))]
+        age = (time.time() - max(status.st_mtime for status in found)) / 86400
+        if age > days:
+            jobs.append(OldJob(folder, age, sum(status.st_size for status in found)))
+    return sorted(jobs, key=lambda job: -job.days)
+
+
 def code_carriers(kit: Path) -> str:
     """The roles whose jobs may carry their own code to a kit.
 
@@ -151,13 +229,32 @@ def job_store(kit: Path) -> Path | None:
         ConfigError: the folder is not a kit.
         FileError: its resources cannot be read.
     """
+    root = (_component_args(kit, "job_manager") or {}).get("uri_root")
+    return Path(root) if isinstance(root, str) else None
+
+
+def loses_state(kit: Path) -> bool:
+    """Whether jobs run in containers that keep nothing but the job's own folder, without a state root of the site's.
+
+    Raises:
+        ConfigError: the folder is not a kit.
+        FileError: its resources cannot be read.
+    """
+    launchers = [args for name in CONTAINERS if (args := _component_args(kit, name)) is not None]
+    studies = _local(kit) / "study_runtime.yaml"
+    named = json.dumps(launchers) + (read_text(studies) if studies.is_file() else "")
+    return bool(launchers) and STATE_ROOT not in named
+
+
+def _component_args(kit: Path, name: str) -> dict[str, Any] | None:
+    """The arguments of a component of the kit's resources; None if there is none of that id."""
     source = _first_file(_local(kit), RESOURCES)
     content = read_json(source) if source else {}
     found = content.get("components") if isinstance(content, dict) else None
     for component in found if isinstance(found, list) else ():
-        if isinstance(component, dict) and component.get("id") == "job_manager":
-            root = (component.get("args") or {}).get("uri_root")
-            return Path(root) if isinstance(root, str) else None
+        if isinstance(component, dict) and component.get("id") == name:
+            args = component.get("args")
+            return args if isinstance(args, dict) else {}
     return None
 
 

@@ -30,11 +30,16 @@ from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.text import plain, shown
 from cfl_flare.flare import rejoin
 from cfl_flare.flare.attendance import Attendance
-from cfl_flare.flare.compat import simulated
+from cfl_flare.flare.compat import keep_quiet, simulated
 from cfl_flare.flare.patience import Patience
+from cfl_flare.results.attempt import PREPARE
 
 RETURN_CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
 LOST = "lost: it gives no sign of life"
+DEAF = (
+    "it gives signs of life and fetches no task, so another process has its identity (FLARE's preflight-check beside a "
+    "running site does that); restart the site"
+)
 UNWAITED = "no result; it has missed too many tasks in a row to be waited for"
 ENCRYPTED = ": a filter there encrypts models, which the server has to compare; remove it from the site's privacy.json"
 # Seconds between questions to the server whether a site has connected meanwhile.
@@ -65,11 +70,14 @@ class PerSiteController(ModelController):
         self._attendance = Attendance.ignored()
         self._tasks: dict[str, Task] = {}
         self._processing = 0
+        self._deaf: set[str] = set()
+        self._ended: set[str] = set()
         self._asks, self._asked = False, 0.0
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Prepares a job: at real sites, it follows which of them are heard."""
         super().start_controller(fl_ctx)
+        keep_quiet()
         self._survive_undecodable_answers()
         if simulated(fl_ctx):
             return
@@ -78,6 +86,8 @@ class PerSiteController(ModelController):
 
         def client_is_active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
             ours = any(client.name == client_name for client in self.engine.get_clients())
+            if ours:
+                self.hear(client_name)
             if ours and self._attendance.hear(client_name):
                 self.info(f"{client_name} is heard again; it takes part from the next round")
             hear(client_name, reason, fl_ctx)
@@ -85,6 +95,12 @@ class PerSiteController(ModelController):
         self.communicator.client_is_active = client_is_active
         # FLARE ends the job if one site returns one of these codes; here that site's round has failed.
         self.engine.get_component("_Server_Runner").ABORT_RETURN_CODES = []
+
+    def hear(self, site: str) -> None:
+        """A site has given a sign of life; called under FLARE's lock."""
+
+    def end(self, site: str) -> None:
+        """A site's job process has failed, so that FLARE is about to end the job."""
 
     def _survive_undecodable_answers(self) -> None:
         """An answer that cannot be decoded fails its site's round, where FLARE would exit the server's job process."""
@@ -182,7 +198,12 @@ class PerSiteController(ModelController):
             self._processing -= 1
 
     def exchange(
-        self, task_name: str, data: Mapping[str, FLModel], timeout: int, on_result: Callable[[FLModel], bool]
+        self,
+        task_name: str,
+        data: Mapping[str, FLModel],
+        timeout: int,
+        on_result: Callable[[FLModel], bool],
+        first: bool = False,
     ) -> bool:
         """Sends each site its data and waits until all results are in, or time is up, or who is left is lost.
 
@@ -191,6 +212,7 @@ class PerSiteController(ModelController):
             data: what each site gets.
             timeout: seconds.
             on_result: called with each result that is not an error; False refuses it.
+            first: it is the first task of these sites, so that none is busy with an earlier one.
 
         Returns:
             False if the job was aborted meanwhile.
@@ -214,6 +236,8 @@ class PerSiteController(ModelController):
             time.sleep(self._task_check_period / 2)
             now = time.monotonic()
             self._go_on_without_lost(0.0 if self._processing else now - before)
+            if first:
+                self._go_on_without_deaf()
             self._look_for_sites()
             before = now
             if all(self._tasks[site].completion_status is not None for site in waited_for):
@@ -234,6 +258,12 @@ class PerSiteController(ModelController):
             self.error(f"{site} is lost: it has given no sign of life for too long; rounds go on without it")
             self._give_up(site, LOST)
 
+    def _go_on_without_deaf(self) -> None:
+        for site, task in self._tasks.items():
+            if task.completion_status is None and not task.client_tasks and self._attendance.deaf(site):
+                self._deaf.add(site)
+                self._give_up(site, DEAF)
+
     def _look_for_sites(self) -> None:
         """Asks the server, now and then, to start the job at sites that have connected, or come back."""
         if not self._asks or time.monotonic() < self._asked + ASK_EVERY:
@@ -248,6 +278,7 @@ class PerSiteController(ModelController):
         self.engine.client_manager.set_clients(members)
         for site in new:
             self._attendance.expect(site)
+            self._deaf.discard(site)
             self.patience.answer(site)
             self.info(f"{site} has {'come back' if site in known.values() else 'connected'}; the job is started there")
         self.late += new
@@ -260,10 +291,15 @@ class PerSiteController(ModelController):
 
     def _ask_server(self, ends: bool = False) -> None:
         request = Shareable()
-        request[rejoin.LOST], request[rejoin.ENDS] = sorted(self._attendance.lost), ends
+        request[rejoin.LOST], request[rejoin.ENDS] = sorted(self._attendance.lost | self._deaf), ends
         with self.engine.new_context() as fl_ctx:
             target = [str(SiteType.SERVER_PARENT)]
             replies = self.engine.send_aux_request(target, rejoin.TOPIC, request, 5.0, fl_ctx, optional=True)
+        for reply in () if ends else (replies or {}).values():
+            for site in {*reply.get(rejoin.ENDED, [])} - self._attendance.lost - {*self.late} - self._ended:
+                self._ended.add(site)
+                self.error(f"{site}: its job process has ended; FLARE ends the job for it. {PREPARE}")
+                self.end(site)
         if any(reply.get_return_code() == ReturnCode.TOPIC_UNKNOWN for reply in (replies or {}).values()):
             self._asks = False
             self.warning("the server's kit has no cfl_flare component, so a site that is restarted misses this job")

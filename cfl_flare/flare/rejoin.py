@@ -23,7 +23,7 @@ from nvflare.private.fed.utils.fed_utils import extract_participants
 from nvflare.utils.job_launcher_utils import get_resource_manager_spec
 
 TOPIC = "cfl_flare.rejoin"
-LOST, ENDS = "lost", "ends"
+LOST, ENDS, ENDED = "lost", "ends", "ended"
 TRIES = 5
 
 
@@ -63,7 +63,9 @@ class Rejoin(FLComponent):
         with self._lock:
             for client in () if request.get(ENDS) else engine.get_clients():
                 self._take(client, job, run, engine)
-        return make_reply(ReturnCode.OK)
+        reply, pending = make_reply(ReturnCode.OK), engine.job_runner.is_client_outcome_pending
+        reply[ENDED] = sorted(client.name for client in members.values() if not pending(job_id, client.name))
+        return reply
 
     def _take(self, client: Client, job: Job, run: dict[str, Any], engine: Any) -> None:
         """Gives a site its part in the job, if it has none; the site is started in a thread of its own."""

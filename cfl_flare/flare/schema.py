@@ -29,8 +29,10 @@ Ranges = Mapping[str, tuple[float, float]]
 
 KEYS = frozenset({"schema", "error", "participants", "round", "results"})
 OF_PARTICIPANT = frozenset({"name", "samples", "group", "tested"})
+CLIPPED = "clipped"  # of a simulation's participants alone
 OF_RESULT = frozenset({"metrics", "error", "cross", "samples", "cluster", "carrier", "bootstrap"})
 OF_REPLICATES = frozenset({"draw", "values"})
+MAX_CLIPPED = 10**12
 NUMBERS = (np.ndarray, np.generic, int, float)
 
 
@@ -52,7 +54,7 @@ def decode_check_in(message: FLModel, site: str, expected: Collection[str], most
         raise malformed(f"{site} should list its participants, not {count}")
     found: dict[str, Participant] = {}
     for one in said:
-        if not isinstance(one, dict) or one.keys() != OF_PARTICIPANT:
+        if not isinstance(one, dict) or one.keys() - {CLIPPED} != OF_PARTICIPANT:
             raise malformed(f"{site}: a participant should have {', '.join(sorted(OF_PARTICIPANT))}, not {shown(one)}")
         name, samples, group, tested = one["name"], one["samples"], one["group"], one["tested"]
         if not isinstance(name, str) or name not in expected or name in found:
@@ -63,7 +65,10 @@ def decode_check_in(message: FLModel, site: str, expected: Collection[str], most
             raise malformed(f"{name}: group = {shown(group)} should be None or a whole number in 0..{MAX_GROUPS}")
         if not isinstance(tested, bool):
             raise malformed(f"{name}: tested = {shown(tested)} should be true or false")
-        found[name] = Participant(name, site, samples, group, tested)
+        clipped = one.get(CLIPPED)
+        if clipped is not None and not is_count(clipped, 0, MAX_CLIPPED):
+            raise malformed(f"{name}: clipped = {shown(clipped)} should be None or a whole number in 0..{MAX_CLIPPED}")
+        found[name] = Participant(name, site, samples, group, tested, clipped=clipped)
     if len(found) < len(expected):
         raise malformed(f"{site} names {len(found)} of the {len(expected)} participants that it hosts")
     return list(found.values())

@@ -19,7 +19,8 @@ from cfl_flare.core.params import Params
 from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.flare.paths import store_for
 from cfl_flare.results.history import Note, keep_notes
-from cfl_flare.results.run_dir import SERVED, save_served
+from cfl_flare.results.run_dir import SERVED
+from cfl_flare.results.served import save_served
 from cfl_flare.results.store import Store
 from cfl_flare.training.ensemble import Served
 
@@ -33,10 +34,13 @@ class SiteRun:
         model: ``{"class_path", "args"}`` of the module, kept beside served models.
         log: the component that writes the log.
         part: names a folder in the run's: of a study's candidate.
+        keeps: whether it keeps what participants predict with at the end.
     """
 
-    def __init__(self, site: Site, name: str, model: Mapping[str, Any], log: FLComponent, part: str = ""):
-        self.site, self.name, self.part = site, name, part
+    def __init__(
+        self, site: Site, name: str, model: Mapping[str, Any], log: FLComponent, part: str = "", keeps: bool = True
+    ):
+        self.site, self.name, self.part, self.keeps = site, name, part, keeps
         self._model, self._log = model, log
         self._store: Store | None = None
         self._memory_round = 0
@@ -67,7 +71,7 @@ class SiteRun:
         begins = self._store is None
         self.recall(number, memory_of or self.name, fl_ctx)
         started = time.monotonic()
-        keep = partial(self._keep, number, fl_ctx) if last else _leave
+        keep = partial(self._keep, number, fl_ctx) if last and self.keeps else None
         results = [self.site.carry_out(name, task, models, number, keep) for name, task in tasks.items()]
         self._report(number, results, fl_ctx)
         self.note(number, tasks, results, last, begins, fl_ctx)
@@ -102,7 +106,7 @@ class SiteRun:
         """
         self.recall(number, memory_of or self.name, fl_ctx)
         site, started = self.site.with_data_of(data), time.monotonic()
-        keep = partial(self._keep, number, fl_ctx) if keeps else _leave
+        keep = partial(self._keep, number, fl_ctx) if keeps and self.keeps else None
         results = [site.carry_out(name, task, models, number, keep) for name, task in tasks.items()]
         self._report(number, results, fl_ctx)
         what = f"{self.part or self.name} after {number} rounds"
@@ -219,10 +223,6 @@ def check_shrinkage_of(kept: float, asked: float, run_name: str) -> None:
         kept == asked,
         f"run {run_name!r} had private_shrinkage = {kept} and this job has {asked}; resume it with the same",
     )
-
-
-def _leave(participant: str, served: Served) -> None:
-    """Keeps no served model; for all rounds but the last."""
 
 
 def _since(started: float) -> str:

@@ -79,6 +79,7 @@ def encode_tasks(tasks: Mapping[str, Task]) -> dict[str, Any]:
             "joined": dict(task.joined),
             "cross": [[one.name, list(one.slots), one.vote, list(one.parts)] for one in task.cross],
             **({"bootstrap": task.bootstrap} if task.bootstrap else {}),
+            **({"drawn": list(task.drawn)} if task.drawn else {}),
         }
         for name, task in tasks.items()
     }
@@ -103,6 +104,7 @@ def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Task], 
             said["joined"],
             tuple(CrossModel(one, tuple(slots), vote, tuple(parts)) for one, slots, vote, parts in said["cross"]),
             int(said.get("bootstrap", 0)),
+            tuple(said.get("drawn", ())),
         )
         for name, said in content["tasks"].items()
     }

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.gap import NUMBER, Found, number_of_clusters
+from cfl_flare.clustering.gap import NUMBER, in_words, noted, number_of_clusters
 from cfl_flare.clustering.kmeans import stacked
 from cfl_flare.clustering.measures import inner_products
 from cfl_flare.core.config import from_dict, require, require_whole
@@ -21,7 +21,7 @@ from cfl_flare.methods.base import Method
 from cfl_flare.methods.dsmic import FedDS
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.slots import GLOBAL, cluster_slot, is_cluster
-from cfl_flare.methods.state import Assignment, Download, Mapped, Plan, ServerState, Update
+from cfl_flare.methods.state import Assignment, Counts, Download, Mapped, Plan, ServerState, Update
 from cfl_flare.methods.traits import Traits
 from cfl_flare.methods.wecfl import WeCFL
 from cfl_flare.methods.wrapper import Wrapper
@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 # The model that all train until the number of clusters is known; what the state says from then on.
 COMMON, FOUND, BEGAN = "common", "found", "began"
-# Standard deviations; see docs/number-of-clusters.md.
-CLEAR = 2
 # What else `automatic` gives to the whole.
 WHOLE = ("warmup", "finetune", "finetune_epochs")
 
@@ -88,7 +86,7 @@ class AutoK(Wrapper):
     @property
     def traits(self) -> Traits:
         """The base's; its number of clusters is not known, and each update is looked at."""
-        return replace(super().traits, clusters=1, serves_several=False, shares_centres=False, averages_only=False)
+        return replace(super().traits, clusters=1, serves_one=True, shares_centres=False, averages_only=False)
 
     def found(self, state: ServerState) -> Method | None:
         """The base with the number of clusters that was found; None as long as it was not."""
@@ -146,16 +144,23 @@ class AutoK(Wrapper):
         if not self.searches(state):
             return {}
         features, _ = stacked(((self.base.features(u.main_diff), 1.0) for u in updates), len(updates))
-        found = number_of_clusters(inner_products(features), self.base.clusters, seed=self.seed)
+        found = number_of_clusters(inner_products(features), state.possible(self.base.clusters), seed=self.seed)
         state.notes[NUMBER] = note = noted(found)
         logger.info("%s", in_words(note))
         return dict(zip([u.participant for u in updates], found.labels.tolist()))
+
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """As the base; in the cluster found, in the round that finds them; before, in the common model."""
+        base = self.found(state)
+        if base is None:
+            return self.by_cluster(update, assignment)
+        return base.counts_in(self.state_of(state, 0), update, assignment)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """The mean model, then the base's M-step.
 
         In the round that finds the clusters, that is as if each participant had been sent the common model as its
-        cluster's. Clusters that were merged into others leave no gap in the numbers.
+        cluster's. Clusters that were given up as too small leave no gap in the numbers.
         """
         base = self.found(state)
         if base is not None:
@@ -170,8 +175,9 @@ class AutoK(Wrapper):
 
         def of_cluster(update: Update) -> Update:
             cluster = own[update.participant]
-            slot = cluster_slot(cluster)
-            return replace(update, diffs={slot: update.main_diff}, main=slot, cluster=cluster)
+            slot, (means,) = cluster_slot(cluster), self.counted(state, update, assignment).values()
+            counts = {slot: {slot: sum(means.values())}}
+            return replace(update, diffs={slot: update.main_diff}, main=slot, cluster=cluster, counts_in=counts)
 
         after = self._with(len(ids)).aggregate(sent, Mapped(updates, of_cluster), own)
         extras = {**after.extras, FOUND: len(ids), BEGAN: state.round}
@@ -213,24 +219,6 @@ class AutoK(Wrapper):
     def _sent(self, download: Download) -> Method:
         """The base, with the number of clusters for which its penalties were sent weights."""
         return self._with(max(1, len(download.scalars.get("weights", ()))))
-
-
-def noted(found: Found) -> dict[str, Any]:
-    """What the record of the round that found the clusters says: their number, and by K how good it would be."""
-    by_k = {str(k): {"gap": g, "deviations": d} for k, (g, d) in enumerate(zip(found.gap, found.deviations), 1)}
-    return {"k": found.k, "by_k": by_k}
-
-
-def in_words(note: Mapping[str, Any]) -> str:
-    """One line on what was found, and how sure it is."""
-    k, tried = note["k"], len(note["by_k"])
-    if k > 1:
-        away = note["by_k"][str(k)]["deviations"]
-        sure = "clear" if away >= CLEAR else "not clear, look at the record"
-        return f"{k} clusters found ({sure}): {away:.1f} standard deviations tighter than data without clusters"
-    if tried < 2:
-        return "one cluster: fewer than four participants, or no other number to try"
-    return f"one cluster found: with 2 to {tried}, the updates are no tighter than data without clusters"
 
 
 def automatic(cls: type[Method], settings: Mapping[str, Any], where: str) -> AutoK:

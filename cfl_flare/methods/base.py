@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.methods.parts import check_part, known_part
 from cfl_flare.methods.penalties import Penalty
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
+from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update, heads
 from cfl_flare.methods.traits import Traits
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
@@ -30,7 +31,7 @@ from cfl_flare.training.penalties import Term
 # The contract, in the order of a run. A new method overrides a few of these; all else on `Method` is a helper for them.
 STEPS = (
     *("check", "start", "plan", "distribute", "terms", "local_update", "serve", "finetuned"),
-    *("vector", "assign", "aggregate", "clusters_in", "models", "join"),
+    *("vector", "assign", "counts_in", "aggregate", "clusters_in", "models", "join"),
 )
 
 
@@ -65,17 +66,26 @@ class Method(ABC):
         if cluster_on is not None:
             object.__setattr__(self, "cluster_on", known_part(cluster_on, where))
         self._check_penalties()
+        silent = type(self).assign is not Method.assign and type(self).counts_in is Method.counts_in
+        require(
+            not silent,
+            f"{self.where}: it defines assign, but not counts_in, which says in which mean a model counts; return "
+            "self.by_slot(update) there for the mean of the slot that was trained, or self.by_cluster(update, "
+            "assignment) for that of the participant's cluster",
+        )
         used = self.finetune or epochs == type(self).finetune_epochs
         require(used, f"{where}: finetune_epochs = {epochs} does nothing without finetune = True; set that too")
 
     def _check_penalties(self) -> None:
-        given, refusal = self.penalties, self.traits.no_penalties
+        given, traits = self.penalties, self.traits
+        undeclared = "are for a method whose traits declare takes_penalties; this one's do not"
+        refusal = "" if traits.takes_penalties else traits.no_penalties or undeclared
         fits = isinstance(given, (list, tuple)) and all(isinstance(p, Penalty) for p in given)
         require(fits, f"{self.where}: penalties = {given!r} should be a list of penalties")
         require(not (given and refusal), f"{self.where}: penalties = {[p.name for p in given]} {refusal}")
         object.__setattr__(self, "penalties", tuple(given))
         for penalty in self.penalties:
-            penalty.check(self.clusters if self.traits.shares_centres else 0)
+            penalty.check(self.clusters if traits.shares_centres else 0)
 
     @property
     def traits(self) -> Traits:
@@ -131,6 +141,15 @@ class Method(ABC):
         """E-step: the cluster of each of the round's participants."""
         return {}
 
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """In which means each model that a participant trained counts, with what weight: ``{slot: {mean: weight}}``.
+
+        `means` and `centres`, robust statistics, weight caps, floors and records read this alone, so that what is
+        guarded is what is averaged. It reads the names of the update's models, whose vectors may be empty. A model
+        that is not named counts nowhere.
+        """
+        return self.by_slot(update)
+
     @abstractmethod
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """M-step: the new models."""
@@ -180,8 +199,8 @@ class Method(ABC):
     # ---- Tools for steps ----
 
     def choices(self, state: ServerState) -> dict[int, str]:
-        """The clusters that participants choose from, with their slots: all K but the closed ones."""
-        return {k: cluster_slot(k) for k in range(self.clusters) if k not in state.closed}
+        """The clusters that participants choose from, with their slots: as many of the K as can be large enough."""
+        return {k: cluster_slot(k) for k in range(state.possible(self.clusters))}
 
     def with_penalties(self, state: ServerState, sent: Download) -> Download:
         """Adds to a download the models and weights that penalties of clusters need, once there are centres.
@@ -217,36 +236,58 @@ class Method(ABC):
             return update.weight
         return float(update.samples) if self.weighting == "samples" else 1.0
 
-    def means(self, state: ServerState, updates: Iterable[Update]) -> dict[str, Params]:
-        """Each slot's weighted mean over the participants that trained it (thesis Eq. 2.6); other slots stay."""
-        means = {slot: WeightedMean(model.layout) for slot, model in state.bank.items()}
-        for update in updates:
-            for slot, diff in update.diffs.items():
-                means[slot].add(state.bank[slot] + diff, self.weight(update))
-        return {slot: mean.result(state.bank[slot]) for slot, mean in means.items()}
+    def by_slot(self, update: Update) -> Counts:
+        """Each model counts in the mean of the slot that was trained: for `counts_in`."""
+        return {slot: {slot: self.weight(update)} for slot in update.diffs}
 
-    def centres(self, state: ServerState, updates: Iterable[Update], assignment: Assignment) -> dict[str, Params]:
-        """Weighted mean of the trained models inside each cluster; an empty cluster keeps its model.
+    def by_cluster(self, update: Update, assignment: Assignment) -> Counts:
+        """The main model counts in the cluster that its participant is assigned to, others as `by_slot`."""
+        counts, cluster = dict(self.by_slot(update)), assignment.get(update.participant)
+        if cluster is not None and counts:
+            counts[update.main_slot] = {cluster_slot(cluster): self.weight(update)}
+        return counts
+
+    def counted(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """Where an update counts: as the engine noted on it, which leaves out small means and caps weights."""
+        return self.counts_in(state, update, assignment) if update.counts_in is None else update.counts_in
+
+    def means(
+        self, state: ServerState, updates: Iterable[Update], assignment: Assignment = MappingProxyType({})
+    ) -> dict[str, Params]:
+        """The bank, with the weighted mean of the models that count in each slot (thesis Eq. 2.6); other slots stay.
 
         It takes one pass over the updates, as large ones are kept on disk.
         """
-        layout = next(iter(state.bank.values())).layout
+        means: dict[str, WeightedMean] = {}
+        before = dict(state.bank)
+        for update in updates:
+            counts = self.counted(state, update, assignment)
+            for slot in (slot for slot in update.diffs if slot in counts):
+                model = state.bank[slot] + update.diffs[slot]
+                for name, weight in counts[slot].items():
+                    if name not in means:
+                        means[name] = WeightedMean(model.layout)
+                        before.setdefault(name, state.bank[slot])
+                    means[name].add(model, weight)
+        return {name: means.pop(name).result(model) if name in means else model for name, model in before.items()}
+
+    def centres(self, state: ServerState, updates: Iterable[Update], assignment: Assignment) -> dict[str, Params]:
+        """The same for each cluster's model; an empty cluster keeps its model, or begins with the common one."""
+        means = self.means(state, updates, assignment)
         clusters = max([self.clusters_in(state), *(k + 1 for k in assignment.values())])
-        means = [WeightedMean(layout) for _ in range(clusters)]
-        for update in updates:
-            means[assignment[update.participant]].add(state.trained(update), self.weight(update))
-        slots = [cluster_slot(k) for k in range(clusters)]
-        return {s: mean.result(state.bank.get(s) or state.bank[GLOBAL]) for s, mean in zip(slots, means)}
+        return {slot: means.get(slot) or state.bank[GLOBAL] for slot in map(cluster_slot, range(clusters))}
 
-    def cluster_weights(self, updates: Iterable[Update], assignment: Assignment) -> list[float]:
-        """Each cluster's share of the weight of all participants that trained a model, w_k (thesis Eq. 5.5)."""
-        weights = np.zeros(self.clusters)
-        for update in updates:
-            if update.diffs:
-                weights[assignment[update.participant]] += self.weight(update)
-        return (weights / (weights.sum() or 1.0)).tolist()  # all zero if nobody trained one
+    def cluster_weights(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> list[float]:
+        """Each cluster's share of the weight of all models that count in one, w_k (thesis Eq. 5.5)."""
+        weights = dict.fromkeys(map(cluster_slot, range(self.clusters)), 0.0)
+        for update in heads(updates):
+            for means in self.counted(state, update, assignment).values():
+                for name in means.keys() & weights.keys():
+                    weights[name] += means[name]
+        total = sum(weights.values()) or 1.0  # all shares are zero if nobody trained a cluster's model
+        return [weight / total for weight in weights.values()]
 
-    def common(self, centres: Mapping[str, Params], weights: Sequence[float]) -> Params:
-        """Theta_g, the weighted mean of the centres (thesis Eq. 5.6)."""
-        models = [centres[cluster_slot(k)] for k in range(self.clusters)]
-        return weighted_mean(((m, w) for m, w in zip(models, weights) if w), models[0])
+    def common(self, models: Mapping[str, Params], weights: Sequence[float]) -> Params:
+        """Theta_g, the weighted mean of the centres (thesis Eq. 5.6); it stays where all weights are zero."""
+        centres = [models[cluster_slot(k)] for k in range(self.clusters)]
+        return weighted_mean(((m, w) for m, w in zip(centres, weights) if w), models.get(GLOBAL, centres[0]))

@@ -41,7 +41,8 @@ class Local(Method):
     @property
     def traits(self) -> Traits:
         """Nothing travels; participants start from models built on their sites."""
-        return Traits(starts_on_site=True, no_penalties="need a common model, and there is none; leave them out")
+        refusal = "need a common model, and there is none; leave them out"
+        return Traits(starts_on_site=True, serves_one=True, no_penalties=refusal)
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """Nothing is kept on the server; every site builds the same untrained model from the run's seed."""

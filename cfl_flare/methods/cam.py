@@ -10,17 +10,25 @@ from functools import partial
 from typing import ClassVar
 
 from cfl_flare.core.config import require
-from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout, Params, weighted_mean
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
+from cfl_flare.methods.state import Assignment, Counts, Download, Mapped, Plan, ServerState, Update
 from cfl_flare.methods.wrapper import Wrapper
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 
 SHARED = "shared"
+# The traits that CAM needs of its base, and what else a base is that lacks them.
+NEEDED = {
+    "shares_centres": "has no fixed number of centres that all may be sent",
+    "serves_one": "predicts with several models",
+    "whole_models": "has its models in parts, as with shared_backbone = True, but only whole ones can be added",
+    "takes_penalties": "trains without penalties, and lam > 0 is one",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +64,16 @@ class CAM(Wrapper):
     )
 
     def __post_init__(self) -> None:
-        clusters = isinstance(self.base, Method) and self.base.clusters > 0 and self.base.traits.shares_centres
+        clusters = isinstance(self.base, Method) and self.base.clusters > 0
         require(clusters, f"method cam: base = {self.base!r} should be a method that clusters: ifca, fesem or wecfl")
         super().__post_init__()
-        base, traits = self.base.label, self.base.traits
-        several = traits.serves_several
-        require(not several, f"method cam: base = {base} predicts with several models; name a method that has one")
-        whole = traits.whole_models
-        parts = "has its models in parts, as with shared_backbone = True, but only whole ones can be added"
-        require(whole, f"method cam: base = {base} {parts}; leave that out, or take another base")
+        traits = self.base.traits
+        pulled = () if self.chooses or not self.lam else ("takes_penalties",)
+        for trait in traits.lacking("shares_centres", "serves_one", "whole_models", *pulled):
+            lacks = f"base = {self.base.label} {NEEDED[trait]}, or does not declare the trait {trait}"
+            raise ConfigError(f"method cam: {lacks}; leave that out, or take ifca, fesem or wecfl")
         compared = traits.indicator is not None
-        require(not compared, f"method cam: base = {base!r} compares whole models, not sums; take another")
+        require(not compared, f"method cam: base = {self.base.label!r} compares whole models, not sums; take another")
         require(self.weighting == "samples", "method cam: weighting belongs to its base; give it there")
         require(not self.base.finetune, "method cam: finetune belongs to the whole; give it to cam, not to its base")
 
@@ -199,6 +206,10 @@ class CAM(Wrapper):
             return {}
         return super().assign(state, updates) if self.chooses or self.trains(state.round)[0] else {}
 
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """The base's models as in the base, the global one in the global mean."""
+        return {**self.by_slot(only_shared(update)), **super().counts_in(state, update, assignment)}
+
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """The base's Theta_k (Eq. 6, 11), and Theta_g = sum psi_i theta_i^0 (Eq. 9)."""
         after = state.after({}, assignment)
@@ -206,12 +217,9 @@ class CAM(Wrapper):
             own = self.updates_of(0, updates)
             after = self.base.aggregate(state, own, assignment)
             if self.step == "damped":
-                after = self._damped(state, after, self.base.cluster_weights(own, assignment))
-        shared = WeightedMean(state.bank[SHARED].layout)
-        for update in updates:
-            if SHARED in update.diffs:
-                shared.add(state.bank[SHARED] + update.diffs[SHARED], self.weight(update))
-        return replace(after, bank={**after.bank, SHARED: shared.result(state.bank[SHARED])})
+                after = self._damped(state, after, self.base.cluster_weights(state, own, assignment))
+        shared = self.means(state, Mapped(updates, only_shared))[SHARED]
+        return replace(after, bank={**after.bank, SHARED: shared})
 
     def _damped(self, state: ServerState, after: ServerState, shares: Sequence[float]) -> ServerState:
         """Moves Theta_k towards its members' mean by their share alone (NeurIPS Eq. 6)."""
@@ -249,7 +257,15 @@ class CAM(Wrapper):
         """The sums."""
         whole = self.base.models(self.state_of(state, 0), layout)
         parts = (SHARED, "")
-        return {slot: Served((state.bank[SHARED], *served.models), parts=parts) for slot, served in whole.items()}
+        return {
+            slot: replace(served, models=(state.bank[SHARED], *served.models), parts=parts)
+            for slot, served in whole.items()
+        }
+
+
+def only_shared(update: Update) -> Update:
+    """The part of an update that belongs to the global model."""
+    return replace(update, diffs={slot: diff for slot, diff in update.diffs.items() if slot == SHARED})
 
 
 def without_shared(download: Download) -> Download:

@@ -6,19 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.agglomerative import agglomerate, distances_between
+from cfl_flare.clustering.agglomerative import agglomerate, distances_between, distances_to_means
+from cfl_flare.clustering.floor import Sizes
 from cfl_flare.clustering.kmeans import stacked
 from cfl_flare.core.params import Layout, Params, WeightedMean
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
 from cfl_flare.methods.parts import COMPARED
 from cfl_flare.methods.slots import is_cluster
-from cfl_flare.methods.state import Assignment, Download, ServerState, Update
-from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.state import Assignment, Counts, Download, ServerState, Update
+from cfl_flare.methods.traits import PLAIN, Traits
 from cfl_flare.training.ensemble import Served
 
 SPLITS, SETTLED = "splits", "settled"
@@ -69,7 +71,7 @@ class CFL(Method):
     def traits(self) -> Traits:
         """One cluster at first; newcomers are placed like the paper's new clients."""
         rule = "down the tree of splits, by cosine similarity"
-        return Traits(clusters=1, joins_by=rule, cluster_on=self.cluster_on, shares_centres=False)
+        return replace(PLAIN, clusters=1, joins_by=rule, cluster_on=self.cluster_on, compares_models=True)
 
     def clusters_in(self, state: ServerState) -> int:
         """One more than the number of splits."""
@@ -105,7 +107,8 @@ class CFL(Method):
             members = [i for i, u in enumerate(updates) if cluster_slot(parent) in u.diffs]
             names = [updates[i].participant for i in members]
             rows = ((self.features(updates[i].main_diff), 1.0) for i in members)
-            halves = self._halves(stacked(rows, len(members))[0])
+            here = None if state.census is None else state.census.of(names, {})
+            halves = self._halves(stacked(rows, len(members))[0], here)
             if halves is not None:
                 new = max([self.clusters_in(state) - 1, *assignment.values()]) + 1
                 assignment.update({name: new for name, half in zip(names, halves) if half})
@@ -132,9 +135,16 @@ class CFL(Method):
         ripe = [s for s in still if largest[s] > self.eps2 and count[s] > 1]
         return [k for k in range(self.clusters_in(state)) if cluster_slot(k) in ripe]
 
-    def _halves(self, features: np.ndarray) -> np.ndarray | None:
-        """0 or 1 for each member, by cosine similarity; None where gamma_max forbids the split."""
+    def _halves(self, features: np.ndarray, sizes: Sizes | None) -> np.ndarray | None:
+        """0 or 1 for each member, by cosine similarity; None where gamma_max or the members' sizes forbid the split.
+
+        Both halves need enough members in this round: what they moved is kept as two means.
+        """
         halves = agglomerate(features, "cosine", self.linkage, k=2)
+        if sizes is not None:
+            halves = sizes.assigned(halves, partial(distances_to_means, features, halves, "cosine"), needed=(0, 1))
+            if not sizes.met(halves, needed=(0, 1)):
+                return None
         if self.gamma_max is None:
             return halves
         crossing = 1 - distances_between(features[halves == 0], features[halves == 1], "cosine").min()
@@ -145,10 +155,13 @@ class CFL(Method):
         """The updates to clusters' models, with their slots, without those that only choose a half."""
         return ((update, slot) for update in updates for slot in update.diffs if is_cluster(slot))
 
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """A model counts in the cluster that was trained, also where that is split; nowhere where it only chose."""
+        return {slot: means for slot, means in self.by_slot(update).items() if is_cluster(slot)}
+
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """The weighted mean in each cluster as it was before this round's splits; both halves start from it."""
-        clusters = {slot: model for slot, model in state.bank.items() if is_cluster(slot)}
-        bank = self.means(replace(state, bank=clusters), (u for u, _ in self._of_clusters(updates)))
+        bank = self.means(state, updates, assignment)
         of_slot = {cluster_slot(k): k for k in range(self.clusters_in(state))}
         pairs = ((assignment[u.participant], of_slot[slot]) for u, slot in self._of_clusters(updates))
         parents = {child: parent for child, parent in pairs if child != parent}

@@ -19,7 +19,7 @@ from cfl_flare.methods.cluster_layers import last_block, parameters_outside, spl
 from cfl_flare.methods.fedavg import FedAvg, FedProx
 from cfl_flare.methods.parts import BACKBONE
 from cfl_flare.methods.personal import HEAD, BackboneOnly, FedBABU, FedPer
-from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
+from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update
 from cfl_flare.methods.traits import Traits
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
@@ -101,7 +101,8 @@ class FedCUAU(Method):
         return Traits(
             clusters=self.k,
             joins_by=rule,
-            whole_models=False,
+            compares_models=True,
+            serves_one=True,
             starts_on_site=True,
             no_penalties=refusal,
             no_private=several,
@@ -222,6 +223,10 @@ class FedCUAU(Method):
             return {}
         return {update.participant: state.assignment[update.participant] for update in updates}
 
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """Each copy of layers counts in the mean of that copy (line 13)."""
+        return self.by_slot(update)
+
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """AU = sum n_k/n CU_k (line 6), CUAU_k = ||CU_k - AU||_2 (line 8); each slot's mean (line 13).
 
@@ -233,8 +238,12 @@ class FedCUAU(Method):
         apart = {u.participant: (u.diffs[AU] - au).vector for u in updates if AU in u.diffs}
         divergence = {name: float(np.linalg.norm(vector.astype(np.float64))) for name, vector in apart.items()}
         if first:  # P_{i-1/C} < CUAU_k <= P_{i/C} (line 9), by rank: as printed, the smallest would be in none
-            bins = by_rank(divergence, self.k)
-            return state.after(means, bins, thresholds=thresholds(divergence, bins, self.k))
+            sizes = state.sizes([*divergence])
+            for k in range(self.k, 0, -1):  # as many bins as can be large enough
+                bins = by_rank(divergence, k)
+                if sizes is None or sizes.met(np.array([bins[name] for name in divergence])):
+                    break
+            return state.after(means, bins, thresholds=thresholds(divergence, bins, k))
         limits = state.extras["thresholds"]
         return state.after({**means, AU: au}, {name: placed(value, limits) for name, value in divergence.items()})
 
@@ -250,8 +259,10 @@ class FedCUAU(Method):
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """Each cluster's model; with FedBABU's head, or for FedPer the run's untrained one."""
-        rest = [state.bank[SHARED], *([state.bank[HEAD]] if self.headless else [])]
-        return {slot: Served((layout.join(*rest, state.bank[slot]),)) for slot in self.slots}
+        rest, untrained = [state.bank[SHARED]], frozenset[str]()
+        if isinstance(self.inner, BackboneOnly):
+            rest, untrained = [*rest, state.bank[HEAD]], self.inner.untrained(state.bank[HEAD])
+        return {slot: Served((layout.join(*rest, state.bank[slot]),), untrained=untrained) for slot in self.slots}
 
 
 def _stage_two(learner: Learner) -> Learner:

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
+
+import numpy as np
 
 from cfl_flare.clustering.divergence import divergences
 from cfl_flare.core.errors import ConfigError
@@ -15,8 +17,8 @@ from cfl_flare.core.seeds import derive
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.maml import Adapting
-from cfl_flare.methods.state import Assignment, Download, Indicator, ServerState, Update
-from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.state import Assignment, Counts, Download, Indicator, ServerState, Update, heads
+from cfl_flare.methods.traits import CLUSTERED, Traits
 from cfl_flare.training.ensemble import Served
 
 # The untrained model from which a newcomer trains until it has a cluster, and the clusters from which the others start.
@@ -51,7 +53,9 @@ class FedDS(Method):
         samples = Indicator(self.indicator_samples, self.indicator_file)
         rule = "smallest KL divergence on the indicator samples"
         at_server = "the server compares what whole models predict, and it has no private layers"
-        return Traits(clusters=self.k, joins_by=rule, mergeable=True, indicator=samples, no_private=at_server)
+        return replace(
+            CLUSTERED, clusters=self.k, joins_by=rule, mergeable=True, indicator=samples, no_private=at_server
+        )
 
     @property
     def slots(self) -> list[str]:
@@ -88,21 +92,30 @@ class FedDS(Method):
         predict = state.logits
         if predict is None:
             raise ConfigError(f"method {self.name}: the server has no indicator samples; provide some")
-        centres = predict([state.bank[slot] for slot in self.slots])
-        distances = (divergences(predict([state.trained(u)]), centres)[0] for u in updates)
-        return {u.participant: int(own.argmin()) for u, own in zip(updates, distances)}
+        centres = predict([state.bank[slot] for slot in self.slots[: state.possible(self.k)]])
+        distances = np.stack([divergences(predict([state.trained(u)]), centres)[0] for u in updates])
+        names, labels = [u.participant for u in heads(updates)], distances.argmin(axis=1)
+        sizes = state.sizes(names)
+        return dict(zip(names, (labels if sizes is None else sizes.assigned(labels, lambda: distances)).tolist()))
+
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """A trained model counts in the cluster that predicts most like it (Eq. 17).
+
+        A newcomer's did not start from a centre: it decides the cluster and counts nowhere.
+        """
+        return {} if NEWCOMER in update.diffs else self.by_cluster(update, assignment)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """w~_c = sum n_i / n_c w_i inside each cluster (Eq. 17); an empty cluster keeps its centre.
 
-        Newcomers' models did not start from a centre; they decide the cluster and are left out of the mean. For
-        penalties that need it, the mean of the centres is kept as well (thesis Eq. 5.6).
+        For penalties that need it, the mean of the centres is kept as well (thesis Eq. 5.6).
         """
-        centres = self.centres(state, (u for u in updates if NEWCOMER not in u.diffs), assignment)
+        centres = self.centres(state, updates, assignment)
         if not self.penalties:
             return state.after(centres, assignment)
-        weights = self.cluster_weights(updates, assignment)
-        return state.after({**centres, GLOBAL: self.common(centres, weights)}, assignment, weights=weights)
+        weights = self.cluster_weights(state, updates, assignment)
+        common = self.common({**state.bank, **centres}, weights)
+        return state.after({**centres, GLOBAL: common}, assignment, weights=weights)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The C centres."""

@@ -14,7 +14,7 @@ from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
-from cfl_flare.methods.state import Assignment, Download, ServerState, Update
+from cfl_flare.methods.state import Assignment, Counts, Download, ServerState, Update
 from cfl_flare.methods.traits import Traits
 from cfl_flare.methods.wrapper import Wrapper
 from cfl_flare.training.ensemble import VOTES, Served
@@ -45,10 +45,11 @@ class Ensemble(Wrapper):
         require(len(self.parts) >= 1, "method ensemble: parts = () should name a method")
         require(all(isinstance(p, Method) for p in self.parts), "method ensemble: parts should be methods")
         super().__post_init__()
-        several = [part.label for part in self.parts if part.traits.serves_several]
+        several = [part.label for part in self.parts if part.traits.lacking("serves_one")]
         require(
             not several,
-            f"method ensemble: parts = {several} predict with several models; take methods with one",
+            f"method ensemble: parts = {several} predict with several models, or do not declare the trait serves_one; "
+            "take methods with one",
         )
         archived = [part.label for part in self.parts if part.traits.archives]
         require(not archived, f"method ensemble: parts = {archived} keep models on the server's disk; run them alone")
@@ -88,19 +89,19 @@ class Ensemble(Wrapper):
 
     def state_of(self, state: ServerState, i: int) -> ServerState:
         """The part's models, extras and arrays; the assignment, if it clusters."""
+        part = own(state.bank, i), state.assignment if self._clusters(i) else {}, state.round
         extras = dict(state.extras.get(str(i), {}))
-        if self._clusters(i) and state.closed:
-            extras["closed"] = sorted(state.closed)
-        assignment = state.assignment if self._clusters(i) else {}
-        return ServerState(
-            own(state.bank, i), assignment, state.round, extras, own(state.arrays, i), logits=state.logits
-        )
+        return ServerState(*part, extras, own(state.arrays, i), logits=state.logits, census=state.census)
 
     def update_of(self, i: int, update: Update) -> Update:
         """The part's differences and arrays; the cluster, if it clusters."""
         main = None if update.main is None else next(iter(own({update.main: None}, i)), None)
         cluster = update.cluster if self._clusters(i) else None
-        return replace(update, diffs=own(update.diffs, i), arrays=own(update.arrays, i), cluster=cluster, main=main)
+        counts = update.counts_in
+        if counts is not None:
+            counts = {slot: own(means, i) for slot, means in own(counts, i).items()}
+        diffs, arrays = own(update.diffs, i), own(update.arrays, i)
+        return replace(update, diffs=diffs, arrays=arrays, cluster=cluster, main=main, counts_in=counts)
 
     def _download(self, sent: Download, i: int) -> Download:
         """The part of a download that belongs to part i, on the site."""
@@ -113,8 +114,6 @@ class Ensemble(Wrapper):
         """The parts' states in one."""
         assignment = states[self.lead].assignment if self.leader.clusters else before.assignment
         extras = {str(i): dict(state.extras) for i, state in enumerate(states)}
-        if before.closed:
-            extras["closed"] = sorted(before.closed)  # type: ignore[assignment]
         return ServerState(
             together([s.bank for s in states]),
             assignment,
@@ -166,6 +165,15 @@ class Ensemble(Wrapper):
         """As the part that clusters."""
         return super().assign(state, updates) if self.leader.clusters else {}
 
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """Each part's models as that part says, with that part's weights."""
+        counts: dict[str, Mapping[str, float]] = {}
+        for i, part in enumerate(self.parts):
+            clusters = assignment if self._clusters(i) else {}
+            of_part = part.counts_in(self.state_of(state, i), self.update_of(i, update), clusters)
+            counts |= {f"{i}.{slot}": together([means], i) for slot, means in of_part.items()}
+        return counts
+
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """Each part by itself."""
         states = []
@@ -188,7 +196,8 @@ class Ensemble(Wrapper):
         """What the parts serve, as one."""
         one = [Served.of(served) for served in found]
         names = tuple(f"{i}.{name}".rstrip(".") for i, served in enumerate(one) for name in served.of_parts)
-        return Served(tuple(model for served in one for model in served.models), self.vote, names)
+        untrained = frozenset[str]().union(*(served.untrained for served in one))
+        return Served(tuple(model for served in one for model in served.models), self.vote, names, untrained)
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """Each part's model after one more local round, with that part's memory and, unless set here, its epochs."""
@@ -212,9 +221,9 @@ def own(named: Mapping[str, Any], i: int) -> dict[str, Any]:
     return {name.partition(".")[2]: value for name, value in named.items() if name.startswith(f"{i}.")}
 
 
-def together(named: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The entries of all parts, with their prefixes."""
-    return {f"{i}.{name}": value for i, one in enumerate(named) for name, value in one.items()}
+def together(named: Sequence[Mapping[str, Any]], first: int = 0) -> dict[str, Any]:
+    """The entries of all parts, or of those from the ``first`` on, with their prefixes."""
+    return {f"{i}.{name}": value for i, one in enumerate(named, first) for name, value in one.items()}
 
 
 def later(initial: Callable[[int], Params], first: int, index: int) -> Params:

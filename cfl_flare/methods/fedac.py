@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from cfl_flare.clustering.agglomerative import distances_between
-from cfl_flare.clustering.kmeans import first_kmeans, nearest, numbered
+from cfl_flare.clustering.kmeans import closest, first_kmeans, numbered
 from cfl_flare.clustering.lowrank import directions, mapped, similarity
 from cfl_flare.core.archive import LatestModels
 from cfl_flare.core.config import require
@@ -21,8 +21,8 @@ from cfl_flare.core.params import Layout, Params, weighted_mean
 from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.personal import OwnModel
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
-from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update
+from cfl_flare.methods.traits import PLAIN, Traits
 from cfl_flare.methods.tuning import Clusters, as_json, tune
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.penalties import Pull, Term
@@ -75,7 +75,7 @@ class FedAC(OwnModel):
     def traits(self) -> Traits:
         """K at first. Newcomers are placed as in `WeCFL.assign`, as the run's map and known models are gone."""
         rule = "centre closest in direction, from the common model"
-        return Traits(clusters=self.k, joins_by=rule, shares_centres=False, archives=True)
+        return replace(PLAIN, clusters=self.k, joins_by=rule, compares_models=True, archives=True)
 
     def clusters_in(self, state: ServerState) -> int:
         """Ids given out: each split takes a new one."""
@@ -127,13 +127,18 @@ class FedAC(OwnModel):
         along = self._along(state)
         rows = mapped([known.parameters(name) for name in known.names], along)
         if not state.assignment:
-            labels = first_kmeans(self._comparable(rows), self.k, np.ones(len(rows)), self.starts, self.seed)
+            even, sizes = np.ones(len(rows)), state.sizes(known.names)
+            labels = first_kmeans(self._comparable(rows), self.k, even, self.starts, self.seed, sizes)
             return dict(zip(known.names, labels.tolist()))
         slots = self._slots(state)
         ids = list(slots)
         centres = mapped([state.bank[slot].part("all") for slot in slots.values()], along)
-        closest = similarity(rows, centres, self.similarity).argmax(axis=1)
-        return {name: ids[i] for name, i in zip(known.names, closest)}
+        apart = np.full((len(rows), ids[-1] + 1), np.inf)
+        apart[:, ids] = -similarity(rows, centres, self.similarity)
+        sizes, labels = state.sizes(known.names), apart.argmin(axis=1)
+        if sizes is not None:
+            labels = sizes.assigned(labels, lambda: apart)
+        return dict(zip(known.names, labels.tolist()))
 
     def _joining(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """The clusters of newcomers to a finished run, by their directions from the common model."""
@@ -143,8 +148,8 @@ class FedAC(OwnModel):
             np.stack([(model - common).part("all") for model in models])
             for models in ([state.trained(u) for u in updates], [state.bank[slot] for slot in slots.values()])
         )
-        closest = distances_between(moves, centres, "cosine").argmin(axis=1)
-        return {u.participant: ids[i] for u, i in zip(updates, closest)}
+        nearest = distances_between(moves, centres, "cosine").argmin(axis=1)
+        return {u.participant: ids[i] for u, i in zip(updates, nearest)}
 
     def _comparable(self, rows: np.ndarray) -> np.ndarray:
         """Mapped models whose Euclidean distances order them as their similarity does."""
@@ -171,13 +176,18 @@ class FedAC(OwnModel):
         assert state.archive is not None
         return state.archive.get(MAP, self._map_of(state))
 
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """A round's embedding counts in Phi; the centres are means of all known models, those on the server's disk."""
+        return {update.main_slot: {PHI: self.weight(update)}}
+
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """Phi (line 9), the M-step over all known models (line 12, Eq. 5), cluster-number tuning (line 13).
 
         Phi is the mean of the round's embeddings; the paper prints their sum.
         """
         phi, common, known = state.bank[PHI], state.bank[GLOBAL], self._known(state, updates)
-        embeddings = ((state.trained(u).take(phi.layout), self.weight(u)) for u in updates)
+        counted = ((u, self.counted(state, u, assignment)[u.main_slot][PHI]) for u in updates)
+        embeddings = ((state.trained(u).take(phi.layout), weight) for u, weight in counted)
         slots = self._slots(state) or {k: cluster_slot(k) for k in range(self.k)}
         members: dict[int, list[str]] = {k: [] for k in slots}
         for name in known.names:
@@ -211,6 +221,7 @@ class FedAC(OwnModel):
     def _halves(self, state: ServerState, known: LatestModels, names: Sequence[str]) -> tuple[list[str], list[str]]:
         """Splits a cluster's members between two new centres, which k-means++ picks from their models (sec. 4.5).
 
+        The second half is empty where no two halves are large enough.
         One pass of re-clustering, as in the paper; the next rounds' E-steps go on from there.
         """
         from sklearn.cluster import kmeans_plusplus
@@ -220,7 +231,11 @@ class FedAC(OwnModel):
         rows = self._comparable(mapped([known.parameters(name) for name in names], self._along(state)))
         if (rows == rows[0]).all():
             return list(names), []
-        labels = numbered(nearest(rows, kmeans_plusplus(rows, 2, random_state=self.seed)[0]))
+        first = kmeans_plusplus(rows, 2, random_state=self.seed)[0]
+        sizes = None if state.census is None else state.census.of(names, {})
+        labels = numbered(closest(rows, first, np.ones(len(rows)), sizes, needed=(0, 1)))
+        if sizes is not None and not sizes.met(labels, needed=(0, 1)):
+            return list(names), []
         one, two = ([name for name, label in zip(names, labels) if label == half] for half in (0, 1))
         return one, two
 

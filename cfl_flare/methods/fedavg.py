@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
-from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.traits import PLAIN, Traits
 from cfl_flare.training.penalties import Term
 
 
@@ -26,7 +26,7 @@ class FedAvg(Method):
     @property
     def traits(self) -> Traits:
         """One mean is all there is."""
-        return Traits(averages_only=True)
+        return replace(PLAIN, averages_only=True)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """Theta_g = sum psi_i theta_i (thesis Eq. 2.6)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +18,9 @@ from cfl_flare.clustering.agglomerative import (
     agglomerate,
     decomposed_cosines,
     distances_between,
+    distances_to_means,
 )
+from cfl_flare.clustering.floor import Sizes
 from cfl_flare.clustering.kmeans import first_kmeans, stacked
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout
@@ -25,8 +28,8 @@ from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.parts import COMPARED
 from cfl_flare.methods.slots import is_cluster
-from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
-from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update, heads
+from cfl_flare.methods.traits import PLAIN, Traits
 from cfl_flare.training.ensemble import Served
 
 
@@ -53,14 +56,15 @@ class OneShot(Method):
 
     @property
     def traits(self) -> Traits:
-        """Clusters can be merged in the round that clusters; newcomers join like those that missed it."""
+        """Clusters can be filled up in the round that clusters; newcomers join like those that missed it."""
         closest = "closest in direction" if self.distance == "cosine" else "nearest"
-        return Traits(
+        return replace(
+            PLAIN,
+            compares_models=True,
             clusters=self.found_clusters,
             joins_by=f"cluster whose mean update is {closest} to its own",
             cluster_on=self.cluster_on,
             mergeable=True,
-            shares_centres=False,
         )
 
     @property
@@ -69,8 +73,11 @@ class OneShot(Method):
         """The metric by which a later participant's update is compared with the clusters' mean updates."""
 
     @abstractmethod
-    def partition(self, features: np.ndarray) -> np.ndarray:
-        """The clusters of these updates ``(m, d)``, numbered in the order in which they first occur."""
+    def partition(self, features: np.ndarray, sizes: Sizes | None) -> np.ndarray:
+        """The clusters of these updates ``(m, d)``, numbered in the order in which they first occur.
+
+        Those that are too small for ``sizes`` are filled up by `assign`.
+        """
 
     def clusters_in(self, state: ServerState) -> int:
         """The clusters found."""
@@ -97,7 +104,12 @@ class OneShot(Method):
         """Clusters the updates in the round that does so; later, assigns participants that missed it."""
         if self.clusters_now(state):
             features, _ = stacked(((self.features(u.main_diff), 1.0) for u in updates), len(updates))
-            return {u.participant: int(c) for u, c in zip(updates, self.partition(features))}
+            names = [u.participant for u in heads(updates)]
+            sizes = state.sizes(names)
+            labels = self.partition(features, sizes)
+            if sizes is not None:
+                labels = sizes.assigned(labels, partial(distances_to_means, features, labels, self.distance))
+            return dict(zip(names, labels.tolist()))
         if not self.found(state):
             return {}
         new = (u for u in updates if u.participant not in state.assignment)
@@ -110,23 +122,23 @@ class OneShot(Method):
         means = (self.features(state.bank[first_slot(k)]) - start for k in range(self.clusters_in(state)))
         return int(np.argmin([distances_between(update[None], mean[None], self.distance) for mean in means]))
 
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """The weighted mean of the models inside each cluster; before there are clusters, of all.
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """A model counts in its new cluster in the round that clusters, and in the model that was trained in others.
 
         The first update of a participant that missed the round only assigns it, and counts in no mean, as it started
         from the common model.
         """
-        if not assignment:
-            return state.after(self.means(state, updates))
-        if not self.found(state):
+        if self.found(state):
+            return {} if GLOBAL in update.diffs else self.by_slot(update)
+        return self.by_cluster(update, assignment)
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+        """The weighted mean of the models inside each cluster; before there are clusters, of all."""
+        if assignment and not self.found(state):
             centres = self.centres(state, updates, assignment)
             first = {first_slot(k): centres[cluster_slot(k)] for k in range(len(centres))}
             return state.after({**centres, **first}, assignment)
-        means = self.means(
-            replace(state, bank={slot: model for slot, model in state.bank.items() if is_cluster(slot)}),
-            (u for u in updates if GLOBAL not in u.diffs),
-        )
-        return state.after(means, assignment)
+        return state.after(self.means(state, updates, assignment), assignment)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The clusters' models and the common one."""
@@ -185,7 +197,7 @@ class FLHC(OneShot):
         """Everyone trains in the round that clusters (Alg. 1)."""
         return replace(super().plan(state), everyone=self.clusters_now(state))
 
-    def partition(self, features: np.ndarray) -> np.ndarray:
+    def partition(self, features: np.ndarray, sizes: Sizes | None) -> np.ndarray:
         """Agglomerative clustering (Alg. 1)."""
         return agglomerate(features, self.metric, self.linkage, self.threshold, self.k)
 
@@ -220,8 +232,8 @@ class FedGroup(OneShot):
         """A newcomer joins the group with the closest direction."""
         return "cosine"
 
-    def partition(self, features: np.ndarray) -> np.ndarray:
+    def partition(self, features: np.ndarray, sizes: Sizes | None) -> np.ndarray:
         """K-means++ on the decomposed cosine similarities, whose Euclidean distance is EDC (up to a factor)."""
         dimensions = max(1, min(self.dimensions or self.k, len(features) - 1))
         cosines = decomposed_cosines(features, dimensions)
-        return first_kmeans(cosines, self.k, np.ones(len(cosines)), starts=self.starts, seed=self.seed)
+        return first_kmeans(cosines, self.k, np.ones(len(cosines)), self.starts, self.seed, sizes)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -16,8 +16,8 @@ from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.parts import on_backbone, shared_backbone, whole_models
-from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
-from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update
+from cfl_flare.methods.traits import CLUSTERED, Traits
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 
@@ -58,7 +58,8 @@ class IFCA(Method):
     @property
     def traits(self) -> Traits:
         """Participants choose on the site; the server only averages."""
-        return Traits(
+        return replace(
+            CLUSTERED,
             clusters=self.k,
             joins_by="smallest loss on its training data",
             assigns_on_site=True,
@@ -119,19 +120,22 @@ class IFCA(Method):
             return {u.participant: u.cluster for u in updates if u.cluster is not None}
         rows = ((direction(u.main_diff), self.weight(u)) for u in updates)
         features, weights = stacked(rows, len(updates))
-        labels = first_kmeans(features, self.k, weights)
-        return dict(zip([u.participant for u in updates], labels.tolist()))
+        names = [u.participant for u in updates]
+        return dict(zip(names, first_kmeans(features, self.k, weights, sizes=state.sizes(names)).tolist()))
+
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """A model counts where it was trained; in a warm start, in the cluster that it gave its participant."""
+        return self.by_cluster(update, assignment) if self.warming(state) else self.by_slot(update)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """Averages each model over the participants that chose it (thesis Eq. 3.1a); an empty cluster keeps its model.
 
         With penalties, the mean of the K models is kept as well (thesis Eq. 5.6).
         """
-        warm = self.warming(state)
-        means = self.centres(state, updates, assignment) if warm else self.means(state, updates)
+        means = self.means(state, updates, assignment)
         if not self.penalties:
             return state.after(means, assignment)
-        weights = self.cluster_weights(updates, assignment)
+        weights = self.cluster_weights(state, updates, assignment)
         return state.after({**means, GLOBAL: self.common(means, weights)}, assignment, weights=weights)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:

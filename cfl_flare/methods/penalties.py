@@ -50,7 +50,8 @@ class Penalty(ABC):
             ConfigError: it needs clusters, and the method has none.
         """
         if self.of_clusters and not clusters:
-            raise ConfigError(f"penalty {self.name}: needs a method with clusters: ifca, fesem or wecfl, with k >= 1")
+            there = "ifca, fesem or wecfl, with k >= 1, or your own that declares the trait shares_centres"
+            raise ConfigError(f"penalty {self.name}: needs a method with clusters: {there}")
 
     def check_model(self, layout: Layout) -> None:
         """Checks that a model has the part that the penalty acts on.

@@ -88,7 +88,12 @@ class BackboneOnly(FedAvg):
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The global backbone with the head of the run's initial model."""
-        return {GLOBAL: Served((layout.join(state.bank[BACKBONE], state.bank[HEAD]),))}
+        head = state.bank[HEAD]
+        return {GLOBAL: Served((layout.join(state.bank[BACKBONE], head),), untrained=self.untrained(head))}
+
+    def untrained(self, head: Params) -> frozenset[str]:
+        """The arrays of the head that the server has, if participants train heads of their own."""
+        return frozenset() if self.frozen == HEAD else frozenset(head.arrays())
 
 
 @dataclass(frozen=True, kw_only=True)

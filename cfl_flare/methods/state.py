@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from cfl_flare.clustering.floor import Census, Sizes
 from cfl_flare.core.archive import Archive
 from cfl_flare.core.params import Layout, Params
 
 Assignment = Mapping[str, int]
+
+# In which means each model that a participant trained counts, and with what weight: ``{slot: {mean: weight}}``.
+Counts = Mapping[str, Mapping[str, float]]
 
 # Logits ``(len(models), samples, classes)`` of models on the server's indicator samples.
 Predict = Callable[[Sequence[Params]], np.ndarray]
@@ -39,16 +43,20 @@ class Participant:
     Attributes:
         name: unique in the run.
         site: the FLARE client that hosts it.
-        samples: its training samples, n_i.
+        samples: its training samples, n_i; where a training script says another weight, that.
         group: its true group, where the partition knows one; used only in metrics.
         tested: it has test samples; else it trains, and measures nothing.
+        unit: what ``samples`` counts: samples, or a script's steps; empty where its script says nothing.
+        clipped: how many numbers of its table were clipped, in a simulation; None if none ever is.
     """
 
     name: str
     site: str
-    samples: int
+    samples: float
     group: int | None = None
     tested: bool = True
+    unit: str = "samples"
+    clipped: int | None = None
 
 
 @dataclass(frozen=True)
@@ -125,23 +133,25 @@ class Update:
 
     Attributes:
         participant: its name.
-        samples: its training samples, n_i.
+        samples: its training samples, n_i; a script's may be any weight.
         diffs: for each slot that it moved, its model minus the one it was sent in that slot.
         cluster: the cluster that it chose, where participants choose.
         arrays: what it sends that is not a model: a histogram, losses.
         main: the slot that stands for what it learned, by which it is compared; None where it moved at most one.
         carrier: the participant of its site in whose differences its own are; see `cfl_flare.engine.partial_sums`.
         weight: on the server, that of all whose differences these are; None where they are its own alone.
+        counts_in: on the server, what `Method.counts_in` said and the run's defences left of it; None before.
     """
 
     participant: str
-    samples: int
+    samples: float
     diffs: Mapping[str, Params] = field(default_factory=dict)
     cluster: int | None = None
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     main: str | None = None
     carrier: str | None = None
     weight: float | None = None
+    counts_in: Counts | None = None
 
     @property
     def main_slot(self) -> str:
@@ -227,6 +237,8 @@ class ServerState:
             traits name an ``indicator``; not stored.
         archive: the arrays on the server's disk. It is there in `Method.assign` and `Method.aggregate` of a method that
             ``archives``, and not stored: extras say which versions belong to the state.
+        census: who is where, and what a cluster needs, for `sizes`. It is there in the steps of a run in which clusters
+            may not be small; not stored.
     """
 
     bank: Mapping[str, Params]
@@ -237,11 +249,18 @@ class ServerState:
     notes: dict[str, Any] = field(default_factory=dict, compare=False)
     logits: Predict | None = field(default=None, compare=False, repr=False)
     archive: Archive | None = field(default=None, compare=False, repr=False)
+    census: Census | None = field(default=None, compare=False, repr=False)
 
-    @property
-    def closed(self) -> frozenset[int]:
-        """The clusters that nobody may choose any more; see `cfl_flare.engine.min_cluster_size`."""
-        return frozenset(self.extras.get("closed", ()))
+    def sizes(self, names: Sequence[str], placed: Assignment | None = None) -> Sizes | None:
+        """What the clusters need that these participants are to be assigned to; None for nothing.
+
+        Members that are not among them count where ``placed`` has them, or else where they were.
+        """
+        return None if self.census is None else self.census.of(names, {**self.assignment, **(placed or {})})
+
+    def possible(self, clusters: int) -> int:
+        """How many of so many clusters can be large enough."""
+        return clusters if self.census is None else min(clusters, self.census.clusters)
 
     def layout(self, slot: str) -> Layout:
         """The layout of a model in the bank, or of a part of one."""

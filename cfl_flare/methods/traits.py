@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from cfl_flare.methods.state import Indicator
@@ -20,25 +20,26 @@ def _of_parts(default: Any, rule: Callable[[Iterable[Any]], Any]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What the engine must know of a method before a run.
+    """What the engine must know of a method before a run. What a method does not declare is not assumed.
 
     Attributes:
         clusters: number of clusters K; 0 for a method that does not cluster; where K changes, its first value.
         joins_by: the rule by which a newcomer to a finished run is placed, in a few words.
         cluster_on: the part of a model by which participants are compared: a role, or names of parameters; None is the
             fully connected layers, or all parameters where there are none.
-        compares_models: participants are compared by their trained models; else by arrays that they send.
+        compares_models: participants are compared by their trained models; else by arrays that they send, or not.
         assigns_on_site: each participant chooses its cluster itself.
-        averages_only: the M-step takes nothing but weighted means of the models, so that sites can add up their own and
-            a server's optimizer can step towards them.
-        mergeable: the M-step takes any assignment of the round's participants, so that small clusters can be merged.
+        averages_only: the M-step takes nothing but weighted means of the models, each where it was trained, so that
+            sites can add up their own and a server's optimizer can step towards them.
+        mergeable: the M-step takes any assignment of the round's participants, so that small clusters can be filled up.
         shares_centres: K is fixed, a participant may be sent all centres, and the common model is their mean: what
             penalties of clusters and CAM build on.
         whole_models: the bank holds whole models, not parts.
-        serves_several: a participant predicts with several models, which cannot be taken apart.
+        serves_one: a participant predicts with one model, or several that can be taken apart.
         starts_on_site: participants begin with models that their sites build from the seed.
         archives: it keeps arrays on the server's disk.
-        no_penalties: why it takes no penalties itself, and what to do instead; empty if it takes them.
+        takes_penalties: its participants train with its penalties' terms.
+        no_penalties: where it takes none, why, and what to do instead.
         no_private: why its participants can have no private layers; empty if they can.
         keeps_head: the head does not travel.
         indicator: the samples on which the server compares what models predict; None where it needs none.
@@ -47,19 +48,24 @@ class Traits:
     clusters: int = 0
     joins_by: str = ""
     cluster_on: Part | None = None
-    compares_models: bool = True
+    compares_models: bool = False
     assigns_on_site: bool = False
     averages_only: bool = _of_parts(False, all)
     mergeable: bool = False
-    shares_centres: bool = True
-    whole_models: bool = True
-    serves_several: bool = False
+    shares_centres: bool = False
+    whole_models: bool = False
+    serves_one: bool = False
+    takes_penalties: bool = False
     starts_on_site: bool = _of_parts(False, any)
     archives: bool = _of_parts(False, any)
     no_penalties: str = ""
     no_private: str = _of_parts("", lambda reasons: next(filter(None, reasons), ""))
     keeps_head: bool = _of_parts(False, any)
     indicator: Indicator | None = None
+
+    def lacking(self, *names: str) -> list[str]:
+        """Those of these traits that are not declared."""
+        return [name for name in names if not getattr(self, name)]
 
     @classmethod
     def of_parts(cls, parts: Sequence[Traits], lead: int, **own: Any) -> Traits:
@@ -68,3 +74,9 @@ class Traits:
         ruled = {f.name: f.metadata["of_parts"] for f in fields(cls) if "of_parts" in f.metadata}
         found |= {name: rule(getattr(part, name) for part in parts) for name, rule in ruled.items()}
         return cls(**{**found, **own})
+
+
+# What most methods are: a participant trains one whole model, with penalties, and predicts with it.
+PLAIN = Traits(whole_models=True, serves_one=True, takes_penalties=True)
+# A fixed number of clusters, whose models the server compares.
+CLUSTERED = replace(PLAIN, compares_models=True, shares_centres=True)

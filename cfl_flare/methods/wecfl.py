@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -15,8 +15,8 @@ from cfl_flare.clustering.kmeans import first_kmeans, lloyd, stacked
 from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.parts import COMPARED
-from cfl_flare.methods.state import Assignment, Download, Plan, ServerState, Update
-from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update
+from cfl_flare.methods.traits import CLUSTERED, Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,9 @@ class WeCFL(Method):
 
     @property
     def traits(self) -> Traits:
-        """The centres are means under any assignment, so that small clusters can be merged."""
+        """The centres are means under any assignment, so that small clusters can be filled up."""
         rule = "centre closest in direction, from the common model"
-        return Traits(clusters=self.k, joins_by=rule, cluster_on=self.cluster_on, mergeable=True)
+        return replace(CLUSTERED, clusters=self.k, joins_by=rule, cluster_on=self.cluster_on, mergeable=True)
 
     def plan(self, state: ServerState) -> Plan:
         """The first E-step needs a participant for each cluster."""
@@ -62,9 +62,9 @@ class WeCFL(Method):
         rows = ((self.vector(state, u), self.weight(u)) for u in updates)
         features, weights = stacked(rows, len(updates))
         if cluster_slot(0) not in state.bank:
-            labels = first_kmeans(features, self.k, weights, starts=self.starts, seed=self.seed)
+            labels = first_kmeans(features, self.k, weights, self.starts, self.seed, state.sizes(names))
             return dict(zip(names, labels.tolist()))
-        centres = np.stack([self.features(state.bank[cluster_slot(k)]) for k in range(self.k)])
+        centres = np.stack([self.features(state.bank[cluster_slot(k)]) for k in range(state.possible(self.k))])
         labels = np.array([state.assignment.get(name, -1) for name in names])
         late = labels < 0
         if late.any():
@@ -72,11 +72,17 @@ class WeCFL(Method):
             labels[late] = distances_between(features[late] - common, centres - common, "cosine").argmin(axis=1)
         if not (late.all() or self._frozen(state)):
             known = ~late if late.any() else slice(None)  # a view where all are known: features are large
-            labels[known] = lloyd(features[known], centres, weights[known])
+            rest = {name: int(label) for name, label in zip(names, labels) if name not in state.assignment}
+            sizes = state.sizes([name for name in names if name not in rest], rest)
+            labels[known] = lloyd(features[known], centres, weights[known], sizes=sizes)
         return dict(zip(names, labels.tolist()))
 
     def _frozen(self, state: ServerState) -> bool:
         return self.clustering_rounds is not None and state.round >= self.clustering_rounds
+
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """A trained model counts in its participant's new cluster, wherever its training began."""
+        return self.by_cluster(update, assignment)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """M-step (thesis Eq. 3.3a): the psi-weighted mean inside each cluster.
@@ -85,8 +91,9 @@ class WeCFL(Method):
         clusters' weights in this round (thesis Eq. 5.6).
         """
         centres = self.centres(state, updates, assignment)
-        weights = self.cluster_weights(updates, assignment)
-        return state.after({**centres, GLOBAL: self.common(centres, weights)}, assignment, weights=weights)
+        weights = self.cluster_weights(state, updates, assignment)
+        common = self.common({**state.bank, **centres}, weights)
+        return state.after({**centres, GLOBAL: common}, assignment, weights=weights)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Download, Mapped, Plan, ServerState, Update, heads
+from cfl_flare.methods.state import Assignment, Counts, Download, Mapped, Plan, ServerState, Update, heads
 from cfl_flare.methods.traits import Traits
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
@@ -62,7 +63,8 @@ class Wrapper(Method):
     def traits(self) -> Traits:
         """Those of the leading part, or of all by each trait's rule."""
         refusal = "belong to the methods inside it; give them there"
-        return Traits.of_parts([m.traits for m in self.inner], self.lead, serves_several=True, no_penalties=refusal)
+        taken: dict[str, Any] = {"serves_one": False, "takes_penalties": False, "no_penalties": refusal}
+        return Traits.of_parts([m.traits for m in self.inner], self.lead, **taken)
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
         """Checks all parts."""
@@ -105,6 +107,10 @@ class Wrapper(Method):
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """As the leading part."""
         return self.leader.assign(self.state_of(state, self.lead), self.updates_of(self.lead, updates))
+
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """As the leading part."""
+        return self.leader.counts_in(self.state_of(state, self.lead), self.update_of(self.lead, update), assignment)
 
     @abstractmethod
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:

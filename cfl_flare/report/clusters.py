@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cfl_flare.clustering.gap import NUMBER
+from cfl_flare.clustering.gap import NUMBER, in_words
 from cfl_flare.report.colours import COLOURS, palette
 from cfl_flare.report.files import save
 from cfl_flare.report.labels import in_figure
@@ -160,6 +161,7 @@ def number_of_clusters(run: Run, path: Path) -> Path:
     axes.axhline(0, color="grey", linewidth=1)
     axes.axvline(note["k"], color="grey", linestyle="--", label=f"K = {note['k']}")
     axes.set(xlabel="clusters K", ylabel="gap: tighter than data without clusters")
+    axes.set_title("\n".join(wrap(in_words(note), 80)), fontsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend()

@@ -18,7 +18,7 @@ from cfl_flare.report.cross_site import cross_site
 from cfl_flare.report.files import save
 from cfl_flare.report.flows import flows
 from cfl_flare.report.labels import in_figure
-from cfl_flare.results.key_metric import ACCURACY, POOLED, is_share
+from cfl_flare.results.key_metric import ACCURACY, POOLED, POOLED_F1, is_share
 
 if TYPE_CHECKING:
     from cfl_flare.results.run_dir import Run
@@ -91,8 +91,9 @@ def _over_rounds(axes: Any, name: str, runs: Sequence[tuple[str, Run]]) -> None:
         lowest = [r.get(worst, float("nan")) for r in measured]
         axes.plot(rounds, [r[mean] for r in measured], color=colour, label=in_figure(run.name))
         axes.plot(rounds, lowest, color=colour, linestyle=":", linewidth=1)
-        if name == "auroc" and any(POOLED in r for r in measured):
-            pooled = [r.get(POOLED, float("nan")) for r in measured]
+        together = {"auroc": POOLED, "macro_f1": POOLED_F1}.get(name, "")
+        if any(together in r for r in measured):
+            pooled = [r.get(together, float("nan")) for r in measured]
             label = f"{in_figure(run.name)}, all samples"
             axes.plot(rounds, pooled, color=colour, linestyle="--", linewidth=1, label=label)
         seen += [value for r in measured for value in (r[mean], r.get(worst, r[mean]))]

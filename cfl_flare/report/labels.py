@@ -13,13 +13,13 @@ from cfl_flare.core.text import plain
 LIMIT = 60
 
 
-def in_table(name: Any) -> str:
+def in_table(name: Any, limit: int = 200) -> str:
     r"""A name for a table of rich: one line, cut, and no markup.
 
     >>> in_table("[red]a\x1b")
     '\\[red]a\\x1b'
     """
-    return escape(plain(str(name), 200))
+    return escape(plain(str(name), limit))
 
 
 def in_figure(name: Any) -> str:

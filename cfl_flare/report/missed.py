@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences on who missed rounds, for below the table of results."""
+"""Sentences on who missed rounds, and on whom a floor moved, for below the table of results."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cfl_flare.report.labels import in_table
+from cfl_flare.results.convergence import IMPROVING
+from cfl_flare.results.floor import of_run
 from cfl_flare.results.missed import missed_rounds
 
 if TYPE_CHECKING:
@@ -15,6 +17,17 @@ if TYPE_CHECKING:
 
 # So many participants of a run are named.
 NAMED = 10
+
+
+def floor_lines(runs: Sequence[Run]) -> list[str]:
+    """What the floor of a cluster's size changed, see `cfl_flare.results.floor`; and which runs were too short."""
+    several = len(runs) > 1
+    return [
+        in_table(f"{run.name}: {line}" if several else line, 500)
+        for run in runs
+        for line in (*of_run(run.summary, run.rounds), run.summary.get(IMPROVING))
+        if line is not None
+    ]
 
 
 def missed_lines(runs: Sequence[Run]) -> list[str]:

@@ -68,16 +68,13 @@ def partition_table(report: PartitionReport) -> Table:
     title = f"partition {report.rule}" + ("" if report.disjoint else ": samples were dealt twice")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("participant", no_wrap=True)
-    if report.owners is not None:
-        table.add_column("owner", no_wrap=True)
     for name in ("group", "train", "test", "classes"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("training samples of the largest classes", no_wrap=True)
-    for i, (name, group, train, test) in enumerate(zip(report.names, report.truth, report.train, report.test)):
+    for name, group, train, test in zip(report.names, report.truth, report.train, report.test):
         largest = [c for c in np.argsort(-train, kind="stable")[:5] if train[c]]
         table.add_row(
             in_table(name),
-            *([] if report.owners is None else [in_table(report.owners[i])]),
             "-" if group is None else str(group),
             str(train.sum()),
             str(test.sum()),
@@ -85,7 +82,6 @@ def partition_table(report: PartitionReport) -> Table:
             "  ".join(f"{c}: {train[c]}" for c in largest) + ("  ..." if np.count_nonzero(train) > 5 else ""),
         )
     table.add_section()
-    blank = [""] * (report.owners is not None)
-    table.add_row("all", *blank, "", str(report.train.sum()), str(report.test.sum()), "", "")
-    table.add_row("unused", *blank, "", str(report.train_unused), str(report.test_unused), "", "")
+    table.add_row("all", "", str(report.train.sum()), str(report.test.sum()), "", "")
+    table.add_row("unused", "", str(report.train_unused), str(report.test_unused), "", "")
     return table

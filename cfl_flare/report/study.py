@@ -43,7 +43,7 @@ def candidates_table(study: Mapping[str, Any]) -> Table:
 def hospitals_table(study: Mapping[str, Any]) -> Table:
     """One line a hospital: the chosen candidate there, and what it gains over one model and over training alone.
 
-    Intervals are of its own patients, 95 %; what is said beside them is corrected for the number of hospitals.
+    Intervals are of its own patients, and hold together for all hospitals of a column with 95 %.
     """
     table = Table(title="what it brings each hospital", title_justify="left", box=None, padding=(0, 1, 0, 0))
     for name in ("hospital", "test samples", heading(study["verdict"]["metric"]), "over one model", "over alone"):
@@ -59,7 +59,9 @@ def _gain(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "-"
     says = in_table(found["says"]) + (f", needs {found['needed']}" if found["needed"] is not None else "")
-    if found["gain"] is None:
-        return says
-    low, gain, high = (f"{'+' * (found[key] > 0)}{number_text(found[key])}" for key in ("low", "gain", "high"))
-    return f"{gain}{escape(f' [{low}, {high}]')} {says}"
+    low, gain, high = (
+        None if (value := found[key]) is None else f"{'+' * (value > 0)}{number_text(value)}"
+        for key in ("low", "gain", "high")
+    )
+    ends = "" if low is None else escape(f" [{low}, {high}]")
+    return says if gain is None else f"{gain}{ends} {says}"

@@ -15,9 +15,9 @@ from rich.table import Table
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.report.labels import in_table
-from cfl_flare.report.missed import missed_lines
+from cfl_flare.report.missed import floor_lines, missed_lines
 from cfl_flare.results.bootstrap import paired_difference
-from cfl_flare.results.key_metric import POOLED, of_training
+from cfl_flare.results.key_metric import ACCURACY, POOLED, POOLED_F1, of_training
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 NAMES = {"macro_f1": "macro-F1", "c_index": "C-index"}
 NAMES |= {name: name.upper() for name in ("auroc", "auprc", "ece", "mae", "rmse", "r2")}
+# An accuracy is shown with that of naming one class, if that is right so often.
+FREQUENT = 0.5
 # Metrics that are shown beside those by which the runs are judged.
 MOST = 2
 
@@ -33,22 +35,33 @@ MOST = 2
 def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     """One line per run: the results of its served models on the participants' own test splits after the last round.
 
-    Metrics are means weighted by the participants' training samples: those by which the runs are judged, and others
-    that participants report; where a mean is not of all that were measured, their number is beside it. Pooled AUROC is
-    that of all participants' samples together. Worst is the participant with the worst value of the run's metric;
-    unseen is the mean of that metric over participants that were held back and joined afterwards; ARI compares the
-    clusters with the true groups; bytes are the models' arrays in both directions; seconds are those of the rounds,
-    without the start of the processes. Means of a run with bootstrap have their interval beside them, and "to the
-    first" is by how much a line's mean is above the first line's, paired; a dash where the two cannot be paired. Below
-    are the participants that missed rounds, with the reason.
+    Metrics are means weighted by the participants' training samples, or a script's steps: those by which the runs are
+    judged, and others that participants report; where a mean is not of all that were measured, their number is beside
+    it. Majority is the accuracy of naming the most frequent class everywhere, where that is at least one half. Pooled
+    AUROC and macro-F1 are those of all participants' samples together. Worst is the participant with the worst value of
+    the run's metric; unseen is the mean of that metric over participants that were held back and joined afterwards; ARI
+    compares the clusters with the true groups; bytes are the models' arrays in both directions; seconds are those of
+    the rounds, without the start of the processes. Means of a run with bootstrap have their interval beside them, and
+    "to the first" is by how much a line's mean is above the first line's, paired; a dash where the two cannot be
+    paired. Below are the participants that missed rounds, with the reason.
     """
-    title = "served models, on the participants' own test splits"
+    measured = (
+        "as training scripts report" if all(run.script for run in runs) else "on the participants' own test splits"
+    )
+    title = f"served models, {measured}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)
     joined = any(run.newcomers for run in runs)
     leading, shown = _metrics(runs)
-    pooled = any(POOLED in run.summary["final"] for run in runs)
-    measures = ["rounds", *map(heading, shown), *(["pooled AUROC"] if pooled else [])]
+    pooled = [name for name in (POOLED, POOLED_F1) if any(name in run.summary["final"] for run in runs)]
+    majorities = {i: share for i, run in enumerate(runs) if (share := run.summary.get("majority") or 0) >= FREQUENT}
+    naming = bool(majorities) and ACCURACY in shown
+    measures = [
+        "rounds",
+        *map(heading, shown),
+        *(["majority"] if naming else []),
+        *(f"pooled {heading(name.removeprefix('pooled_'))}" for name in pooled),
+    ]
     for what in ("worst", "unseen") if joined else ("worst",):
         measures += [what if len(leading) == 1 else f"{what} {heading(name)}" for name in leading]
     compared = leading if len(runs) > 1 and any(run.summary.get("intervals") for run in runs) else []
@@ -64,7 +77,8 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
             in_table(run.name),
             in_table(s["rounds"]),
             *(_defined(run, f"served_{name}") for name in shown),
-            *([_defined(run, POOLED)] if pooled else []),
+            *([number_text(majorities.get(i))] if naming else []),
+            *(_defined(run, name) for name in pooled),
             *(number_text(final.get(f"served_worst_{name}")) for name in leading),
             *(number_text(newcomers.get(f"served_{name}")) for name in leading if joined),
             *(_difference(run, runs[0], name) for name in compared),
@@ -74,7 +88,7 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
             f"{s['seconds']:.1f}",
             *([in_table(folders[i])] if folders else []),
         )
-    table.caption = "\n".join(missed_lines(runs)) or None
+    table.caption = "\n".join([*floor_lines(runs), *missed_lines(runs)]) or None
     table.caption_justify = "left"
     return table
 

@@ -61,7 +61,7 @@ def overview(runs: Sequence[Watched], names: Sequence[str], now: float, blocks: 
         values = _series(run, run.metric)
         last, best = _last(values), _best(values, run.metric)
         total = "" if run.planned is None else f"/{run.planned}"
-        where = "ended" if run.finished else _ago(run, now)
+        where = "failed" if run.failed else "ended" if run.finished else _ago(run, now)
         now_and_best = (number(last), "-" if best is None else number(best[1]))
         plot = _plot(values, blocks, *_range([values]))[-WIDE // 2 :]
         measure = Text(measure_name(run.metric.name))
@@ -73,7 +73,8 @@ def of_run(run: LiveRun, now: float, blocks: str) -> list[RenderableType]:
     """The parts of a run's frame."""
     done, metric = _done(run), run.metric
     name = cut(run.label or run.folder.name)
-    state = "ended" if run.finished else "no round recorded yet" if not run.rounds else "running"
+    state = f"ended without results: {cut(run.failed, 500)}" if run.failed else "ended" if run.finished else "running"
+    state = state if run.finished or run.rounds else "no round recorded yet"
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
@@ -205,7 +206,7 @@ def _time(run: LiveRun, now: float) -> str:
     if run.summary is not None:
         stopped = run.summary.get("stopped")
         return f"{told}, {_span(sum(spent))} in all" + (f"; ended early: {cut(stopped, 100)}" if stopped else "")
-    if run.planned is None or run.changed is None:
+    if run.failed is not None or run.planned is None or run.changed is None:
         return f"{told}; {_ago(run, now)}"
     # The round after the last one on record is done: its models are measured when the next one trains.
     idle = max(0.0, now - run.changed)

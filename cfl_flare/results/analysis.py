@@ -8,7 +8,8 @@ A round's updates may lie on disk: they are read one at a time, twice, and only 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -18,6 +19,7 @@ from cfl_flare.clustering.kmeans import stacked
 from cfl_flare.clustering.measures import inner_products
 from cfl_flare.core.params import Params, WeightedMean
 from cfl_flare.methods import Assignment, Method, ServerState, Update
+from cfl_flare.methods.state import heads
 from cfl_flare.methods.wrapper import Clustering
 
 
@@ -35,19 +37,24 @@ class Cosines:
 
     def __init__(self) -> None:
         self.count = 0
-        self._sum: np.ndarray = np.zeros(1)
+        self._sum: np.ndarray = np.zeros(0)
 
     def add(self, vector: np.ndarray) -> None:
         """Adds a vector."""
-        length = np.linalg.norm(vector.astype(np.float64))
+        wide = vector.astype(np.float64)
+        length = np.linalg.norm(wide)
         if length > 0:
-            self._sum = self._sum + vector / length
+            wide /= length
+            self._sum = np.add(self._sum, wide, out=self._sum) if self.count else wide
             self.count += 1
 
     def mean(self) -> float | None:
-        """The mean of the pairs; None if there are none."""
+        """The mean of the pairs; None if there are none. No vector can be added any more."""
         n = self.count
-        return float(np.clip((np.square(self._sum).sum() - n) / (n * (n - 1)), -1, 1)) if n > 1 else None
+        if n < 2:
+            return None
+        total = np.square(self._sum, out=self._sum).sum()
+        return float(np.clip((total - n) / (n * (n - 1)), -1, 1))
 
 
 def analyse(
@@ -74,41 +81,75 @@ def analyse(
     """
     clustering, clusters = Clustering.of(method, before), method.clusters_in(after)
     centres = centre_vectors(clustering, clusters, after, updates, assignment)
-    within, means = [Cosines() for _ in range(clusters)], dict[int, WeightedMean]()
-    total = weights = 0.0
-    for update in updates:
-        k, weight = assignment[update.participant], clustering.weight(update)
-        vector = clustering.vector(update)
-        total += weight * float(np.square(vector - centres[k]).sum())
-        weights += weight
-        within[k].add(vector)
-        moved = clustering.moved(update)
-        if moved is not None:
-            means.setdefault(k, WeightedMean(moved.layout)).add(moved, weight)
+    names = [update.participant for update in heads(updates)]
+    members = {k: [i for i, name in enumerate(names) if assignment[name] == k] for k in range(clusters)}
+    # A cluster at a time, so that the sums of one are in memory.
+    of_clusters = [_of_cluster(clustering, (updates[i] for i in members[k]), centres.get(k)) for k in range(clusters)]
+    far = {name: distance for cluster in of_clusters for name, distance in cluster.distances.items()}
+    weights = {update.participant: clustering.weight(update) for update in heads(updates)}
+    total, weight = sum(weights[name] * far[name] for name in names), sum(weights[name] for name in names)
     between = Cosines()
     for k in sorted(set(after.assignment.values()) & centres.keys()):
         between.add(centres[k])
-    crowds = [(cosine, c.count) for c in within if (cosine := c.mean()) is not None]
-    members = sum(count for _, count in crowds)
+    crowds = [(cluster.cosine, cluster.count) for cluster in of_clusters if cluster.cosine is not None]
+    compared = sum(count for _, count in crowds)
+    spread = [
+        None if cluster.mean is None else _clusterability(clustering, (updates[i] for i in members[k]), cluster.mean)
+        for k, cluster in enumerate(of_clusters)
+    ]
     return {
-        "objective": _finite(total / weights) if weights else None,
-        "clusterability": _clusterability(clustering, clusters, means, updates, assignment),
-        "intra_cosine": _finite(sum(cosine * count for cosine, count in crowds) / members) if members else None,
+        "objective": _finite(total / weight) if weight else None,
+        "clusterability": spread,
+        "intra_cosine": _finite(sum(cosine * count for cosine, count in crowds) / compared) if compared else None,
         "inter_cosine": _finite(between.mean()),
     }
+
+
+@dataclass(frozen=True)
+class _OfCluster:
+    """What one pass over a cluster's updates tells.
+
+    Attributes:
+        distances: by participant, the squared distance of its vector from the centre's.
+        cosine: mean cosine similarity of two of its vectors; None without two.
+        count: its vectors that are not zero.
+        mean: of its updates' models; None where nobody trained one.
+    """
+
+    distances: dict[str, float]
+    cosine: float | None
+    count: int
+    mean: Params | None
+
+
+def _of_cluster(clustering: Clustering, updates: Iterable[Update], centre: np.ndarray | None) -> _OfCluster:
+    within, mean, distances = Cosines(), None, dict[str, float]()
+    for update in updates:
+        vector = clustering.vector(update)
+        if centre is not None:
+            far = np.subtract(vector, centre, dtype=np.float64)
+            distances[update.participant] = float(np.square(far, out=far).sum())
+            del far
+        within.add(vector)
+        moved = clustering.moved(update)
+        if moved is not None:
+            mean = mean or WeightedMean(moved.layout)
+            mean.add(moved, clustering.weight(update))
+    cosine = within.mean()
+    return _OfCluster(distances, cosine, within.count, None if mean is None else _result(mean))
 
 
 def centre_vectors(
     clustering: Clustering, clusters: int, after: ServerState, updates: Sequence[Update], assignment: Assignment
 ) -> dict[int, np.ndarray]:
-    """The vector of each cluster's centre, float64.
+    """The vector of each cluster's centre.
 
     If participants are compared by arrays, no model gives the centre: it is then the weighted mean of the round's
     members, and a cluster without members has none.
     """
     found = {k: vector for k in range(clusters) if (vector := clustering.centre(after, k)) is not None}
     if found:
-        return {k: vector.astype(np.float64) for k, vector in found.items()}
+        return found
     sums, weights = dict[int, np.ndarray](), dict[int, float]()
     for update in updates:
         k, weight = assignment[update.participant], clustering.weight(update)
@@ -117,27 +158,16 @@ def centre_vectors(
     return {k: total / weights[k] for k, total in sums.items()}
 
 
-def _clusterability(
-    clustering: Clustering,
-    clusters: int,
-    means: dict[int, WeightedMean],
-    updates: Sequence[Update],
-    assignment: Assignment,
-) -> list[float | None]:
-    """B of each cluster, from the means of its updates."""
-    mean: dict[int, Params] = {}
-    farthest = [0.0] * clusters
-    for update in updates:
-        k, moved = assignment[update.participant], clustering.moved(update)
-        if moved is None:
-            continue
-        if k not in mean:
-            layout = moved.layout
-            nothing = Params(layout, np.zeros(layout.size, np.float32), np.zeros(layout.counter_size, np.int64))
-            mean[k] = means[k].result(nothing)
-        farthest[k] = max(farthest[k], _squared(mean[k], moved))
-    lengths = {k: math.sqrt(_squared(m)) for k, m in mean.items()}
-    return [_finite(math.sqrt(farthest[k]) / lengths[k]) if lengths.get(k) else None for k in range(clusters)]
+def _result(mean: WeightedMean) -> Params:
+    layout = mean.layout
+    return mean.result(Params(layout, np.zeros(layout.size, np.float32), np.zeros(layout.counter_size, np.int64)))
+
+
+def _clusterability(clustering: Clustering, updates: Iterable[Update], mean: Params) -> float | None:
+    """B of a cluster, from the mean of its updates."""
+    moves = (moved for update in updates if (moved := clustering.moved(update)) is not None)
+    farthest, length = max(_squared(mean, moved) for moved in moves), math.sqrt(_squared(mean))
+    return _finite(math.sqrt(farthest) / length) if length else None
 
 
 def _squared(mean: Params, moved: Params | None = None) -> float:

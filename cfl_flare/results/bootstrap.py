@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Intervals of a run's final measures, and of differences between two runs, from draws of participants' test splits.
 
-An interval holds the middle 95 % of what was measured on the draws. A draw on which a measure is not defined is left
-out, and an interval needs half of them. Participants are drawn independently of one another, so that in a mean over
-them, others of a participant's own draws stand in for those.
+An interval holds the middle 95 % of what was measured on the draws, moved to the measure's own value: a draw lacks
+samples of the split, and with them rare classes, so that a macro-F1 is lower on most draws than on the split itself. A
+draw on which a measure is not defined is left out, and an interval needs half of them. Participants are drawn
+independently of one another, so that in a mean over them, others of a participant's own draws stand in for those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ import numpy as np
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.safetensors_io import load_arrays, save_arrays
+from cfl_flare.results.key_metric import is_share
 from cfl_flare.results.schema import each, number, text, whole
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class Draws:
     """
 
     participants: tuple[str, ...]
-    samples: tuple[int, ...]
+    samples: tuple[float, ...]
     draws: tuple[int, ...]
     values: Mapping[str, np.ndarray]
 
@@ -64,29 +66,31 @@ class Draws:
             {key: np.array([found[name].values.get(key, empty) for name in names], np.float64) for key in measures},
         )
 
-    def intervals(self, participant: str) -> dict[str, Interval]:
-        """Of each of a participant's measures that has one."""
+    def intervals(self, participant: str, points: Mapping[str, float]) -> dict[str, Interval]:
+        """Of each of a participant's measures that has one; ``points`` are the measures themselves."""
         if participant not in self.participants:
             return {}
         row = self.participants.index(participant)
-        found = {key: interval(values[row]) for key, values in self.values.items()}
+        found = {key: interval(values[row], points.get(key), key) for key, values in self.values.items()}
         return {key: own for key, own in found.items() if own is not None}
 
-    def of_mean(self, key: str, reporting: Collection[str]) -> Interval | None:
+    def of_mean(self, key: str, points: Mapping[str, float]) -> Interval | None:
         """The interval of a measure's mean, weighted by samples.
 
         Args:
             key: the measure.
-            reporting: the names of those over whom the mean is.
+            points: the measure of each participant over whom the mean is.
 
         Returns:
             None if one of them has no interval: it would be one of another mean.
         """
-        rows = [i for i, name in enumerate(self.participants) if name in reporting]
-        if key not in self.values or not rows or len(rows) < len(reporting):
+        rows = [i for i, name in enumerate(self.participants) if name in points]
+        if key not in self.values or not rows or len(rows) < len(points):
             return None
-        mean = weighted(self.values[key][rows], np.array(self.samples, np.float64)[rows])
-        return None if mean is None else interval(mean)
+        weights = np.array(self.samples, np.float64)[rows]
+        mean = weighted(self.values[key][rows], weights)
+        point = float(np.average([points[self.participants[i]] for i in rows], weights=weights))
+        return None if mean is None else interval(mean, point, key)
 
     def save(self, path: Path) -> None:
         """Writes them.
@@ -114,16 +118,28 @@ class Difference:
     by_participant: Mapping[str, tuple[float, float, float]]
 
 
-def interval(values: np.ndarray) -> Interval | None:
+def interval(values: np.ndarray, point: float | None = None, name: str = "") -> Interval | None:
     """The middle 95 % of the values that are not NaN; None if less than half of them are left.
 
     >>> interval(np.array([*range(1001), np.nan]))
     (25.0, 975.0)
+    >>> interval(np.array([*range(1001), np.nan]), 510)
+    (35.0, 985.0)
+
+    Args:
+        values: on the draws.
+        point: on the split itself: the interval is moved by as much as the draws' mean is off it, within 0 and 1 if the
+            values are shares. None to leave it.
+        name: the measure's.
     """
     there = values[~np.isnan(values)]
     if not len(there) or 2 * len(there) < len(values):
         return None
-    low, high = np.percentile(there, PERCENTILES).tolist()
+    ends = np.percentile(there, PERCENTILES)
+    if point is not None:
+        most = 1.0 if is_share(name, there.min(), there.max()) else None
+        ends = np.clip(ends + (point - there.mean()), min(0.0, there.min()), most)
+    low, high = ends.tolist()
     return low, high
 
 

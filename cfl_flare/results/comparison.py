@@ -3,21 +3,26 @@
 """Whether one way to train is better than another: over all hospitals, and at each of them.
 
 The interval over all hospitals is a two-stage bootstrap (Davison and Hinkley 1997, sec. 3.8): hospitals are drawn with
-replacement, and for each of them a draw of its own patients. What several tests claim together is corrected by Holm
-(1979). Both ways are measured on the same draws of the same patients, so that what they have in common cancels out.
+replacement, and for each of them a draw of its own patients. Both ways are measured on the same draws of the same
+patients, so that what they have in common cancels out.
+
+The interval that is shown decides: a difference is clear if its interval does not hold 0, and by nothing else. Over all
+hospitals it is a 95 % one. Those of single hospitals hold together with 95 % (Bonferroni; Dunn 1961): each of m has the
+level 1 - 0.05 / m.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import norm
 
 from cfl_flare.core.config import require
 from cfl_flare.core.seeds import stream
-from cfl_flare.results.bootstrap import PERCENTILES, interval
+from cfl_flare.results.bootstrap import PERCENTILES
+from cfl_flare.results.key_metric import Metric, is_share
 
 # Draws of hospitals: with so many, an end of an interval moves by some hundredths of its width.
 TIMES = 10_000
@@ -26,6 +31,8 @@ FEWEST_TESTED = 20
 # No hospital has more; a measure may have a spread that asks for any number.
 MOST_TESTED = 10**9
 ALPHA = 0.05
+# The difference that matters, unless a study says another: of a share itself, and of other measures a share of them.
+MARGIN = 0.05
 GAINS, LOSES, CHANCE, UNKNOWN = "gains", "loses", "within chance", "cannot tell"
 
 
@@ -39,6 +46,7 @@ class AtHospital:
         draw: two ways to train have it in common if they were measured on the same draws.
         value: on the split itself.
         draws: ``(draws,)`` float64, on draws of the split; NaN where the measure is not defined.
+        classes: how many of the samples are of each class; empty where that is not known, or there are no classes.
     """
 
     samples: float
@@ -46,6 +54,7 @@ class AtHospital:
     draw: int
     value: float
     draws: np.ndarray
+    classes: tuple[int, ...] = ()
 
 
 Measured = Mapping[str, AtHospital]
@@ -62,7 +71,6 @@ class Difference:
         gain: above 0, the first is better.
         low: where the 95 % interval begins.
         high: where it ends.
-        p: of no difference, two-sided, not corrected.
     """
 
     one: float
@@ -71,7 +79,11 @@ class Difference:
     gain: float
     low: float
     high: float
-    p: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval does not hold 0."""
+        return not self.low <= 0 <= self.high
 
 
 @dataclass(frozen=True)
@@ -80,17 +92,15 @@ class Gain:
 
     Attributes:
         gain: above 0, it has more; None if the measure is not defined there.
-        low: where the 95 % interval of its patients begins.
+        low: where the interval of its patients begins, which holds with the others' of the study; None for too few.
         high: where it ends.
-        p: of no difference, corrected for the number of hospitals.
         says: ``gains``, ``loses``, ``within chance`` or ``cannot tell``.
-        needed: test samples with which it could be told, about; None where it can.
+        needed: test samples with which a gain of this size could be told, about; None where none would do.
     """
 
     gain: float | None
     low: float | None
     high: float | None
-    p: float | None
     says: str
     needed: int | None = None
 
@@ -101,9 +111,9 @@ def mean_of(found: Measured) -> float:
 
 
 def shared_by_all(found: Mapping[str, Measured]) -> dict[str, Measured]:
-    """What the hospitals measured that measured all of some ways to train: their means can be ranked.
+    """What was measured by those hospitals that measured every way to train: their means can be ranked.
 
-    As it is if there is no such hospital.
+    If there is no such hospital, all that was measured.
     """
     names = set.intersection(*(set(measured) for measured in found.values())) if found else set()
     if not names:
@@ -111,17 +121,17 @@ def shared_by_all(found: Mapping[str, Measured]) -> dict[str, Measured]:
     return {way: {name: one for name, one in measured.items() if name in names} for way, measured in found.items()}
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """p-values corrected for their number (Holm 1979): the least times n, the next times n - 1, ..., never decreasing.
-
-    >>> holm([0.02, 0.01, 0.5])
-    [0.04, 0.03, 0.5]
-    """
-    order = np.argsort(p, kind="stable")
-    steps = np.arange(len(p), 0, -1) * np.asarray(p, np.float64)[order]
-    corrected = np.empty(len(p))
-    corrected[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return [float(value) for value in corrected]
+def majority(found: Measured) -> Measured | None:
+    """What naming the most frequent class everywhere measures as accuracy; None where classes are not known."""
+    known = {name: own for name, own in found.items() if len(own.classes) > 1 and any(own.classes)}
+    if not known:
+        return None
+    shares = np.array([np.array(own.classes) / sum(own.classes) for own in known.values()])
+    named = int(np.average(shares, axis=0, weights=[own.samples for own in known.values()]).argmax())
+    return {
+        name: replace(own, value=float(share[named]), draws=np.full_like(own.draws, share[named]))
+        for (name, own), share in zip(known.items(), shares)
+    }
 
 
 def two_stage(apart: np.ndarray, weights: np.ndarray, times: int, rng: np.random.Generator) -> np.ndarray:
@@ -167,16 +177,29 @@ def difference(one: Measured, other: Measured, mode: str = "max", seed: int = 0)
     gain = float(np.average([rows[name][0] for name in names], weights=weights))
     means = two_stage(apart, weights, TIMES, stream(seed, "two stages"))
     low, high = np.percentile(means, PERCENTILES).tolist()
-    beyond = min(int((means <= 0).sum()), int((means >= 0).sum()))
     mine, its = (mean_of({name: found[name] for name in names}) for found in (one, other))
-    return Difference(mine, its, len(names), gain, low, high, min(1.0, 2 * (1 + beyond) / (1 + TIMES)))
+    return Difference(mine, its, len(names), gain, low, high)
 
 
-def gains(one: Measured, other: Measured, mode: str = "max", margin: float = 0.05) -> dict[str, Gain]:
-    """What each hospital has of the first of two ways to train, corrected for their number.
+def usual_margin(metric: str, level: float) -> float:
+    """The difference that matters to one hospital: `MARGIN` of a share, and of any other measure that part of it.
 
-    A difference whose interval holds 0 is within chance if the interval is short enough, half of it at most ``margin``,
-    and else cannot be told; nor can any of fewer than `FEWEST_TESTED` patients.
+    Args:
+        metric: the measure's name.
+        level: what it is about, such as one model's mean.
+
+    >>> usual_margin("auroc", 0.8), usual_margin("loss", 0.2)
+    (0.05, 0.01)
+    """
+    return MARGIN if is_share(Metric(metric).of_participants.name, 0, 1) else MARGIN * abs(level)
+
+
+def gains(one: Measured, other: Measured, mode: str = "max", margin: float = MARGIN) -> dict[str, Gain]:
+    """What each hospital has of the first of two ways to train.
+
+    Its interval is normal, with the draws' deviation: draws end where the level of many hospitals begins. If it does
+    not hold 0, the hospital gains or loses. If it does, and lies within the margin to both sides, that is within
+    chance. Else it cannot be told. Fewer than `FEWEST_TESTED` patients have no interval.
 
     Args:
         one: the first.
@@ -185,23 +208,34 @@ def gains(one: Measured, other: Measured, mode: str = "max", margin: float = 0.0
         margin: the difference that matters, in the metric's unit.
     """
     rows = _apart(one, other, mode)
-    known = {name: row for name, row in rows.items() if row[1] is not None and one[name].tested >= FEWEST_TESTED}
-    p = dict(zip(known, holm([_p(gain, drawn) for gain, drawn in known.values() if drawn is not None])))
-    return {name: _said(*row, one[name].tested, p.get(name), margin) for name, row in rows.items()}
+    told = sum(drawn is not None and one[name].tested >= FEWEST_TESTED for name, (_, drawn) in rows.items())
+    reach = float(norm.isf(ALPHA / 2 / max(1, told)))
+    return {name: _said(*row, one[name].tested, reach, margin) for name, row in rows.items()}
 
 
-def _said(gain: float, drawn: np.ndarray | None, tested: int, p: float | None, margin: float) -> Gain:
-    ends = None if drawn is None else interval(drawn)
-    if ends is None:
-        return Gain(None, None, None, None, UNKNOWN, FEWEST_TESTED if tested < FEWEST_TESTED else None)
-    low, high = ends
-    if p is not None and p < ALPHA:
-        return Gain(gain, low, high, p, GAINS if gain > 0 else LOSES)
-    half = (high - low) / 2
-    if p is not None and half <= margin:
-        return Gain(gain, low, high, p, CHANCE)
-    needed = min(tested * (half / margin) ** 2, MOST_TESTED)
-    return Gain(gain, low, high, p, UNKNOWN, max(FEWEST_TESTED, int(np.ceil(needed))))
+def _said(gain: float, drawn: np.ndarray | None, tested: int, reach: float, margin: float) -> Gain:
+    """What can be said of one hospital.
+
+    Args:
+        gain: by how much it is better off.
+        drawn: the same on draws; None if it is not defined on half of them.
+        tested: its samples.
+        reach: how many deviations its interval reaches to either side.
+        margin: the difference that matters.
+    """
+    if drawn is None:
+        return Gain(None, None, None, UNKNOWN, FEWEST_TESTED if tested < FEWEST_TESTED else None)
+    half = reach * float(drawn.std(ddof=1)) if len(drawn) > 1 else 0.0
+    times = None if gain == 0 else min(half / abs(gain), MOST_TESTED)
+    needed = None if times is None else int(min(np.ceil(tested * times**2), MOST_TESTED))
+    if tested < FEWEST_TESTED:
+        return Gain(gain, None, None, UNKNOWN, max(FEWEST_TESTED, needed or 0))
+    low, high = gain - half, gain + half
+    if low > 0 or high < 0:
+        return Gain(gain, low, high, GAINS if low > 0 else LOSES)
+    if -margin <= low and high <= margin:
+        return Gain(gain, low, high, CHANCE)
+    return Gain(gain, low, high, UNKNOWN, None if needed is None else max(tested + 1, needed))
 
 
 def _apart(one: Measured, other: Measured, mode: str) -> dict[str, tuple[float, np.ndarray | None]]:
@@ -225,11 +259,3 @@ def _apart(one: Measured, other: Measured, mode: str) -> dict[str, tuple[float, 
         drawn[gone] = np.resize(drawn[~gone], gone.sum())
         found[name] = sign * (mine.value - its.value), drawn
     return found
-
-
-def _p(gain: float, drawn: np.ndarray) -> float:
-    """Of no difference, by the normal distribution with the draws' standard deviation: draws end where Holm begins."""
-    spread = float(drawn.std(ddof=1)) if len(drawn) > 1 else 0.0
-    if spread == 0.0:
-        return float(gain == 0.0)
-    return float(2 * norm.sf(abs(gain) / spread))

@@ -84,7 +84,7 @@ class Scored:
     """What histograms of scores are of, and what may be made of them.
 
     Attributes:
-        shape: of a participant's, ``(classes, 2, bins)``.
+        shape: of a participant's, ``(classes, 2, bins)``; the counts of decisions are one number a row more.
         link: what makes predictions of outputs; see `cfl_flare.training.ensemble.LINKS`.
         sites: fewest of a curve, and with each class and without.
         samples: fewest of a point of a curve, and with each class and without.
@@ -157,7 +157,7 @@ class Scored:
         of_sites = len({sites[name] for name in own})
         if of_sites < self.sites:
             return FEW_SITES
-        raw, weighted = bounded_sum(own, sites, 1.0), bounded_sum(own, sites, share or 1.0)
+        raw, weighted = (bounded_sum(own, sites, most)[..., :-1] for most in (1.0, share or 1.0))
         enough = (raw.sum(axis=2) >= self.samples) & (_sites_of(own, sites) >= self.sites)
         both = np.nonzero(enough.all(axis=1))[0]
         if not len(both):
@@ -183,7 +183,7 @@ def _sites_of(own: Mapping[str, np.ndarray], sites: Mapping[str, str]) -> np.nda
     """How many sites have samples without each class and with it, ``(classes, 2)``."""
     there: dict[str, np.ndarray] = {}
     for name, counts in own.items():
-        there[sites[name]] = there.get(sites[name], np.zeros(counts.shape[:2], bool)) | counts.any(axis=2)
+        there[sites[name]] = there.get(sites[name], np.zeros(counts.shape[:2], bool)) | counts[..., :-1].any(axis=2)
     found: np.ndarray = np.stack([*there.values()]).sum(axis=0)
     return found
 

@@ -19,8 +19,8 @@ LARGER = {"accuracy", "acc", "auc", "auroc", "auprc", "ap", "map", "f1", "precis
 LARGER |= {"specificity", "kappa", "mcc", "dice", "iou", "miou", "jaccard", "psnr", "ssim"}
 LARGER |= {"r2", "index", "cindex", "concordance", "score"}
 ACCURACY = "accuracy"
-# Of all participants' samples together, from histograms of scores.
-POOLED = "pooled_auroc"
+# Of all participants' samples together, from counts of scores and decisions.
+POOLED, POOLED_F1 = "pooled_auroc", "pooled_macro_f1"
 WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
 # What a run's record adds to the name of a participants' metric.
 ADDED = re.compile(r"^(cluster-\d+/)?(served_)?(worst_|bottom_)?|_unweighted$")

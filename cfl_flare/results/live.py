@@ -17,8 +17,9 @@ from typing import Any
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import FileError
-from cfl_flare.core.files import MOST_JSON, MOST_LINES, below, open_regular, parse_json, read_json
+from cfl_flare.core.files import MOST_JSON, MOST_LINES, below, is_unheld, open_regular, parse_json, read_json
 from cfl_flare.results import schema
+from cfl_flare.results.attempt import ATTEMPT, ended_for
 from cfl_flare.results.history import FIELDS, HISTORY
 from cfl_flare.results.key_metric import Metric, leading
 from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, STARTED, SUMMARY
@@ -97,6 +98,7 @@ class LiveRun:
         moves: those of the last round in which a participant moved.
         moved_in: that round, from 0; None if nobody has moved.
         summary: ``summary.json``; None before the run has ended.
+        failed: why it ended without one; None if it did not, or nobody knows.
         planned: the number of rounds; None if it is not known.
     """
 
@@ -106,6 +108,7 @@ class LiveRun:
         self.moves: list[Move] = []
         self.moved_in: int | None = None
         self.summary: dict[str, Any] | None = None
+        self.failed: str | None = None
         self.planned: int | None = None
         self._label, self._wanted = "", list[Metric]()
         self._clusters: dict[str, int] = {}
@@ -123,6 +126,9 @@ class LiveRun:
         self._follow()
         if not self.gone:
             self.summary = _object(self.folder / SUMMARY, schema.SUMMARY, schema.ADDED)
+        if self.summary is None:
+            died = "its process is gone" if begun is not None and is_unheld(self.folder / STARTED) else None
+            self.failed = ended_for(self.folder) or died
 
     def _follow(self) -> None:
         """Who moved, in the assignments that are new."""
@@ -147,8 +153,8 @@ class LiveRun:
 
     @property
     def finished(self) -> bool:
-        """Whether its summary, which is written last, is there."""
-        return self.summary is not None
+        """Whether its summary, which is written last, is there, or it failed."""
+        return self.summary is not None or self.failed is not None
 
     @property
     def gone(self) -> bool:
@@ -227,7 +233,7 @@ def find_live(folder: Path) -> list[Path]:
         FileError: there are too many files to look at.
     """
     require(folder.is_dir(), f"{folder} is not a folder; name that of a run, or one with runs below it")
-    of_run = {SUMMARY, ROUNDS, STARTED, HISTORY}
+    of_run = {SUMMARY, ROUNDS, STARTED, ATTEMPT, HISTORY}
     if any((folder / name).is_file() for name in of_run):
         return [folder]
     return sorted({path.parent for path in below(folder) if path.name in of_run})
@@ -235,7 +241,7 @@ def find_live(folder: Path) -> list[Path]:
 
 def live(folder: Path) -> Watched:
     """What is in a folder that `find_live` has found."""
-    of_run = (SUMMARY, ROUNDS, STARTED)
+    of_run = (SUMMARY, ROUNDS, STARTED, ATTEMPT)
     return LiveRun(folder) if any((folder / name).is_file() for name in of_run) else LiveSite(folder)
 
 

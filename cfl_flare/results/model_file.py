@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,25 @@ def task_of(meta: Mapping[str, Any], path: Path) -> LearningTask:
 def is_ours(spec: Mapping[str, Any]) -> bool:
     """Whether a file names one of cfl_flare's networks; for no other is a module imported because a file names it."""
     return NETWORK_PATHS.issuperset(class_paths(spec))
+
+
+def is_imported(spec: Mapping[str, Any]) -> bool:
+    """Whether this program has imported each class that a file names, and no package that is installed defines it.
+
+    The file chooses the arguments, and many an installed class loads or downloads what these name. Of torch's, its
+    layers may be arguments.
+    """
+    return all(path in NETWORK_PATHS or _is_own(*path.rpartition(".")[::2]) for path in class_paths(spec))
+
+
+def _is_own(module: str, name: str) -> bool:
+    """Whether the name is there, and the module that defines it, perhaps another one, lies in no folder of packages."""
+    definer = str(getattr(vars(sys.modules.get(module, object)).get(name), "__module__", None))
+    file = getattr(sys.modules.get(definer), "__file__", None)
+    if file is None or definer.startswith("torch.nn.modules."):
+        return file is not None
+    packaged = any(any(folder.glob("*.dist-info")) for folder in Path(file).resolve().parents)
+    return not packaged and definer.partition(".")[0] not in sys.stdlib_module_names
 
 
 def check_weights(layout: Layout, arrays: Mapping[str, np.ndarray], parts: int, path: Path) -> None:

@@ -7,22 +7,26 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.config import require, unmarked
 from cfl_flare.core.errors import FileError
-from cfl_flare.core.files import append, atomic_write, make_folder, writing
+from cfl_flare.core.files import append, atomic_write, held, make_folder, writing
 from cfl_flare.core.safetensors_io import save_arrays
+from cfl_flare.data.preparation import Preparation
 from cfl_flare.methods import Method, Participant, ServerState, describe_method
 from cfl_flare.results.bootstrap import BOOTSTRAP, Draws
+from cfl_flare.results.convergence import IMPROVING, improving
 from cfl_flare.results.curves import CURVES, Curves, save_curves
 from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.metrics import RoundMetrics
@@ -36,16 +40,19 @@ from cfl_flare.results.run_dir import (
     MODELS,
     NEWCOMERS,
     ROUNDS,
+    SERVED,
     STARTED,
     STATE,
     SUMMARY,
     cut_lines,
     read_lines,
-    save_served,
 )
+from cfl_flare.results.served import save_served
 from cfl_flare.results.store import Store, state_metadata
 from cfl_flare.training.bootstrap import Replicates
 from cfl_flare.training.ensemble import Served
+
+logger = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -76,6 +83,7 @@ class Recorder:
         self.folder, self._run, self._model, self.last = folder, unmarked(run), unmarked(model), last
         self._task = (self._run.get("training") or {}).get("task", CLASSES)
         self._draws: Draws | None = None
+        self._alive: BinaryIO | None = None
         make_folder(folder / MODELS)
         old = [folder / STARTED, folder / SUMMARY, folder / NEWCOMERS, folder / CROSS_SITE, folder / BOOTSTRAP]
         old += [folder / CURVES]
@@ -83,6 +91,7 @@ class Recorder:
         if not recorded:  # later rounds overwrite theirs
             old += (folder / FEATURES).glob("*.safetensors")
             shutil.rmtree(folder / BEST, ignore_errors=True)
+        old += (folder / SERVED).glob("*.safetensors")
         for path in old:
             path.unlink(missing_ok=True)
         kept = cut_lines(folder / ROUNDS, recorded)
@@ -94,6 +103,7 @@ class Recorder:
         """Writes what the run plans, for those who watch it: its name, its rounds, the metrics that it names."""
         plan = {"label": label, "rounds": rounds, "metrics": [asdict(metric) for metric in metrics]}
         atomic_write(self.folder / STARTED, json.dumps(plan))
+        self._alive = held(self.folder / STARTED)
 
     def round(self, measured: RoundMetrics, state: ServerState, participants: Mapping[str, Participant]) -> None:
         """Appends a round."""
@@ -130,6 +140,12 @@ class Recorder:
             with writing(self.folder / BEST):
                 new.rename(self.folder / BEST)
 
+    def served(
+        self, name: str, served: Served, rounds: int, preparation: Preparation | None, beside: Mapping[str, Served]
+    ) -> None:
+        """Writes what a simulation's participant predicts with, but for what the run's models have already."""
+        save_served(self.folder / SERVED, name, served, self._model, rounds, self._task, preparation, beside)
+
     def cross_site(
         self,
         found: Mapping[str, Mapping[str, Mapping[str, float]]],
@@ -165,8 +181,8 @@ class Recorder:
         if self._draws is None or self.last is None:
             return {}
         own = self.last.participants
-        reporting = {key: [name for name, found in own.items() if key in found] for key in self._draws.values}
-        found = {key: self._draws.of_mean(key, names) for key, names in reporting.items()}
+        points = {key: {name: found[key] for name, found in own.items() if key in found} for key in self._draws.values}
+        found = {key: self._draws.of_mean(key, values) for key, values in points.items()}
         return {key: ends for key, ends in found.items() if ends is not None}
 
     def close(
@@ -181,7 +197,8 @@ class Recorder:
         for slot, served in models.items():
             save_served(self.folder / MODELS, slot, served, self._model, state.round, self._task)
         Store(self.folder / STATE).save(state.round, state.bank, state_metadata(state), state.arrays)
-        last = self.last
+        last, lines = self.last, read_lines(self.folder / ROUNDS)
+        points = {} if last is None else last.participants
         summary = {
             "method": describe_method(method),
             "label": method.label,
@@ -193,22 +210,35 @@ class Recorder:
             "final_round": None if last is None else last.record["round"],
             **({} if self._draws is None else {"intervals": self.intervals}),
             **self._totals,
-            "missed": {n: asdict(m) for n, m in missed_rounds(read_lines(self.folder / ROUNDS)).items()},
+            **next(({NUMBER: line[NUMBER]} for line in lines if NUMBER in line), {}),
+            "missed": {n: asdict(m) for n, m in missed_rounds(lines).items()},
             **extra,
             "participants": [
                 {
                     "name": p.name,
                     "site": p.site,
-                    "samples": p.samples,
+                    **({p.unit: p.samples} if p.unit else {}),
                     "group": p.group,
                     "cluster": state.assignment.get(p.name),
                     **({} if p.tested else {"tested": False}),
-                    **({} if last is None else last.participants.get(p.name, {})),
-                    **({} if self._draws is None else {"intervals": self._draws.intervals(p.name)}),
+                    **({} if p.clipped is None else {"clipped": p.clipped}),
+                    **points.get(p.name, {}),
+                    **(
+                        {}
+                        if self._draws is None
+                        else {"intervals": self._draws.intervals(p.name, points.get(p.name, {}))}
+                    ),
                 }
                 for p in participants.values()
             ],
             "versions": {n: version(n) for n in ("cfl-flare", "nvflare", "torch", "numpy", "scikit-learn")}
             | {"python": platform.python_version()},
         }
+        metric = extra.get("metric")
+        why = improving(lines, Metric(**metric)) if metric and extra.get("stopped") is None else None
+        if why is not None:
+            summary[IMPROVING] = why
+            logger.warning("run: %s", why)
         atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=1))
+        if self._alive is not None:
+            self._alive.close()

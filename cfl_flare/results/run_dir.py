@@ -13,33 +13,22 @@ metrics on every participant's test split), ``newcomers.json`` (results of parti
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cfl_flare.clustering.gap import NUMBER
-from cfl_flare.core.config import build, unmarked
-from cfl_flare.core.errors import ConfigError, FileError, PayloadError
-from cfl_flare.core.files import atomic_write, below, json_lines, make_folder, read_json
-from cfl_flare.core.params import Layout
+from cfl_flare.clustering.gap import NUMBER, is_clear
+from cfl_flare.core.errors import ConfigError, FileError
+from cfl_flare.core.files import atomic_write, below, json_lines, read_json
 from cfl_flare.core.safetensors_io import load_arrays as read_arrays
-from cfl_flare.core.safetensors_io import save_arrays
-from cfl_flare.core.text import plain
-from cfl_flare.methods import GLOBAL
 from cfl_flare.results import schema
 from cfl_flare.results.key_metric import ACCURACY, Metric, reported
-from cfl_flare.results.model_file import ARRAYS, CLASSES, check_weights, is_ours, layout_of, model_of, parts_of, task_of
-from cfl_flare.training.ensemble import Ensemble, Served
 
 if TYPE_CHECKING:
-    import torch
-
-    from cfl_flare.data.preparation import Preparation
+    pass
 
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
 STARTED = "started.json"
@@ -73,15 +62,22 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What the run is called in tables: its method, with K, and whether that was found in the run."""
-        clusters = self.summary["clusters"]
-        found = " found" if any(NUMBER in r for r in self.rounds) else ""
-        return self.summary["label"] + (f" (K={clusters}{found})" if clusters else "")
+        """What the run is called in tables: its method, with K, and whether that was found in the run, and clear."""
+        clusters, note = self.summary["clusters"], self.summary.get(NUMBER)
+        note = note or next((r[NUMBER] for r in self.rounds if NUMBER in r), None)  # version 0.2 has it there alone
+        text = f"K={clusters}" if note is None else f"K={clusters} found" if is_clear(note) else f"about K={clusters}"
+        return self.summary["label"] + (f" ({text})" if clusters else "")
 
     @property
     def metric(self) -> Metric:
         """The metric that tells how good the run is; accuracy, in runs of versions that knew no other."""
         return Metric(**self.summary.get("metric", {"name": ACCURACY}))
+
+    @property
+    def script(self) -> str | None:
+        """The training script that trained and measured; None if cfl_flare did."""
+        name = self.summary.get("train_script")
+        return name if isinstance(name, str) else None
 
     @property
     def reported(self) -> list[str]:
@@ -195,115 +191,3 @@ def the_run(folder: str | Path) -> Path:
     if len(found) > 1:
         raise ConfigError(f"{folder} holds several runs: {', '.join(map(str, found))}; name one")
     return found[0]
-
-
-def save_served(
-    folder: Path,
-    name: str,
-    served: Served,
-    model: Mapping[str, Any],
-    rounds: int,
-    task: Mapping[str, Any] | str = CLASSES,
-    preparation: Preparation | None = None,
-) -> None:
-    """Writes a model or an ensemble, for `read_model`.
-
-    Args:
-        folder: where to; created if it does not exist.
-        name: of the file, without its ending: a slot or a participant.
-        served: what to write.
-        model: the module's ``{"class_path", "args"}``.
-        rounds: rounds completed.
-        task: what the model predicts, as in the run's settings.
-        preparation: how its participant fills up and scales a table; None for other data, and for models of several.
-    """
-    meta: dict[str, Any] = {"slot": name, "round": rounds, "model": unmarked(model)}
-    if task != CLASSES:
-        meta["task"] = task
-    if preparation is not None:
-        meta["preparation"] = preparation.to_dict()
-    arrays = served.models[0].arrays()
-    if len(served.models) > 1:  # named as in the `state_dict` of an `Ensemble`
-        meta["ensemble"] = {"parts": len(served.models), "vote": served.vote}
-        arrays = {f"parts.{i}.{key}": a for i, part in enumerate(served.models) for key, a in part.arrays().items()}
-    make_folder(folder)
-    save_arrays(folder / f"{name}.safetensors", arrays, meta)
-
-
-def load_model(run: str | Path, slot: str = GLOBAL, model: torch.nn.Module | None = None) -> torch.nn.Module:
-    """A trained model of a run, ready to predict.
-
-    Args:
-        run: the run's folder, or one with a single run below it, such as FLARE's own result folder.
-        slot: ``"global"`` or ``"cluster-0"``, ...
-        model: a module of the run's class to load the weights into; needed if it is not one of cfl_flare's own.
-
-    Raises:
-        ConfigError: the run has no such model, or its class is not cfl_flare's and no module was given.
-    """
-    return read_model(_model_file(run, slot), model)
-
-
-def load_arrays(run: str | Path, slot: str = GLOBAL) -> dict[str, np.ndarray]:
-    """The arrays of a trained model of a run by name, float32, without a module; of any run, not only of arrays.
-
-    Args:
-        run: the run's folder, or one with a single run below it, such as FLARE's own result folder.
-        slot: ``"global"`` or ``"cluster-0"``, ...
-
-    Raises:
-        ConfigError: the run has no such model.
-        PayloadError: its file is damaged.
-    """
-    return read_arrays(_model_file(run, slot))[0]
-
-
-def _model_file(run: str | Path, slot: str) -> Path:
-    """The file of one of a run's models.
-
-    Raises:
-        ConfigError: it has no such model.
-    """
-    folder = Path(run) if (Path(run) / MODELS).is_dir() else the_run(run)
-    path = folder / MODELS / f"{slot}.safetensors"
-    if not path.is_file():
-        there = ", ".join(sorted(p.stem for p in path.parent.glob("*.safetensors"))) or "none"
-        raise ConfigError(f"{run} has no model {slot!r}; it has: {there}")
-    return path
-
-
-def read_model(path: Path, model: torch.nn.Module | None = None) -> torch.nn.Module:
-    """A model from its file, ready to predict.
-
-    Args:
-        path: a file that `save_served` wrote.
-        model: a module of its class to load the weights into; needed if it is not one of cfl_flare's own.
-
-    Raises:
-        PayloadError: the file is damaged, or holds the weights of another model than it names.
-        ConfigError: the model's class is not cfl_flare's and no module was given.
-    """
-    from torch import nn
-
-    from cfl_flare.training.resident import ResidentModel
-
-    arrays, meta = read_arrays(path)
-    spec, ensemble = model_of(meta, path), meta.get("ensemble")
-    parts, vote = (1, "") if ensemble is None else parts_of(ensemble, len(arrays), path)
-    if model is None and spec["class_path"] == ARRAYS:
-        raise ConfigError(f"{path} holds arrays, which no module computes with; read them with cfl_flare.load_arrays")
-    if model is None and not is_ours(spec):
-        raise ConfigError(f"{path} holds a {plain(spec['class_path'], 100)}; build one and pass it as model=")
-    check_weights(layout_of(spec) if model is None else Layout.of(model), arrays, parts, path)
-    if model is None:
-        model = build(spec, nn.Module, "model")
-    if ensemble is not None:
-        link = task_of(meta, path).link if vote == "probabilities" else "softmax"  # a sum is the same with any
-        model = Ensemble([copy.deepcopy(model) for _ in range(parts)], vote, link)
-    try:
-        packed = Layout.of(model).pack(arrays)
-    except PayloadError as error:
-        raise PayloadError(error.code, f"{path}: {error}; name the file of a sound model") from error
-    resident = ResidentModel(model)
-    resident.load(packed)
-    return resident.module.eval()

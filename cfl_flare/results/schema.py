@@ -10,6 +10,8 @@ from typing import Any
 from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.text import plain, shown
+from cfl_flare.results.convergence import IMPROVING
+from cfl_flare.results.floor import HELD, MOVED, POSSIBLE, SMALL
 
 Fits = Callable[[Any], bool]
 
@@ -81,6 +83,15 @@ def record(**fields: Fits) -> Fits:
     return lambda value: isinstance(value, dict) and all(k in value and fits(value[k]) for k, fits in fields.items())
 
 
+def clusters_found(value: Any) -> bool:
+    """A number of clusters, with what it was chosen by."""
+    of_k = record(gap=number, deviations=number)
+    if not record(k=whole, by_k=named(of_k))(value) or str(value["k"]) not in value["by_k"]:
+        return False
+    draws, stability = value.get("draws", {}), [of.get("stability", 0.0) for of in value["by_k"].values()]
+    return each(number)(stability) and named(whole)(draws) and all(len(k) < 10 and k.isdecimal() for k in draws)
+
+
 SUMMARY: dict[str, Fits] = {
     "method": settings,
     "label": text,
@@ -97,7 +108,10 @@ STARTED: dict[str, Fits] = {"label": text, "rounds": whole, "metrics": each(metr
 THROUGH_FLARE: dict[str, Fits] = {"sites_left_out": named(text)}
 ROUND: dict[str, Fits] = {"round": whole, "cluster_sizes": each(whole)}
 # What a summary need not have.
-ADDED: dict[str, Fits] = {"metric": metric, "intervals": named(ends)}
+ADDED: dict[str, Fits] = {
+    **{"metric": metric, "intervals": named(ends), "majority": number, "positive": text},
+    **{POSSIBLE: whole, SMALL: each(whole), NUMBER: clusters_found, IMPROVING: text},
+}
 # What a round's record need not have.
 MEASURED: dict[str, Fits] = {
     **dict.fromkeys(("served_", "clusters_in_use"), number),
@@ -108,9 +122,12 @@ MEASURED: dict[str, Fits] = {
     "worst_participants": named(named(number)),
     "trained": each(text),
     "failed": named(text),
+    MOVED: named(whole),
+    HELD: each(text),
+    SMALL: each(whole),
     "clusterability": each(maybe(number)),
     **dict.fromkeys(("dispersion", "looseness"), maybe(named(maybe(number)))),
-    NUMBER: record(k=whole, by_k=named(record(gap=number, deviations=number))),
+    NUMBER: clusters_found,
 }
 ASSIGNMENT: dict[str, Fits] = {"round": whole, "participant": text, "cluster": maybe(whole)}
 NEWCOMERS: dict[str, Fits] = {"served_": maybe(number)}

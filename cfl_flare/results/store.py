@@ -3,8 +3,9 @@
 """What outlives a job: the server's checkpoints and the participants' memories.
 
 FLARE's server moves a job's directory to its job store when the job ends, and the simulator wipes its workspace at each
-start. Both are therefore kept in a folder of their own, ``<root>/<run name>/<site>/``. Each version is a safetensors
-file and a JSON file with its checksum, which is written last; a version without both does not count.
+start. Both are therefore kept in a folder of their own, ``<root>/<run name>/<site>/``, which no other user may enter.
+Each version is a safetensors file and a JSON file with its checksum, which is written last; a version without both does
+not count.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.core.errors import CFLError, FileError, PayloadError
-from cfl_flare.core.files import atomic_write, make_folder, open_regular, read_json, writing
+from cfl_flare.core.files import atomic_write, make_folder, open_regular, private_file, read_json, writing
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.methods import ServerState
@@ -54,9 +56,9 @@ class Store:
         Raises:
             StoreError: another run of the same name holds the lock.
         """
-        make_folder(self.folder)
+        make_folder(self.folder, private=True)
         with writing(self.folder / "lock"):
-            self._lock = (self.folder / "lock").open("w")
+            self._lock = os.fdopen(private_file(self.folder / "lock", os.O_WRONLY | os.O_CREAT), "w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -97,7 +99,7 @@ class Store:
         Raises:
             FileError: it cannot be written; the versions before it are left.
         """
-        make_folder(self.folder)
+        make_folder(self.folder, private=True)
         arrays = {f"{name}|{key}": a for name, p in models.items() for key, a in p.arrays().items()}
         arrays |= {f"{NOT_MODELS}|{key}": array for key, array in (others or {}).items()}
         path = self._path(number)

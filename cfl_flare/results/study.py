@@ -79,7 +79,8 @@ def load_study(folder: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{folder} holds no study: there is no {STUDY}")
     try:
         content = checked(read_json(path), str(path), {"version": version})
-        return checked(content, str(path), FIELDS)
+        content = checked(content, str(path), FIELDS, {"words": sentence})
+        return {"words": f"{content['found']} clusters found", **content}  # version 0.2 has no words
     except FileError as error:
         raise ConfigError(f"{error}; start the study again in a new folder") from error
 

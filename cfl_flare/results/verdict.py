@@ -4,7 +4,7 @@
 
 Candidates are chosen by validation samples. Test samples only tell how good what was chosen is, and a clustered
 candidate is recommended only if it is clearly better than the best other one there. So choosing among many candidates
-makes no test figure too good.
+makes no test figure too good. Where too few samples decide, or the measure says nothing, the study cannot tell.
 """
 
 from __future__ import annotations
@@ -15,25 +15,29 @@ from typing import Any
 
 from cfl_flare.core.text import plain
 from cfl_flare.results.comparison import (
-    ALPHA,
     CHANCE,
     GAINS,
     LOSES,
+    MARGIN,
     UNKNOWN,
     Difference,
     Gain,
     Measured,
     difference,
     gains,
-    holm,
+    majority,
     mean_of,
     shared_by_all,
+    usual_margin,
 )
+from cfl_flare.results.key_metric import ACCURACY, Metric
 
 # With fewer hospitals, an interval over them says little of others.
 FEW_HOSPITALS = 10
-# So many names are listed in a sentence.
+# A sentence lists this many names.
 MOST_NAMES = 6
+# A margin that is given is remarked on from this part of one model's loss on.
+WIDE = 0.1
 
 
 @dataclass(frozen=True)
@@ -61,18 +65,45 @@ class Compared:
         one: the first's name.
         other: the second's.
         found: by how much the first is better.
-        p: corrected for the number of comparisons of the verdict.
     """
 
     one: str
     other: str
     found: Difference
-    p: float
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a comparison rests on.
+
+    Attributes:
+        hospitals: those where the metric is defined.
+        of: all that take part.
+        samples: that were measured there.
+        rarer: those that are not of the most frequent class; None where classes are not known, or there are none.
+    """
+
+    hospitals: int
+    of: int
+    samples: int
+    rarer: int | None
+
+    @classmethod
+    def of_measured(cls, measured: Measured, everyone: int | None) -> Basis:
+        """That of one candidate, of so many hospitals."""
+        totals = [sum(counts) for counts in zip(*(own.classes for own in measured.values()))]
+        samples = sum(own.tested for own in measured.values())
+        return cls(len(measured), everyone or len(measured), samples, sum(totals) - max(totals) if totals else None)
 
     @property
-    def clear(self) -> bool:
-        """Whether the first is clearly better."""
-        return self.p < ALPHA and self.found.gain > 0
+    def deciding(self) -> int:
+        """The samples that count: those of the rarer class, where that is known."""
+        return self.samples if self.rarer is None else self.rarer
+
+    def text(self, split: str) -> str:
+        """``9 of 12 hospitals with 120 test samples, 31 of them not of the most frequent class``."""
+        among = "" if self.rarer is None else f", {self.rarer} of them not of the most frequent class"
+        return f"{self.hospitals} of {self.of} hospitals with {self.samples} {split} samples{among}"
 
 
 @dataclass(frozen=True)
@@ -103,6 +134,10 @@ class Verdict:
         mode: which end of it is best.
         cluster: whether to cluster.
         chosen: what to train.
+        unsure: why the study cannot tell whether to cluster; empty where it can.
+        basis: on what it rests, ``validation`` and ``test``.
+        margin: the difference that matters to one hospital.
+        majority: the accuracy of naming the most frequent class everywhere; None where it is not known.
         best_clustered: the best candidate with clusters; None if all were dropped.
         best_other: the best one without.
         rounds: after which the candidates were compared.
@@ -121,6 +156,10 @@ class Verdict:
     tested: Mapping[str, float]
     compared: tuple[Compared, ...]
     hospitals: tuple[Hospital, ...] = ()
+    unsure: str = ""
+    basis: Mapping[str, Basis] = field(default_factory=dict)
+    margin: float = MARGIN
+    majority: float | None = None
     one_model: str = field(default="fedavg", repr=False)
     alone: str = field(default="local", repr=False)
 
@@ -131,6 +170,11 @@ class Verdict:
     def sentences(self) -> list[str]:
         """What to do, and how sure that is."""
         said = [self._advice()]
+        if self.basis:
+            rest = [self.basis[split].text(split) for split in ("validation", "test")]
+            said.append(f"Chosen by {rest[0]}; judged by {rest[1]}.")
+        if self.majority is not None and is_accuracy(self.metric):
+            said.append(f"Naming the most frequent class everywhere has accuracy {_figure(self.majority)}.")
         for name, words in ((self.one_model, "one model for all"), (self.alone, "each hospital alone")):
             found = self._pair(self.chosen.name, name)
             if found is not None:
@@ -139,30 +183,40 @@ class Verdict:
         measured = max((one.found.hospitals for one in self.compared), default=0)
         if 0 < measured < FEW_HOSPITALS:
             said.append(f"With {measured} hospitals, the intervals say little of other hospitals.")
+        level = abs(self.tested[self.one_model])
+        if self.mode == "min" and self.margin > WIDE * level:
+            share = f"{self.margin / level:.0%} of" if level else "above"
+            said.append(
+                f"The margin {self.margin:g} is {share} one model's {plain(self.metric, 60)}, {_figure(level)}: "
+                "hospitals within chance may differ by that much. Leave --margin out for a twentieth of it."
+            )
         return said
 
     def _advice(self) -> str:
-        if self.cluster:
-            return f"Cluster into {self.chosen.clusters}: train {self.chosen.title}."
         alone = self.chosen.name == self.alone
-        advice = f"Do not cluster: {'let each hospital train alone' if alone else 'train ' + self.chosen.title}."
+        way = "let each hospital train alone" if alone else f"train {self.chosen.title}"
+        if self.unsure:
+            return f"Cannot tell whether to cluster: {self.unsure}. Until then, {way}."
+        if self.cluster:
+            return f"Cluster into {self.chosen.clusters}: {way}."
+        advice = f"Do not cluster: {way}."
         if self.best_clustered is None:
             return f"{advice} All candidates with clusters were clearly worse on validation samples."
         found = self._pair(self.best_clustered.name, self.best_other.name)
         assert found is not None
-        worse = "clearly worse" if found.p < ALPHA else "no clear gain over it"
+        worse = "clearly worse" if found.found.clear else "no clear gain over it"
         return f"{advice} {self.best_clustered.title} is {worse}: {self._numbers(found)}."
 
     def _pair(self, one: str, other: str) -> Compared | None:
         return next((c for c in self.compared if (c.one, c.other) == (one, other)), None)
 
     def _numbers(self, pair: Compared) -> str:
-        """``accuracy 0.84 against 0.79 (+0.05, 95 % interval +0.03 to +0.07)``."""
+        """``accuracy 0.84 against 0.79 (+0.05, 95 % interval +0.03 to +0.07, clear)``."""
         found = pair.found
         sign = 1 if self.mode == "max" else -1
         low, high = sorted((sign * found.low, sign * found.high))
         by = f"{_signed(sign * found.gain)}, 95 % interval {_signed(low)} to {_signed(high)}"
-        clear = "clear" if pair.p < ALPHA else "within chance"
+        clear = "clear" if found.clear else "within chance"
         return f"{plain(self.metric, 60)} {_figure(found.one)} against {_figure(found.other)} ({by}, {clear})"
 
     def _who(self, reference: str) -> list[str]:
@@ -183,7 +237,7 @@ class Verdict:
         if by[UNKNOWN]:
             needed = sorted(n for name in by[UNKNOWN] if (n := found[name].needed) is not None)
             samples = f"{needed[0]} to {needed[-1]}" if needed and needed[0] < needed[-1] else f"{(needed or [0])[0]}"
-            way = f" (they need about {samples} test samples each)" if needed else ""
+            way = f" (about {samples} test samples each would do)" if needed else ""
             parts.append(f"{len(by[UNKNOWN])} cannot tell{way}")
         return ["; ".join(parts) + "."]
 
@@ -195,10 +249,12 @@ def decide(
     rounds: int,
     metric: str,
     mode: str = "max",
-    margin: float = 0.05,
+    margin: float | None = None,
     seed: int = 0,
     one_model: str = "fedavg",
     alone: str = "local",
+    fewest: int = 0,
+    everyone: int | None = None,
 ) -> Verdict:
     """Chooses by validation samples, and judges by test samples.
 
@@ -209,51 +265,113 @@ def decide(
         rounds: after which they were measured.
         metric: what was measured.
         mode: which end of it is best.
-        margin: the difference that matters to one hospital.
+        margin: the difference that matters to one hospital; None for the usual one.
         seed: of the draws of hospitals.
         one_model: the name of one model for all.
         alone: the name of each hospital alone.
+        fewest: samples of the rarer class that each split needs, or of any kind where there are no classes.
+        everyone: how many hospitals take part; None for those that measured.
     """
     without = [one for one in entrants if not one.clusters]
-    clustered = preferred([one for one in entrants if one.clusters], validated, mode, seed)
-    other = preferred(without, validated, mode, seed)
+    clustered = preferred([one for one in entrants if one.clusters], validated, mode, seed, alone)
+    other = preferred(without, validated, mode, seed, alone)
     assert other is not None
+    splits = {"validation": validated[one_model], "test": tested[one_model]}
+    basis = {split: Basis.of_measured(measured, everyone) for split, measured in splits.items()}
+    best = [tested[one.name] for one in (clustered, other) if one is not None]
+    unsure = _too_few(basis, fewest) or _no_better_than_naming(best, metric, seed)
+    if unsure:
+        other = preferred([one for one in without if one.name != alone], validated, mode, seed, alone) or other
     pairs = [] if clustered is None else [(clustered.name, one.name) for one in without]
     pairs += [(other.name, name) for name in (one_model, alone) if name != other.name]
-    found = [difference(tested[one], tested[its], mode, seed) for one, its in pairs]
-    corrected = holm([one.p for one in found])
-    compared = tuple(Compared(*pair, one, p) for pair, one, p in zip(pairs, found, corrected))
-    cluster = clustered is not None and any(
-        c.clear for c in compared if (c.one, c.other) == (clustered.name, other.name)
-    )
-    chosen = clustered if cluster and clustered is not None else other
-    own = tested[chosen.name]
+    compared = tuple(Compared(one, its, difference(tested[one], tested[its], mode, seed)) for one, its in pairs)
+    chosen = other
+    if clustered is not None and not unsure:
+        better = any(c.found.low > 0 for c in compared if (c.one, c.other) == (clustered.name, other.name))
+        chosen = clustered if better else other
+    own, means = tested[chosen.name], {name: mean_of(measured) for name, measured in tested.items()}
+    margin = margin or usual_margin(metric, means[one_model])
     to_one, to_alone = (
         {} if chosen.name == name else gains(own, tested[name], mode, margin) for name in (one_model, alone)
     )
     hospitals = [Hospital(n, one.tested, one.value, to_one.get(n), to_alone.get(n)) for n, one in own.items()]
-    means = {name: mean_of(measured) for name, measured in tested.items()}
     return Verdict(
-        metric, mode, cluster, chosen, clustered, other, rounds, means, compared, tuple(hospitals), one_model, alone
+        metric=metric,
+        mode=mode,
+        cluster=bool(chosen.clusters),
+        chosen=chosen,
+        best_clustered=clustered,
+        best_other=other,
+        rounds=rounds,
+        tested=means,
+        compared=compared,
+        hospitals=tuple(hospitals),
+        unsure=unsure,
+        basis=basis,
+        margin=margin,
+        majority=None if (naming := majority(tested[one_model])) is None else mean_of(naming),
+        one_model=one_model,
+        alone=alone,
+    )
+
+
+def _too_few(basis: Mapping[str, Basis], fewest: int) -> str:
+    """Why the samples cannot decide; empty if they can."""
+    for split, rests in basis.items():
+        if rests.deciding < fewest:
+            kind = "" if rests.rarer is None else " that are not of the most frequent class"
+            return f"{rests.deciding} {split} samples{kind} are too few, {fewest} are needed (--fewest-events)"
+    return ""
+
+
+def _no_better_than_naming(best: Sequence[Measured], metric: str, seed: int) -> str:
+    """Why an accuracy says nothing: whoever names the most frequent class everywhere has it, too; empty if not so.
+
+    Args:
+        best: what the best candidates measured.
+        metric: what it is.
+        seed: of the draws of hospitals.
+    """
+    if not is_accuracy(metric):
+        return ""
+    namings = [(measured, majority(measured)) for measured in best]
+    found = [difference(measured, naming, seed=seed) for measured, naming in namings if naming is not None]
+    if not found or any(one.low > 0 for one in found):
+        return ""
+    top = max(found, key=lambda one: one.gain)
+    return (
+        f"accuracy {_figure(top.one)} is no better than naming the most frequent class everywhere, "
+        f"{_figure(top.other)} ({_signed(top.gain)}, 95 % interval {_signed(top.low)} to {_signed(top.high)}); "
+        "judge by another key_metric, such as loss or auroc"
     )
 
 
 def preferred(
-    entrants: Sequence[Entrant], validated: Mapping[str, Measured], mode: str = "max", seed: int = 0
+    entrants: Sequence[Entrant],
+    validated: Mapping[str, Measured],
+    mode: str = "max",
+    seed: int = 0,
+    alone: str = "local",
 ) -> Entrant | None:
-    """The simplest of those that are not clearly worse than the best one on validation samples; None of none.
+    """The simplest of those that are not clearly worse than the best one on validation samples; None without any.
 
     The rule of one standard error (Breiman et al. 1984, sec. 3.4.3) with the interval of the difference in place of the
-    error. Fewer clusters are simpler, then no private layers; of those that are as simple, the best.
+    error. Fewer models are simpler: one for all, then few clusters, without private layers first, and last one for each
+    hospital. One model with private layers is still one: with them or without, the better one is taken.
     """
     sign, known = (1 if mode == "max" else -1), shared_by_all({one.name: validated[one.name] for one in entrants})
     means = {name: sign * mean_of(measured) for name, measured in known.items()}
-    ranked = sorted(entrants, key=lambda one: -means[one.name])
+    ranked = sorted(entrants, key=lambda one: (-means[one.name], one.private))
     alike = ranked[:1]
     alike += [
         one for one in ranked[1:] if difference(validated[ranked[0].name], validated[one.name], mode, seed).low <= 0
     ]
-    return min(alike, key=lambda one: (one.clusters, one.private), default=None)
+    return min(alike, key=lambda one: (one.name == alone, one.clusters, one.clusters and one.private), default=None)
+
+
+def is_accuracy(metric: str) -> bool:
+    """Whether candidates are compared by accuracy."""
+    return Metric(metric).of_participants.name == ACCURACY
 
 
 def _figure(value: float) -> str:

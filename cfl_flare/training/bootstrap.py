@@ -10,9 +10,12 @@ samples are predicted right.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
@@ -20,10 +23,19 @@ from torch import Tensor
 
 from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.seeds import derive, stream
+from cfl_flare.training.draws import counted
 from cfl_flare.training.tasks import LearningTask
 
 # So many values `Replicates.draw` may have: few enough that it tells nothing of a split that cannot be guessed.
 DRAWS = 2**16
+
+# Samples times draws that are counted at a time: some 500 MB at most, however large a test split is.
+ENTRIES = 2**22
+
+# Whoever measures draws says after this many seconds how far it is.
+SECONDS = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,14 +104,34 @@ def replicates(
     Raises:
         AbortedError: the job was aborted.
     """
-    names = list(names)
-    found: dict[str, list[float | None]] = {name: [] for name in names}
-    for one in rows:
-        if should_stop():
-            raise AbortedError("aborted while a test split was drawn anew")
-        chosen = torch.from_numpy(one).to(outputs.device)
-        measured = task.measured(outputs[chosen], targets[chosen], names)
-        for name, values in found.items():
-            value = measured.get(name)
-            values.append(value if value is not None and math.isfinite(value) else None)
-    return {name: tuple(values) for name, values in found.items()}
+    ways = {name: counted(task, name, outputs, targets) for name in names}
+    one_by_one = [name for name, way in ways.items() if way is None]
+    values: dict[str, list[float | None]] = {name: [] for name in ways}
+    samples, left = len(targets), iter(rows)
+    said, done = time.monotonic(), 0
+    while chunk := list(islice(left, max(1, ENTRIES // max(1, samples)))):
+        for number, drawn in enumerate(chunk if one_by_one else chunk[:1], done):
+            if time.monotonic() - said > SECONDS:
+                said = time.monotonic()
+                logger.info("%d draws of a test split are measured", number)
+            if should_stop():
+                raise AbortedError("aborted while a test split was drawn anew")
+            chosen = torch.from_numpy(drawn).to(outputs.device)
+            for name, value in _measured(task, outputs[chosen], targets[chosen], one_by_one).items():
+                values[name].append(value if value is not None and math.isfinite(value) else None)
+        done += len(chunk)
+        places = np.stack(chunk, axis=1) * len(chunk) + np.arange(len(chunk))
+        tally = np.bincount(places.ravel(), minlength=samples * len(chunk)).reshape(samples, len(chunk))
+        counts = torch.from_numpy(tally).to(outputs.device).double()
+        for name, way in ways.items():
+            if way is not None:
+                values[name] += [value if math.isfinite(value) else None for value in way(counts).tolist()]
+    return {name: tuple(own) for name, own in values.items()}
+
+
+def _measured(task: LearningTask, outputs: Tensor, targets: Tensor, names: list[str]) -> dict[str, float | None]:
+    """These measures of one draw; of a task that measures in its own way, those among all of them."""
+    if type(task).measured is LearningTask.measured:
+        return {name: task.measure(name, outputs, targets) for name in names}
+    measured = task.measured(outputs, targets, names)
+    return {name: measured.get(name) for name in names}

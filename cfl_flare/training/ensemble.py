@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -83,16 +84,25 @@ class Served:
         vote: how an ensemble combines them; see `combined`.
         parts: for each, the part of the participant (see `Learner.part`) whose private layers it predicts with; empty
             where all have the participant's own.
+        untrained: arrays, by their names in a model, that are as the run began with them: each participant has trained
+            its own, without which this does not predict.
     """
 
     models: tuple[Params, ...]
     vote: str = "logits"
     parts: tuple[str, ...] = field(default=(), compare=False)
+    untrained: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
     def of(cls, model: Params | Served) -> Served:
         """Wraps a single model."""
         return model if isinstance(model, Served) else cls((model,))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name: of one model, or as in the `state_dict` of an `Ensemble`."""
+        if len(self.models) == 1:
+            return self.models[0].arrays()
+        return {f"parts.{i}.{key}": a for i, part in enumerate(self.models) for key, a in part.arrays().items()}
 
     @property
     def of_parts(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Histograms of a participant's test scores, by which the server knows an AUROC over all participants' samples."""
+"""Counts of a participant's test scores and decisions: an AUROC and a macro-F1 over all participants' samples."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout
+from cfl_flare.training.ensemble import predicted
 from cfl_flare.training.measures import one_against_the_rest
 from cfl_flare.training.settings import TrainSettings
 
@@ -82,21 +83,25 @@ def probabilities(shape: tuple[int, int, int], link: str) -> np.ndarray:
     return found
 
 
-def score_counts(outputs: Tensor, targets: Tensor, link: str, bins: int) -> np.ndarray | None:
+def score_counts(outputs: Tensor, targets: Tensor, link: str, bins: int, threshold: float = 0.5) -> np.ndarray | None:
     """Counts samples by bins of their scores, for each class those without it and those with it.
+
+    The last number of each row is how many of these samples are predicted to have the class: wrongly, and rightly.
 
     >>> outputs, targets = torch.tensor([[-9.0], [9.0], [0.1]]), torch.tensor([0, 1, 0])
     >>> score_counts(outputs, targets, "sigmoid", 10).tolist()
-    [[[0, 1, 0, 0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0]]]
+    [[[0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1]]]
 
     Args:
         outputs: of a model, ``(n, classes)``.
         targets: ``(n,)`` class numbers, or ``(n, classes)`` of 0 and 1.
         link: see `log_odds`.
         bins: how many, from the lowest score to the highest.
+        threshold: of a sigmoid, the probability from which on a sample is predicted to have a class. Of a softmax, it
+            is predicted to have the most probable one.
 
     Returns:
-        ``(classes, 2, bins)`` int32; None if a score is no number.
+        ``(classes, 2, bins + 1)`` int32; None if a score is no number.
     """
     odds, labels = one_against_the_rest(log_odds(outputs, link), targets.cpu())
     if bool(odds.isnan().any()):
@@ -105,4 +110,9 @@ def score_counts(outputs: Tensor, targets: Tensor, link: str, bins: int) -> np.n
     places = (share * bins).floor().clamp(0, bins - 1).long()
     rows = 2 * torch.arange(odds.shape[1]) + labels.long()
     counts = torch.bincount((rows * bins + places).flatten(), minlength=odds.shape[1] * 2 * bins)
-    return counts.view(-1, 2, bins).numpy().astype(np.int32)
+    if link == "sigmoid":
+        decided = (predicted(outputs, link) >= threshold).long().cpu()
+    else:
+        decided = torch.nn.functional.one_hot(outputs.argmax(dim=1), outputs.shape[1]).cpu()
+    said = torch.stack((decided * (1 - labels), decided * labels), dim=2).sum(dim=0)
+    return torch.cat((counts.view(-1, 2, bins), said[..., None]), dim=2).numpy().astype(np.int32)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -41,6 +41,7 @@ class Learner:
         test: its test split.
         memory: what it remembers between rounds; changed in place.
         round_number: counted from 0.
+        stream: names its random streams; empty for its name.
 
     Attributes:
         samples: number of training samples, n_i.
@@ -58,8 +59,10 @@ class Learner:
         test: Split,
         memory: MutableMapping[str, Params],
         round_number: int = 0,
+        stream: str = "",
     ):
         self._runtime, self._train, self._test = runtime, train, test
+        self._drawer = stream or participant
         self.participant, self.memory, self.round = participant, memory, round_number
         self.samples, self.tests = len(train), len(test)
         self.trained: Params | Served | None = None
@@ -278,31 +281,31 @@ class Learner:
 
     def score_counts(self, outputs: Tensor) -> np.ndarray | None:
         """The histograms of the same outputs' scores; see `cfl_flare.training.histograms.score_counts`."""
-        runtime = self._runtime
-        return score_counts(outputs, self._test.y, runtime.task.link, runtime.settings.score_bins)
+        task, bins = self._runtime.task, self._runtime.settings.score_bins
+        return score_counts(outputs, self._test.y, task.link, bins, getattr(task, "threshold", 0.5))
 
     def evaluate(self, model: Params | Served) -> dict[str, float]:
         """What the run's task measures of a model, or of an ensemble, on the participant's own test split."""
         return self.measured(self.tested(model)) if self.tests else {}
 
-    def resampled(self, outputs: Tensor, found: Mapping[str, float], times: int) -> Replicates | None:
+    def resampled(self, outputs: Tensor, names: Iterable[str], times: int) -> Replicates | None:
         """What is measured by the same outputs when the test split is drawn anew so many times; None for no times.
 
         Args:
             outputs: see `tested`.
-            found: what is measured on the split itself.
+            names: of the measures.
             times: how often.
         """
         if not times:
             return None
         runtime, test = self._runtime, self._test
-        whose = (runtime.seed, self.participant, key_of(test.x, test.y))
+        whose = (runtime.seed, self._drawer, key_of(test.x, test.y))
         rows = drawn_rows(*whose, len(test), times)
-        values = replicates(runtime.task, outputs, test.y, found, rows, runtime.should_stop)
+        values = replicates(runtime.task, outputs, test.y, names, rows, runtime.should_stop)
         return Replicates(draw_of(*whose), values)
 
     def _stream(self, purpose: str) -> np.random.Generator:
-        return stream(self._runtime.seed, self.participant, self.round, self._part + purpose)
+        return stream(self._runtime.seed, self._drawer, self.round, self._part + purpose)
 
     def _load(self, start: Params) -> None:
         self._runtime.resident.load(start)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures of a participant's predictions on its test split.
 
-Those of every round are computed here; the others, on request, by torchmetrics, which takes seconds to import. A
-measure that is not defined on a split is None, and never 0 or NaN.
+They need torch alone, as each site of a job pays for what it imports: torchmetrics took seconds, scikit-learn is what
+tests compare them with. A measure that is not defined on a split is None, and never 0 or NaN.
 """
 
 from __future__ import annotations
@@ -59,13 +59,6 @@ def mean_of(values: Tensor, defined: Tensor) -> float | None:
     return float(values[defined].double().mean()) if bool(defined.any()) else None
 
 
-def _torchmetrics() -> Any:
-    """The functions of torchmetrics for classification."""
-    import torchmetrics.functional.classification as functions
-
-    return functions
-
-
 def one_against_the_rest(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Scores and labels 0 and 1 by class, ``(n, classes)`` each, whatever the task.
 
@@ -80,22 +73,52 @@ def one_against_the_rest(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
     return scores, torch.nn.functional.one_hot(targets, scores.shape[1])
 
 
-def _by_class(name: str, both: bool) -> Measure:
+def by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """How many samples without a class, and how many with it, have each distinct score; float64, the lowest first.
+
+    Args:
+        scores: ``(n,)``.
+        labels: ``(n,)`` of 0 and 1.
+    """
+    values, places = scores.unique(return_inverse=True)
+    every, having = (torch.bincount(p, minlength=len(values)).double() for p in (places, places[labels > 0]))
+    return every - having, having
+
+
+def area_under_roc(without: Tensor, having: Tensor) -> Tensor:
+    """The share of pairs of a sample with the class and one without it in which the former scores higher; ties half.
+
+    Args:
+        without: of each distinct score, how many have it and not the class; see `by_score`. ``(scores, ...)``.
+        having: how many have it and the class.
+    """
+    return (having * (without.cumsum(0) - without / 2)).sum(0) / (without.sum(0) * having.sum(0))
+
+
+def average_precision(without: Tensor, having: Tensor) -> Tensor:
+    """The precision at each distinct score, the mean over the samples with the class (scikit-learn's definition).
+
+    The arguments are those of `area_under_roc`.
+    """
+    without, having = without.flip(0), having.flip(0)
+    hits, named = having.cumsum(0), (having + without).cumsum(0)
+    return (having * hits / named.clamp(min=1)).sum(0) / having.sum(0)
+
+
+def _by_class(function: Callable[[Tensor, Tensor], Tensor], both: bool) -> Measure:
     """The mean over the classes of a measure of binary labels that takes scores.
 
     Args:
-        name: torchmetrics's function for one class.
+        function: of the counts of one class, as `by_score` has them.
         both: it needs samples of the class and others; else of the class alone.
     """
 
     def measure(scores: Tensor, targets: Tensor, task: Any) -> float | None:
         scores, labels = one_against_the_rest(scores, targets)
         there = labels.sum(dim=0)
-        defined = (there > 0) & (there < len(labels)) if both else there > 0
-        function = getattr(_torchmetrics(), name)
-        found = [function(scores[:, c], labels[:, c]) if ok else torch.tensor(0.0) for c, ok in enumerate(defined)]
-        # torchmetrics adds up in float32: a perfect one can come out above 1, which a server refuses.
-        return mean_of(torch.stack(found).clamp(0, 1), defined)
+        defined = ((there > 0) & (there < len(labels)) if both else there > 0) & ~scores.isnan().any(dim=0)
+        values = [function(*by_score(scores[:, c], labels[:, c])) for c in range(len(there)) if defined[c]]
+        return float(torch.stack(values).mean()) if values else None
 
     return measure
 
@@ -103,10 +126,18 @@ def _by_class(name: str, both: bool) -> Measure:
 def _counts(scores: Tensor, targets: Tensor, task: Any) -> Tensor:
     """True positives, false positives, true negatives, false negatives of each finding, ``(findings, 4)``."""
     scores, labels = one_against_the_rest(scores, targets)
-    # torchmetrics takes what is above a threshold, and here that value is in.
-    found = (scores >= task.threshold).int()
-    count = _torchmetrics().binary_stat_scores
-    return torch.stack([count(found[:, c], labels[:, c])[:4] for c in range(labels.shape[1])])
+    said, there = scores >= task.threshold, labels > 0
+    return torch.stack([(said & there), (said & ~there), (~said & ~there), (~said & there)]).sum(dim=1).T
+
+
+def of_labels(targets: Tensor, predictions: Tensor, classes: int) -> Tensor:
+    """True positives, false positives, false negatives of each class, ``(classes, 3)`` float64."""
+    targets, predictions = targets.flatten(), predictions.flatten()
+    hit, said, there = (
+        torch.bincount(labels, minlength=classes)[:classes].double()
+        for labels in (targets[targets == predictions], predictions, targets)
+    )
+    return torch.stack([hit, said - hit, there - hit], dim=1)
 
 
 def sensitivity(scores: Tensor, targets: Tensor, task: Any) -> float | None:
@@ -151,7 +182,8 @@ def balanced_accuracy(scores: Tensor, targets: Tensor, task: Any) -> float | Non
     there = torch.bincount(targets, minlength=classes) > 0
     if int(there.sum()) < 2:
         return None
-    return mean_of(_torchmetrics().multiclass_recall(scores, targets, classes, average=None), there)
+    hit, _, missed = of_labels(targets, scores.argmax(1), classes).T
+    return mean_of(hit / (hit + missed), there)
 
 
 def brier(scores: Tensor, targets: Tensor, task: Any) -> float:
@@ -163,36 +195,53 @@ def brier(scores: Tensor, targets: Tensor, task: Any) -> float:
 
 def calibration_error(scores: Tensor, targets: Tensor, task: Any) -> float:
     """Expected calibration error of the most probable class, or of a finding's probability, in 15 bins."""
-    functions = _torchmetrics()
+    return float(torch.stack([_error_of(sure, right) for sure, right in certainties(scores, targets)]).mean())
+
+
+def certainties(scores: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Probabilities, and whether they are right: of the most probable class, or of each finding; ``(n,)`` each."""
     if targets.dim() == 1 and scores.shape[1] > 1:
-        return float(functions.multiclass_calibration_error(scores, targets, scores.shape[1], n_bins=BINS))
+        sure, said = scores.max(dim=1)
+        return [(sure, said == targets)]
     scores, labels = one_against_the_rest(scores, targets)
-    found = [
-        functions.binary_calibration_error(scores[:, c], labels[:, c], n_bins=BINS) for c in range(labels.shape[1])
-    ]
-    return float(torch.stack(found).double().mean())
+    return [(scores[:, c], labels[:, c]) for c in range(labels.shape[1])]
 
 
-def _regression(name: str, fewest: int = 1, **settings: Any) -> Measure:
-    """A measure of numbers, by torchmetrics's function, where there are so many different labels."""
+def in_bins(sure: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """The bin of each probability, and how far it is from being right; a probability of 1 has a bin of its own."""
+    ends = torch.linspace(0, 1, BINS + 1, device=sure.device)
+    return torch.bucketize(sure.contiguous(), ends, right=True) - 1, sure.double() - right.double()
 
-    def measure(scores: Tensor, targets: Tensor, task: Any) -> float | None:
-        import torchmetrics.functional.regression as functions
 
-        if len(torch.unique(targets)) < fewest:
-            return None
-        return float(getattr(functions, name)(scores[:, 0].double(), targets.double(), **settings))
+def _error_of(sure: Tensor, right: Tensor) -> Tensor:
+    """The mean over samples of the distance between a bin's mean probability and its share of right ones."""
+    bins, values = in_bins(sure, right)
+    apart = torch.zeros(BINS + 1, dtype=torch.float64, device=sure.device).index_add_(0, bins, values)
+    return apart.abs().sum() / len(sure)
 
-    return measure
+
+def mae(scores: Tensor, targets: Tensor, task: Any) -> float:
+    """The mean absolute error."""
+    return float((scores[:, 0].double() - targets).abs().mean())
+
+
+def rmse(scores: Tensor, targets: Tensor, task: Any) -> float:
+    """The square root of the mean squared error."""
+    return float((scores[:, 0].double() - targets).square().mean().sqrt())
+
+
+def r2(scores: Tensor, targets: Tensor, task: Any) -> float | None:
+    """The share of the labels' variance that is explained; not defined where all labels are the same."""
+    around = (targets.double() - targets.double().mean()).square().sum()
+    left = (scores[:, 0].double() - targets).square().sum()
+    return float(1 - left / around) if len(torch.unique(targets)) > 1 else None
 
 
 def _of_masks(score: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Measure:
     """The mean over the classes but the background that occur among labels or predictions, over all pixels."""
 
     def measure(scores: Tensor, targets: Tensor, task: Any) -> float | None:
-        classes = scores.shape[1]
-        counts = _torchmetrics().multiclass_stat_scores(scores.argmax(1), targets, classes, average=None)[1:]
-        hit, false, _, missed = counts[:, :4].T.double()
+        hit, false, missed = of_labels(targets, scores.argmax(1), scores.shape[1])[1:].T
         return mean_of(score(hit, false, missed), hit + false + missed > 0)
 
     return measure
@@ -203,9 +252,7 @@ def accuracy_of_pixels(scores: Tensor, targets: Tensor, task: Any) -> float:
     return float((scores.argmax(1) == targets).double().mean())
 
 
-auroc, auprc = _by_class("binary_auroc", both=True), _by_class("binary_average_precision", both=False)
-mae, rmse = _regression("mean_absolute_error"), _regression("mean_squared_error", squared=False)
-r2 = _regression("r2_score", fewest=2)
+auroc, auprc = _by_class(area_under_roc, both=True), _by_class(average_precision, both=False)
 dice = _of_masks(lambda hit, false, missed: 2 * hit / (2 * hit + false + missed))
 iou = _of_masks(lambda hit, false, missed: hit / (hit + false + missed))
 

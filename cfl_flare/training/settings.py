@@ -84,7 +84,7 @@ class TrainSettings:
     measures: tuple[str, ...] = setting((), help="what is measured beside the task's usual: auroc, ece, ...")
     score_bins: int = setting(
         0,
-        help="participants send histograms of test scores of so many bins, such as 200, for pooled_auroc; 0: none",
+        help="histograms of test scores of so many bins, such as 200, for pooled_auroc and pooled_macro_f1; 0: none",
         bounds=SCORE_BINS,
     )
     bootstrap: int = setting(

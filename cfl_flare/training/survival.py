@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -63,13 +65,26 @@ def concordance(risk: Tensor, time: Tensor, event: Tensor) -> float | None:
     Returns:
         The share; None where there is no such pair.
     """
-    right, pairs = 0.0, 0
-    happened = event > 0
+    value = float(concordances(risk, time, event, torch.ones(len(time), 1, device=time.device)))
+    return None if math.isnan(value) else value
+
+
+def concordances(risk: Tensor, time: Tensor, event: Tensor, counts: Tensor) -> Tensor:
+    """`concordance` of draws of the samples: ``(draws,)`` float64, NaN where there is no such pair.
+
+    Args:
+        risk: see `concordance`.
+        time: see `concordance`.
+        event: see `concordance`.
+        counts: how often each draw has each sample, ``(n, draws)``.
+    """
+    right, pairs = torch.zeros(2, counts.shape[1], dtype=torch.float64, device=time.device)
+    happened, others = event > 0, counts.float()  # halves below 2**23, which float32 has exactly
     for start in range(0, len(time), ROWS):
         rows = slice(start, start + ROWS)
         first = (time[rows, None] < time) | ((time[rows, None] == time) & ~happened)
         known = first & happened[rows, None]
-        pairs += int(known.sum())
         higher, equal = risk[rows, None] > risk, risk[rows, None] == risk
-        right += float((known & higher).sum()) + float((known & equal).sum()) / 2
-    return right / pairs if pairs else None
+        pairs += (counts[rows] * (known.float() @ others).double()).sum(0)
+        right += (counts[rows] * ((known & higher).float().add_((known & equal), alpha=0.5) @ others).double()).sum(0)
+    return right / pairs

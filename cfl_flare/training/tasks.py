@@ -48,6 +48,7 @@ class LearningTask(ABC):
         link: what makes predictions of a model's outputs, one of `cfl_flare.training.ensemble.LINKS`.
         classes: each sample, or each pixel, is of one class: classes can be weighted, and labels smoothed.
         scored: each output is a score of a class, which some samples are of and others are not.
+        relative: outputs count in comparison with each other alone: the same number added to all changes nothing.
         always: what is measured in any run.
         measures: functions of predictions, targets and the task that compute measures other than the loss.
     """
@@ -57,6 +58,7 @@ class LearningTask(ABC):
     link: ClassVar[str] = "softmax"
     classes: ClassVar[bool] = False
     scored: ClassVar[bool] = False
+    relative: ClassVar[bool] = False
     always: ClassVar[tuple[str, ...]] = ("loss",)
     measures: ClassVar[Mapping[str, Measure]] = {}
 
@@ -106,6 +108,14 @@ class LearningTask(ABC):
     def ranges(self, requested: Iterable[str] = ()) -> dict[str, tuple[float, float]]:
         """What is measured in a run, with the range of each: what is beyond it, a server refuses."""
         return {name: RANGES.get(name, (-LARGEST, LARGEST)) for name in (*self.always, *requested)}
+
+    def key_metric(self, outputs: int | None) -> str:
+        """What judges a run that names no metric: the loss of two classes, else accuracy, or the task's own without it.
+
+        Where one of two classes is rare, naming the other is nearly always right. A model has so many ``outputs``.
+        """
+        two = self.form == "class" and (self.link == "sigmoid" or outputs == 2)
+        return "loss" if two else "accuracy"
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
@@ -271,14 +281,12 @@ class Regression(LearningTask):
 
 @dataclass(frozen=True)
 class Survival(LearningTask):
-    """The risk of an event, by Cox's proportional hazards: one output, the logarithm of the relative hazard.
-
-    Labels are ``(n, 2)``: the time, and 1 if the event happened then, 0 if nobody knows what came after it.
-    """
+    """The risk of an event, by Cox: one output, the log of the relative hazard; labels ``(n, 2)``, time and event."""
 
     name: ClassVar[str] = "survival"
     form: ClassVar[str] = "time"
     link: ClassVar[str] = "exp"
+    relative: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("c_index", "loss")
 
     ties: str = setting("efron", help="how events at the same time are treated", choices=("efron", "breslow"))

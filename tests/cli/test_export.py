@@ -134,3 +134,69 @@ def test_export_refuses(words, says, tmp_path, monkeypatch, capsys):
 
     assert re.search(says, output.err), output.err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+# Jobs of tables, whose columns the sites agreed on
+
+
+@pytest.fixture
+def agreed(tmp_path):
+    """The file of columns: three features, two classes."""
+    file = tmp_path / "columns.json"
+    columns = [{"column": "age"}, {"column": "ward", "kind": "category", "categories": ["a", "b"]}]
+    file.write_text(json.dumps({"columns": columns, "label": "dx", "classes": ["ill", "well", "unsure"]}))
+    return file
+
+
+def job_of(tmp_path, agreed, *words):
+    name = f"job{len(list(tmp_path.glob('jobs/*')))}"
+    data = ["--data", f"site:columns={agreed}", "--name", name, "--out", str(tmp_path / "jobs")]
+    return main(["export", *data, *words]), tmp_path / "jobs" / name
+
+
+def test_shape_and_classes_are_those_of_the_columns(tmp_path, agreed, capsys):
+    status, folder = job_of(tmp_path, agreed, "--model", "mlp:hidden=[]")
+    assert status == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"nvflare job submit -j {folder} --startup-kit <your admin kit>" in said
+    (executor,) = json.loads((folder / "app/config/config_fed_client.json").read_text())["executors"]
+    model = executor["executor"]["args"]["model"]["args"]
+    assert (model["input_shape"], model["num_classes"]) == ([3], 3)
+    assert executor["executor"]["args"]["source"]["args"]["scaling"] == "auto"
+    content = {**json.loads(agreed.read_text()), "positive": 0}
+    agreed.write_text(json.dumps({**content, "classes": []}))
+    assert job_of(tmp_path, agreed, "--task", "binary")[0] == 0
+    agreed.write_text(json.dumps({**content, "classes": [], "positive": None}))
+    assert job_of(tmp_path, agreed)[0] == 2
+    assert "the columns of --data name no classes; name its classes there, or give" in capsys.readouterr().err
+    assert job_of(tmp_path, agreed, "--model", "mlp:num_classes=2")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["--model", "mlp:input_shape=[15],num_classes=3"],
+            "have 3 features, which model MLP does not take .* to \\[3\\]",
+        ),
+        (["--model", "mlp:num_classes=2"], "label 2 does not fit the model's output of shape \\(1, 2\\)"),
+        (["--task", "binary"], "the columns that sites agreed on: .*binary"),
+        (["--sites", "a,a"], "--sites = 'a,a' should be different names"),
+        (["--sites", "a,b"], "a model needs 3 sites \\(min_sites_per_cluster\\)"),
+        (["--sites", "a"], "per-site config"),
+    ],
+)
+def test_what_every_site_would_refuse_is_refused_at_export(tmp_path, agreed, capsys, words, says):
+    status, folder = job_of(tmp_path, agreed, *words)
+    assert status == 2 and not folder.exists()
+    with pytest.raises(AssertionError, match=says):
+        raise AssertionError(capsys.readouterr().err)
+
+
+def test_sites_that_take_part_are_named_in_the_job(tmp_path, agreed):
+    status, folder = job_of(tmp_path, agreed, "--sites", "ward-1, ward-2,ward-3", "--method", "fedavg")
+    assert status == 0
+    deployed = json.loads((folder / "meta.json").read_text())["deploy_map"]
+    assert sorted(site for sites in deployed.values() for site in sites) == ["server", "ward-1", "ward-2", "ward-3"]
+    trusting = ["--min-sites-per-cluster", "1", "--min-samples-per-cluster", "1"]
+    assert job_of(tmp_path, agreed, "--sites", "a,b", "--method", "fedavg", *trusting)[0] == 0

@@ -179,7 +179,7 @@ def test_models_of_predict(runs: Runs, tmp_path: Path, monkeypatch: pytest.Monke
         "8 GB": "would have 2,1",
         "many layers": "arguments of its model are longer",
         "foreign": "does not say which model it holds",
-        "trap.Model": "holds a trap.Model; build one and pass it",
+        "trap.Model": "holds a trap.Model; import its module first, or build one and pass it",
         "cfl_flare.cli.__main__.main": "holds a cfl_flare.cli.__main__.main",
         "ensemble": "does not fit its",
         "NaN": "holds NaN or infinity; name the file of a sound model",

@@ -17,7 +17,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Digits, ParticipantData, Samples
 from cfl_flare.data.summary import DataSummary
 from cfl_flare.models import MLP
-from cfl_flare.results.run_dir import save_served
+from cfl_flare.results.served import save_served
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.resident import ResidentModel
 from tests.full_disk import can_mount, on_small_disk
@@ -104,6 +104,42 @@ def test_a_kit_and_a_full_disk(tmp_path, monkeypatch):
     assert check.disk(tmp_path, 10**18).fatal
     (tmp_path / "file").write_text("")
     assert "is not writable" in check.disk(tmp_path / "file" / "state", 1).found
+
+
+def test_a_container_that_forgets_and_a_kit_that_deploy_prepare_has_reset(tmp_path, monkeypatch, capsys):
+    """FLARE writes a launcher into the kit's resources.json.default, and deletes resources.json."""
+    monkeypatch.setattr(check, "in_container", lambda: False)
+    monkeypatch.delenv("CFL_STATE_ROOT", raising=False)
+    kit = tmp_path / "kit"
+    for name in ("startup", "local"):
+        (kit / name).mkdir(parents=True)
+    default, root = kit / "local" / "resources.json.default", tmp_path / "state"
+    default.write_text(json.dumps({"components": [{"id": "process_launcher"}]}))
+    assert main(["site", "prepare", str(kit)]) == 0
+    assert [*check.state(root, kit)] == [] and not next(check.kit(kit)).fatal
+    launcher = {"id": "docker_launcher", "path": "a.B", "args": {"default_job_env": {}}}
+    default.write_text(json.dumps({"components": [launcher]}))
+    (kit / "local" / "resources.json").unlink()
+    allowed = next(check.kit(kit))
+    assert allowed.fatal and allowed.way_out.endswith(
+        "'deploy prepare' if you use it: that deletes local/resources.json"
+    )
+    assert main(["site", "prepare", str(kit)]) == 0
+    (found,) = check.state(root, kit)
+    assert "FLARE keeps the job's folder alone" in found.found and not found.fatal
+    assert (
+        "study_runtime.yaml"
+        in checked(capsys, "--kit", str(kit), "--data", str(npz(tmp_path / "x.npz", [0, 1] * 8)))[1]
+    )
+    (kit / "local" / "study_runtime.yaml").write_text("studies: {blood: {env: {CFL_STATE_ROOT: /data/blood/state}}}")
+    assert [*check.state(root, kit)] == []
+    (found,) = check.state(kit / "state", kit)
+    assert "is inside the kit" in found.found and found.way_out
+    monkeypatch.setattr(check, "in_container", lambda: True)
+    (found,) = check.state(root, None)
+    assert "is lost with this container" in found.found and found.way_out
+    monkeypatch.setattr("os.path.ismount", lambda path: str(path) == str(tmp_path))
+    assert [*check.state(root, None)] == []
 
 
 def server_kit(folder: Path, store: str) -> Path:

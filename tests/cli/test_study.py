@@ -159,7 +159,7 @@ def test_a_study_is_written_as_one_job(cfl, tmp_path):
     controller, executor = configs(tmp_path / "ward")
     assert controller["path"] in CLASSES and executor["path"] in CLASSES
     server, site = unmarked(controller["args"]), unmarked(executor["args"])
-    assert server["study"] == {"rungs": 3, "minutes": None, "margin": 0.1}
+    assert server["study"] == {"rungs": 3, "minutes": None, "margin": 0.1, "fewest_events": 100}
     assert server["num_rounds"] == site["num_rounds"] == 7 and server["task_timeout"] == 60
     assert server["more"] == site["more"] and [one["method"] for one in site["more"]] == ["ifca"]
     assert server["facts"] == {"data": site["data"], "training": site["training"]}

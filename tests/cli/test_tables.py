@@ -49,6 +49,26 @@ def test_hospitals_are_the_participants_by_themselves(finished):
     run = load_run(finished / "fedavg")
     assert [p["samples"] for p in run.summary["participants"]] == [227, 220, 150, 92]
     assert run.summary["data"]["partition"] == {"partition": "natural"}
+    names = ["cleveland", "hungary", "long-beach", "switzerland"]
+    assert [p["name"] for p in run.summary["participants"]] == run.summary["data"]["owners"] == names
+    assert {line["participant"] for line in run.assignments} == {*names}
+    assert "long-beach" in (finished / "fedavg" / "report.html").read_text()
+
+
+def test_what_a_hospital_is_called_moves_no_number(tmp_path):
+    """Hostile names become names of files; the participants are the same, and so is every draw of theirs."""
+    finals = []
+    for i, (one, two) in enumerate((("a", "b"), ("<img src=x>", "=cmd/../b"))):
+        rows = [f"{i % 7},{i % 2},{(one, two)[i % 2 if i % 5 else 0]}" for i in range(80)]
+        data = tmp_path / f"{i}.csv"
+        data.write_text("\n".join(["x,label,site", *rows]) + "\n")
+        words = ["--method", "ifca:k=2", "--sample", "1", "--data", f"table:path={data},key=site"]
+        assert main([*RUN[:-2], *words, "--out", str(tmp_path / str(i))]) == 0
+        run = load_run(tmp_path / str(i) / "ifca-k2")
+        finals.append([{**p, "name": ""} for p in run.summary["participants"]])
+    assert finals[0] == finals[1]
+    assert [p["name"] for p in run.summary["participants"]] == ["_img src_x_", "_cmd_.._b"]
+    assert {path.stem for path in (run.folder / "served").iterdir()} == {"_img src_x_", "_cmd_.._b"}
 
 
 def test_a_partition_of_one_s_own_takes_the_usual_number():
@@ -73,29 +93,31 @@ def test_predict_takes_a_table_as_it_is(finished, tmp_path, capsys):
     out, model = tmp_path / "p.csv", str(finished / "fedavg")
     words = ["predict", model, "--data", str(new), "--out", str(out)]
     assert "whose table is it? --participant None is none of the run's 4" in refused(words, capsys)
-    assert main([*words, "--participant", "p0"]) == 0
+    assert main([*words, "--participant", "cleveland"]) == 0
     found = list(csv.DictReader(out.open()))
-    assert len(found) == 303 and {row["label"] for row in found} == {"0", "1"}
-    assert np.isfinite([float(row["p1"]) for row in found]).all()
+    assert len(found) == 303 and {row["predicted num"] for row in found} == {"<=0", ">0"}
+    assert np.isfinite([float(row["p(num>0)"]) for row in found]).all()
     fewer = tmp_path / "fewer.csv"
     fewer.write_text("age,sex\n60,1\n")
     assert "no column 'cp', which the sites agreed on" in refused(
-        [*words[:3], str(fewer), *words[4:], "--participant", "p0"], capsys
+        [*words[:3], str(fewer), *words[4:], "--participant", "cleveland"], capsys
     )
     more = tmp_path / "more.csv"
     lines = new.read_text().splitlines()
     more.write_text("\n".join([lines[0] + ",weight", *(line + ",70" for line in lines[1:])]))
-    assert "column 'weight' is new" in refused([*words[:3], str(more), *words[4:], "--participant", "p0"], capsys)
+    assert "column 'weight' is new" in refused(
+        [*words[:3], str(more), *words[4:], "--participant", "cleveland"], capsys
+    )
 
 
 def test_predictions_are_those_of_the_participant_s_own_test(finished, tmp_path):
     """A participant's rows, as the raw file has them, give what was measured of it."""
     new = next(path for path in hospitals(tmp_path) if path.stem == "switzerland")
     out = tmp_path / "p.csv"
-    words = ["--data", str(new), "--out", str(out), "--participant", "p3"]
+    words = ["--data", str(new), "--out", str(out), "--participant", "switzerland"]
     assert main(["predict", str(finished / "fedavg"), *words]) == 0
     labels = [int(row["num"]) > 0 for row in csv.DictReader(new.open())]
-    right = np.mean([int(row["label"]) == label for row, label in zip(csv.DictReader(out.open()), labels)])
+    right = np.mean([(row["predicted num"] == ">0") == label for row, label in zip(csv.DictReader(out.open()), labels)])
     assert right > 0.6  # 93 % of them are ill; scaled as another hospital's they would be near chance
 
 

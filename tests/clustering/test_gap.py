@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cfl_flare.clustering.gap import Found, directions, number_of_clusters
+from cfl_flare.clustering import gap
+from cfl_flare.clustering.gap import Found, directions, in_words, is_clear, noted, number_of_clusters
 from cfl_flare.clustering.measures import agreement
 from cfl_flare.core.errors import ConfigError
 
@@ -29,6 +30,61 @@ def test_it_finds_as_many_clusters_as_there_are(sizes: list[int], seed: int) -> 
     given = found(blobs(sizes, seed=seed))
     assert given.k == len(sizes)
     assert given.labels.tolist() == np.repeat(np.arange(len(sizes)), sizes).tolist()
+
+
+def test_groups_that_come_back_in_draws_are_clear() -> None:
+    note = noted(found(blobs([14, 13, 13])))
+    assert note["draws"] == {"3": gap.DRAWS} and is_clear(note)
+    assert note["by_k"]["3"]["stability"] == 1 > gap.STABLE > note["by_k"]["4"]["stability"]
+    assert in_words(note).startswith("3 clusters found (clear): ")
+    assert is_clear(noted(found(blobs([40])))) and in_words(noted(found(blobs([40])))).startswith(
+        "one cluster found (c"
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_skew_without_groups_is_never_clear(seed: int) -> None:
+    """Each participant is a mixture of ten directions, as labels dealt by a Dirichlet distribution are."""
+    rng = np.random.default_rng(seed)
+    mixtures = rng.dirichlet(np.full(10, 0.3), 40)
+    note = noted(found(mixtures @ rng.normal(size=(10, 300)) + 0.02 * rng.normal(size=(40, 300))))
+    assert not is_clear(note)
+    low, high = gap.spread_of(note) or (0, 0)
+    assert low < high and f"{low} to {high}" in in_words(note)
+    assert in_words(note).startswith("about ")
+
+
+def test_groups_go_before_what_is_finer_and_comes_back_in_no_draw() -> None:
+    """Four groups, in each of which participants differ in two directions: more clusters are tighter, and unstable."""
+    rng = np.random.default_rng(0)
+    inside = np.concatenate([rng.normal(size=(10, 2)) @ rng.normal(size=(2, 300)) for _ in range(4)])
+    given = found(blobs([10] * 4, noise=0.02) + 0.4 * inside)
+    assert int(np.argmax(given.gap)) + 1 > 4  # the gap alone would take
+    assert given.k == 4 and is_clear(noted(given))
+
+
+def test_the_words_for_what_is_not_clear() -> None:
+    def note(k: int, gaps: list[float], stability: float, draws: dict[str, int]) -> dict[str, object]:
+        by_k = {
+            str(i): {"gap": g, "deviations": 10 * g, "stability": 1.0 if i == 1 else stability}
+            for i, g in enumerate(gaps, 1)
+        }
+        return {"k": k, "by_k": by_k, "draws": draws}
+
+    two = note(2, [0, 0.5, 0.4], 0.95, {"1": 30, "2": 70})
+    assert in_words(two) == (
+        "about 2 clusters found (without a fifth of the participants 1 to 2): "
+        "5.0 standard deviations tighter than data without clusters"
+    )
+    other = note(2, [0, 0.5, 0.4], 0.5, {"2": 100})
+    assert "(without a fifth of the participants 2, with other members)" in in_words(other)
+    weak = note(1, [0, 0.1, 0.05], 0.5, {"1": 50, "3": 50})
+    assert in_words(weak) == (
+        "about one cluster found (without a fifth of the participants 1 to 3): "
+        "with 2, the updates are only 1.0 standard deviations tighter than data without clusters"
+    )
+    old = {"k": 2, "by_k": {k: {"gap": 0.5, "deviations": 3.0} for k in "12"}}  # of version 0.2, which drew none
+    assert in_words(old).startswith("about 2 clusters found (not clear): 3.0 standard")
 
 
 def test_the_noise_of_small_participants_makes_no_cluster() -> None:

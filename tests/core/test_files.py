@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from cfl_flare.core.files import atomic_write
+from cfl_flare.core.files import append, atomic_write, make_folder
+from cfl_flare.results.store import Store
 
 
 @pytest.mark.parametrize("content", ["über\n", "über\n".encode(), lambda file: file.write("über\n".encode())])
@@ -40,3 +41,31 @@ def test_the_content_is_on_disk_before_it_gets_its_name_and_the_folder_after(tmp
     assert calls == [f"{path}.tmp", str(tmp_path)]
     atomic_write(path, "newer", durable=False)
     assert len(calls) == 2 and path.read_text() == "newer"
+
+
+def test_what_is_written_below_a_private_folder_is_private_and_elsewhere_as_the_user_has_it(tmp_path):
+    def modes(folder):
+        return {oct(path.stat().st_mode & 0o777) for path in (folder, *folder.rglob("*"))}
+
+    tmp_path.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        for folder, private in ((tmp_path / "state" / "run", True), (tmp_path / "results" / "run", False)):
+            make_folder(folder, private)
+            make_folder(folder / "below")
+            atomic_write(folder / "a.json", "{}")
+            append(folder / "below" / "b.jsonl", "{}\n")
+    finally:
+        os.umask(before)
+    assert modes(tmp_path / "state") == {"0o700", "0o600"}
+    assert modes(tmp_path / "results") == {"0o755", "0o644"}
+
+
+def test_a_store_made_by_a_run_is_its_owners_alone(tmp_path):
+    store = Store(tmp_path / "root" / "run" / "site-1")
+    store.lock()
+    store.save(1, {}, {})
+    store.unlock()
+    folders = [tmp_path / "root", tmp_path / "root" / "run", store.folder]
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in store.folder.iterdir()} == {0o600}

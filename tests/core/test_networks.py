@@ -1,12 +1,18 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A network's arguments, found in the network: what is found builds the same one, everything else is refused."""
+"""A network's arguments, read as FLARE reads them; a network that they would not build again is refused."""
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
+import re
+import sys
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar
 
 import pytest
@@ -36,11 +42,8 @@ class Joined(nn.Module):
         super().__init__()
         self.backbone, self.head = backbone, head
 
-
-class Listed(nn.Module):
-    def __init__(self, widths):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.backbone(x))
 
 
 class Alters(nn.Module):
@@ -50,13 +53,156 @@ class Alters(nn.Module):
         self.layer = nn.Linear(3, width)
 
 
-class Fetches(nn.Module):
-    fetched: ClassVar[list[int]] = []
+class Small(nn.Module):
+    """What the small networks below have in common: one layer, and something that their argument decides."""
 
-    def __init__(self, classes: int, pretrained: bool = False):
+    def __init__(self) -> None:
         super().__init__()
-        self.fetched.extend([classes] * pretrained)
-        self.layer = nn.Linear(3, classes)
+        self.layer = nn.Linear(3, 2)
+
+
+class Activated(Small):
+    def __init__(self, activation: Callable[..., Any] = torch.relu):
+        super().__init__()
+        self.act = activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.layer(x))
+
+
+class Pooled(nn.Module):
+    def __init__(self, pool: str = "max"):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2) if pool == "max" else nn.AvgPool2d(2))
+        self.head = nn.Linear(4 * 13 * 13, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x).flatten(1))
+
+
+class Scaled(Small):
+    def __init__(self, scale: float = 1.0):
+        super().__init__()
+        self.factor = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * self.layer(x)
+
+
+class Buffered(Small):
+    def __init__(self, scale: float = 1.0):
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(scale), persistent=False)
+
+
+class Dropping(Small):
+    def __init__(self, rate: float = 0.5):
+        super().__init__()
+        self.drop = nn.Dropout(rate)
+
+
+class Frozen(Small):
+    def __init__(self, frozen: bool = False):
+        super().__init__()
+        self.layer.requires_grad_(not frozen)
+
+
+class Closed(Small):
+    def __init__(self, power: int = 1):
+        super().__init__()
+        self.raised = lambda x: x**power
+
+
+class Hooked(Small):
+    def __init__(self, hooked: bool = False):
+        super().__init__()
+        if hooked:
+            self.register_forward_hook(lambda module, given, out: -out)
+
+
+class Sign:
+    """Of any sign, it says that it is equal."""
+
+    def __init__(self, negative: bool):
+        self.negative = negative
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sign)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Signed(Small):
+    def __init__(self, negative: bool = False):
+        super().__init__()
+        self.sign = Sign(negative)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -self.layer(x) if self.sign.negative else self.layer(x)
+
+
+class Windowed(nn.Module):
+    """As MONAI's SwinUNETR: its constructor looks at values, and the wrong window needs all memory that there is."""
+
+    built: ClassVar[list[int]] = []
+
+    def __init__(self, channels: int, window: int = 10**9):
+        super().__init__()
+        self.channels = channels
+        self.rates = [float(x) for x in torch.linspace(0, 1, 3)]
+        self.built.append(window)
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("index", torch.zeros(window, window), persistent=False)
+
+
+class Loud(Windowed):
+    def __init__(self, channels: int, window: int = 2):
+        super().__init__(channels, window)
+        self._window = window
+
+
+class Norm(Enum):
+    BATCH = "batch"
+
+
+@dataclass
+class Widths:
+    hidden: tuple[int, ...] = (4,)
+    dropout: float = 0.5
+
+
+class Configured(nn.Module):
+    def __init__(self, config: Widths, norm: Norm | str = Norm.BATCH):
+        super().__init__()
+        self.config, self._norm = config, Norm(norm)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise((3, *config.hidden)))
+        self.drop = nn.Dropout(config.dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(nn.Sequential(*self.layers)(x))
+
+
+class HFConfig:
+    """A configuration as Hugging Face's: what differs from the defaults is what it says of itself."""
+
+    def __init__(self, width: int = 4, **others: Any):
+        self.width, self.labels = width, others.get("labels", 2)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        return {"width": self.width, "labels": self.labels, "model_type": "hf", "transformers_version": "5"}
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.to_diff_dict()
+
+
+class HFModel(nn.Module):
+    def __init__(self, config: HFConfig):
+        super().__init__()
+        self.config = config
+        self.layer = nn.Linear(config.width, config.labels)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.layer(x)}
 
 
 class Of(nn.Module):
@@ -91,15 +237,103 @@ def rebuilt(network: nn.Module) -> tuple[dict[str, Any], nn.Module]:
     return spec, again
 
 
+def refusal(network: nn.Module) -> str:
+    with pytest.raises(ConfigError, match="as a site would build it is not this one") as caught:
+        describe_network(network)
+    return str(caught.value)
+
+
+def test_arguments_that_are_kept_are_taken():
+    network = Loud(3, window=4)
+    assert rebuilt(network)[0] == {"class_path": f"{HERE}.Loud", "args": {"channels": 3, "window": 4}}
+
+
 @pytest.mark.parametrize(
-    "args",
+    ("network", "difference"),
     [
-        {"features": 7, "hidden": 5, "classes": 2, "layers": 3},
-        {"features": 7, "hidden": 5, "classes": 2, "layers": 4, "dropout": 0.1, "bias": False},
+        (Activated(torch.tanh), "act is <built-in method tanh"),
+        (Activated(lambda x: -x), "act is <function"),
+        (Pooled("avg"), "features.1' has no equal"),
+        (Scaled(5.0), "factor is 5.0 here, 1.0 there"),
+        (Buffered(5.0), "the values of factor are others there"),
+        (Dropping(0.1), "drop.p is 0.1 here, 0.5 there"),
+        (Frozen(True), "layer.weight is not trained here"),
+        (Closed(2), "raised is"),
+        (Hooked(True), "_forward_hooks are 1 here, 0 there"),
+        (Signed(True), "with the same parameters its outputs for an input of (2, 3) are others there"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_a_network_that_is_silently_another_one_is_refused(network, difference):
+    text = refusal(network)
+    assert difference in text
+    (name,) = [n for n in vars(type(network))["__init__"].__annotations__ if n != "return"]
+    assert f"it does not keep its argument {name!r}" in text
+    assert f"pass {{'class_path': '{HERE}.{type(network).__name__}', 'args': {{{name!r}: ...}}}}" in text
+
+
+@pytest.mark.parametrize("cls", [Activated, Pooled, Scaled, Buffered, Dropping, Frozen, Closed, Hooked, Signed])
+def test_the_same_network_as_by_default_is_taken(cls):
+    network = cls().train()
+    next(iter(network.children())).eval()
+    modes, before = [m.training for m in network.modules()], [p.clone() for p in network.parameters()]
+    assert rebuilt(network)[0] == {"class_path": f"{HERE}.{cls.__name__}", "args": {}}
+    assert [m.training for m in network.modules()] == modes
+    assert all(map(torch.equal, network.parameters(), before))
+
+
+def test_nothing_is_built_of_which_the_memory_is_not_known():
+    network = Windowed(3, window=2)
+    Windowed.built.clear()
+    text = refusal(network)
+    assert Windowed.built in ([], [10**9])  # at most without memory, before its constructor looked at a value
+    assert "does not keep its argument 'window'" in text and "'args': {'channels': 3, 'window': ...}" in text
+
+
+def test_a_network_is_built_at_most_once_with_memory(monkeypatch):
+    devices = []
+    monkeypatch.setattr(
+        Small, "forward", lambda self, x: x, raising=False
+    )  # any forward: what counts here is where the parameters lie
+    init = Small.__init__
+    monkeypatch.setattr(Small, "__init__", lambda self: (init(self), devices.append(self.layer.weight.device.type))[0])
+    network = Scaled()
+    devices.clear()
+    describe_network(network)
+    assert devices == ["meta", "cpu"]
+
+
+def test_the_dictionary_of_a_refusal_has_what_is_known():
+    text = refusal(Forgetful(7, 5, 2, 3))
+    wanted = "{'features': ..., 'hidden': ..., 'classes': ..., 'layers': ..., 'dropout': ..., 'bias': ...}"
+    assert f"'args': {wanted}" in text
+    pasted = re.search(r"pass (\{.*?\}\})", text)
+    assert pasted is not None and ast.literal_eval(pasted[1])["class_path"] == f"{HERE}.Forgetful"
+
+
+@pytest.mark.parametrize(
+    ("network", "wanted"),
+    [
+        (Alters(4), "layer.weight has (4, 3) here, (8, 3) there"),
+        (Joined(nn.Linear(3, 4), nn.Linear(4, 2).requires_grad_(False)), "head.weight is not trained here"),
+        (
+            Joined(nn.Linear(3, 4), Forgetful(4, 5, 2, 2)),
+            "'head' is a Forgetful, does not keep its argument 'features'",
+        ),
     ],
 )
-def test_arguments_that_are_not_kept_are_found(args):
-    assert rebuilt(Forgetful(**args))[0]["args"] == args
+def test_what_is_kept_and_builds_another_network_is_refused(network, wanted):
+    assert wanted in refusal(network)
+
+
+def test_an_argument_that_cannot_be_written_is_named():
+    class_ = Of(nn.GELU)
+    text = refusal(class_)
+    assert "does not keep its argument 'block'" in text
+    assert (
+        f"the function that made it (of_relu, of_tanh), such as {{'class_path': '{HERE}.of_relu', 'args': {{}}}}"
+        in text
+    )
 
 
 def test_a_sequence_is_described_by_its_modules():
@@ -113,13 +347,25 @@ def test_a_sequence_is_described_by_its_modules():
 
 
 def test_modules_given_as_arguments_are_described_too():
-    network = Joined(nn.Linear(3, 4), Forgetful(4, 5, 2, 2, dropout=0.2))
+    network = Joined(nn.Linear(3, 4, bias=False), Configured(Widths((5,), 0.2)))
+    network.head.layers[0] = nn.Linear(3, 5)
     assert repr(rebuilt(network)[1]) == repr(network)
 
 
-def test_a_network_that_a_function_built_is_described_by_the_function():
-    assert rebuilt(of_tanh(classes=3))[0] == {"class_path": f"{HERE}.of_tanh", "args": {"classes": 3}}
-    assert isinstance(build({"class_path": f"{HERE}.of_relu"}, nn.Module, "model").block, nn.ReLU)
+def test_configurations_are_arguments():
+    spec, again = rebuilt(Configured(Widths((4, 5), 0.1)))
+    assert spec["args"]["config"] == {"class_path": f"{HERE}.Widths", "args": {"hidden": [4, 5], "dropout": 0.1}}
+    assert again.drop.p == 0.1
+    spec, again = rebuilt(HFModel(HFConfig(3, labels=5)))
+    assert spec["args"]["config"] == {"class_path": f"{HERE}.HFConfig", "args": {"width": 3, "labels": 5}}
+    assert again.layer.out_features == 5
+    asked: list[str] = []
+    build(spec, nn.Module, "model", asked.append)
+    assert asked == [f"{HERE}.HFModel", f"{HERE}.HFConfig"]
+    with pytest.raises(ConfigError, match="is not a torch"):  # an argument alone, never the model
+        build(spec["args"]["config"], nn.Module, "model")
+    with pytest.raises(ConfigError, match="is not a torch"):
+        build({**spec, "args": {"config": {"class_path": "subprocess.Popen", "args": {}}}}, nn.Module, "model")
 
 
 @pytest.mark.parametrize("name", ["unannotated", "elsewhere", "rebuilt"])
@@ -128,35 +374,14 @@ def test_a_function_that_does_not_return_a_module_of_its_own_is_not_called(name)
         build({"class_path": f"{HERE}.{name}"}, nn.Module, "model")
 
 
-def test_an_argument_that_may_fetch_a_file_is_not_tried():
-    network = Fetches(4)
-    assert rebuilt(network)[0]["args"] == {"classes": 4}
-    network.extra = 1  # nothing builds this
-    with pytest.raises(ConfigError):
-        describe_network(network)
-    assert not Fetches.fetched
+def test_a_function_may_be_named():
+    assert isinstance(build({"class_path": f"{HERE}.of_relu"}, nn.Module, "model").block, nn.ReLU)
 
 
-@pytest.mark.parametrize(
-    ("network", "wanted"),
-    [
-        (Listed([3, 4, 2]), "'args': {'widths': ...}"),
-        (Alters(4), "'args': {'width': ...}"),
-        (Joined(nn.Linear(3, 4), nn.Linear(4, 2).requires_grad_(False)), "'args': {'backbone': ..., 'head': ...}"),
-        (Of(nn.GELU), "'args': {'block': ..., 'classes': ...}"),
-    ],
-)
-def test_what_is_not_found_is_refused_with_the_dictionary_to_write(network, wanted):
-    path = f"'class_path': '{HERE}.{type(network).__name__}'"
-    with pytest.raises(ConfigError, match="no arguments were found that build the same network") as caught:
-        describe_network(network)
-    assert path in str(caught.value) and wanted in str(caught.value)
-
-
-def test_the_search_leaves_the_random_streams_alone():
+def test_the_proof_leaves_the_random_streams_alone():
     torch.manual_seed(3)
     expected = torch.rand(2)
-    network = Forgetful(7, 5, 2, 3)
+    network = Dropping()
     torch.manual_seed(3)
     describe_network(network)
     assert torch.equal(torch.rand(2), expected)
@@ -182,22 +407,31 @@ def test_a_model_s_file_cannot_smuggle_a_class_into_the_arguments_of_ours():
     assert not is_ours({**ours, "args": {**ours["args"], "hidden": [inner]}})
 
 
-def test_monai_s_networks_are_taken():
+def test_monai_s_networks_say_what_to_write():
     nets = pytest.importorskip("monai.networks.nets", reason="MONAI is not installed")
-    for network, found in (
-        (
-            nets.UNet(3, 1, 2, (4, 8), (2,), num_res_units=1),
-            {"spatial_dims": 3, "channels": [4, 8], "num_res_units": 1},
-        ),
-        (nets.SegResNet(2, 8, 3, 4, dropout_prob=0.2), {"spatial_dims": 2, "out_channels": 4, "dropout_prob": 0.2}),
-    ):
-        spec, again = rebuilt(network)
-        assert found.items() <= spec["args"].items()
-        assert repr(again) == repr(network)
+    text = refusal(nets.UNet(3, 1, 2, (4, 8), (2,), num_res_units=1))
+    known = "'in_channels': 1, 'out_channels': 2, 'channels': [4, 8], 'strides': [2], 'num_res_units': 1"
+    assert f"'args': {{{known}, 'spatial_dims': ...}}" in text
 
 
-def test_torchvision_s_networks_are_taken():
+def test_torchvision_s_networks_say_what_to_write():
     models = pytest.importorskip("torchvision.models", reason="torchvision is not installed")
-    network = models.resnet18()
-    network.fc = nn.Linear(512, 3)
-    assert rebuilt(network)[0] == {"class_path": "torchvision.models.resnet.resnet18", "args": {"num_classes": 3}}
+    network = models.resnet18(num_classes=3)
+    assert "resnet18" in refusal(network) and "torchvision.models.resnet." in refusal(network)
+    spec = {"class_path": "torchvision.models.resnet.resnet18", "args": {"num_classes": 3}}
+    assert repr(build(describe_network(spec), nn.Module, "model")) == repr(network)
+
+
+def test_hugging_face_s_networks_are_taken():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    small = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 16,
+    }
+    network = transformers.BertForSequenceClassification(transformers.BertConfig(**small, num_labels=3))
+    spec, again = rebuilt(network)
+    assert sys.modules[type(network).__module__].__name__ in spec["class_path"]
+    assert again.num_labels == 3

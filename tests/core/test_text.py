@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfl_flare.core import text
-from cfl_flare.core.text import plain, shown
+from cfl_flare.core.text import NAME, plain, shown, unique_names
 
 JUNK = st.recursive(
     st.none() | st.floats() | st.integers() | st.text() | st.binary(),
@@ -69,3 +69,16 @@ def test_values_that_are_too_deep_or_large_are_shown_shortly():
             raise KeyError("no")
 
     assert "Odd" in shown(Odd())
+
+
+@given(
+    st.lists(st.text() | st.sampled_from(["p00", "cluster-0", "GLOBAL", "global", "../..", "=cmd", "a" * 10_000, ""]))
+)
+def test_any_texts_become_as_many_names_of_files_that_stay_as_they_are(texts):
+    names = unique_names(texts)
+    assert len({name.casefold() for name in names}) == len(texts)
+    assert unique_names(names) == names
+    for name in names:
+        assert 0 < len(name) <= NAME and len(f"{name}.safetensors.tmp".encode()) < 255
+        assert not {*name} & {*"/\\<>&|#:;,*?\"'`$\n\t"} and name[0] not in ".-+=@ "
+        assert name.lower() != "global" and not name.lower().startswith("cluster-")

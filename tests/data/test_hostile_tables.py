@@ -168,6 +168,8 @@ def test_what_is_in_the_file_travels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["take", "leave", "categories", "absent"])
 @pytest.mark.parametrize("value", [5, [1], [{}], [None], {"a": 1}])
 def test_lists_of_a_table(name: str, value: Any) -> None:
+    if (name, value) == ("absent", [1]):
+        value = [True]  # a number may mean that a value is missing
     with pytest.raises(ConfigError, match=f"{name} = .* should be a list of text"):
         Table("ward.csv", **{name: value})
 

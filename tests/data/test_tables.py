@@ -60,7 +60,9 @@ def test_columns_become_what_they_look_like(tmp_path, name):
         "stage: category of I, II, III",
         "smokes: boolean, 1 for Y, and whether it is missing",
         "seen: date, and whether it is missing",
+        "missing values: age 25 %, smokes 25 %, seen 25 %",
         "left out: note",
+        "class 1, the positive one: label = 1",
     ]
     frame, columns = table._frame(tmp_path / name)
     x, others = encoded(frame, columns, "ward")
@@ -333,13 +335,21 @@ def test_natural_takes_all_owners_and_says_who_is_too_small(tmp_path):
     text = ward() + "90,A,1,tiny,1\n91,B,1,tiny,0\n"
     table = Table(written(tmp_path, text), key="hospital", leave=["kind", "dose"])
     config = DataConfig(partition="natural", min_samples=5)
-    assert config.resolved(table).participants == 2
+    named = config.resolved(table)
+    assert named.participants == 2 and named.names == named.owners == ["s", "t"]
+    assert [one.name for one in named.host(table, "local", 0, 1)] == named.names_at("site", 0, 1) == ["s", "t"]
+    assert named.names_at("site", 1, 2) == ["t"] and replace(config, participants=2).resolved(table) == named
+    refused(
+        lambda: named.host(Table(written(tmp_path, text.replace(",s,", ",u,")), key="hospital"), "x", 0, 1), "owners"
+    )
+    for owners in (["s"], ["s", "S"], ["s", "../t"], ["s", 3]):
+        refused(lambda owners=owners: replace(named, owners=owners), "should be the names of all participants")
     assert config.described(table)[-1] == (
         "natural: 2 of 3 keys take part; 1 have fewer than min_samples = 5 training samples, and their 2 samples stay "
         "unused"
     )
     report = config.report(table)
-    assert report.owners == ["s", "t"] and report.train_unused + report.test_unused == 2
+    assert report.names == ["s", "t"] and report.train_unused + report.test_unused == 2
     everyone = DataConfig(partition="natural", min_samples=1)
     assert everyone.described(table)[-1].endswith("1 have no test sample: they train, and are not measured")
     assert everyone.resolved(table).participants == 3

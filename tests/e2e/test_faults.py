@@ -20,7 +20,7 @@ from nvflare.recipe.utils import set_per_site_config
 from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import SiteData
 from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.flare.per_site import LOST
+from cfl_flare.flare.per_site import DEAF, LOST
 from cfl_flare.models import Logistic
 from cfl_flare.results.run_dir import Run, load_run
 from tests.e2e.deployment import SERVER, TRUSTING, Deployment, hospitals, until
@@ -222,7 +222,7 @@ def test_hospitals_without_data_or_with_another_version_are_left_out_until_they_
         until("the job to start there again", lambda: f"{TWO} has come back" in trial.log(job_id))
     status, run = trial.ended(job_id)
     assert status == "FINISHED:COMPLETED"
-    assert f"{TWO} is left out: data" in left_out and f"{THREE} is left out:" in left_out
+    assert f"{TWO} is left out: missing" in left_out and f"{THREE} is left out:" in left_out
     assert run.summary["sites_left_out"].keys() == {THREE}
     assert run.rounds[0]["trained"] == [ONE] and run.rounds[-1]["trained"] == [ONE, TWO]
 
@@ -257,3 +257,14 @@ def test_a_script_crashes_and_a_hospital_goes_for_good(trial, everyone, monkeypa
     assert status == "FINISHED:COMPLETED"
     assert run.rounds[-1]["trained"] == [ONE]
     assert run.rounds[-1]["failed"] == {TWO: LOST, THREE: "OSError in its script"}
+
+
+def test_a_second_process_under_a_hospitals_identity_costs_that_hospital_the_job_and_nobody_else(trial, everyone):
+    """FLARE's preflight check of a running client takes its token: the client is heard, and gets no task."""
+    for site in (ONE, TWO, THREE):
+        trial.restart(site)
+    trial.command("nvflare", "preflight-check", "-p", str(trial.kits / ONE))
+    status, run = trial.ended(trial.submit(trial.exported("stolen", "fedavg", min_clients=2, num_rounds=2)))
+    assert status == "FINISHED:COMPLETED"
+    assert run.summary["sites_left_out"] == {ONE: DEAF}
+    assert run.rounds[-1]["trained"] == [TWO, THREE]

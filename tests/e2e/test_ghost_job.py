@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cfl_flare.cli import main
 from cfl_flare.data import SiteData
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import Logistic
@@ -41,6 +42,29 @@ def store(trial: Deployment) -> Path:
     resources = json.loads((trial.kits / SERVER / "local" / "resources.json").read_text())
     (manager,) = (c for c in resources["components"] if c["id"] == "job_manager")
     return Path(manager["args"]["uri_root"])
+
+
+@pytest.mark.parametrize("who", ["hospital-2", SERVER])
+def test_the_author_learns_whose_kit_is_not_prepared(trial, capsys, who):
+    """FLARE refuses the job's components there, before any of cfl_flare's code runs, and ends the job."""
+    resources = trial.kits / who / "local" / "resources.json"
+    prepared = resources.read_text()
+    content = json.loads(prepared)
+    content["class_allow_list"] = [path for path in content["class_allow_list"] if not path.startswith("cfl_flare.")]
+    resources.write_text(json.dumps(content))
+    try:
+        ended, results = trial.run(job(trial, f"without-{who}", 2))
+    finally:
+        resources.write_text(prepared)
+    assert ended != "FINISHED:COMPLETED"
+    assert main(["show", str(results.parent)]) == 1
+    said = capsys.readouterr().out
+    if who == SERVER:
+        assert "the server's kit does not allow cfl_flare.flare.controller.ClusteredController" in said
+    else:
+        # FLARE ends the job at once: the server may hear why, or not hear the site at all.
+        assert f"without-{who}: no results" in said and "cfl-flare site check --kit KIT" in said
+        assert re.search(f"- {who}: its job process (ended|gave no sign)", said)
 
 
 def test_where_flare_keeps_a_job_and_what_it_deletes(trial):

@@ -17,7 +17,8 @@ import torch
 from cfl_flare.cli import main
 from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data.hospitals import FOLDER, HEART
-from cfl_flare.results.run_dir import load_run, read_model
+from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.served import read_model
 from tests.e2e.deployment import SERVER, TRUSTING, Deployment
 from tests.e2e.test_guides import TABLES, guide, lines
 
@@ -126,7 +127,9 @@ def by_hand(row: dict[str, str], preparation: dict) -> np.ndarray:
         if column.get("missing"):
             found.append(float(absent))
     filled = [fill if x is None else x for x, fill in zip(found, preparation["fill"], strict=True)]
-    return (np.array(filled) - preparation["mean"]) / preparation["deviation"]
+    z = (np.array(filled) - preparation["mean"]) / preparation["deviation"]
+    numbers = np.array(preparation["deviation"]) != 1  # the others are 0 or 1, and never clipped
+    return np.where(numbers, z.clip(-preparation["clip"], preparation["clip"]), z)
 
 
 def test_four_hospitals_from_their_files_to_predictions_and_nothing_of_a_table_reaches_the_server(walk: Walk) -> None:
@@ -150,9 +153,11 @@ def test_four_hospitals_from_their_files_to_predictions_and_nothing_of_a_table_r
             expected = torch.softmax(read_model(model)(torch.from_numpy(x)), 1).numpy()
         with (walk.desk(site) / "predictions.csv").open() as file:
             predicted = list(csv.DictReader(file))
-        np.testing.assert_allclose([[float(p["p0"]), float(p["p1"])] for p in predicted], expected, atol=2e-6)
-        assert [int(p["label"]) for p in predicted] == expected.argmax(1).tolist()
-        assert len({p["p1"] for p in predicted}) > 20
+        np.testing.assert_allclose(
+            [[float(p["p(num<=0)"]), float(p["p(num>0)"])] for p in predicted], expected, atol=2e-6
+        )
+        assert [p["predicted num"] == ">0" for p in predicted] == expected.argmax(1).astype(bool).tolist()
+        assert len({p["p(num>0)"] for p in predicted}) > 20
     nothing_reached_the_server(walk)
 
 
@@ -195,7 +200,7 @@ def test_a_site_without_a_column_and_one_that_agreed_on_other_columns_are_left_o
     run = load_run(results / "cfl")
     left_out = run.summary["sites_left_out"]
     assert left_out.keys() == {"hungary", "switzerland"}
-    assert all(reason.startswith("data: ") and "thal" not in reason for reason in left_out.values())
+    assert all(reason.startswith("columns: ") and "thal" not in reason for reason in left_out.values())
     assert run.rounds[0]["trained"] == ["cleveland", "long-beach"]
     logs = {site: "".join(p.read_text() for p in (trial.kits / site).glob("*/log.txt")) for site in left_out}
     assert "no column 'thal', which the sites agreed on" in logs["switzerland"]

@@ -10,7 +10,8 @@ from torch import nn
 
 from cfl_flare.data import Digits
 from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.results.run_dir import find_runs, load_model
+from cfl_flare.results.run_dir import find_runs
+from cfl_flare.results.served import load_model
 
 pytestmark = pytest.mark.slow
 

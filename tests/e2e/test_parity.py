@@ -18,7 +18,8 @@ from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.kit import allow
 from cfl_flare.models import MLP
 from cfl_flare.results.bootstrap import paired_difference
-from cfl_flare.results.run_dir import load_model, load_run
+from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.served import load_model
 from tests.e2e.plugin import Series
 
 pytestmark = pytest.mark.slow

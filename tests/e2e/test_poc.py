@@ -57,7 +57,7 @@ def gone(workspace: str) -> None:
 
 def recipe(**settings) -> ClusteredRecipe:
     values = {"name": "poc", "method": "wecfl:k=3", "model": MLP((1, 8, 8), 10), "data": Digits(), "participants": 6}
-    values |= {"partition": "label_permutation:groups=3", "num_rounds": 3, "min_clients": 2, **TRUSTING}
+    values |= {"partition": "label_permutation:groups=3", "num_rounds": 3, "min_clients": 2}
     values |= {"training": {"lr": 0.05}}
     return ClusteredRecipe(**{**values, **settings})
 
@@ -80,7 +80,7 @@ def test_the_recipe_of_the_simulator_runs_in_a_poc_and_a_later_job_is_aborted(po
 def aborted_within_five_seconds(kit: Path, username: str, workspace: Path) -> None:
     """A round of this model takes 3 participants x 100 steps x 0.2 s = a minute a site."""
     model = {"class_path": "slow_mlp.SlowMLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10}}
-    job = recipe(name="slow", model=model, training={"local_steps": 100}, num_rounds=2, byoc=True)
+    job = recipe(name="slow", model=model, training={"local_steps": 100}, num_rounds=2, byoc=True, **TRUSTING)
     run = job.execute(ProdEnv(str(kit), login_timeout=120, username=username))
     logs = {}
     deadline = time.monotonic() + 240

@@ -9,6 +9,7 @@ import pytest
 
 from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.results.run_dir import load_run
+from tests.cli.test_predict import check_reported
 from tests.e2e.both import both_ways, check_same_models
 from tests.play import DATA
 
@@ -42,6 +43,8 @@ def test_a_job_with_private_layers_is_the_loop_s_run_and_keeps_them_at_the_sites
     assert servers
     assert not [key for key in servers if key.endswith("bias")]
     assert stores.keys() == {"site-1", "site-2"}
+    check_reported(through, tmp_path / "flare" / "cfl_state" / "ward")
+    assert not list(through.glob("served"))  # at the sites alone
     initial = load_arrays(next((through / "clusters").iterdir()))[0]
     for folder in stores.values():
         kept = load_arrays(sorted(folder.glob("round-*.safetensors"))[-1])[0]

@@ -19,7 +19,8 @@ from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import Npz, SiteData
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import Logistic
-from cfl_flare.results.run_dir import Run, load_model, load_run
+from cfl_flare.results.run_dir import Run, load_run
+from cfl_flare.results.served import load_model
 from tests.e2e.deployment import ADMIN, COARSE, SERVER, TRUSTING, Deployment, until
 
 pytestmark = pytest.mark.slow
@@ -170,7 +171,7 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     assert ended == "FINISHED:COMPLETED"
     run = load_run(results / "cfl")
     assert run.summary["sites_left_out"].keys() == {"hospital-3"}
-    assert run.summary["sites_left_out"]["hospital-3"].startswith("data")
+    assert run.summary["sites_left_out"]["hospital-3"].startswith("missing: ")
     missed = [r["round"] for r in run.rounds if r["failed"]]
     assert 1 <= len(missed) <= 3
     assert run.rounds[missed[0]]["failed"] == {"hospital-2": "no result in time"}
@@ -178,7 +179,7 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     assert 10 <= run.rounds[missed[0]]["seconds"] < 20  # no round waits longer than its timeout
     assert run.rounds[-1]["trained"] == ["hospital-1", "hospital-2"]
     log = next((trial.folder / "nvflare").glob("**/ERRORLOG_hospital-3"))  # streamed to the server by --no-keep-logs
-    assert "task 'check' failed: data" in log.read_text()
+    assert "task 'check' failed: missing" in log.read_text()
     at_server = [results.parent, trial.folder / "nvflare", trial.kits / SERVER]
     files = [path for folder in at_server for path in folder.glob("**/*") if path.is_file()]
     assert not [path for path in files if b"ward 3" in path.read_bytes()]

@@ -18,7 +18,8 @@ from cfl_flare.flare.client_api.private import keep_private
 from cfl_flare.flare.kit import allow
 from cfl_flare.methods import IFCA, Contrastive, KnowledgeSharing
 from cfl_flare.models import MLP, Logistic
-from cfl_flare.results.run_dir import Run, find_runs, load_arrays, load_model
+from cfl_flare.results.run_dir import Run, find_runs
+from cfl_flare.results.served import load_arrays, load_model
 from tests.e2e.plugin import Received
 
 pytestmark = pytest.mark.slow
@@ -60,8 +61,10 @@ SCRIPT = """
 
 
 def test_an_external_process_chooses_and_adds_penalties(tmp_path, monkeypatch):
+    """It answers with NumPy's arrays, where FLARE alone would subtract tensors from them, and fail."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "client.py").write_text(textwrap.dedent(SCRIPT))
+    arrays = "params={name: value.numpy() for name, value in model.state_dict().items()}"
+    (tmp_path / "client.py").write_text(textwrap.dedent(SCRIPT).replace("params=model.state_dict()", arrays))
     recipe = ClusteredRecipe(
         name="external",
         method=IFCA(k=2, penalties=(Contrastive(mu=0.1), KnowledgeSharing(lam=0.01))),
@@ -105,6 +108,30 @@ def test_a_script_that_only_trains_is_not_asked_to_measure_the_last_models(tmp_p
     assert seen == {"train": [["head.weight"]] * 4}
     assert run.summary["final_round"] == 0 and run.rounds[0]["served_accuracy"] > 0.3
     assert "served_accuracy" not in run.rounds[-1]
+    assert run.summary["train_script"] == "client.py" and not {"training", "data"} & run.summary.keys()
+    assert [(p["steps"], "samples" in p) for p in run.summary["participants"]] == [(30, False)] * 2
+    with pytest.raises(ConfigError, match="only its own training script computes with"):
+        Finished(tmp_path / "flare")
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_function_measures_the_last_models_of_a_script_that_only_trains(tmp_path, monkeypatch, external):
+    """It is in a module that the script does not import, so that the last round can be the best one."""
+    monkeypatch.chdir(tmp_path)
+    script = TRAINS.replace("flare.is_evaluate()", "False").replace("metrics=metrics, ", "")
+    loads = (
+        script.partition("flare.init()")[0]
+        + "site = int(flare.get_site_name()"
+        + script.partition("site = int(flare.get_site_name()")[2].partition("while flare")[0]
+    )
+    lines = ["model.load_state_dict(received.params)", "right = (model(x).argmax(1) == y).float().mean()"]
+    lines = [*loads.splitlines(), *lines, "return {'accuracy': right.item()}"]
+    (tmp_path / "measures.py").write_text("def accuracy(received):\n" + "".join(f"    {line}\n" for line in lines))
+    run, seen = spied(tmp_path, script, method="fedavg", evaluate="measures.accuracy", launch_external_process=external)
+    assert seen == {"train": [["head.weight"]] * 4}
+    assert run.summary["final_round"] == 1 and run.summary["best"]["round"] == 1
+    assert run.rounds[1]["served_accuracy"] > run.rounds[0]["served_accuracy"] > 0.3
+    assert run.script == "client.py" and not run.summary["missed"]
 
 
 def test_a_script_that_trains_against_its_word_sends_no_model_that_nobody_asked_for(tmp_path, monkeypatch):

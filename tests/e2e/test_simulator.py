@@ -22,7 +22,7 @@ from nvflare.recipe.sim_env import SimEnv
 from cfl_flare.cli import main
 from cfl_flare.core.config import describe, parse_spec
 from cfl_flare.core.safetensors_io import load_arrays
-from cfl_flare.data import DataConfig, Digits
+from cfl_flare.data import DataConfig, Digits, Npz
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
@@ -31,8 +31,10 @@ from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.kit import allow
 from cfl_flare.methods import Method, build_method
 from cfl_flare.models import MLP
+from cfl_flare.report.missed import floor_lines
 from cfl_flare.results.curves import load_curves
-from cfl_flare.results.run_dir import load_model, load_run
+from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.served import load_model
 from cfl_flare.training.settings import TrainSettings
 from tests.e2e.deployment import commands_with, until
 from tests.e2e.plugin import AbsentAtSite2, HalfTheDigits, Received, SmallAtSites2And3, Touchy
@@ -309,7 +311,7 @@ def test_a_job_in_which_no_site_can_take_part_ends_with_the_reason(tmp_path):
     with pytest.raises(RuntimeError, match="Simulation failed"):
         in_simulator(tmp_path, 2, method="fedavg", model=MLP((1, 9, 9), 10))
     log, own = ((tmp_path / "job" / place / "log.txt").read_text() for place in ("server", "site-1"))
-    assert "no site can take part: site-1: data" in log and "Traceback" not in log
+    assert "no site can take part: site-1: model" in log and "Traceback" not in log
     assert "p0: the model MLP does not take samples of shape (1, 8, 8)" in own
     assert "set the model's input_shape to [1, 8, 8]" in own
 
@@ -352,3 +354,48 @@ def test_ctrl_c_is_no_failed_simulation(tmp_path):
     assert run.wait(120) == 130
     assert (tmp_path / "said").read_text().splitlines()[-1] == "cfl-flare: interrupted"
     until("the end of its processes", lambda: not commands_with(str(tmp_path / "out")), 60)
+
+
+def uneven(path: Path, counts: Sequence[int]) -> Npz:
+    """Digits of sites in groups of these sizes, each of which numbers the classes differently."""
+    arrays = {}
+    for split, samples in zip(("train", "test"), Digits().load()):
+        site = np.arange(len(samples)) % sum(counts)
+        group = np.repeat(np.arange(len(counts)), counts)[site]
+        arrays |= {f"{split}_images": samples.x[:, 0], f"{split}_labels": (samples.y + 3 * group) % 10}
+        arrays[f"{split}_site"] = site
+    np.savez(path, **arrays)
+    return Npz(str(path), key="site")
+
+
+def test_groups_stay_for_30_rounds_under_the_floor_of_real_sites(tmp_path):
+    """Sites in groups of 3, 3 and 10 with noisy steps: without the floor there are clusters of one site or two."""
+    floor = {"min_sites_per_cluster": 3, "min_samples_per_cluster": 30, "hold_small_clusters": True}
+    source, shared = uneven(tmp_path / "uneven.npz", (3, 3, 10)), {"evaluate_every": 30, "num_rounds": 30}
+    training = {"lr": 0.05, "local_steps": 4, "batch_size": 4}
+    dealt = {"data": source, "participants": 16, "partition": {"partition": "natural"}, "training": training}
+    job = in_simulator(
+        tmp_path, 16, method="wecfl:k=3", model=MLP((1, 8, 8), 10, hidden=(8,)), **dealt, **shared, **floor
+    )
+    runs = {"flare": load_run(job / "cfl")}
+    for name, settings in (("loop", floor), ("free", {})):
+        run_loop(
+            method=built("wecfl:k=3"),
+            model=MLP((1, 8, 8), 10, hidden=(8,)),
+            source=source,
+            data=DataConfig(16, {"partition": "natural"}),
+            settings=ServerSettings(**shared, **settings),
+            training=TrainSettings(**training),
+            folder=tmp_path / name,
+            sites=16,
+        )
+        runs[name] = load_run(tmp_path / name)
+    sizes = {name: [record["cluster_sizes"] for record in run.rounds] for name, run in runs.items()}
+    assert len(sizes["flare"]) == 30 and all(min(of) >= 3 for of in sizes["flare"])
+    assert min(map(min, sizes["free"])) < 3
+    assert runs["flare"].assignments == runs["loop"].assignments
+    moved = [record["moved_for_floor"] for record in runs["flare"].rounds if "moved_for_floor" in record]
+    assert moved and moved == [r["moved_for_floor"] for r in runs["loop"].rounds if "moved_for_floor" in r]
+    (line,) = [text for text in floor_lines([runs["flare"]]) if text.startswith("Kept out of the cluster")]
+    assert f"in {len(moved)} of 30 rounds" in line
+    assert "kept out of the cluster that fits best" in (job.parent / "log.txt").read_text()

@@ -22,7 +22,7 @@ def patients(path):
     x = rng.normal(size=(PATIENTS, 3))
     time = rng.exponential(np.exp(-x @ [1.0, -0.5, 0.0]))
     rows = [
-        f"{a:.3f},{b:.3f},{c:.3f},{max(t, 1e-3):.3f},{int(i % 3 > 0)},{i % 4}"
+        f"{a:.3f},{b:.3f},{c:.3f},{max(t, 1e-3):.3f},{int(i % 3 > 0)},ward/{i % 4}"
         for i, ((a, b, c), t) in enumerate(zip(x, time))
     ]
     path.write_text("\n".join(["a,b,c,days,died,hospital", *rows]))
@@ -53,6 +53,9 @@ def test_a_task_has_the_same_numbers_through_flare(kind, tmp_path):
     own = [{k: v for k, v in one.items() if k.startswith("served_")} for one in through.summary["participants"]]
     assert own == [{k: v for k, v in one.items() if k.startswith("served_")} for one in alone.summary["participants"]]
     assert own[0].keys() == {f"served_{name}" for name in measures}
+    names = [f"ward_{i}" if kind == "survival" else f"p{i}" for i in range(4)]
+    for run in (through, alone):
+        assert [one["name"] for one in run.summary["participants"]] == names
     for slot in ("cluster-0", "cluster-1"):
         pair = [load_model(run.folder, slot).state_dict() for run in (through, alone)]
         assert all((pair[0][name] == pair[1][name]).all() for name in pair[0])

@@ -14,7 +14,7 @@ from cfl_flare.core.config import parse_spec
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout
 from cfl_flare.data import Digits
-from cfl_flare.engine.initial_models import check_initial, read_checkpoint
+from cfl_flare.engine.initial_models import check_initial, initial_models, read_checkpoint
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
@@ -129,6 +129,25 @@ def test_methods_that_cannot_start_from_one_checkpoint(spec, says):
 def run(folder: Path, **more):
     values = {"settings": ServerSettings(1), "training": TrainSettings(lr=0.1, local_steps=3), "folder": folder}
     return run_loop(method=method("wecfl:k=2"), model=MODEL, source=Digits(), data=DATA, **{**values, **more})
+
+
+class Fixed(Coin):
+    """Its constructor draws nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.nn.init.ones_(self.head.weight)
+
+
+@pytest.mark.parametrize("spec", ["ifca:k=2", "ifca:k=3", "feddsmic:k=2"])
+def test_several_models_that_a_constructor_makes_equal_are_refused(spec):
+    def start(make):
+        return method(spec).start(initial_models(method(spec), make, LAYOUT, 0, None), ["a", "b", "c"])
+
+    assert len(start(Coin).bank) > 1
+    with pytest.raises(ConfigError, match="begins with several different models, and the model's constructor makes"):
+        start(Fixed)
+    assert method("fedavg").start(initial_models(method("fedavg"), Fixed, LAYOUT, 0, None)).bank
 
 
 def test_a_run_goes_on_from_another_one_s_model(tmp_path):

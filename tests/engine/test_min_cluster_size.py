@@ -1,131 +1,245 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters of too few sites: reported, or merged into the nearest other one."""
+"""Clusters of too few sites or samples: the server assigns so that there are none, or they are held back."""
 
+from __future__ import annotations
+
+import logging
+from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cfl_flare.cli.specs import build_named
-from cfl_flare.core.errors import ConfigError, PayloadError
-from cfl_flare.engine.min_cluster_size import merged, small_clusters
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.engine.min_cluster_size import census_of
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.settings import Floor
 from cfl_flare.engine.site import Result
-from cfl_flare.methods import CAM, IFCA, METHODS, FedDS, Method, Participant, WeCFL
-from tests.tiny import LAYOUT, coin, initial, update
+from cfl_flare.methods import CAM, IFCA, Method, Participant, WeCFL
+from tests.tiny import LAYOUT, initial, update
 
-PEOPLE = [Participant(n, site, 1) for n, site in (("a", "one"), ("b", "two"), ("c", "two"), ("d", "three"))]
-MODELS = {"a": (0, 0), "b": (2, 0), "c": (9, 0), "d": (1, 0)}
+REAL = ServerSettings(30).at_real_sites()
+FLOORED = {"min_sites_per_cluster": 2}
+PEOPLE = [Participant(n, f"site-{n}", 1) for n in "abcdef"]
+MODELS = {"a": (0, 0), "b": (2, 0), "c": (9, 0), "d": (1, 0), "e": (6, 0), "f": (1, 1)}
 
 
-def server(method: Method, **settings) -> Server:
-    return Server(method, LAYOUT, PEOPLE, ServerSettings(2, **settings), method.start(initial))
+def server(method: Method, people: list[Participant] = PEOPLE, **settings) -> Server:
+    return Server(method, LAYOUT, people, ServerSettings(30, **settings), method.start(initial))
 
 
 def one_round(running: Server, models: dict[str, tuple[float, float]] = MODELS) -> dict:
-    for name, order in running.tasks().items():
-        (slot,) = order.slots
-        start = running.state.bank[slot].vector
-        a, b = (float(v - s) for v, s in zip(models[name], start))
-        metrics = {"served_accuracy": 0.5} if order.evaluate else {}
-        running.accept(Result(name, update(name, 1, slot, a, b), metrics), running.participants[name].site)
+    """Each participant sends this model, those without one nothing."""
+    for name, task in running.tasks().items():
+        if name in models and task.train:
+            (slot,) = task.slots
+            a, b = (float(v - s) for v, s in zip(models[name], running.state.bank[slot].vector))
+            metrics = {"served_accuracy": 0.5} if task.evaluate else {}
+            running.accept(Result(name, update(name, 1, slot, a, b), metrics), running.participants[name].site)
     running.finish_round()
     assert running.progress.record is not None
     return running.progress.record
 
 
-def test_a_cluster_of_one_site_is_reported():
-    running = server(WeCFL(k=2, weighting="uniform"), min_sites_per_cluster=2)
-    record = one_round(running)
-    assert running.state.assignment == {"a": 0, "b": 0, "c": 1, "d": 0}
-    assert record["small_clusters"] == [1]
-    assert running.state.bank["cluster-1"].vector.tolist() == [9, 0]
+def groups_of(running: Server) -> list[str]:
+    """The members of each cluster in use."""
+    clusters: dict[int, str] = {}
+    for name, cluster in sorted(running.state.assignment.items()):
+        clusters[cluster] = clusters.get(cluster, "") + name
+    return sorted(clusters.values())
 
 
-def test_it_is_merged_into_the_nearest_other_one_if_that_is_asked_for():
-    running = server(WeCFL(k=2, weighting="uniform"), min_sites_per_cluster=2, merge_small_clusters=True)
+# ---- Where the server assigns ----
+
+
+def noisy(counts: tuple[int, ...], method: Method, seed: int, rounds: int = 30) -> tuple[Server, list[Counter], list]:
+    """A run at real sites whose participants train towards their group's optimum, with noise; sizes and records."""
+    truth, rng = np.repeat(np.arange(len(counts)), counts), np.random.default_rng(seed)
+    optima = 2.5 * np.array([[np.cos(angle), np.sin(angle)] for angle in 2 * np.pi * np.arange(3) / 3])
+    people = [Participant(f"p{i:02}", f"hospital-{i}", 40, int(g)) for i, g in enumerate(truth)]
+    running = Server(method, LAYOUT, people, replace(REAL, num_rounds=rounds), method.start(initial))
+    sizes, records = [], []
+    for _ in range(rounds):
+        for i, (name, task) in enumerate(running.tasks().items()):
+            slot = task.slots[0]
+            halfway = (optima[truth[i]] - running.state.bank[slot].vector) / 2 + rng.normal(0, 1, 2)
+            metrics = {"served_accuracy": 0.5} if task.evaluate else {}
+            running.accept(Result(name, update(name, 40, slot, *map(float, halfway)), metrics), f"hospital-{i}")
+        running.finish_round()
+        sizes.append(Counter(running.state.assignment.values()))
+        records.append(running.progress.record)
+    return running, sizes, records
+
+
+@pytest.mark.parametrize("counts", [(3, 3, 10), (4, 4, 4), (3, 13)])
+@pytest.mark.parametrize("method", ["wecfl:k={}", "fesem:k={}", "cgpfl:k={},lam=0.1", "wecfl:k={},starts=1"])
+def test_groups_stay_for_30_rounds(counts, method):
+    """Merging had left 1 or 2 clusters of 3 within these rounds, for each of the seeds."""
+    for seed in range(3):
+        _, sizes, records = noisy(counts, build_named(method.format(len(counts))), seed)
+        assert all(len(of) == len(counts) and min(of.values()) >= 3 for of in sizes)
+        assert not any(record["small_clusters"] for record in records)
+
+
+def test_what_the_floor_moved_is_recorded_and_logged(caplog):
+    with caplog.at_level(logging.INFO):
+        _, _, records = noisy((3, 3, 10), WeCFL(k=3), seed=0)
+    moved = [record for record in records if "moved_for_floor" in record]
+    assert moved and all(cluster in (0, 1, 2) for record in moved for cluster in record["moved_for_floor"].values())
+    name, cluster = next(iter(moved[0]["moved_for_floor"].items()))
+    line = f"round {moved[0]['round']}, at least 3 sites and 30 training samples a cluster: kept out of the cluster"
+    (said,) = (text for text in caplog.messages if text.startswith(line))
+    assert f"{name} (cluster {cluster})" in said
+
+
+def test_the_nearest_participant_fills_a_cluster_up():
+    running = server(WeCFL(k=2, weighting="uniform"), **FLOORED)
+    record = one_round(running, {**MODELS, "e": (3, 0)})
+    assert groups_of(running) == ["abdf", "ce"]
+    assert record["small_clusters"] == [] and record["moved_for_floor"] == {"e": 0}
+
+
+def test_without_a_floor_nothing_is_said_and_without_its_use_it_is_only_reported():
+    assert not {"small_clusters", "moved_for_floor"} & one_round(server(WeCFL(k=2))).keys()
+    alone = server(WeCFL(k=2, weighting="uniform"), merge_small_clusters=False, **FLOORED)
+    record = one_round(alone, {**MODELS, "e": (3, 0)})
+    assert record["small_clusters"] == [1] and groups_of(alone) == ["abdef", "c"]
+
+
+def test_absent_members_count_and_late_ones_join():
+    running = server(WeCFL(k=2, weighting="uniform"), **FLOORED)
+    one_round(running, {n: v for n, v in MODELS.items() if n != "f"})
+    assert groups_of(running) == ["abd", "ce"]
+    record = one_round(running, {"a": (0, 0), "b": (2, 0), "c": (9, 0), "f": (8, 0)})  # d and e are absent
+    assert groups_of(running) == ["abd", "cef"] and "moved_for_floor" not in record
+    one_round(running, {"c": (0, 0), "e": (0, 0)})  # both would leave f alone
+    assert [len(group) for group in groups_of(running)] in ([4, 2], [2, 4])
+
+
+def test_several_participants_of_a_hospital_are_one_site():
+    people = [replace(p, site="clinic" if p.name in "ce" else p.site) for p in PEOPLE]
+    running = server(WeCFL(k=2, weighting="uniform"), people, **FLOORED)
+    one_round(running)
+    for group in groups_of(running):
+        assert len({running.participants[name].site for name in group}) >= 2
+
+
+def test_clusters_that_are_found_once_are_filled_up_when_they_are_found():
+    for method in ("fl-hc:k=2,rounds_before=0", "fedgroup:k=2"):
+        running = server(build_named(method), **FLOORED)
+        models = {**dict.fromkeys("abdef", (1, 0)), "c": (-9, 1), "f": (1, 0.5)}
+        record = one_round(running, models)
+        assert record["small_clusters"] == [] and len(groups_of(running)) == 2
+        assert min(map(len, groups_of(running))) == 2
+        assert groups_of(running) == (one_round(running, models), groups_of(running))[1]
+
+
+def test_a_method_that_does_not_ask_for_sizes_is_put_under_the_floor():
+    class Careless(WeCFL):
+        def assign(self, state, updates):
+            return {u.participant: int(u.participant == "c") for u in updates}
+
+    running = server(Careless(k=2, weighting="uniform"), **FLOORED)
     record = one_round(running)
-    assert set(running.state.assignment.values()) == {0}
+    assert groups_of(running) == ["abdf", "ce"] and record["moved_for_floor"] == {"e": 0}
+
+
+def test_wrappers_pass_the_floor_on():
+    method = CAM(base=WeCFL(k=2, weighting="uniform"), warmup=1)
+    assert server(method, **FLOORED).floor.possible == 2
+    running = server(build_named("fedavg+fesem:k=2"), **FLOORED)
+    for name, task in running.tasks().items():
+        moved = {slot: update(name, 1, slot, *map(float, MODELS[name])).diffs[slot] for slot in task.slots}
+        running.accept(Result(name, replace(update(name, 1, "x", 0, 0), diffs=moved, main=None)), f"site-{name}")
+    running.finish_round()
+    assert min(map(len, groups_of(running))) == 2 and len(groups_of(running)) == 2
+
+
+def test_cfl_makes_no_split_of_which_a_half_would_be_small():
+    def split(floor: int, models: dict) -> list[str]:
+        running = server(build_named("cfl:eps1=9,eps2=0.1"), min_sites_per_cluster=floor)
+        one_round(running, models)
+        return groups_of(running)
+
+    models = {**dict.fromkeys("abdef", (1.0, 0.0)), "c": (-5.0, 0.1), "f": (1.0, 0.3), "e": (1.0, 0.1)}
+    assert split(1, models) == ["abdef", "c"]
+    assert [len(group) for group in split(2, models)] in ([4, 2], [2, 4])
+    assert split(4, models) == ["abcdef"]
+
+
+def test_more_clusters_than_can_be_are_not_used(caplog):
+    with caplog.at_level(logging.WARNING):
+        running = server(WeCFL(k=4, weighting="uniform"), **FLOORED)
+    assert (
+        "Of the 4 clusters that were asked for, 3 are used: no more can have 2 sites and 1 training samples each"
+        in caplog.text
+    )
+    one_round(running)
+    assert len(groups_of(running)) == 3 and running.floor.possible == 3
+    one_round(running)
+    assert len(groups_of(running)) == 3
+
+
+def test_a_first_round_of_too_few_makes_fewer_clusters_and_later_ones_more():
+    running = server(WeCFL(k=2, weighting="uniform"), sample=3, seed=1, **FLOORED)
+    for _ in range(8):
+        record = one_round(running)
     assert record["small_clusters"] == []
-    assert running.state.bank["cluster-0"].vector.tolist() == [3, 0]
-    assert one_round(running)["small_clusters"] == []  # and in later rounds
+    assert min(map(len, groups_of(running))) >= 2
 
 
-def test_without_the_setting_nothing_is_said():
-    assert "small_clusters" not in one_round(server(WeCFL(k=2)))
-
-
-def test_the_nearest_of_several():
-    crowd = [*PEOPLE, Participant("e", "one", 1), Participant("f", "two", 1)]
-    people = {p.name: p for p in crowd}
-    where = {**MODELS, "e": (-9, 0), "f": (-8, 0)}
-    updates = [update(n, 1, "global", *values) for n, values in where.items()]
-    method = WeCFL(k=3)
-    state = method.start(lambda i: coin(0, 0))
-    given = {"a": 0, "b": 0, "d": 0, "e": 1, "f": 1, "c": 2}
-    assert small_clusters(given, people, Floor(2, 1)) == [2]
-    assert merged(method, state, updates, given, people, Floor(2, 1)) == {**given, "c": 0}
-    assert merged(method, state, updates, given, people, Floor(9, 1)) == given  # there is no other one
-
-
-def test_only_methods_that_can_are_asked_to():
-    assert not METHODS["fedac"](k=2).traits.mergeable
-    assert not METHODS["fedcuau"](k=2).traits.mergeable
-    for method in (METHODS["fedavg"](), METHODS["cfl"](eps1=1, eps2=2)):
-        with pytest.raises(ConfigError, match=r"merge_small_clusters: method .* cannot merge clusters"):
-            server(method, min_sites_per_cluster=2, merge_small_clusters=True)
-    for method in (
-        FedDS(k=2),
-        CAM(base=IFCA(k=2), warmup=1),
-        build_named("fedavg+ifca:k=2"),
-        METHODS["fedgroup"](k=2),
-    ):
-        server(method, min_sites_per_cluster=2, merge_small_clusters=True)
+def test_what_a_floor_cannot_be_about_is_refused():
     with pytest.raises(ConfigError, match="min_sites_per_cluster = 1 sites, and there are none; raise that"):
         ServerSettings(2, merge_small_clusters=True)
     with pytest.raises(ConfigError, match="min_sites_per_cluster = 0 should be >= 1"):
         ServerSettings(2, min_sites_per_cluster=0)
 
 
+def test_small_clusters_are_those_in_use():
+    people = [Participant(n, site, 1) for n, site in (("a", "one"), ("b", "two"), ("c", "one"))]
+    assert census_of(people, Floor(2, 1)).small({"a": 0, "b": 0, "c": 4}.items()) == {4}
+
+
+# ---- Where participants choose ----
+
+
 def ifca_round(running: Server, picks: dict[str, int], moved: float) -> dict:
     """Each participant moves the model that it picks by so much."""
-    for name, order in running.tasks().items():
-        one = update(name, 1, f"cluster-{picks[name]}", moved, 0)
-        answer = Result(name, replace(one, cluster=picks[name]), {"served_accuracy": 0.5} if order.evaluate else {})
-        running.accept(answer, running.participants[name].site)
+    for name, task in running.tasks().items():
+        answer = replace(update(name, 1, f"cluster-{picks[name]}", moved, 0), cluster=picks[name])
+        metrics = {"served_accuracy": 0.5} if task.evaluate else {}
+        running.accept(Result(name, answer, metrics), running.participants[name].site)
     running.finish_round()
     assert running.progress.record is not None
     return running.progress.record
 
 
-def test_a_model_that_one_site_alone_picked_is_offered_no_more():
-    """IFCA: what its members trained is dropped, and they pick among the other models from then on."""
-    running = server(IFCA(k=3), min_sites_per_cluster=2, merge_small_clusters=True)
-    before = {slot: model.vector.tolist() for slot, model in running.state.bank.items()}
-    assert ifca_round(running, {"a": 0, "b": 0, "c": 2, "d": 0}, moved=3)["small_clusters"] == []
-    assert running.state.assignment == {"a": 0, "b": 0, "c": 0, "d": 0}
-    after = {slot: model.vector.tolist() for slot, model in running.state.bank.items()}
-    assert after["cluster-0"] == [before["cluster-0"][0] + 3, before["cluster-0"][1]]
-    assert (after["cluster-1"], after["cluster-2"]) == (before["cluster-1"], before["cluster-2"])
-    assert all(order.slots == ("cluster-0", "cluster-1") for order in running.tasks().values())
-    assert set(running.method.models(running.state, LAYOUT)) == {"cluster-0", "cluster-1"}
-    with pytest.raises(PayloadError, match=r"cluster = 2 should be one of \[0, 1\]"):
-        running.accept(Result("c", replace(update("c", 1, "cluster-2", 1, 0), cluster=2), {}), "two")
-
-
-def test_in_later_rounds_it_stays_closed():
-    running = server(IFCA(k=3), min_sites_per_cluster=2, merge_small_clusters=True)
-    ifca_round(running, {"a": 0, "b": 0, "c": 2, "d": 0}, moved=3)
-    ifca_round(running, {"a": 0, "b": 0, "c": 1, "d": 0}, moved=1)
-    assert running.state.extras["closed"] == [1, 2]
-    assert {slots for order in running.tasks().values() for slots in order.slots} == {"cluster-0"}
-
-
-def test_clusters_that_are_found_once_are_merged_when_they_are_found():
-    running = server(METHODS["fl-hc"](k=2, rounds_before=0), min_sites_per_cluster=2, merge_small_clusters=True)
-    assert one_round(running)["small_clusters"] == []
-    assert set(running.state.assignment.values()) == {0}
+def test_a_cluster_that_few_chose_is_held_back_and_comes_back_with_its_members():
+    running = server(IFCA(k=3), hold_small_clusters=True, **FLOORED)
+    alone = {"a": 0, "b": 0, "c": 2, "d": 0, "e": 1, "f": 1}
+    record = ifca_round(running, alone, moved=3)
+    assert record["held_back"] == ["c"] and record["small_clusters"] == [2] and running.state.assignment == alone
+    assert running.state.bank["cluster-2"].vector.tolist() == [2, -2]  # as it was
     assert running.state.bank["cluster-0"].vector.tolist() == [3, 0]
-    alone = server(METHODS["fl-hc"](k=2, rounds_before=0), min_sites_per_cluster=2)
-    assert one_round(alone)["small_clusters"] == [1]
+    assert all(task.slots == ("cluster-0", "cluster-1", "cluster-2") for task in running.tasks().values())
+    record = ifca_round(running, {**alone, "d": 2}, moved=1)
+    assert "held_back" not in record and record["small_clusters"] == []
+    assert running.state.bank["cluster-2"].vector.tolist() == [3, -2]
+
+
+def test_as_many_models_are_offered_as_can_be_large_enough(caplog):
+    """Else each of four hospitals could pick another model, and all would be held back for good."""
+    with caplog.at_level(logging.WARNING):
+        running = server(IFCA(k=4), **FLOORED)
+    assert "Of the 4 clusters that were asked for, 3 are used" in caplog.text
+    assert all(task.slots == ("cluster-0", "cluster-1", "cluster-2") for task in running.tasks().values())
+    offered = running.method.models(running.floor.shown_to(running.state), LAYOUT)
+    assert set(offered) == {"cluster-0", "cluster-1", "cluster-2"}
+
+
+def test_a_warm_start_has_no_small_cluster():
+    running = server(IFCA(k=2, warm_start=True), **FLOORED)
+    assert one_round(running, {**dict.fromkeys("abdef", (1, 0)), "c": (-9, 1), "f": (1, 0.5)})["small_clusters"] == []
+    assert min(map(len, groups_of(running))) == 2

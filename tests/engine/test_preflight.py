@@ -52,11 +52,10 @@ def test_a_share_above_one_can_never_be_reached() -> None:
     check_plans([RunPlan.of(method=FedAvg(), model=MODEL, **RUN, stop_cond="loss <= 80")])
 
 
-def test_histograms_of_scores_are_asked_for_where_they_decide_and_where_there_are_classes() -> None:
-    more: dict[str, Any] = {**RUN, "key_metric": "pooled_auroc"}
-    with pytest.raises(
-        ConfigError, match="names pooled_auroc, which needs histograms of scores; set score_bins to 200"
-    ):
+@pytest.mark.parametrize("name", ["pooled_auroc", "pooled_macro_f1"])
+def test_histograms_of_scores_are_asked_for_where_they_decide_and_where_there_are_classes(name: str) -> None:
+    more: dict[str, Any] = {**RUN, "key_metric": name}
+    with pytest.raises(ConfigError, match=f"names {name}, which needs histograms of scores; set score_bins to 200"):
         check_plans([RunPlan.of(method=FedAvg(), model=MODEL, **more)])
     check_plans([RunPlan.of(method=FedAvg(), model=MODEL, **more, training=TrainSettings(score_bins=200))])
     flat = nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten())

@@ -199,17 +199,16 @@ def test_samples_count_as_well():
 
 
 def test_real_sites_are_careful_unless_the_job_says_otherwise():
-    unset = ServerSettings(1).at_real_sites(merges=True)
+    unset = ServerSettings(1).at_real_sites()
     assert (unset.floor.sites, unset.floor.samples) == (3, 30)
     assert unset.merge_small_clusters
     assert unset.hold_small_clusters
     assert unset.max_weight_share == 1 / 3
     written = ServerSettings(1, min_sites_per_cluster=1, min_samples_per_cluster=1, max_weight_share=1.0)
-    real = written.at_real_sites(merges=True)
+    real = written.at_real_sites()
     assert not real.merge_small_clusters
     assert not real.hold_small_clusters
     assert real.max_weight_share == 1.0
-    assert not ServerSettings(1).at_real_sites(merges=False).merge_small_clusters
 
 
 def test_fewer_sites_than_a_cluster_needs_are_refused_at_once():

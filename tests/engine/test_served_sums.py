@@ -18,7 +18,8 @@ from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.methods import build_method
 from cfl_flare.models import MLP
-from cfl_flare.results.run_dir import Run, load_model, load_run
+from cfl_flare.results.run_dir import Run, load_run
+from cfl_flare.results.served import load_model, read_model
 from cfl_flare.training.ensemble import Ensemble
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.runtime import Split
@@ -126,8 +127,11 @@ def test_it_is_exported(finished):
 def test_a_class_of_ones_own_is_given_once(tmp_path):
     model = {"class_path": "tests.engine.test_served_sums.Foreign", "args": MODEL["args"]}
     run, server = finish(SPECS["ifca-cam"], tmp_path, model)
-    with pytest.raises(ConfigError, match=r"holds a tests\.engine\.test_served_sums\.Foreign; build one"):
-        load_model(run.folder, "cluster-1")
+    with pytest.raises(
+        ConfigError, match=r"holds a tests\.engine\.test_served_sums\.Foreign; import its module first, or"
+    ):
+        read_model(run.folder / "clusters" / "cluster-1.safetensors")
+    assert load_model(run.folder, "cluster-1")  # this program has imported it
     loaded = load_model(run.folder, "cluster-1", model=Foreign(**MODEL["args"]))
     assert isinstance(loaded, Ensemble) and all(isinstance(part, Foreign) for part in loaded.parts)
     x = splits("p0")[1].x

@@ -5,26 +5,33 @@
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cfl_flare.core.errors import CFLError, ConfigError, RunFailedError
-from cfl_flare.data import Digits
+from cfl_flare.core.private import Division
+from cfl_flare.data import DataSource, Digits, Samples
+from cfl_flare.data.samples import split_by_class
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.private import check_private
 from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.engine.study import in_process
 from cfl_flare.engine.study.candidates import Candidate, clustered_candidates, first_candidates, named, private_layers
 from cfl_flare.engine.study.halving import Journal, Rung, Study
 from cfl_flare.engine.study.in_process import InProcess
 from cfl_flare.engine.study.settings import StudySettings
 from cfl_flare.methods import IFCA, FedAvg, FedCUAU, Local, WeCFL
-from cfl_flare.models import MLP
+from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.comparison import AtHospital, Measured
 from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.run_dir import ROUNDS, load_run, read_lines
 from cfl_flare.results.store import Store
+from cfl_flare.results.verdict import decide
 from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.tasks import Binary, Survival
 from tests.play import DATA, MODEL
 
 SHARED = 0.02 * np.random.default_rng(0).normal(size=100)
@@ -49,9 +56,10 @@ class Fake:
     done: list[tuple[str, int]] = field(default_factory=list)
     seen: list[tuple[str, int, str]] = field(default_factory=list)
 
-    def search(self) -> tuple[int, int]:
+    def search(self) -> tuple[dict[str, Any], int]:
         self.done.append(("search", 4))
-        return self.found, 4
+        by_k = {str(k): {"gap": k / 10, "deviations": 3.0, "stability": 0.8} for k in range(1, 5)}
+        return {"k": self.found, "by_k": by_k, "draws": {"2": 50, "4": 50}}, 4
 
     def private_layers(self, candidate: Candidate) -> str | None:
         return self.layers
@@ -149,9 +157,20 @@ def test_minutes_end_a_study_between_comparisons_but_never_before_the_first():
     study = Study(Fake(VALUES), TWO, StudySettings(rungs=2, minutes=1e-9), say=said.append)
     verdict = study.run()
     assert verdict.rounds == 4 and len(study.journal.rungs) == 1
+    assert said[0].startswith(
+        "after 4 rounds: about 3 clusters found (without a fifth of the participants 2 to 4, with"
+    )
+    assert study.journal.words == said[0].removeprefix("after 4 rounds: ")
     assert said[-1] == "1e-09 minutes are used up; the candidates have 4 rounds"
     more = Study(Fake(VALUES), TWO, StudySettings(rungs=2, minutes=60), study.journal)
     assert more.run().rounds == 8
+
+
+def test_a_margin_of_half_a_share_is_refused_before_anything_trains():
+    fake = Fake(VALUES)
+    with pytest.raises(ConfigError, match=r"margin = 0.5 is half of all that accuracy can be.*such as 0.05"):
+        Study(fake, TWO, StudySettings(margin=0.5))
+    Study(Fake(VALUES, metric=Metric("loss", "min")), TWO, StudySettings(margin=0.5))
 
 
 def test_two_groups_are_a_candidate_even_if_none_were_found():
@@ -159,6 +178,15 @@ def test_two_groups_are_a_candidate_even_if_none_were_found():
     assert [one.name for one in clustered_candidates(2, 12)] == ["wecfl-k2", "wecfl-k3"]
     assert [one.name for one in clustered_candidates(3, 3)] == ["wecfl-k2", "wecfl-k3"]
     assert [one.name for one in clustered_candidates(2, 12, [named(WeCFL(k=2))])] == ["wecfl-k3"]
+
+
+def test_under_survival_the_last_layer_s_bias_is_no_candidate():
+    """Cox's loss has no intercept: the same number added to all risks of a hospital changes nothing."""
+    linear, deep = MLP([4], 1, hidden=[]), MLP([4], 1, hidden=[8])
+    assert [one.name for one in first_candidates(linear, task=Survival())] == ["local", "fedavg"]
+    assert private_layers(linear, FedAvg(), Binary()) == private_layers(deep, FedAvg(), Survival()) == "bias"
+    with pytest.raises(ConfigError, match=r"private = 'bias' is the last layer's bias alone.* survival only compares"):
+        check_private(FedAvg(), Division.of(linear, "bias"), "bias", task=Survival())
 
 
 def test_hospitals_keep_normalisation_or_else_biases_if_the_method_lets_them():
@@ -220,7 +248,8 @@ def plan(**more) -> RunPlan:
     settings = {"num_rounds": 4, "validation": 0.25, "participants": 6, "partition": DATA.partition, **more}
     steps, model = settings.pop("local_steps", 3), settings.pop("model", MODEL)
     training = TrainSettings(lr=0.1, local_steps=steps, bootstrap=settings.pop("bootstrap", 50))
-    return RunPlan.of(method="fedavg", model=model, data=Digits(), training=training, min_clients=1, **settings)
+    data = settings.pop("data", Digits())
+    return RunPlan.of(method="fedavg", model=model, data=data, training=training, min_clients=1, **settings)
 
 
 def without_seconds(folder: Path) -> list[dict]:
@@ -250,11 +279,15 @@ def test_a_run_that_was_ended_early_goes_on_as_if_it_had_not(tmp_path, private):
     assert one["participants"] == other["participants"] and one["stopped"] is None
 
 
-def test_splits_are_disjoint_and_measured_on_the_same_models(tmp_path):
-    trainer = InProcess(plan(), tmp_path)
+def test_splits_are_disjoint_and_measured_on_the_same_models(tmp_path, monkeypatch):
+    lines: list[str] = []
+    trainer = InProcess(plan(), tmp_path, say=lines.append)
     candidate = named(WeCFL(k=2), "bias")
     trainer.train(candidate, 2)
+    monkeypatch.setattr(in_process, "SECONDS", -1.0)
     found = {split: trainer.measured(candidate, 2, split) for split in ("validation", "test")}
+    said = f"{candidate.name}: measured on test samples of 1 of {trainer.participants} hospitals"
+    assert said in lines and len(lines) == 2 * trainer.participants
     run = load_run(tmp_path / candidate.name)
     for person in run.summary["participants"]:  # what the run itself measured
         assert found["validation"][person["name"]].value == pytest.approx(person["served_accuracy"])
@@ -283,6 +316,41 @@ def test_what_a_study_needs_is_asked_for_before_it_starts(tmp_path, more, why):
     with pytest.raises(ConfigError, match=why):
         InProcess(plan(**more), tmp_path)
     assert not [*tmp_path.iterdir()]
+
+
+@dataclass(frozen=True)
+class Small(DataSource):
+    """Forty hospitals of 8 to 20 patients, of whom a fifth die."""
+
+    def load(self) -> tuple[Samples, Samples]:
+        rng = np.random.default_rng(0)
+        sizes = rng.integers(8, 21, size=40)
+        x = rng.random((sizes.sum(), 4)).astype(np.float32)
+        risk = x[:, 0] + 0.5 * rng.random(len(x))
+        y = (risk > np.quantile(risk, 4 / 5)).astype(np.int64)
+        return split_by_class(Samples(x, y, np.repeat(np.arange(40), sizes)), 0.3, 0)
+
+
+def test_small_hospitals_with_few_deaths_cannot_tell_and_say_on_how_many_that_rests(tmp_path):
+    """Whoever names one class everywhere is right in 4 of 5: accuracy says nothing, and a handful of deaths little."""
+    more = {"data": Small(), "participants": 40, "partition": "natural", "min_samples": 2, "num_rounds": 2}
+    trainer = InProcess(plan(**more, model=Logistic([4], 2), key_metric="accuracy"), tmp_path)
+    study = Study(trainer, first_candidates(trainer.module), StudySettings(rungs=1, fewest_events=10))
+    accuracy = study.run()
+    assert accuracy.sentences()[0].startswith("Cannot tell whether to cluster: accuracy 0.")
+    found = {split: trainer.measured(study.candidates[1], 2, split) for split in ("validation", "test")}
+    for split, measured in found.items():
+        counts = {data.name: np.bincount(data.test.y, minlength=2).tolist() for data in trainer.hosted(split)}
+        assert {name: list(own.classes) for name, own in measured.items()} == {
+            n: c for n, c in counts.items() if sum(c)
+        }
+        deaths = sum(counted[1] for counted in counts.values())
+        basis = accuracy.basis[split]
+        assert (basis.hospitals, basis.of, basis.rarer) == (len(measured), 40, deaths) and 10 <= deaths < 100
+    tested = {one.name: trainer.measured(one, 2, "test") for one in study.candidates}
+    validated = {one.name: trainer.measured(one, 2, "validation") for one in study.candidates}
+    few = decide(tested, validated, [one.entrant for one in study.candidates], 2, "loss", "min", fewest=100)
+    assert few.unsure.endswith("are too few, 100 are needed (--fewest-events)") and few.chosen.name != "local"
 
 
 @pytest.mark.slow

@@ -17,7 +17,9 @@ from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import COMBINATIONS, METHODS, build_method
-from cfl_flare.results.run_dir import load_model, load_run
+from cfl_flare.results.live import LiveRun
+from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.served import load_model
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import TASKS, Survival
 
@@ -145,6 +147,50 @@ def test_any_measure_is_the_key_metric(task, metric, tmp_path):
     ends = (min, max) if metric != "mae" else (max, min)
     own = [one[f"served_{metric}"] for one in found.summary["participants"]]
     assert record[f"served_worst_{metric}"] == ends[0](own) and (tmp_path / "best").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "settings", "metric", "mode"),
+    [
+        ("binary", 1, {}, "loss", "min"),
+        ("classification", 2, {}, "loss", "min"),  # the same question, asked with two outputs
+        ("classification", 3, {}, "accuracy", "max"),
+        ("survival", 1, {}, "c_index", "max"),
+        ("binary", 1, {"key_metric": "accuracy"}, "accuracy", "max"),
+        ("classification", 2, {"key_metric": "macro_f1"}, "macro_f1", "max"),
+        ("classification", 2, {"key_metric_mode": "max"}, "accuracy", "max"),
+        ("binary", 1, {"stop_cond": "auroc >= 0.999"}, "loss", "min"),
+    ],
+)
+def test_two_classes_are_judged_by_their_loss_unless_another_metric_is_named(
+    task, outputs, settings, metric, mode, tmp_path
+):
+    """The best round, the worst participant, what patience waits for, and the figure all follow."""
+    model = model_of(task)
+    model["args"]["num_classes"] = outputs
+    run_loop(
+        method=build_method({"method": "fedavg"}),
+        model=model,
+        source=Made("binary" if outputs == 2 else task),
+        data=DataConfig(4, "iid", min_samples=2),
+        settings=ServerSettings(4, patience=3, **settings),
+        training=TrainSettings(lr=0.5, local_steps=2, batch_size=8, task=task),
+        folder=tmp_path,
+    )
+    found = load_run(tmp_path)
+    assert (
+        (found.metric.name, found.metric.mode)
+        == (metric, mode)
+        == tuple(found.summary["best"][key] for key in ("metric", "mode"))
+    )
+    ends = (min, max) if mode == "min" else (max, min)
+    assert found.summary["best"]["value"] == ends[0](one[f"served_{metric}"] for one in found.rounds)
+    own = [one[f"served_{metric}"] for one in found.summary["participants"]]
+    assert found.rounds[-1][f"served_worst_{metric}"] == ends[1](own)
+    (tmp_path / "summary.json").unlink()
+    live = LiveRun(tmp_path)
+    live.refresh()
+    assert live.metric == found.metric  # what a watcher shows before there is a summary
 
 
 def test_a_measure_on_request_has_to_be_requested():

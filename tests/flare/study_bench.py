@@ -8,7 +8,7 @@ What travels is written and read by FLARE's own serializer, and answers are take
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -148,3 +148,9 @@ class Bench:
     def _event(self, event: str, fl_ctx: FLContext) -> None:
         if event == "_fatal_system_error":
             self.panics.append(str(fl_ctx.get_prop("__event_data__")))
+
+
+def of_sites(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """A verdict without what sites do not tell, and a study in one process knows: the samples of each class."""
+    kept = {key: value for key, value in verdict.items() if key not in ("sentences", "majority")}
+    return kept | {"basis": {split: {**rests, "rarer": None} for split, rests in verdict["basis"].items()}}

@@ -4,7 +4,7 @@
 
 import pytest
 
-from cfl_flare.flare.attendance import LONGEST_STEP, SILENCE, START, Attendance
+from cfl_flare.flare.attendance import FETCHES, LONGEST_STEP, SILENCE, START, Attendance
 
 SITES = ("site-1", "site-2")
 
@@ -71,3 +71,15 @@ def test_in_a_simulation_nobody_is_lost():
     attendance = Attendance.ignored()
     attendance.hear("site-2")
     assert listened(attendance, 10 * START, "site-1") == []
+
+
+def test_a_site_is_deaf_once_it_has_been_heard_for_as_long_as_it_takes_to_fetch_a_task(attendance):
+    listened(attendance, FETCHES - 1, *SITES)
+    assert not attendance.deaf("site-1")
+    listened(attendance, 1, *SITES)
+    assert attendance.deaf("site-1") and not attendance.deaf("site-3")
+    attendance.expect("site-1")  # its process starts again: time counts from its next sign
+    listened(attendance, FETCHES, "site-2")
+    assert not attendance.deaf("site-1")
+    listened(attendance, FETCHES, "site-1")
+    assert attendance.deaf("site-1")

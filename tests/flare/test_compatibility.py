@@ -11,7 +11,7 @@ import pytest
 from cfl_flare import __version__
 from cfl_flare.core.config import marked
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.flare import compatibility
+from cfl_flare.flare import compat, compatibility
 from cfl_flare.flare.compatibility import check_maker, check_settings, check_software, unused_copy
 from cfl_flare.flare.executor import ClusteredExecutor
 from tests.flare.kits import answer, check_in, context, kit
@@ -139,3 +139,12 @@ def test_a_copy_that_is_carried_in_vain_is_named(tmp_path):
     (Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir("job")) / "cfl_flare").mkdir(parents=True)
     said = unused_copy(fl_ctx)
     assert said and f"installed here runs: {__version__} in " in said
+
+
+@pytest.mark.parametrize("simulation", [True, False])
+def test_owners_are_named_in_a_simulation_alone(simulation, monkeypatch):
+    """At real sites their names would leave, and a job that guesses them would learn whether it is right."""
+    monkeypatch.setattr(compat, "simulated", lambda fl_ctx: simulation)
+    owners = ["Ward A", "Ward B"]
+    found = compat.data_config({"participants": 2, "partition": "natural", "owners": owners}, None)
+    assert found.names == (owners if simulation else ["p0", "p1"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from nvflare.apis.fl_context import FLContext
 
+from cfl_flare.flare import compat
 from cfl_flare.flare import executor as module
 from cfl_flare.flare.executor import ClusteredExecutor
 
@@ -23,7 +24,8 @@ def test_a_site_takes_its_gpu_and_says_which(monkeypatch, simulation, share):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     limits, devices, said = [], [], []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: limits.append(given))
-    monkeypatch.setattr(module, "simulated", lambda fl_ctx: simulation)
+    for place in (module, compat):
+        monkeypatch.setattr(place, "simulated", lambda fl_ctx: simulation)
     monkeypatch.setattr(module, "component_policy", lambda fl_ctx: None)
     monkeypatch.setattr(module, "limited_paths", nullcontext)
 

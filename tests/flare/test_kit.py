@@ -3,6 +3,9 @@
 """Preparing a startup kit."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,69 @@ def test_a_kit_s_list_is_kept_and_its_default_left_alone(tmp_path, capsys):
     assert main(["site", "prepare", str(folder)]) == 0
     assert "nothing to change" in capsys.readouterr().out
     assert {p.name for p in (folder / "local").iterdir()} == {"resources.json", "resources.json.default"}
+
+
+def test_several_kits_are_prepared_at_once_or_none(tmp_path, capsys):
+    one, two = kit(tmp_path / "one"), kit(tmp_path / "two")
+    assert main(["site", "prepare", str(one), str(two), str(tmp_path / "three")]) == 2
+    assert not (one / "local" / "resources.json").exists()
+    assert main(["site", "prepare", str(one), str(two)]) == 0
+    assert allowed(one) == allowed(two)
+
+
+@pytest.mark.parametrize("before", [None, {"format_version": 2, "class_allow_list": ["a.B"], "client": {"x": 1}}])
+def test_unprepare_leaves_a_kit_as_it_was(tmp_path, before, capsys):
+    folder = kit(tmp_path / "site")
+    resources = folder / "local" / "resources.json"
+    if before:
+        resources.write_text(json.dumps(before))
+    files = {path: path.read_text() for path in (folder / "local").iterdir()}
+    assert main(["site", "prepare", str(folder)]) == 0
+    assert main(["site", "unprepare", str(folder), "--dry-run"]) == 0 and set(OURS) <= set(allowed(folder))
+    assert main(["site", "unprepare", str(folder)]) == 0
+    assert {path: path.read_text() for path in (folder / "local").iterdir()} == files
+    assert main(["site", "unprepare", str(folder)]) == 0
+    assert "it is not prepared" in capsys.readouterr().out
+
+
+def test_unprepare_keeps_what_an_operator_changed_since(tmp_path):
+    folder = kit(tmp_path / "server", class_allow_list=["a.B"])
+    (folder / "startup" / "fed_server.json").write_text("{}")
+    assert main(["site", "prepare", str(folder)]) == 0
+    resources = folder / "local" / "resources.json"
+    content = json.loads(resources.read_text())
+    assert [part["id"] for part in content["components"]] == ["cfl_rejoin"]
+    part = {"id": "other", "path": "c.D"}
+    resources.write_text(json.dumps({**content, "components": [*content["components"], part], "client": {"x": 2}}))
+    assert main(["site", "unprepare", str(folder)]) == 0
+    left = json.loads(resources.read_text())
+    assert (left["class_allow_list"], left["components"], left["client"]) == (["a.B"], [part], {"x": 2})
+
+
+def test_clean_deletes_old_jobs_and_none_that_runs_or_is_no_job(tmp_path, capsys):
+    folder = kit(tmp_path / "site")
+    ids = [f"0000000{i}-0000-4000-8000-000000000000" for i in range(3)]
+    for name in (*ids, "transfer"):
+        (folder / name / "app").mkdir(parents=True)
+        for path in (
+            folder / name / "meta.json",
+            folder / name / "app" / "log.txt",
+            folder / name / "app",
+            folder / name,
+        ):
+            if not path.exists():
+                path.write_text("0" * 1000)
+            os.utime(path, (0, 0) if name != ids[1] else None)
+    (folder / f"{ids[0][:-1]}9").symlink_to(folder / "local")
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", ids[2]]) as running:
+        try:
+            assert main(["site", "clean", str(folder), "--dry-run"]) == 0
+            assert "1 jobs would be deleted" in capsys.readouterr().out and (folder / ids[0]).is_dir()
+            assert main(["site", "clean", str(folder)]) == 0
+        finally:
+            running.kill()
+    assert {path.name for path in folder.iterdir()} == {"startup", "local", "transfer", f"{ids[0][:-1]}9", *ids[1:]}
+    assert (folder / "local" / "resources.json.default").is_file()
 
 
 @pytest.mark.parametrize("wide", ["cfl_flare.", "cfl_flare"])

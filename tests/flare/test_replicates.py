@@ -56,7 +56,7 @@ def arrived(answer: Result, change: Change = lambda said: None) -> Result:
 
 
 def test_a_task_and_its_draws_arrive_as_they_were_sent():
-    order = {"a": Task(("global",), False, True, bootstrap=TIMES), "b": Task(("global",), False, True)}
+    order = {"a": Task(("global",), False, True, bootstrap=TIMES, drawn=("loss",)), "b": Task(("global",), False, True)}
     said = wire.encode_tasks(order)
     assert said["a"]["bootstrap"] == TIMES and "bootstrap" not in said["b"]
     data = wire.message(wire.encode_models({"global": coin(1, 2)}), {"tasks": said, "round": 0}, 0, 0)

@@ -48,14 +48,14 @@ def refused(source, folder: Path, caplog, *secrets: str) -> str:
     for secret in secrets:
         assert secret not in str(said) + errors(caplog)
     assert f"failed: {said['error']}" in errors(caplog) and "Traceback" not in errors(caplog)
-    assert caplog.text.count("Traceback (most recent call last)") == 1
+    assert caplog.text.count("in full: Traceback (most recent call last)") == 1
     return said["error"]
 
 
 @pytest.mark.parametrize("real", [True, False])
 def test_no_variable_in_a_job_s_path_is_expanded(tmp_path, caplog, real):
     folder = kit(tmp_path / "kit", real)
-    assert refused(Npz("$DB_PASSWORD"), folder, caplog, "DB_PASSWORD", "hunter2") == ("path" if real else "data")
+    assert refused(Npz("$DB_PASSWORD"), folder, caplog, "DB_PASSWORD", "hunter2") == ("path" if real else "missing")
     assert "$DB_PASSWORD" in caplog.text and "hunter2" not in caplog.text
 
 
@@ -75,6 +75,18 @@ def test_an_honest_table_s_cells_and_columns_stay_at_the_site(tmp_path, caplog, 
     source = Table(str(tmp_path / "data" / "ward.csv"))
     assert refused(source, folder, caplog, "unknown-HIV+", "viral_load", "ward.csv", "21") == "data"
     assert "row 21 holds 'unknown-HIV+'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "code, label", [("missing", "label"), ("columns", "zzz"), ("model", "label"), ("model", "share")]
+)
+def test_the_author_learns_whether_data_columns_or_model_are_wrong(tmp_path, caplog, monkeypatch, code, label):
+    """A code for each, as the way out is another one: the operator's, the study's, the author's."""
+    rows = "".join(f"{i / 7},1,{i % 2}\n" for i in range(20))
+    (tmp_path / "ward.csv").write_text(f"share,hiv,label\n{rows}")
+    monkeypatch.setenv("CFL_DATA", str(tmp_path / ("gone.csv" if code == "missing" else "ward.csv")))
+    monkeypatch.setenv("CFL_LABEL", label)
+    assert refused(SiteData(), kit(tmp_path / "kit"), caplog, "hiv", "ward.csv", "gone.csv") == code
 
 
 NAMED = {"npz": "path", "site": "path", "folder": "path", "table": "path", "medmnist": "root"}
@@ -197,7 +209,7 @@ def test_a_participant_s_failure_leaves_as_a_code_and_its_traceback_is_kept_once
     said = answer(executor(SiteData()), train(), kit(tmp_path / "kit"), wire.TRAIN_TASK)
     assert said["results"] == {"site-1": {"metrics": {}, "error": code}}
     assert errors(caplog) == f"[identity=site-1, run=job]: round 0: site-1 failed: {code}"
-    assert caplog.text.count("Traceback (most recent call last)") == 1
+    assert caplog.text.count("in full: Traceback (most recent call last)") == 1
     assert caplog.text.count("in fails") == 1 and caplog.text.count("unknown-HIV+") == 1
 
 
@@ -235,7 +247,7 @@ def test_the_server_too_opens_no_file_for_a_job_but_the_job_s_own(tmp_path):
     def begins(path: str) -> None:
         component = ClusteringAggregator(JOB["method"], MODEL, initial_ckpt=path)
         with limited_paths(fl_ctx):
-            component._initial(build_method(JOB["method"]), 0, fl_ctx)
+            component._initial(build_method(JOB["method"]), component.division(fl_ctx).whole, 0, fl_ctx)
 
     begins("start.pt")
     for path in (str(tmp_path / "secret.pt"), f"{'../' * 9}{tmp_path}/secret.pt", "/etc/passwd"):

@@ -71,9 +71,12 @@ def check_in(site: str) -> Shareable:
 
 
 def scores_of(name: str) -> np.ndarray:
-    """An honest participant's histograms of scores, where a job asks for them."""
-    counts = np.zeros((2, 2, BINS), np.int32)
-    counts[:, 0, : BINS // 2 + EVERYONE.index(name) % 2], counts[:, 1, BINS // 2 :] = 1, 2
+    """An honest participant's histograms of scores and its decisions, where a job asks for them."""
+    counts = np.zeros((2, 2, BINS + 1), np.int32)
+    extra = EVERYONE.index(name) % 2
+    counts[1, 0, : BINS // 2 + extra], counts[1, 1, BINS // 2 : BINS] = 1, 2
+    counts[0, :, :BINS] = counts[1, ::-1, BINS - 1 :: -1]  # of two classes, one's rank is the other's reversed
+    counts[1, :, BINS], counts[0, :, BINS] = (extra, BINS), (0, BINS // 2)
     return counts
 
 

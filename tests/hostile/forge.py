@@ -176,11 +176,12 @@ def histograms(draw: st.DrawFn) -> Forgery:
     shape, dtype = draw(st.lists(st.integers(0, 4), max_size=4).map(tuple)), draw(st.sampled_from(DTYPES))
     value = draw(st.sampled_from([-1, 10**9, 10**18, -(2**63), 2**63 - 1]))
     kind = draw(st.sampled_from([DataKind.WEIGHTS, DataKind.WEIGHT_DIFF, DataKind.METRICS, "?"]))
-    junk, text, place = draw(JUNK), draw(NAME), draw(st.integers(0, 4 * BINS - 1))
+    junk, text, place = draw(JUNK), draw(NAME), draw(st.integers(0, 4 * BINS + 3))
 
     def change(dxo: DXO, content: dict[str, Any]) -> None:
         key = f"{own}/{wire.SCORES}"
-        counts = np.ones((2, 2, BINS), np.int64)
+        counts = np.ones((2, 2, BINS + 1), np.int64)
+        counts[..., BINS] = BINS // 2
         part = dxo.data[key] = DXO(DataKind.STATISTICS, data={wire.COUNTS: counts})
         match what:
             case "array":

@@ -109,7 +109,8 @@ def test_histograms_of_scores(forgery, number, method, asked):
     training = {"score_bins": BINS} if asked else {}
     run = play(in_round(number, forgery), METHODS[method], training=training)
     check(run, method)
-    assert all(0 <= record.get("pooled_auroc", 0) <= 1 for record in run.records)
+    for name in ("pooled_auroc", "pooled_macro_f1"):
+        assert all(0 <= record.get(name, 0) <= 1 for record in run.records)
     assert run.panics or (run.curves is not None) == asked
     for label, own in {} if run.curves is None else run.curves.curves.items():
         assert own.participants <= len(EVERYONE) and own.sites <= 3, label

@@ -235,20 +235,31 @@ def test_what_is_logged_of_many_refusals_is_short():
     assert sum(map(len, run.log)) < 5_000
 
 
+def counts(samples: tuple[int, int, int, int] = (1, 1, 1, 1), said: tuple[int, int, int, int] = (5, 5, 5, 5)):
+    """So many samples in each of ten bins, and decisions, without the first class, with it, and so of the second."""
+    rows = np.repeat(np.array(samples, np.int32).reshape(2, 2, 1), 10, axis=2)
+    return np.concatenate((rows, np.array(said, np.int32).reshape(2, 2, 1)), axis=2)
+
+
 SCORES = {
-    "negative": np.where(np.arange(40).reshape(2, 2, 10) % 10 == 3, -1, 1),
-    "NaN": np.full((2, 2, 10), np.nan),
-    "floats": np.ones((2, 2, 10), np.float32),
-    "huge": np.full((2, 2, 10), 2**63, np.uint64),
-    "10^10 samples": np.full((2, 2, 10), 10**9),
-    "no samples": np.zeros((2, 2, 10), np.int32),
-    "a class more": np.ones((3, 2, 10), np.int32),
-    "a flat array": np.ones(40, np.int32),
-    "other bins": np.ones((2, 2, 11), np.int32),
+    "negative": np.where(np.arange(44).reshape(2, 2, 11) % 11 == 3, -1, 1),
+    "NaN": np.full((2, 2, 11), np.nan),
+    "floats": np.ones((2, 2, 11), np.float32),
+    "huge": np.full((2, 2, 11), 2**63, np.uint64),
+    "10^10 samples": np.full((2, 2, 11), 10**9),
+    "no samples": np.zeros((2, 2, 11), np.int32),
+    "a class more": np.ones((3, 2, 11), np.int32),
+    "a flat array": np.ones(44, np.int32),
+    "other bins": np.ones((2, 2, 12), np.int32),
+    "no decisions": np.ones((2, 2, 10), np.int32),
     "nothing at all": np.zeros((2, 2, 0), np.int32),
-    "text": np.full((2, 2, 10), "a"),
-    "True": np.ones((2, 2, 10), bool),
-    "classes of different splits": np.stack([np.ones((2, 10), np.int32), np.full((2, 10), 2, np.int32)]),
+    "text": np.full((2, 2, 11), "a"),
+    "True": np.ones((2, 2, 11), bool),
+    "classes of different splits": counts((1, 1, 2, 2)),
+    "a decision more than samples": counts(said=(4, 11, 0, 5)),
+    "a decision less than none": counts(said=(-1, 10, 6, 5)),
+    "a decision more than one of each": counts(said=(5, 5, 5, 6)),
+    "a label more than one of each": counts((1, 2, 1, 2), (5, 10, 5, 10)),
 }
 ASKED = {"score_bins": 10}
 
@@ -258,7 +269,7 @@ def scores(change: Callable[[DXO], Any], name: str = "p3") -> Callable[[Shareabl
 
     def forge(answer: Shareable) -> Shareable:
         dxo = from_shareable(answer)
-        dxo.data.setdefault(f"{name}/#scores", DXO(DataKind.STATISTICS, data={"counts": np.ones((2, 2, 10), np.int32)}))
+        dxo.data.setdefault(f"{name}/#scores", DXO(DataKind.STATISTICS, data={"counts": counts()}))
         change(dxo.data[f"{name}/#scores"])
         return dxo.update_shareable(answer)
 
@@ -274,6 +285,8 @@ def test_honest_histograms_are_added_up():
     check(run, "wecfl")
     # Of 33 samples without the class 3 share a bin with 12 of the 60 that have it.
     assert pooled(run) == [pytest.approx(1 - 0.5 * 3 / 33 * 12 / 60)] * 2
+    # 30 are predicted to have the first class, all rightly, and 63 the second, 60 of them rightly.
+    assert [record["pooled_macro_f1"] for record in run.records] == [pytest.approx((60 / 63 + 120 / 123) / 2)] * 2
     assert all("defined" not in record for record in run.records)
 
 
@@ -328,18 +341,21 @@ def test_the_pooled_value_goes_on_without_those_that_withhold_theirs():
     run = play(lambda task, number, answer: withheld(answer) if number > 0 else answer, WECFL, training=ASKED)
     check(run, "wecfl")
     assert [record["failed"] for record in run.records] == [{}, {}]
-    assert [record["defined"] for record in run.records] == [{"pooled_auroc": 4}] * 2
+    assert [record["defined"] for record in run.records] == [{"pooled_auroc": 4, "pooled_macro_f1": 4}] * 2
     assert None not in pooled(run)
 
 
 def test_a_site_that_claims_10_to_the_9_samples_does_not_choose_the_best_round():
     def liar(good: bool) -> Callable[[DXO], None]:
-        counts = np.zeros((2, 2, 10), np.int64)
-        counts[:, 0, 0 if good else 9] = counts[:, 1, 9 if good else 0] = 5 * 10**8
-        return lambda dxo: dxo.data.update(counts=counts)
+        claimed = np.zeros((2, 2, 11), np.int64)
+        claimed[:, 0, 0 if good else 9] = claimed[:, 1, 9 if good else 0] = claimed[:, int(good), 10] = 5 * 10**8
+        return lambda dxo: dxo.data.update(counts=claimed)
 
     settings = {"key_metric": "pooled_auroc", "max_weight_share": 1 / 3, "training": ASKED, "num_rounds": 3}
     run = play(in_round(2, scores(liar(False))), WECFL, **settings)
-    assert run.records[1]["pooled_auroc"] < 0.01  # as it is reported
+    assert max(run.records[1][name] for name in ("pooled_auroc", "pooled_macro_f1")) < 0.01  # as it is reported
     steady = play(in_round(2, scores(liar(False))), WECFL, stop_cond="pooled_auroc < 0.3", **settings)
+    other = {**settings, "key_metric": "pooled_macro_f1", "stop_cond": "pooled_macro_f1 < 0.3"}
+    assert steady.controller.aggregator.running.progress.stopped is None and len(steady.records) == 3
+    steady = play(in_round(2, scores(liar(False))), WECFL, **other)
     assert steady.controller.aggregator.running.progress.stopped is None and len(steady.records) == 3

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cfl_flare.cli.specs import build_named
-from cfl_flare.clustering.gap import Found
+from cfl_flare.clustering.gap import DRAWS, Found, in_words
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
@@ -57,7 +57,7 @@ def labels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def found(products: np.ndarray, most: int, seed: int) -> Found:
         assert products.shape == (len(wanted), len(wanted))
-        return Found(np.array(wanted), (0.0, 1.5, 1.6), (0.0, 3.0, 3.2))
+        return Found(np.array(wanted), (0.0, 1.5, 1.6), (0.0, 3.0, 3.2), (1.0, 0.95, 0.4), (2, 2, 3, 2))
 
     monkeypatch.setattr(auto_k, "number_of_clusters", found)
     return wanted
@@ -193,10 +193,12 @@ def test_digits(name: str, partition: str, k: int, tmp_path: Path) -> None:
     assert kept.summary["final"].get("ari", 1) in (1, None)
     note = kept.rounds[2]["number_of_clusters"]
     assert (note["k"], list(note["by_k"])) == (k, ["1", "2", "3", "4", "5", "6"])
+    assert note == kept.summary["number_of_clusters"]
+    assert note["draws"] == {str(k): DRAWS} and note["by_k"][str(k)]["stability"] == 1
     assert build_method(kept.summary["method"]) == method
     assert "number_of_clusters.png" in [path.name for path in draw(kept)]
-    line = auto_k.in_words(note)
-    assert line.startswith("3 clusters found (clear): " if k == 3 else "one cluster found: with 2 to 6")
+    line = in_words(note)
+    assert line.startswith("3 clusters found (clear): " if k == 3 else "one cluster found (clear): with 2 to 6")
 
 
 def test_with_one_cluster_wecfl_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
@@ -292,7 +294,7 @@ def test_specs_and_their_description() -> None:
         (lambda: AutoK(base=IFCA(k=3, shared_backbone=True)), "shared_backbone = True leaves no whole models"),
         (lambda: AutoK(base=IFCA(k=3, warm_start=True)), "warm_start = True does what the warm-up does"),
         (lambda: AutoK(base=WeCFL(k=2, penalties=(KnowledgeSharing(lam=(1.0, 2.0)),))), "lam = .* has 2 values for 1"),
-        (lambda: CAM(base=auto()), "should be a method that clusters"),
+        (lambda: CAM(base=auto()), "wecfl-auto has no fixed number of centres"),
         (lambda: auto(warmup=5).check(LAYOUT, 5), "warmup = 5 leaves none of 5 rounds; lower it"),
     ],
 )

@@ -16,7 +16,7 @@ from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Result
 from cfl_flare.methods import CAM, Assignment, Contrastive, Download, Ensemble, FedAvg, Method, Participant, ServerState
 from cfl_flare.methods.base import cluster_slot
-from cfl_flare.methods.state import Plan, Update
+from cfl_flare.methods.state import Counts, Plan, Update
 from cfl_flare.methods.traits import Traits
 from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.results.analysis import gram
@@ -33,7 +33,7 @@ class Growing(Method):
 
     @property
     def traits(self) -> Traits:
-        return Traits(clusters=1, shares_centres=False)
+        return Traits(clusters=1, serves_one=True, takes_penalties=True)
 
     def clusters_in(self, state: ServerState) -> int:
         return sum(slot.startswith("cluster-") for slot in state.bank)
@@ -45,6 +45,9 @@ class Growing(Method):
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         names = [u.participant for u in updates]
         return {n: min(i, state.round - 1) for i, n in enumerate(names)} if state.round else {}
+
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        return self.by_cluster(update, assignment)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         if not assignment:
@@ -58,7 +61,7 @@ class Choosing(Growing):
 
     @property
     def traits(self) -> Traits:
-        return Traits(clusters=1, shares_centres=False, assigns_on_site=True)
+        return Traits(clusters=1, assigns_on_site=True)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         sent = super().distribute(state, participant)
@@ -141,5 +144,7 @@ def test_the_count_is_that_of_the_part_that_clusters() -> None:
 def test_what_needs_all_centres_is_refused() -> None:
     with pytest.raises(ConfigError, match="penalty contrastive: needs a method with clusters: ifca, fesem or wecfl"):
         Growing(penalties=(Contrastive(),))
-    with pytest.raises(ConfigError, match="should be a method that clusters: ifca, fesem or wecfl"):
+    with pytest.raises(
+        ConfigError, match=r"no fixed number of centres .* or does not declare the trait shares_centres"
+    ):
         CAM(base=Growing())

@@ -4,11 +4,12 @@
 
 import inspect
 from abc import ABC
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
+from cfl_flare.clustering.floor import Census, Floor
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.engine.checks import MAX_LENGTH, check_arrays, check_update
 from cfl_flare.engine.initial_models import check_initial
@@ -36,7 +37,7 @@ from cfl_flare.methods.wrapper import Clustering, Wrapper
 from tests.tiny import LAYOUT, coin, initial, update
 
 TOOLS = {"choices", "with_penalties", "trained", "predictor", "features", "weight", "means", "centres"}
-TOOLS |= {"cluster_weights", "common"}
+TOOLS |= {"cluster_weights", "common", "by_slot", "by_cluster", "counted"}
 NAMES = {"traits", "label", "where", "clusters"}
 
 
@@ -62,11 +63,11 @@ def test_a_wrapper_answers_every_step():
 
 def test_every_trait_of_a_combination_has_a_rule_or_is_the_leader_s():
     parts = [Traits(), Traits(clusters=3, mergeable=True, joins_by="x", starts_on_site=True, averages_only=True)]
-    whole = Traits.of_parts(parts, 1, serves_several=True)
+    whole = Traits.of_parts(parts, 1, serves_one=True)
     assert (whole.clusters, whole.mergeable, whole.joins_by) == (3, True, "x")
     assert whole.starts_on_site  # as any part
     assert not whole.averages_only  # as all parts
-    assert whole.serves_several  # the combination's own
+    assert whole.serves_one  # the combination's own
 
 
 @pytest.mark.parametrize("part", [Ditto(), FedPer(), Local()], ids=lambda m: m.name)
@@ -161,7 +162,10 @@ def test_start_takes_the_participants_where_a_method_needs_them():
         assert "participants" in inspect.signature(METHODS[name].start).parameters
 
 
-def test_what_is_closed_is_not_offered():
-    state = ServerState({f"cluster-{k}": coin(k, k) for k in range(3)}, extras={"closed": [1]})
-    assert IFCA(k=3).choices(state) == {0: "cluster-0", 2: "cluster-2"}
+def test_as_many_clusters_are_offered_as_can_be_large_enough():
+    four = {name: f"site-{name}" for name in "abcd"}
+    census = Census(Floor(2, 1), four, dict.fromkeys(four, 1))
+    state = ServerState({f"cluster-{k}": coin(k, k) for k in range(3)})
+    assert IFCA(k=3).choices(replace(state, census=census)) == {0: "cluster-0", 1: "cluster-1"}
+    assert len(IFCA(k=3).choices(state)) == 3
     assert WeCFL(k=3).traits.cluster_on == "fc"

@@ -26,7 +26,8 @@ from cfl_flare.methods import (
     describe_method,
 )
 from cfl_flare.models import CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18
-from cfl_flare.results.run_dir import load_model, load_run
+from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.served import load_model
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime, Split
@@ -348,6 +349,11 @@ def test_those_who_come_later_do_stage_one_first():
 @pytest.mark.parametrize("base", BASES)
 def test_what_a_run_leaves_can_be_loaded(tmp_path, base):
     server = loop(FedCUAU(base=base, finetune=True), 2, folder=tmp_path)
+    if base == "fedper":  # whose participants have heads of their own
+        with pytest.raises(ConfigError, match="are untrained, as each participant has trained its own"):
+            load_model(tmp_path, "cluster-0")
+        assert load_model(tmp_path, participant="p0")(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+        return
     for slot in ("cluster-0", "cluster-1"):
         model = load_model(tmp_path, slot)
         assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
@@ -440,5 +446,5 @@ def test_runs_that_do_not_fit_are_refused():
         FedCUAU().check(LAYOUT, 1)
     with pytest.raises(ConfigError, match="k = 7 clusters need as many participants in the first round"):
         play(FedCUAU(k=7), 2, sample=2)
-    with pytest.raises(ConfigError, match="base = fedavg-cuau has its models in parts"):
+    with pytest.raises(ConfigError, match="base = fedavg-cuau has no fixed number of centres that all"):
         CAM(base=FedCUAU())

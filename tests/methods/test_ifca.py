@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from cfl_flare.cli.specs import build_named
+from cfl_flare.clustering.floor import Census, Floor
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
@@ -147,13 +148,14 @@ def test_shared_backbone_sends_heads_k_times_and_one_backbone():
     assert download.expected(2) == ("cluster-2", "backbone")
 
 
-def test_what_is_closed_is_composed_no_more():
+def test_models_that_cannot_have_enough_sites_are_composed_no_more():
     method = IFCA(k=3, shared_backbone=True)
-    state = replace(method.start(lambda i: split(1, i, -i)), extras={"closed": [1]})
-    assert method.distribute(state, "p").slots == ("backbone", "cluster-0", "cluster-2")
+    census = Census(Floor(2, 1), {name: name for name in "abcde"}, dict.fromkeys("abcde", 1))
+    state = replace(method.start(lambda i: split(1, i, -i)), census=census)
+    assert method.distribute(state, "p").slots == ("backbone", "cluster-0", "cluster-1")
     left = method.models(state, SPLIT)
     assert {slot: served.models[0].vector.tolist() for slot, served in left.items()} == {
-        "cluster-0": [1, 0, 0], "cluster-2": [1, 2, -2]
+        "cluster-0": [1, 0, 0], "cluster-1": [1, 1, -1]
     }  # fmt: skip
 
 

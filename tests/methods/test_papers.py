@@ -20,7 +20,8 @@ from cfl_flare.cli.specs import build_named
 from cfl_flare.core.config import build
 from cfl_flare.data import Digits
 from cfl_flare.methods.cuau import AU
-from cfl_flare.results.run_dir import load_model, load_run
+from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.served import load_model
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime, Split
 

@@ -655,7 +655,8 @@ def test_what_is_no_list_of_penalties_is_refused(penalties):
 @pytest.mark.parametrize("penalty", ["contrastive", "knowledge_sharing"])
 def test_a_penalty_of_clusters_needs_clusters(method, penalty):
     line = refusal(lambda: build_method({"method": method, "penalties": [{"penalty": penalty}]}))
-    assert line == f"penalty {penalty}: needs a method with clusters: ifca, fesem or wecfl, with k >= 1"
+    there = "ifca, fesem or wecfl, with k >= 1, or your own that declares the trait shares_centres"
+    assert line == f"penalty {penalty}: needs a method with clusters: {there}"
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ def study(folder: Path, hospitals: Sequence[str], titles: Sequence[str] = ("one 
         "rounds": 8,
         "titles": dict(zip(names, titles)),
         "found": 3,
+        "words": "3 clusters found (clear)",
         "searched": 2,
         "search_seconds": 1.5,
         "rungs": [

@@ -34,6 +34,7 @@ from cfl_flare.report.html.text import as_json, told_apart
 from cfl_flare.report.html.view import View, thinned
 from cfl_flare.report.html.who import who
 from cfl_flare.report.html.write import LARGEST, REPORT, try_to_write, write
+from cfl_flare.report.table import results_table
 from cfl_flare.results.run_dir import load_run
 from tests.report import made
 from tests.tiny import rounds
@@ -84,6 +85,24 @@ def test_the_result_has_its_interval_or_claims_nothing(tmp_path):
     change(folder, intervals={"served_accuracy": [0.7, 0.8]})
     sure, caution = head(view(folder)).text
     assert "lie from 0.700 to 0.800" in sure and "claims nothing" not in sure and "another seed" in caution
+
+
+def test_a_script_s_run_shows_its_steps_and_nothing_that_cfl_flare_did_not_do(tmp_path):
+    folder = made.run(tmp_path / "run", NAMES, train_script="client.py")
+    summary = json.loads((folder / "summary.json").read_text())
+    people = [{**one, "steps": one.pop("samples") + 0.5} for one in summary["participants"]]
+    del people[-1]["steps"]  # its script reports none
+    (folder / "summary.json").write_text(json.dumps({**summary, "participants": people}))
+    run = load_run(folder)
+    facts = dict(head(View(run)).tables[0][1].rows)
+    assert (
+        facts["training script"] == "client.py" and facts["steps of the last round"] == "62.500 (10.500 to 14.500 each)"
+    )
+    assert not {"task", "training samples"} & facts.keys()
+    page = run_report(run)
+    assert "as their training script reports it, weighted by steps" in page
+    assert not re.search("training samples|own test split", page)
+    assert results_table([run]).title == "served models, as training scripts report"
 
 
 def test_participants_are_sorted_from_the_worst_and_the_undefined_are_named(tmp_path):
@@ -159,14 +178,28 @@ def test_the_number_of_clusters_is_shown_where_it_is_searched(tmp_path):
     folder = made.run(tmp_path / "a", NAMES)
     assert number_of_clusters(view(folder)) is None  # two in every round
     lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
-    by_k = {"1": {"gap": 0.0, "deviations": 0.0}, "2": {"gap": 0.75, "deviations": 3.0}}
-    lines[1]["number_of_clusters"] = {"k": 2, "by_k": by_k}
+    by_k = {"1": {"gap": 0.0, "deviations": 0.0}, "2": {"gap": 0.75, "deviations": 3.0, "stability": 0.5}}
+    lines[1]["number_of_clusters"] = {"k": 2, "by_k": by_k, "draws": {"2": 60, "5": 40}}
     lines[2]["dispersion"] = {"0": 0.5, "1": None}
     (folder / "rounds.jsonl").write_text("".join(json.dumps(own) + "\n" for own in lines))
     in_use, inside, gap = number_of_clusters(view(folder)).plots
     assert [row[1] for row in in_use.table.rows] == ["2", "2", "2"]
     assert inside.table.columns == ("round", "cluster-0") and inside.table.rows == [["3", "0.500"]]
-    assert gap.table.rows == [["1", "0.000", "0.000 to 0.000"], ["2", "0.750", "0.500 to 1.000"]]
+    assert gap.table.rows == [["1", "0.000", "0.000 to 0.000", "-"], ["2", "0.750", "0.500 to 1.000", "0.500"]]
+    assert "about 2 clusters found (without a fifth of the participants 2 to 5, with other members)" in gap.text
+    assert load_run(folder).name.endswith("(about K=2)")
+
+
+@pytest.mark.parametrize(
+    "draws", [{"2": -1}, {"two": 1}, {"2": 2.5}, {"9" * 5000: 1}, ["2"], {"2": 2**54}, {"-2": 1}, {"2": True}]
+)
+def test_draws_that_no_run_writes_are_refused(draws, tmp_path):
+    folder = made.run(tmp_path / "a", NAMES)
+    lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
+    lines[1]["number_of_clusters"] = {"k": 1, "by_k": {"1": {"gap": 0.0, "deviations": 0.0}}, "draws": draws}
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ConfigError, match="is not a number of clusters, with what it was chosen by"):
+        load_run(folder)
 
 
 def test_failures_are_listed(tmp_path):

@@ -99,10 +99,10 @@ def test_cost_is_beside_that_of_running_everything(tmp_path):
 
 
 def with_runs(folder: Path) -> None:
-    by_k = {"1": {"gap": 0.0, "deviations": 0.0}, "3": {"gap": 0.75, "deviations": 3.0}}
+    by_k = {"1": {"gap": 0.0, "deviations": 0.0}, "3": {"gap": 0.75, "deviations": 3.0, "stability": 0.97}}
     searched = made.run(folder / "number-of-clusters", NAMES)
     lines = [json.loads(text) for text in (searched / "rounds.jsonl").read_text().splitlines()]
-    lines[1]["number_of_clusters"] = {"k": 3, "by_k": by_k}
+    lines[1]["number_of_clusters"] = {"k": 3, "by_k": by_k, "draws": {"3": 100}}
     (searched / "rounds.jsonl").write_text("".join(json.dumps(own) + "\n" for own in lines))
     made.run(folder / "c1", NAMES)
 
@@ -113,8 +113,8 @@ def test_the_criterion_and_who_is_with_whom_come_from_the_runs_or_are_said_to_be
     assert "lacks the run number-of-clusters" in text and "lacks the run c1, which says who is with whom" in text
     with_runs(folder)
     section = search(view(folder))
-    assert section.text == ["3 clusters were found in 2 rounds, before the candidates trained."]
-    assert section.plots[-1].table.rows[1] == ["2", "0.750", "0.500 to 1.000"]
+    assert section.text == ["After 2 rounds, before the candidates trained: 3 clusters found (clear)."]
+    assert section.plots[-1].table.rows[1] == ["2", "0.750", "0.500 to 1.000", "0.970"]
     assert together(view(folder)).text[0] == "In groups."
     assert "lacks the run" not in study_report(folder)
     change_verdict(folder, chosen={"name": "c0", "title": "one for all", "clusters": 0, "private": False})

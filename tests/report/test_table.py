@@ -68,14 +68,14 @@ def test_a_run_of_an_earlier_version_and_one_without_measured_rounds():
 
 
 def test_a_mean_of_some_says_of_how_many_it_is():
-    final = {"served_accuracy": 0.5, "served_auroc": 0.873, "pooled_auroc": 0.9}
+    final = {"served_accuracy": 0.5, "served_auroc": 0.873, "pooled_auroc": 0.9, "pooled_macro_f1": 0.7}
     found = run({"accuracy": 0.5, "auroc": 0.873}, final=final, final_round=1)
     lines = [{"round": 0, "defined": {"served_accuracy": 1}}, {"round": 1, "defined": {"served_auroc": 1}}]
     found = Run(found.folder, found.summary, lines)
     shown = columns(found, run({"accuracy": 0.25}))
     assert shown["accuracy"] == ["0.500", "0.250"]
     assert shown["AUROC"] == ["0.873 (1 of 2)", "-"]
-    assert shown["pooled AUROC"] == ["0.900", "-"]
+    assert (shown["pooled AUROC"], shown["pooled macro-F1"]) == (["0.900", "-"], ["0.700", "-"])
 
 
 def test_intervals_stand_beside_their_means_and_a_pair_that_was_not_drawn_is_a_dash():

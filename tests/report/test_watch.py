@@ -9,7 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cfl_flare.core.files import held
 from cfl_flare.report.watch import BLOCKS, LETTERS, frame, overview
+from cfl_flare.results.attempt import Attempt
 from cfl_flare.results.live import LiveRun, LiveSite
 from tests.report.made import HOSTILE
 
@@ -24,6 +26,7 @@ def begun(folder: Path, worst: str = "a") -> LiveRun:
     """Two of five rounds of three participants, of whom one moved and one missed a round."""
     plan = {"label": "wecfl", "rounds": 5, "metrics": [{"name": "accuracy", "mode": "max"}]}
     (folder / "started.json").write_text(json.dumps(plan))
+    alive = held(folder / "started.json")
     records = [
         {"round": r, "cluster_sizes": [1, 2], "seconds": 10.0, "bytes_down": 1000, "bytes_up": 2000,
          "trained": [worst] if r else [worst, "b"], "failed": {"b": "no result in time"} if r else {},
@@ -38,7 +41,20 @@ def begun(folder: Path, worst: str = "a") -> LiveRun:
     os.utime(folder / "rounds.jsonl", (1000, 1000))
     run = LiveRun(folder)
     run.refresh()
+    run.alive = alive
     return run
+
+
+def test_a_run_whose_process_is_gone_is_not_running(tmp_path):
+    run = begun(tmp_path)
+    run.alive.close()
+    run.refresh()
+    shown = text(frame(run, now=1005))
+    assert "wecfl: ended without results: its process is gone" in shown and run.finished
+    assert not any(word in shown for word in ("left", "running", "nothing for"))
+    Attempt(tmp_path, "ward").end("3 rounds in a row had fewer than 2 valid results")
+    run.refresh()
+    assert "ended without results: 3 rounds in a row had fewer than 2" in text(frame(run, now=1005))
 
 
 def test_a_run_that_runs(tmp_path):

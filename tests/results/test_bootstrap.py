@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from cfl_flare import paired_difference
 from cfl_flare.core.errors import ConfigError, PayloadError
@@ -18,8 +19,9 @@ from cfl_flare.methods import FedAvg, Local, Method, Participant
 from cfl_flare.report.table import results_table
 from cfl_flare.results.bootstrap import BOOTSTRAP, Draws, interval, read_draws, weighted
 from cfl_flare.results.run_dir import SUMMARY, Run, load_run
-from cfl_flare.training.bootstrap import Replicates
+from cfl_flare.training.bootstrap import Replicates, drawn_rows, replicates
 from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.tasks import Classification
 from tests.play import DATA, MODEL
 
 NAN = float("nan")
@@ -43,13 +45,31 @@ def test_an_interval_is_the_middle_of_what_is_there():
 def test_means_are_made_draw_by_draw_with_unequal_weights():
     draws = Draws.of({"b": drawn(accuracy=FALLING), "a": drawn(accuracy=RISING)}, PEOPLE)
     assert draws.participants == ("a", "b") and draws.samples == (3, 1)
-    assert draws.intervals("a") == {"served_accuracy": pytest.approx((0.025, 0.975))}
-    assert draws.intervals("c") == {}
+    assert draws.intervals("a", {"served_accuracy": 0.5}) == {"served_accuracy": pytest.approx((0.025, 0.975))}
+    assert draws.intervals("a", {"served_accuracy": 0.6}) == {"served_accuracy": pytest.approx((0.125, 1))}  # a share
+    assert draws.intervals("c", {}) == {}
     # (3 i + 1 (100 - i)) / 400 = 0.25 + i / 200
-    found = draws.of_mean("served_accuracy", ["a", "b"])
+    found = draws.of_mean("served_accuracy", {"a": 0.5, "b": 0.5})
     assert found == pytest.approx((0.25 + 2.5 / 200, 0.25 + 97.5 / 200))
-    assert draws.of_mean("served_accuracy", ["a", "b", "c"]) is None  # c is in the mean, and sent no draws
-    assert draws.of_mean("served_loss", ["a", "b"]) is None
+    assert draws.of_mean("served_accuracy", dict.fromkeys("abc", 0.5)) is None  # c is in the mean, and sent no draws
+    assert draws.of_mean("served_loss", {"a": 1.0, "b": 1.0}) is None
+
+
+def test_a_macro_f1_lies_in_its_own_interval():
+    """100 hospitals with 3 samples of each of 8 classes: draws lack some, so that the mean is lower on most draws."""
+    task, rng, drawn_of, points, people = Classification(), np.random.default_rng(1), {}, {}, {}
+    labels = np.repeat(np.arange(8), 3)
+    for name in (f"p{i}" for i in range(100)):
+        outputs = torch.eye(8)[np.where(rng.random(24) < 0.3, labels, rng.integers(8, size=24))]
+        targets = torch.from_numpy(labels)
+        values = replicates(task, outputs, targets, ("macro_f1",), drawn_rows(0, name, "", 24, 40))
+        drawn_of[name] = Replicates(7, {"served_macro_f1": values["macro_f1"]})
+        points[name] = task.measured(outputs, targets)["macro_f1"]
+        people[name] = Participant(name, name, 1)
+    draws = Draws.of(drawn_of, people)
+    low, high = draws.of_mean("served_macro_f1", points)
+    assert low < np.mean([*points.values()]) < high
+    assert interval(draws.values["served_macro_f1"].mean(axis=0))[1] < np.mean([*points.values()])
 
 
 def test_draws_that_do_not_define_a_measure_are_replaced_by_the_participant_s_own():
@@ -59,16 +79,16 @@ def test_draws_that_do_not_define_a_measure_are_replaced_by_the_participant_s_ow
     assert weighted(values, np.array([1.0, 1.0])) is None
     one = {"a": drawn(auroc=(None, *RISING[1:])), "b": drawn(auroc=(*[None] * 51, *RISING[51:]))}
     draws = Draws.of(one, PEOPLE)
-    assert draws.intervals("a").keys() == {"served_auroc"} and draws.intervals("b") == {}
-    assert draws.of_mean("served_auroc", ["a"]) is not None
-    assert draws.of_mean("served_auroc", ["a", "b"]) is None
+    assert draws.intervals("a", {}).keys() == {"served_auroc"} and draws.intervals("b", {}) == {}
+    assert draws.of_mean("served_auroc", {"a": 0.5}) is not None
+    assert draws.of_mean("served_auroc", {"a": 0.5, "b": 0.5}) is None
 
 
 def test_a_measure_that_one_participant_withheld():
     draws = Draws.of({"a": drawn(accuracy=RISING, loss=RISING), "b": drawn(accuracy=RISING)}, PEOPLE)
     assert np.isnan(draws.values["served_loss"][1]).all()
-    assert draws.intervals("b").keys() == {"served_accuracy"}
-    assert draws.of_mean("served_loss", ["a"]) == pytest.approx((0.025, 0.975))  # the mean is over a, too
+    assert draws.intervals("b", {}).keys() == {"served_accuracy"}
+    assert draws.of_mean("served_loss", {"a": 0.5}) == pytest.approx((0.025, 0.975))  # the mean is over a, too
 
 
 def run(folder: Path, draws: dict[str, Replicates], **points: float) -> Run:

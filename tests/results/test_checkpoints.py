@@ -127,9 +127,9 @@ def test_it_goes_on_and_does_not_start_afresh(tmp_path: Path, monkeypatch: pytes
     asked = []
     answer = Site.carry_out
 
-    def noting(self: Site, name: str, order: Any, models: Any, number: int) -> Result:
+    def noting(self: Site, name: str, order: Any, models: Any, number: int, keep: Any) -> Result:
         asked.append(number)
-        return answer(self, name, order, models, number)
+        return answer(self, name, order, models, number, keep)
 
     monkeypatch.setattr(Site, "carry_out", noting)
     loop(WeCFL(k=2), tmp_path / "run", tmp_path / "checkpoints")
@@ -149,8 +149,8 @@ def test_a_run_may_be_stopped_more_than_once_and_after_its_last_round(tmp_path: 
 def test_what_failed_before_the_stop_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Site.carry_out
 
-    def failing(self: Site, name: str, order: Any, models: Any, number: int) -> Result:
-        good = answer(self, name, order, models, number)
+    def failing(self: Site, name: str, order: Any, models: Any, number: int, keep: Any) -> Result:
+        good = answer(self, name, order, models, number, keep)
         return Result(name, error="training") if number == 2 and name == "p1" else good
 
     monkeypatch.setattr(Site, "carry_out", failing)

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differences between two ways to train: over all hospitals, and at each of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,40 +18,18 @@ from cfl_flare.results.comparison import (
     AtHospital,
     difference,
     gains,
-    holm,
+    majority,
     mean_of,
     shared_by_all,
     two_stage,
+    usual_margin,
 )
 
 NAN = float("nan")
-P = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 
 
 def at(value: float, draws: list[float], samples: int = 1, tested: int = 100, draw: int = 7) -> AtHospital:
     return AtHospital(samples, tested, draw, value, np.array(draws, np.float64))
-
-
-def test_holm_multiplies_the_least_most_and_never_decreases():
-    # 3 * .01 = .03; 2 * .04 = .08; 1 * .03 is the second least: 2 * .03 = .06, then 1 * .04 = .04, raised to .06
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.4, 0.6]) == pytest.approx([0.8, 0.8])
-    assert holm([0.9, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
-
-
-@given(P)
-def test_holm_keeps_the_order_and_lies_between_no_correction_and_bonferroni(p):
-    found = np.array(holm(p))
-    assert (found >= np.array(p) - 1e-12).all() and (found <= np.minimum(1, len(p) * np.array(p)) + 1e-12).all()
-    assert (np.diff(found[np.argsort(p)]) >= 0).all()
-
-
-@given(P, st.randoms())
-def test_holm_does_not_depend_on_the_order_of_tests(p, random):
-    order = list(range(len(p)))
-    random.shuffle(order)
-    assert np.array(holm([p[i] for i in order])) == pytest.approx(np.array(holm(p))[order])
 
 
 def test_two_stages_have_the_moments_that_theory_gives():
@@ -83,8 +63,7 @@ def test_the_difference_of_means_is_weighted_and_paired():
     assert (found.one, found.other, found.hospitals) == (pytest.approx(0.825), pytest.approx(0.7), 2)
     assert found.gain == pytest.approx((3 * 0.2 - 0.1) / 4)
     # Drawn hospitals: both a: 0.2, both b: -0.1, else 0.125. One in four is below 0.
-    assert (found.low, found.high) == (pytest.approx(-0.1), pytest.approx(0.2))
-    assert found.p == pytest.approx(0.5, abs=0.03)
+    assert (found.low, found.high) == (pytest.approx(-0.1), pytest.approx(0.2)) and not found.clear
     errors = difference(one, other, "min")
     assert errors.gain == pytest.approx(-found.gain) and errors.low == pytest.approx(-0.2)
     assert mean_of(one) == pytest.approx(0.825)
@@ -107,49 +86,82 @@ def test_other_draws_are_not_compared(changed):
 
 
 def spread(middle: float, half: float) -> list[float]:
-    """201 draws whose 95 % interval reaches so far from their middle."""
-    return [middle + half / 0.95 * x for x in np.linspace(-1, 1, 201)]
+    """200 draws whose 95 % interval reaches so far from their middle."""
+    return [middle + sign * half * np.sqrt(199 / 200) / 1.959964 for sign in (-1, 1) for _ in range(100)]
 
 
-def test_a_hospital_gains_loses_or_cannot_tell():
-    zero = [0.0] * 201
-    one = {
-        "gains": at(0.3, spread(0.3, 0.04)),
-        "loses": at(-0.3, spread(-0.3, 0.04)),
-        "chance": at(0.01, spread(0.01, 0.04)),
-        "wide": at(0.01, spread(0.01, 0.1), tested=30),
-        "few": at(0.3, spread(0.3, 0.04), tested=19),
-    }
-    other = {name: at(0.0, zero, tested=own.tested) for name, own in one.items()}
-    found = gains(one, other, margin=0.05)
-    assert {name: own.says for name, own in found.items()} == {
-        "gains": GAINS,
-        "loses": LOSES,
-        "chance": CHANCE,
-        "wide": UNKNOWN,
-        "few": UNKNOWN,
-    }
-    assert (found["gains"].low, found["gains"].high) == (pytest.approx(0.26), pytest.approx(0.34))
-    assert found["wide"].needed == 120  # 30 (0.1 / 0.05)^2
-    assert found["few"].needed == 20 and found["few"].p is None
-    assert gains(one, other, "min")["gains"].says == LOSES
+@pytest.mark.parametrize(
+    ("gain", "half", "tested", "says", "needed"),
+    [
+        (0.3, 0.04, 100, GAINS, None),
+        (-0.3, 0.04, 100, LOSES, None),
+        (0.005, 0.04, 100, CHANCE, None),
+        (0.02, 0.04, 100, UNKNOWN, 400),  # 100 (0.04 / 0.02)^2: of the effect, and not of the margin
+        (0.01, 0.1, 30, UNKNOWN, 3000),
+        (0.0, 0.1, 30, UNKNOWN, None),  # no number of samples shows a difference that there is not
+        (0.3, 0.04, 19, UNKNOWN, 20),
+        (0.01, 0.1, 19, UNKNOWN, 1900),
+    ],
+)
+def test_a_hospital_gains_loses_or_cannot_tell(gain, half, tested, says, needed):
+    one, other = {"a": at(gain, spread(gain, half), tested=tested)}, {"a": at(0.0, [0.0] * 200, tested=tested)}
+    found = gains(one, other, margin=0.05)["a"]
+    assert (found.says, found.needed) == (says, needed if needed is None else pytest.approx(needed, abs=1))
+    assert (found.low, found.high) == ((None, None) if tested < 20 else pytest.approx((gain - half, gain + half)))
+    turned = {GAINS: LOSES, LOSES: GAINS}
+    assert gains(one, other, "min", 0.05)["a"].says == turned.get(says, says)
 
 
 def test_a_single_gain_of_many_hospitals_has_to_be_clearer():
-    # Two standard errors away: 0.046 alone, 24 times that among 24.
-    drawn = np.random.default_rng(0).normal(size=400)
-    drawn = (drawn - drawn.mean()) / drawn.std(ddof=1) * 0.01 + 0.02
-    one = {f"h{i}": at(0.02, list(drawn)) for i in range(24)}
-    none = {name: at(0.0, [0.0] * 400) for name in one}
-    assert gains({"h0": one["h0"]}, none)["h0"].says == GAINS
-    assert {own.says for own in gains(one, none).values()} == {CHANCE}
+    """Two standard errors away: clear alone, and not among 24, whose intervals are wider."""
+    one = {f"h{i}": at(0.02, spread(0.02, 0.0196)) for i in range(24)}
+    none = {name: at(0.0, [0.0] * 200) for name in one}
+    (alone,), among = gains({"h0": one["h0"]}, none).values(), gains(one, none)
+    assert alone.says == GAINS and alone.low == pytest.approx(0.0004)
+    assert {own.says for own in among.values()} == {UNKNOWN}
+    assert among["h0"].low == pytest.approx(0.02 - 0.01 * 3.0781, abs=1e-4)  # 1 - 0.05 / 24, two-sided
+
+
+HOSPITAL = st.tuples(st.floats(-1, 1), st.floats(0, 0.3), st.integers(1, 300))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(HOSPITAL, min_size=1, max_size=40), st.integers(0, 9), st.floats(1e-4, 1), st.sampled_from(["max", "min"])
+)
+def test_whatever_the_numbers_a_word_says_what_its_interval_shows(rows, seed, margin, mode):
+    noise = np.random.default_rng(seed).normal(size=(len(rows), 50))
+    one = {f"h{i}": at(v, v + d * noise[i], tested=n) for i, (v, d, n) in enumerate(rows)}
+    none = {f"h{i}": at(0.0, [0.0] * 50, tested=n) for i, (_, _, n) in enumerate(rows)}
+    for own in gains(one, none, mode, margin).values():
+        if own.low is None:
+            assert own.says == UNKNOWN
+            continue
+        assert (own.says == GAINS) == (own.low > 0) and (own.says == LOSES) == (own.high < 0)
+        assert (own.says == CHANCE) == (own.low <= 0 <= own.high and -margin <= own.low and own.high <= margin)
+        assert own.low <= own.gain <= own.high and (own.needed is None or own.says == UNKNOWN)
+
+
+def test_a_margin_is_of_the_measure():
+    assert usual_margin("auroc", 0.8) == usual_margin("cluster-0/accuracy", 0.1) == 0.05
+    assert usual_margin("loss", 0.2) == pytest.approx(0.01) == usual_margin("served_rmse", 0.2)
+
+
+def test_naming_the_most_frequent_class_is_a_way_to_train_that_is_compared_with():
+    """Of all hospitals' weights class 0 has more, so it is named where class 1 has more, too."""
+    counts = {"a": (9, 1), "b": (1, 3)}
+    found = {name: replace(at(0.5, [0.5] * 4, samples=n), classes=counts[name]) for name, n in (("a", 3), ("b", 1))}
+    naming = majority(found)
+    assert {name: own.value for name, own in naming.items()} == {"a": 0.9, "b": 0.25}
+    assert mean_of(naming) == pytest.approx((3 * 0.9 + 0.25) / 4) and naming["b"].draws.tolist() == [0.25] * 4
+    assert majority({"a": at(0.5, [0.5])}) is None
 
 
 def test_the_same_predictions_are_within_chance():
     own = {"a": at(0.5, spread(0.5, 0.3))}
     assert gains(own, own)["a"].says == CHANCE
     found = difference(own, own)
-    assert (found.gain, found.low, found.high, found.p) == (0.0, 0.0, 0.0, 1.0)
+    assert (found.gain, found.low, found.high, found.clear) == (0.0, 0.0, 0.0, False)
 
 
 @settings(max_examples=30, deadline=None)
@@ -159,7 +171,7 @@ def test_turned_around_a_difference_changes_its_sign(rows):
         return {f"h{i}": at(row[place], [row[place]] * 4, samples=row[2]) for i, row in enumerate(rows)}
 
     found, back = difference(side(0), side(1)), difference(side(1), side(0))
-    assert found.gain == pytest.approx(-back.gain) and found.p == pytest.approx(back.p)
+    assert found.gain == pytest.approx(-back.gain)
     assert (found.low, found.high) == (pytest.approx(-back.high), pytest.approx(-back.low))
     assert found.low - 1e-9 <= found.gain + 1e-9 and min(a - b for a, b, _ in rows) - 1e-9 <= found.low
 
@@ -174,6 +186,6 @@ def test_means_are_over_the_hospitals_that_measured_all_ways():
 
 
 def test_what_a_hospital_would_need_stays_a_number_whatever_its_measures_are():
-    far = {"a": at(0.0, [-1e12, 1e12] * 25)}
+    far = {"a": at(1e-9, [-1e12, 1e12] * 25)}
     near = {"a": at(0.0, [0.0] * 50)}
     assert gains(far, near)["a"].needed == 10**9

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from cfl_flare.data import Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Participant, build_method
-from cfl_flare.results.curves import CURVES, Curve, Scored, load_curves, save_curves
+from cfl_flare.results.curves import CURVES, Curve, Curves, Scored, load_curves, save_curves
 from cfl_flare.results.pooled import auroc_of_counts, bounded_sum
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.learner import Learner
@@ -45,12 +47,22 @@ def counts(seed: int, samples: int = 40, classes: int = 1, bins: int = 10) -> np
     return found
 
 
+def complete(sent: Mapping[str, np.ndarray | None]) -> dict[str, np.ndarray | None]:
+    """The same with counts of decisions, which no curve depends on."""
+    ends = ((0, 0), (0, 0), (0, 1))
+    return {name: None if own is None else np.pad(own, ends, constant_values=7) for name, own in sent.items()}
+
+
+def curves(scored: Scored, sent: Mapping[str, np.ndarray | None], *of_run: Any) -> Curves:
+    return scored.curves(complete(sent), *of_run)
+
+
 def test_two_participants_of_unequal_size_by_hand():
     """a has 3 samples, b 1: the curve is of the sum, not the mean of two curves."""
     a = np.array([[[0, 2], [0, 1]]], np.int32)
     b = np.array([[[0, 0], [1, 0]]], np.int32)
     scored = Scored((1, 2, 2), "sigmoid")
-    found = scored.curves({"a": a, "b": b}, people("a", "b"), {"a": 0, "b": 0}, 4)
+    found = curves(scored, {"a": a, "b": b}, people("a", "b"), {"a": 0, "b": 0}, 4)
     own = found.curves["cluster-0"]
     assert own.roc == [(0, 0), (1, 0.5), (1, 1)]  # with the class: one of two in the highest bin
     assert own.auroc == 0.25 == auroc_of_counts(a + b)
@@ -64,11 +76,11 @@ def test_at_real_sites_a_curve_is_of_three_sites_not_of_three_participants():
     who = people("a1", "a2", "b1", "c1", "d1", "e1")
     sent = {name: counts(i) for i, name in enumerate(who)}
     assignment = {"a1": 0, "a2": 0, "b1": 0, "c1": 1, "d1": 1, "e1": 1}
-    found = REAL.curves(sent, who, assignment, 0, 1 / 3)
+    found = curves(REAL, sent, who, assignment, 0, 1 / 3)
     assert set(found.curves) == {"cluster-1"} and found.left_out["cluster-0"] == "few_sites"
-    assert set(SIMULATED.curves(sent, who, assignment, 0).curves) == {"all", "cluster-0", "cluster-1"}
+    assert set(curves(SIMULATED, sent, who, assignment, 0).curves) == {"all", "cluster-0", "cluster-1"}
     floor = Scored.of(SHAPE, "sigmoid", 4, real=True)
-    assert floor.sites == 4 and floor.curves(sent, who, assignment, 0).left_out["cluster-1"] == "few_sites"
+    assert floor.sites == 4 and curves(floor, sent, who, assignment, 0).left_out["cluster-1"] == "few_sites"
     assert Scored.of(SHAPE, "sigmoid", 2, real=True).sites == 3
 
 
@@ -77,29 +89,29 @@ def test_no_curve_is_the_difference_of_two_others():
     who = people("a", "b", "c", "d", "e", "f")
     sent = {name: counts(i) for i, name in enumerate(who)}
     assignment = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 1, "f": 1}
-    assert REAL.curves(sent, who, assignment, 0).left_out == {"all": "difference", "cluster-0": "few_sites"}
+    assert curves(REAL, sent, who, assignment, 0).left_out == {"all": "difference", "cluster-0": "few_sites"}
     three = {**assignment, "c": 0}
-    assert set(REAL.curves(sent, who, three, 0).curves) == {"all", "cluster-0", "cluster-1"}
+    assert set(curves(REAL, sent, who, three, 0).curves) == {"all", "cluster-0", "cluster-1"}
     lacking = {name: own for name, own in sent.items() if name != "a"} | {"a": None}
-    found = REAL.curves(lacking, who, three, 0)
+    found = curves(REAL, lacking, who, three, 0)
     assert found.left_out == {"all": "difference", "cluster-0": "few_sites"}
     nobody = {k: None if three[k] == 0 else own for k, own in sent.items()}
-    found = REAL.curves(nobody, who, three, 0)
+    found = curves(REAL, nobody, who, three, 0)
     assert found.left_out == {"cluster-0": "no_scores"} and found.curves["all"] == found.curves["cluster-1"]
 
 
 def test_at_real_sites_a_point_is_of_ten_samples_and_a_class_of_ten_with_it():
     who = people("a", "b", "c")
     sent = {name: counts(i) for i, name in enumerate(who)}
-    own = REAL.curves(sent, who, {}, 0).curves["all"]
+    own = curves(REAL, sent, who, {}, 0).curves["all"]
     total = sum(sent.values()).sum(axis=(0, 1))
     merged = (np.add.reduceat(total, [0]) // 10).item()
     assert 2 < len(own.roc) <= merged + 1
     rare = {name: np.stack([own[:, 0] + own[:, 1], np.eye(10, dtype=np.int32)[[i]] * 3], axis=1)
             for i, (name, own) in enumerate(sent.items())}  # fmt: skip
     assert sum(rare.values())[0, 1].sum() == 9
-    assert REAL.curves(rare, who, {}, 0).left_out == {"all": "few_samples"}
-    assert set(SIMULATED.curves(rare, who, {}, 0).curves) == {"all"}
+    assert curves(REAL, rare, who, {}, 0).left_out == {"all": "few_samples"}
+    assert set(curves(SIMULATED, rare, who, {}, 0).curves) == {"all"}
 
 
 def test_a_class_that_one_of_three_sites_has_is_in_no_curve():
@@ -108,11 +120,11 @@ def test_a_class_that_one_of_three_sites_has_is_in_no_curve():
     healthy = {name: np.stack([own[:, 0] + own[:, 1], 0 * own[:, 1]], axis=1) for name, own in
                ((name, counts(i)) for i, name in enumerate(who))}  # fmt: skip
     sent = {**healthy, "a": counts(0, 80)}
-    assert REAL.curves(sent, who, {}, 0).left_out == {"all": "few_samples"}
-    assert set(SIMULATED.curves(sent, who, {}, 0).curves) == {"all"}
+    assert curves(REAL, sent, who, {}, 0).left_out == {"all": "few_samples"}
+    assert set(curves(SIMULATED, sent, who, {}, 0).curves) == {"all"}
     two = {name: np.concatenate([own, counts(9 + i)]) for i, (name, own) in enumerate(sent.items())}
     scored = Scored.of((2, 2, 10), "sigmoid", 1, real=True)
-    assert scored.curves(two, who, {}, 0).curves["all"].classes == 1
+    assert curves(scored, two, who, {}, 0).curves["all"].classes == 1
 
 
 def test_a_site_that_says_it_has_10_to_the_9_samples_does_not_make_the_curve():
@@ -120,20 +132,20 @@ def test_a_site_that_says_it_has_10_to_the_9_samples_does_not_make_the_curve():
     good[0, 0, 0] = good[0, 1, 9] = 20
     bad[0, 0, 9] = bad[0, 1, 0] = 5 * 10**8
     who = people("a", "b", "c", "d")
-    found = REAL.curves({"a": good, "b": good, "c": good, "d": bad}, who, {}, 0, 1 / 3)
+    found = curves(REAL, {"a": good, "b": good, "c": good, "d": bad}, who, {}, 0, 1 / 3)
     assert found.curves["all"].auroc == pytest.approx(auroc_of_counts(3 * good + bad * 6e-8), abs=1e-4)
     assert found.curves["all"].auroc > 0.6
-    assert SIMULATED.curves({"a": good, "d": bad}, who, {}, 0).curves["all"].auroc < 0.001
+    assert curves(SIMULATED, {"a": good, "d": bad}, who, {}, 0).curves["all"].auroc < 0.001
 
 
 def test_of_two_classes_that_exclude_each_other_the_curve_is_the_second_one_s():
     scored = Scored((2, 2, 10), "softmax")
     second = counts(1)[0]
     both = np.stack([second[::-1, ::-1], second])
-    found = scored.curves({"a": both}, people("a"), {}, 0)
+    found = curves(scored, {"a": both}, people("a"), {}, 0)
     assert found.of_classes == 1 and found.curves["all"].auroc == pytest.approx(auroc_of_counts(both), abs=1e-4)
     assert sum(share * n for _, share, n in found.curves["all"].calibration) == pytest.approx(second[1].sum(), abs=0.01)
-    assert Scored((2, 2, 10), "sigmoid").curves({"a": both}, people("a"), {}, 0).of_classes == 2
+    assert curves(Scored((2, 2, 10), "sigmoid"), {"a": both}, people("a"), {}, 0).of_classes == 2
 
 
 def run(folder: Path, method: str) -> None:
@@ -174,7 +186,7 @@ def test_withheld_histograms_leave_no_curve_and_no_score_bins_no_file(tmp_path, 
 
 def test_a_foreign_file_is_checked_before_it_is_used(tmp_path):
     scored = Scored(SHAPE, "sigmoid")
-    save_curves(tmp_path, scored.curves({"a": counts(0)}, people("a"), {"a": 0}, 3))
+    save_curves(tmp_path, curves(scored, {"a": counts(0)}, people("a"), {"a": 0}, 3))
     sound = json.loads((tmp_path / CURVES).read_text())
     kept = load_curves(tmp_path)
     assert json.loads(json.dumps({"version": 1, **asdict(kept)})) == sound
@@ -205,7 +217,8 @@ def test_rounded_curves_do_not_show_which_site_a_sample_is_from():
     """With a share of a third, weights of sites differ; a point still has ten samples or more of them together."""
     who = people("a", "b", "c")
     sent = {"a": counts(0, 30), "b": counts(1, 300), "c": counts(2, 90)}
-    own = REAL.curves(sent, who, {}, 0, 1 / 3).curves["all"]
+    own = curves(REAL, sent, who, {}, 0, 1 / 3).curves["all"]
     assert isinstance(own, Curve) and own.samples == 420
-    assert own.auroc == pytest.approx(auroc_of_counts(bounded_sum(sent, {n: n for n in who}, 1 / 3)), abs=0.01)
+    together = bounded_sum(complete(sent), {n: n for n in who}, 1 / 3)[..., :-1]
+    assert own.auroc == pytest.approx(auroc_of_counts(together), abs=0.01)
     assert all(n >= 10 for *_, n in own.calibration)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.results.attempt import READY, SILENT, Attempt, unfinished
 from cfl_flare.results.live import LiveRun, LiveSite, Move, find_live, live, numbers
+from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import load_run
 from tests.tiny import rounds
 
@@ -108,6 +110,55 @@ def test_a_real_run_is_followed_to_its_end(tmp_path):
     assert run.finished and run.rounds == load_run(tmp_path).rounds
     named = [line["worst_participants"] for line in run.rounds]  # c does not answer in the second round
     assert named[0] == {"accuracy": dict.fromkeys("abd", 0.5)} and named[1] == {"accuracy": dict.fromkeys("abcd", 0.5)}
+
+
+def test_a_run_lives_as_long_as_its_process(tmp_path):
+    recorder = Recorder(tmp_path, {}, {})
+    recorder.begin("wecfl", 5, [])
+    run = LiveRun(tmp_path)
+    run.refresh()
+    assert run.failed is None and not run.finished
+    del recorder
+    run.refresh()
+    assert run.failed == "its process is gone" and run.finished
+    assert unfinished(tmp_path) == [f"{tmp_path.name}: no results after 0 of 5 rounds"]
+
+
+def test_what_is_known_of_a_job_without_results(tmp_path):
+    """FLARE ends a job from outside if a site's process dies: then there is what was written before."""
+    folder = tmp_path / "workspace" / "cfl"
+    attempt = Attempt(folder, "ward")
+    attempt.note(dict.fromkeys(("a", "b", "c"), SILENT))
+    attempt.hear("a")
+    attempt.note({"b": "columns: its table's columns are not those"})
+    told = unfinished(tmp_path)
+    assert told[0] == "ward: no results in its check of the sites"
+    assert told[1:4] == [
+        "- a: it has not answered",
+        "- b: columns: its table's columns are not those",
+        f"- c: {SILENT}",
+    ]
+    assert told[4].endswith("does that: cfl-flare site check --kit KIT") and len(told) == 5
+    attempt.note({"a": READY, "c": READY}, checked_in=True)
+    write(folder, "rounds.jsonl", line(0, trained=["a"], failed={"c": "no result in time"}))
+    attempt.end("too few\x1b[2J answers")
+    detail = ["server: OK", "d: not authorized", 7]
+    (tmp_path / "meta.json").write_text(json.dumps({"status": "FINISHED:ABNORMAL", "job_deploy_detail": detail}))
+    refused = (
+        "Component 'cfl_flare.flare.controller.ClusteredController' at config path 'workflows.#1' is not in allow_list"
+    )
+    (tmp_path / "workspace" / "error_log.txt").write_text(f"ComponentNotAuthorized: {refused}\n")
+    told = unfinished(tmp_path)
+    assert {"FLARE: FINISHED:ABNORMAL", "- d: not authorized"} < {*told}
+    assert told[0].startswith("ward: no results; it ended after 1 rounds: too few") and told[0].isprintable()
+    assert "- c: missed 1 of 1 rounds: no result in time" in told
+    assert told[-1].startswith(
+        "the server's kit does not allow cfl_flare.flare.controller.ClusteredController; let its"
+    )
+    (folder / "job.json").write_text("[]")
+    assert any("is a list, not an object" in one for one in unfinished(tmp_path))
+    attempt.done()
+    assert unfinished(tmp_path / "workspace" / "cfl") == []
 
 
 def test_numbers_are_finite_or_none():

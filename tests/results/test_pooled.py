@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The AUROC over all participants' samples: as the exact one, in records, and of whom there are histograms."""
+"""The AUROC and macro-F1 over all participants' samples: as the exact ones, in records, and of whom counts are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import f1_score, roc_auc_score
 
 from cfl_flare.core.config import parse_spec
 from cfl_flare.data import Digits
@@ -21,9 +21,9 @@ from cfl_flare.methods import Participant, build_method
 from cfl_flare.report.figures import draw
 from cfl_flare.report.table import results_table
 from cfl_flare.results.metrics import RoundMetrics
-from cfl_flare.results.pooled import auroc_of_counts, bounded_sum, with_pooled
+from cfl_flare.results.pooled import auroc_of_counts, bounded_sum, macro_f1_of_counts, with_pooled
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.training.histograms import log_odds
+from cfl_flare.training.histograms import log_odds, score_counts
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
 from tests.play import DATA, MODEL
@@ -31,6 +31,11 @@ from tests.play import DATA, MODEL
 PEOPLE = {name: Participant(name, f"site-{name}", 10) for name in "abcd"}
 GOOD, BAD = np.array([[[4, 0], [0, 4]]], np.int32), np.array([[[0, 4], [4, 0]]], np.int32)
 ONE_CLASS = np.array([[[5, 3], [0, 0]]], np.int32)
+
+
+def decided(counts: np.ndarray, threshold: int = 1) -> np.ndarray:
+    """The same with decisions: samples have a class from the second bin on, or from another one."""
+    return np.concatenate((counts, counts[..., threshold:].sum(axis=2, keepdims=True)), axis=2)
 
 
 def measured(names: str = "abcd", clusters: Mapping[str, object] | None = None) -> RoundMetrics:
@@ -47,43 +52,69 @@ def test_ties_count_half_and_classes_that_are_not_both_there_do_not_count():
 
 
 def test_nothing_is_recorded_where_it_is_not_defined():
-    for counts in ({}, {"a": None}, {"a": ONE_CLASS}):
+    for counts in ({}, {"a": None}):
         found = with_pooled(measured(), counts, PEOPLE, {})
         assert found.record == measured().record and found.steady == {}
+    assert "pooled_auroc" not in with_pooled(measured(), {"a": decided(ONE_CLASS)}, PEOPLE, {}).record
 
 
 def test_participants_of_one_class_each_have_a_pooled_one_together():
     positive = np.array([[[0, 0], [1, 3]]], np.int32)
-    found = with_pooled(measured("ab"), {"a": ONE_CLASS, "b": positive}, PEOPLE, {})
+    found = with_pooled(measured("ab"), {"a": decided(ONE_CLASS), "b": decided(positive)}, PEOPLE, {})
     labels, scores = [0] * 8 + [1] * 4, [0] * 5 + [1] * 3 + [0] + [1] * 3
     assert found.record["pooled_auroc"] == pytest.approx(roc_auc_score(labels, scores))
+    assert found.record["pooled_macro_f1"] == pytest.approx(f1_score(labels, scores, average="macro"))
     assert "defined" not in found.record
+
+
+def test_the_macro_f1_of_unequal_participants_is_that_of_their_labels_together():
+    """By hand: a has 6 samples and no class 2, b 2; nobody has class 3, and nobody is predicted to have it."""
+    labels = {"a": [0, 0, 0, 1, 1, 1], "b": [2, 0]}
+    decisions = {"a": [0, 0, 1, 1, 1, 2], "b": [2, 2]}
+    counts = {}
+    for name in labels:
+        outputs = torch.eye(4)[decisions[name]]
+        counts[name] = score_counts(outputs, torch.tensor(labels[name]), "softmax", 10)
+    found = with_pooled(measured("ab"), counts, PEOPLE, {}).record["pooled_macro_f1"]
+    assert found == pytest.approx((2 * 2 / (4 + 2) + 2 * 2 / (3 + 3) + 2 * 1 / (1 + 3)) / 3)
+    assert found == pytest.approx(f1_score(*([*of["a"], *of["b"]] for of in (labels, decisions)), average="macro"))
+
+
+@pytest.mark.parametrize("threshold", [0.2, 0.5, 0.9])
+def test_the_macro_f1_of_a_finding_is_that_of_both_classes_at_the_task_s_threshold(threshold):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 50)
+    outputs = torch.from_numpy(2 * rng.standard_normal(50) + labels)[:, None]
+    counts = score_counts(outputs, torch.from_numpy(labels), "sigmoid", 10, threshold)
+    said = (outputs[:, 0].sigmoid() >= threshold).numpy()
+    assert macro_f1_of_counts(counts) == pytest.approx(f1_score(labels, said, average="macro"))
 
 
 def test_clusters_have_their_own_and_who_sent_none_is_counted():
     clusters = {"cluster-0": {"served_loss": 1.0}, "cluster-1": {"served_loss": 1.0}, "cluster-2": {}}
-    counts = {"a": GOOD, "b": None, "c": BAD, "d": BAD}
+    counts = {"a": decided(GOOD), "b": None, "c": decided(BAD), "d": decided(BAD)}
     before = measured(clusters=clusters)
     found = with_pooled(before, counts, PEOPLE, {"a": 0, "b": 0, "c": 1, "d": 1})
-    assert found.record["clusters"]["cluster-0"] == {"served_loss": 1.0, "pooled_auroc": 1.0}
+    assert found.record["clusters"]["cluster-0"] == {"served_loss": 1.0, "pooled_auroc": 1.0, "pooled_macro_f1": 1.0}
     assert found.record["clusters"]["cluster-1"]["pooled_auroc"] == 0
     assert found.record["clusters"]["cluster-2"] == {}
-    assert found.record["defined"] == {"pooled_auroc": 3}
+    assert found.record["defined"] == {"pooled_auroc": 3, "pooled_macro_f1": 3}
     assert found.scalars()["cluster-0/pooled_auroc"] == 1
     assert before.record["clusters"]["cluster-0"] == {"served_loss": 1.0}  # it is not changed
 
 
 def test_a_site_that_says_that_it_has_10_to_the_9_samples_decides_with_its_share_alone():
-    huge = BAD.astype(np.int64) * (10**9 // 8)
-    counts = {"a": GOOD, "b": GOOD, "c": GOOD, "d": huge}
+    huge = decided(BAD.astype(np.int64) * (10**9 // 8))
+    counts = {**dict.fromkeys("abc", decided(GOOD)), "d": huge}
     found = with_pooled(measured(), counts, PEOPLE, {}, 1 / 3)
-    assert found.record["pooled_auroc"] < 0.001  # as reported
-    assert found.deciding()["pooled_auroc"] > 0.6
+    for name in ("pooled_auroc", "pooled_macro_f1"):
+        assert found.record[name] < 0.001  # as reported
+        assert found.deciding()[name] > 0.6
     free = with_pooled(measured(), counts, PEOPLE, {}, None)
     assert free.deciding()["pooled_auroc"] == free.record["pooled_auroc"]
     sites = {name: "one" if name in "cd" else name for name in PEOPLE}
-    together = bounded_sum({**counts, "c": BAD}, sites, 1 / 3)
-    assert together[0].sum() == pytest.approx(24)  # two participants of one site weigh as each other site
+    together = bounded_sum({**counts, "c": decided(BAD)}, sites, 1 / 3)
+    assert together[0, :, :-1].sum() == pytest.approx(24)  # two participants of one site weigh as each other site
 
 
 def run(folder: Path, method: str, **more) -> None:
@@ -119,12 +150,16 @@ def test_of_a_trained_model_it_is_near_the_exact_one(tmp_path, monkeypatch, meth
         labels = np.eye(10)[torch.cat([y for _, y in parts]).numpy()]
         exact = roc_auc_score(labels, odds, average="macro")
         assert record["pooled_auroc"] == pytest.approx(exact, abs=0.002)
+        decisions = torch.cat([outputs.argmax(1) for outputs, _ in parts]).numpy()
+        f1 = f1_score(labels.argmax(1), decisions, average="macro")
+        assert record["pooled_macro_f1"] == pytest.approx(f1)
     values = [record["pooled_auroc"] for record in found.rounds]
     assert found.summary["final"]["pooled_auroc"] == values[-1] > 0.7
     best = {"metric": "pooled_auroc", "mode": "max", "round": int(np.argmax(values)), "value": max(values)}
     assert found.summary["best"] == best
     shown = {str(column.header): list(column.cells) for column in results_table([found]).columns}
     assert shown["pooled AUROC"] == [f"{values[-1]:.3f}"]
+    assert shown["pooled macro-F1"] == [f"{f1:.3f}"]
     assert all(path.is_file() for path in draw(found))
 
 
@@ -136,9 +171,9 @@ def test_histograms_change_nothing_else(tmp_path):
     kept = [load_run(tmp_path / name).rounds for name in ("with", "without")]
     for one, other in zip(*kept):
         for record in (one, other):
-            record.pop("seconds"), record.pop("pooled_auroc", None)
-            for own in record["clusters"].values():
-                own.pop("pooled_auroc", None)
-        size = 6 * 10 * 2 * 200 * 4
+            record.pop("seconds")
+            for own in (record, *record["clusters"].values()):
+                own.pop("pooled_auroc", None), own.pop("pooled_macro_f1", None)
+        size = 6 * 10 * 2 * 201 * 4
         assert one.pop("bytes_up") == other.pop("bytes_up") + size * (1 + (one["round"] == 2)) * (one["round"] > 0)
         assert json.dumps(one) == json.dumps(other)

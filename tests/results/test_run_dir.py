@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,17 @@ import pytest
 import torch
 from torch import nn
 
-from cfl_flare.core.config import describe, marked
+from cfl_flare.core.config import marked
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.networks import describe_network
 from cfl_flare.core.params import Params
+from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.methods import FedAvg, Participant, ServerState, WeCFL
 from cfl_flare.models import MLP, FashionCNN
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
-from cfl_flare.results.run_dir import Run, find_runs, load_model, load_run, read_lines
+from cfl_flare.results.run_dir import Run, find_runs, load_run, read_lines
+from cfl_flare.results.served import load_model, read_model
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.resident import ResidentModel
 
@@ -30,6 +35,14 @@ class Foreign(nn.Linear):
 
     def __init__(self, in_features: int, out_features: int):
         super().__init__(in_features, out_features)
+
+
+class Stacked(nn.Module):
+    """A model that is given its layer."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
 
 
 def weights(module: nn.Module) -> Params:
@@ -47,7 +60,7 @@ def measured(number: int, accuracy: float | None = None, trained: tuple[str, ...
 def record_run(folder: Path, module: nn.Module, slots: tuple[str, ...] = ("global",)) -> dict[str, Params]:
     """Two rounds, of which the first alone is measured."""
     bank = {slot: Params((p := weights(module)).layout, p.vector + i, p.counters + i) for i, slot in enumerate(slots)}
-    recorder = Recorder(folder, marked({"data": {"seed": 4}}), marked(describe(module, "model")))
+    recorder = Recorder(folder, marked({"data": {"seed": 4}}), marked(describe_network(module)))
     recorder.round(measured(0, 0.75), ServerState(bank, {"p": 0}, 1), PEOPLE)
     recorder.round(measured(1, trained=("q",)), ServerState(bank, {"p": 0, "q": 1}, 2), PEOPLE)
     method = FedAvg() if slots == ("global",) else WeCFL(k=len(slots))
@@ -122,13 +135,62 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
         load_model(tmp_path / "absent")
 
 
-def test_a_class_from_elsewhere_is_not_imported(tmp_path: Path) -> None:
+def test_a_class_from_elsewhere_is_not_imported_and_one_that_is_imported_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = Foreign(2, 3)
     record_run(tmp_path, module)
-    with pytest.raises(ConfigError, match=r"holds a .*Foreign; build one and pass it as model="):
-        load_model(tmp_path)
     x = torch.randn(4, 2)
+    torch.testing.assert_close(load_model(tmp_path)(x), module(x))
+    with pytest.raises(ConfigError, match=r"holds a .*Foreign; import its module first, or build one and pass it"):
+        read_model(tmp_path / "clusters" / "global.safetensors")  # what the command line reads
+    monkeypatch.delitem(sys.modules, __name__)
+    with pytest.raises(ConfigError, match=r"holds a .*Foreign; import its module first, or build one and pass it"):
+        load_model(tmp_path)
+    assert __name__ not in sys.modules
     torch.testing.assert_close(load_model(tmp_path, model=Foreign(2, 3))(x), module(x))
+
+
+LOADS = """
+from torch import nn
+
+class Loads(nn.Linear):
+    def __init__(self, in_features, out_features, weights="somewhere"):
+        raise AssertionError("the file has called it")
+
+def loads(weights: str) -> Loads:
+    raise AssertionError("the file has called it")
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["installed_net.Loads", "installed_net.loads", f"{__name__}.borrowed", "builtins.eval"]
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_file_calls_no_class_of_an_installed_package_that_this_program_has_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, inside: bool
+) -> None:
+    """Many of them load, or download, what their arguments name; the file chooses these."""
+    site = tmp_path / "packages"
+    (site / "installed_net-1.0.dist-info").mkdir(parents=True)
+    (site / "installed_net.py").write_text(LOADS)
+    monkeypatch.syspath_prepend(site)
+    installed = importlib.import_module("installed_net")
+    monkeypatch.setitem(sys.modules, "installed_net", installed)
+    monkeypatch.setattr(sys.modules[__name__], "borrowed", installed.Loads, raising=False)
+    record_run(tmp_path / "run", Foreign(2, 3))
+    path = tmp_path / "run" / "clusters" / "global.safetensors"
+    arrays, meta = load_arrays(path)
+    spec = {"class_path": name, "args": {"weights": "https://host/model.pt"}}
+    own = {"class_path": f"{__name__}.Foreign", "args": {"in_features": spec, "out_features": 3}}
+    save_arrays(path, arrays, meta | {"model": own if inside else spec})
+    with pytest.raises(ConfigError, match=r"holds a .*build one and pass it as model="):
+        load_model(tmp_path / "run")
+
+
+def test_modules_of_torch_in_the_arguments_of_an_imported_class_are_built(tmp_path: Path) -> None:
+    record_run(tmp_path, Stacked(nn.Linear(2, 3)))
+    assert isinstance(load_model(tmp_path), Stacked)
 
 
 def test_a_new_run_in_the_same_folder_replaces_the_figures(tmp_path: Path) -> None:

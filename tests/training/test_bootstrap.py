@@ -3,6 +3,7 @@
 """Draws of a test split: the same ones for every method, measured without predicting again."""
 
 import time
+from dataclasses import dataclass
 from unittest.mock import patch
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 import torch
 
 from cfl_flare.core.errors import AbortedError, ConfigError
+from cfl_flare.training import bootstrap
 from cfl_flare.training.bootstrap import DRAWS, draw_of, drawn_rows, key_of, replicates
+from cfl_flare.training.draws import counted
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
-from cfl_flare.training.tasks import Binary, Classification
+from cfl_flare.training.tasks import Binary, Classification, LearningTask, build_task
 from tests.tiny import coin, learner
 
 OUTPUTS = torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0]])  # predicted: 0, 1, 0
@@ -110,3 +113,73 @@ def test_two_hundred_draws_of_a_thousand_samples_take_no_second():
 def test_too_few_draws_or_too_many(times):
     with pytest.raises(ConfigError, match=rf"training: bootstrap = {times} should be 0 or in 50\.\.2000"):
         TrainSettings(bootstrap=times)
+
+
+def one_by_one(task: LearningTask, outputs: torch.Tensor, targets: torch.Tensor, names: list[str], rows) -> dict:
+    """Each draw measured as if it were a test split."""
+    found = [task.measured(outputs[chosen], targets[chosen], names) for chosen in rows]
+    return {name: [measured.get(name, np.nan) for measured in found] for name in names}
+
+
+def split_of(name: str, samples: int, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs with ties, and labels of rare classes."""
+    width = {"classification": 4, "multilabel": 3}.get(name, 1)
+    outputs = torch.from_numpy(rng.integers(-6, 7, (samples, width)) / 2).float()
+    targets = {
+        "classification": rng.choice(4, samples, p=[0.6, 0.3, 0.08, 0.02]),
+        "multilabel": (rng.random((samples, 3)) < [0.5, 0.1, 0.02]).astype(int),
+        "regression": rng.normal(size=samples),
+        "survival": np.stack([rng.integers(1, 9, samples), rng.random(samples) < 0.3], axis=1),
+    }
+    return outputs, build_task(name).targets(targets.get(name, rng.random(samples) < 0.1))
+
+
+@pytest.mark.parametrize("name", ["classification", "binary", "multilabel", "regression", "survival"])
+@pytest.mark.parametrize("samples", [1, 2, 7, 60, 1500])  # of 1500, pairs of survival times take two blocks
+def test_draws_at_once_are_what_each_is_alone(monkeypatch, name, samples):
+    monkeypatch.setattr(bootstrap, "ENTRIES", 20 * samples)  # chunks of 20, 20 and 10 draws
+    task, rng = build_task(name), np.random.default_rng(samples)
+    outputs, targets = split_of(name, samples, rng)
+    names, rows = [*dict.fromkeys((*task.always, *task.measures))], [*drawn_rows(0, "p", "k", samples, 50)]
+    found, wanted = replicates(task, outputs, targets, names, rows), one_by_one(task, outputs, targets, names, rows)
+    assert found.keys() == wanted.keys()
+    for key, values in found.items():
+        np.testing.assert_allclose(np.array(values, np.float64), wanted[key], rtol=1e-6, atol=1e-6, err_msg=key)
+    assert all(counted(task, key, outputs, targets) for key in names if key not in ("loss", "r2"))
+
+
+@dataclass(frozen=True)
+class Doubled(Classification):
+    def loss(self, *given, **more):
+        return 2 * super().loss(*given, **more)
+
+
+@dataclass(frozen=True)
+class Measured(Binary):
+    def measured(self, outputs, targets, requested=()):
+        return {"loss": 7.0}
+
+
+def test_what_a_user_s_task_measures_in_its_own_way_is_asked_draw_by_draw():
+    plain, doubled = (
+        replicates(task, OUTPUTS, TARGETS, ("loss", "accuracy"), ROWS) for task in (Classification(), Doubled())
+    )
+    assert doubled["loss"] == pytest.approx([2 * value for value in plain["loss"]])
+    assert doubled["accuracy"] == plain["accuracy"]
+    assert replicates(Measured(), OUTPUTS[:, 1:], TARGETS, ("loss", "auroc"), ROWS) == {
+        "loss": (7.0,) * 3,
+        "auroc": (None,) * 3,
+    }
+
+
+def test_only_the_measures_that_a_task_names_are_drawn():
+    one = learner([0, 0, 0, 1, 1])
+    drawn = one.resampled(one.tested(coin(1, 0)), ["loss"], 50)
+    assert drawn.values.keys() == {"loss"}
+
+
+def test_draws_that_take_long_say_so(monkeypatch, caplog):
+    monkeypatch.setattr(bootstrap, "SECONDS", -1.0)
+    caplog.set_level("INFO", "cfl_flare")
+    replicates(Doubled(), OUTPUTS, TARGETS, ("loss",), ROWS)
+    assert caplog.messages == [f"{i} draws of a test split are measured" for i in range(3)]

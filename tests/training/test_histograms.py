@@ -11,13 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import f1_score, roc_auc_score
 from torch import nn
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout
 from cfl_flare.models import Logistic
-from cfl_flare.results.pooled import auroc_of_counts
+from cfl_flare.results.pooled import auroc_of_counts, macro_f1_of_counts
 from cfl_flare.training.histograms import NARROW, REACH, log_odds, score_counts, score_shape
 from cfl_flare.training.settings import TrainSettings
 
@@ -37,7 +37,11 @@ def pooled(outputs: torch.Tensor, targets: torch.Tensor, link: str, bins: int = 
     parts = [*pairwise(bounds), (bounds[-1], len(outputs))]
     counts = [score_counts(outputs[i:j], targets[i:j], link, bins) for i, j in parts]
     assert all(own is not None and own.dtype == np.int32 for own in counts)
-    found = auroc_of_counts(np.sum([own for own in counts if own is not None], axis=0))
+    together = np.sum([own for own in counts if own is not None], axis=0)
+    decided = outputs.sigmoid().numpy() >= 0.5 if link == "sigmoid" else outputs.argmax(1).numpy()
+    labels = targets.numpy().reshape(decided.shape)
+    assert macro_f1_of_counts(together) == pytest.approx(f1_score(labels, decided, average="macro", zero_division=0))
+    found = auroc_of_counts(together[..., :-1])
     assert found is not None
     return found
 
@@ -86,7 +90,9 @@ def test_where_bins_hold_equal_scores_alone_it_is_exact(pairs: list[tuple[int, b
     middles = NARROW * np.sinh((np.arange(10) + 0.5 - 5) / 5 * np.arcsinh(REACH / NARROW))
     outputs = torch.from_numpy(middles[places])[:, None]
     counts = score_counts(outputs, torch.from_numpy(labels), "sigmoid", 10)
-    assert counts is not None and counts.shape == (1, 2, 10) and counts.sum() == len(pairs)
+    assert counts is not None and counts.shape == (1, 2, 11)
+    counts = counts[..., :-1]
+    assert counts.sum() == len(pairs)
     np.testing.assert_array_equal(counts[0, 1], np.bincount(places, labels, minlength=10))
     found = auroc_of_counts(counts)
     if 0 < labels.sum() < len(labels):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.training.ensemble import LINKS, Ensemble, combined, predicted
+from cfl_flare.training.measures import auprc, auroc, calibration_error
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import (
     TASKS,
@@ -213,6 +214,26 @@ def test_measures_of_findings_are_scikit_learns():
     assert {name: measured[name] for name in wanted} == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_measures_of_scores_are_scikit_learns_with_ties(seed):
+    """Few distinct scores, 0 and 1 among them, so that most samples are tied."""
+    rng = np.random.default_rng(seed)
+    y, scores = (rng.random(40) < 0.3).astype(int), rng.integers(0, 5, 40) / 4
+    values = torch.from_numpy(scores[:, None]), torch.from_numpy(y), None
+    assert auroc(*values) == pytest.approx(sk.roc_auc_score(y, scores), abs=1e-12)
+    assert auprc(*values) == pytest.approx(sk.average_precision_score(y, scores), abs=1e-12)
+    assert auroc(torch.full((40, 1), 0.5), *values[1:]) == 0.5
+    assert auroc(torch.full((40, 1), torch.nan), *values[1:]) is None
+
+
+def test_the_calibration_error_by_hand():
+    """Of 15 bins: .01 and .05 are in the first, .97 in the last; the shares that are right are 1/2 and 1."""
+    scores, labels = torch.tensor([[0.01], [0.05], [0.97]]), torch.tensor([0, 1, 1])
+    assert calibration_error(scores, labels, None) == pytest.approx((abs(0.06 - 1) + 0.03) / 3)
+    several = torch.tensor([[0.01, 0.99], [0.4, 0.6], [0.97, 0.03]])
+    assert calibration_error(several, labels, None) == pytest.approx((0.99 + 0.4 + 0.97) / 3)
+
+
 def test_measures_of_numbers_are_scikit_learns():
     outputs, targets, y = sample_of("regression", 30)
     measured = Regression().measured(outputs, targets, Regression.measures)
@@ -336,6 +357,6 @@ def test_a_task_of_ones_own_is_a_class_with_a_loss():
 
 
 def test_a_perfect_auroc_is_not_above_one():
-    scores = torch.arange(13) / 13  # of 10 and 3, torchmetrics's float32 sum is 1.0000001, which a server refuses
+    scores = torch.arange(13) / 13  # of 10 and 3, a sum in float32 is 1.0000001, which a server refuses
     outputs = torch.stack([1 - scores, scores], dim=1).log()
     assert Classification().measured(outputs, torch.tensor([0] * 10 + [1] * 3), ["auroc"])["auroc"] == 1

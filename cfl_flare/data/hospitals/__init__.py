@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.files import reading_within
-from cfl_flare.data.preparation import Preparation
+from cfl_flare.data.preparation import UNSAID, Preparation, Scaling
 from cfl_flare.data.samples import DataSource, Samples
 from cfl_flare.data.table import Table
 
@@ -27,10 +27,11 @@ class Hospitals(DataSource):
     """A table of several hospitals' patients; each hospital is a participant unless a partition says otherwise."""
 
     prepares: ClassVar[bool] = True
+    unsaid: ClassVar[Mapping[str, Any]] = UNSAID
 
     test_share: float = setting(0.25, help="share of each hospital's patients that is used for testing", gt=0, lt=1)
     seed: int = setting(0, help="seed of that split")
-    scaling: Literal["site", "federation", "none"] = setting("site", help="as of the source table")
+    scaling: Scaling = setting("auto", help="as of the source table")
 
     def __post_init__(self) -> None:
         check_settings(self, f"data {self.name}")
@@ -60,6 +61,12 @@ class Hospitals(DataSource):
         """As the source table's."""
         with reading_within(None):
             return self._table.preparation(train, federation)
+
+    @property
+    def positive(self) -> str | None:
+        """As the source table's."""
+        with reading_within(None):
+            return self._table.positive
 
     def described(self) -> list[str]:
         """What each column became."""

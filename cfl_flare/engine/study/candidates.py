@@ -18,6 +18,7 @@ from cfl_flare.methods import FedAvg, Local, Method, WeCFL, describe_method
 from cfl_flare.methods.auto_k import AutoK
 from cfl_flare.results.study import SEARCH
 from cfl_flare.results.verdict import Entrant
+from cfl_flare.training.tasks import LearningTask
 
 ALONE, ONE_MODEL = "local", "fedavg"
 # The most clusters that are looked for.
@@ -78,28 +79,31 @@ def named(method: Method, private: str | None = None) -> Candidate:
     return whole if private is None else whole.with_private(private)
 
 
-def private_layers(module: nn.Module, method: Method) -> str | None:
+def private_layers(module: nn.Module, method: Method, task: LearningTask | None = None) -> str | None:
     """The layers that hospitals may keep with this method: normalisation, else biases; None if neither fits."""
     for word in PRIVATE:
         try:
-            check_private(method, Division.of(module, word), word)
+            check_private(method, Division.of(module, word), word, task=task)
         except ConfigError:
             continue
         return word
     return None
 
 
-def first_candidates(module: nn.Module, more: Sequence[Method] = ()) -> list[Candidate]:
+def first_candidates(
+    module: nn.Module, more: Sequence[Method] = (), task: LearningTask | None = None
+) -> list[Candidate]:
     """Those that are known before the number of clusters is.
 
     Args:
         module: the model.
         more: methods of the user's.
+        task: what models predict; under survival, a linear model's private bias would change nothing.
 
     Raises:
         ConfigError: one of them is a candidate anyway, or given twice.
     """
-    layers = private_layers(module, FedAvg())
+    layers = private_layers(module, FedAvg(), task)
     own = [named(Local()), named(FedAvg()), *([named(FedAvg(), layers)] if layers else [])]
     for candidate in map(named, more):
         twice = candidate.name in [one.name for one in own]

@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
 
+from cfl_flare.clustering.gap import in_words
+from cfl_flare.core.config import require
 from cfl_flare.core.errors import AbortedError, CFLError, ConfigError, RunFailedError
 from cfl_flare.core.text import plain
 from cfl_flare.engine.study.candidates import ALONE, ONE_MODEL, Candidate, clustered_candidates
 from cfl_flare.engine.study.settings import StudySettings
-from cfl_flare.results.comparison import Measured, difference, mean_of, shared_by_all
-from cfl_flare.results.key_metric import Metric
+from cfl_flare.results.comparison import MARGIN, Measured, difference, mean_of, shared_by_all
+from cfl_flare.results.key_metric import Metric, is_share
 from cfl_flare.results.verdict import Verdict, decide
 
 VALIDATION: Final = "validation"
@@ -42,8 +44,8 @@ class Trainer(Protocol):
         """How many hospitals there are."""
         ...
 
-    def search(self) -> tuple[int, int]:
-        """The number of clusters that was found, and in how many rounds."""
+    def search(self) -> tuple[Mapping[str, Any], int]:
+        """The number of clusters that was found, as `cfl_flare.clustering.gap.noted` has it, and in how many rounds."""
         ...
 
     def private_layers(self, candidate: Candidate) -> str | None:
@@ -86,6 +88,7 @@ class Journal:
         search_seconds: and the seconds.
         rungs: the comparisons.
         verdict: None until there is one.
+        words: on the number that was found, and how sure it is.
     """
 
     found: int | None = None
@@ -93,6 +96,7 @@ class Journal:
     search_seconds: float = 0.0
     rungs: list[Rung] = field(default_factory=list)
     verdict: Verdict | None = None
+    words: str = ""
 
     @property
     def seconds(self) -> float:
@@ -109,6 +113,7 @@ class Journal:
         """As JSON values."""
         return {
             "found": self.found,
+            "words": self.words,
             "searched": self.searched,
             "search_seconds": self.search_seconds,
             "rungs": [asdict(rung) for rung in self.rungs],
@@ -132,6 +137,9 @@ class Study:
     Attributes:
         candidates: all of them, once the study has run.
         journal: what was found.
+
+    Raises:
+        ConfigError: the margin makes no sense for the metric.
     """
 
     def __init__(
@@ -144,6 +152,11 @@ class Study:
         say: Callable[[str], None] = lambda line: None,
         seed: int = 0,
     ):
+        margin, metric = settings.margin, trainer.metric.of_participants.name
+        require(
+            margin is None or margin < 0.5 or not is_share(metric, 0, 1),
+            f"study: margin = {margin} is half of all that {metric} can be, 0 to 1; give a share such as {MARGIN}",
+        )
         self.trainer, self.candidates, self.settings = trainer, list(candidates), settings
         self.journal, self._save, self._say, self._seed = journal or Journal(), save, say, seed
         self._validated: dict[str, Measured] = {}  # of the last comparison, if this attempt made it
@@ -158,12 +171,11 @@ class Study:
         journal = self.journal
         if journal.found is None:
             begun = time.monotonic()
-            journal.found, journal.searched = self.trainer.search()
+            note, journal.searched = self.trainer.search()
+            journal.found, journal.words = int(note["k"]), in_words(note)
             journal.search_seconds = time.monotonic() - begun
             self._save(journal)
-        self._say(
-            f"{journal.found} {'cluster' if journal.found == 1 else 'clusters'} found in {journal.searched} rounds"
-        )
+        self._say(f"after {journal.searched} rounds: {journal.words}")
         self.candidates += clustered_candidates(journal.found, self.trainer.participants, self.candidates)
         left = list(self.candidates)
         ladder = self.settings.ladder(self.trainer.rounds)
@@ -297,4 +309,5 @@ class Study:
             del tested[name]
         entrants = [one.entrant for one in left if one.name in tested]
         how = (metric.name, metric.mode, self.settings.margin, self._seed, ONE_MODEL, ALONE)
-        return decide(tested, validated, entrants, rung.rounds, *how)
+        floor = (self.settings.fewest_events, self.trainer.participants)
+        return decide(tested, validated, entrants, rung.rounds, *how, *floor)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ import numpy as np
 from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.errors import ConfigError, RunFailedError
 from cfl_flare.data import ParticipantData
+from cfl_flare.engine.classes import class_counts, class_facts
 from cfl_flare.engine.loop import model_factory, run_loop
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_data
@@ -31,6 +33,7 @@ from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.run_dir import ROUNDS, read_lines
 from cfl_flare.results.store import Store, StoreError
 from cfl_flare.results.study import SEARCH
+from cfl_flare.training.bootstrap import SECONDS
 from cfl_flare.training.devices import Place
 
 CHECKPOINTS = "checkpoints"
@@ -47,21 +50,27 @@ class InProcess:
         plan: what all candidates share; its method and its private layers are replaced.
         out: the study's folder.
         watch: opened for each training with its name and number of rounds; what it yields is called with each round.
+        say: called with one line now and then, while measuring takes long.
     """
 
     def __init__(
-        self, plan: RunPlan, out: Path, watch: Watch = lambda name, rounds: nullcontext(lambda measured: None)
+        self,
+        plan: RunPlan,
+        out: Path,
+        watch: Watch = lambda name, rounds: nullcontext(lambda measured: None),
+        say: Callable[[str], None] = lambda line: None,
     ):
         self.plan = plan = study_plan(plan)
         assert plan.reader is not None and plan.training is not None
         self.reader, self.training = plan.reader, plan.training
-        self.out, self._watch = out, watch
+        self.out, self._watch, self._say = out, watch, say
         self.rounds = plan.server.num_rounds
         self.module = plan.make_model()
         self._hosted: dict[str, list[ParticipantData]] = {}
         site = check_data(plan.method, plan.model, self.hosted(VALIDATION), plan.training, plan.server.seed)
-        measured = [*site.runtime.task.ranges(plan.training.measures)]
-        self.metric = leading(plan.server.early_stopping.named, measured)
+        task = site.runtime.task
+        self.plan = plan = replace(plan, server=plan.server.judged(task, site.runtime.division.whole))
+        self.metric = leading(plan.server.early_stopping.named, [*task.ranges(self.training.measures)])
         self.participants = len(site.hosted)
 
     def hosted(self, split: str) -> list[ParticipantData]:
@@ -79,7 +88,7 @@ class InProcess:
         """
         check_candidates(self.plan, candidates)
 
-    def search(self) -> tuple[int, int]:
+    def search(self) -> tuple[Mapping[str, Any], int]:
         """Trains as ``wecfl:k=auto`` until it has found the number of clusters.
 
         Raises:
@@ -90,11 +99,11 @@ class InProcess:
         notes = [line[NUMBER] for line in read_lines(self.out / SEARCH / ROUNDS) if NUMBER in line]
         if not notes:
             raise RunFailedError("study: too few participants answered to find the number of clusters; start it again")
-        return int(notes[-1]["k"]), warmup
+        return notes[-1], warmup
 
     def private_layers(self, candidate: Candidate) -> str | None:
         """See `cfl_flare.engine.study.candidates.private_layers`."""
-        return private_layers(self.module, candidate.method)
+        return private_layers(self.module, candidate.method, self.training.built_task())
 
     def train(self, candidate: Candidate, rounds: int) -> None:
         """Trains a candidate until it has so many rounds, from its last checkpoint."""
@@ -137,16 +146,22 @@ class InProcess:
             raise RunFailedError(f"study: {candidate.name} has {state.round} rounds, not {rounds}; use a new folder")
         site.memory.update({name: dict(one) for name, one in checkpoint.memory.items()})
         key, found = f"served_{self.metric.name}", dict[str, AtHospital]()
-        for name, data in site.hosted.items():
+        counts = class_counts(site.runtime.task, self.hosted(split))
+        said = time.monotonic()
+        for number, (name, data) in enumerate(site.hosted.items()):
+            if time.monotonic() - said > SECONDS:
+                said = time.monotonic()
+                self._say(f"{candidate.name}: measured on {split} samples of {number} of {len(site.hosted)} hospitals")
             sent = candidate.method.distribute(state, name)
-            task = replace(Task.of(sent, train=False, evaluate=True), bootstrap=self.training.bootstrap)
+            task = Task.of(sent, train=False, evaluate=True)
+            task = replace(task, bootstrap=self.training.bootstrap, drawn=(self.metric.name,))
             result = site.carry_out(name, task, with_parts(state.bank, list(task.needed)), rounds)
             if result.error is not None:
                 raise RunFailedError(f"study: {candidate.name} cannot be measured at {name}: {result.error}")
             if key in result.metrics and result.bootstrap is not None:
                 values = np.array(result.bootstrap.values.get(key, ()), np.float64)
                 facts = (len(data.train), len(data.test), result.bootstrap.draw)
-                found[name] = AtHospital(*facts, result.metrics[key], values)
+                found[name] = AtHospital(*facts, result.metrics[key], values, counts.get(name, ()))
         if not found:
             raise RunFailedError(f"study: no participant measured {self.metric.name} on {split} samples")
         return found
@@ -178,6 +193,7 @@ class InProcess:
             "data": asdict(plan.data),
             "run": asdict(plan.server.in_simulation()),
             "training": asdict(self.training),
+            **class_facts(self.reader, self.training.built_task(), self.hosted(TEST)),
         }
 
     def clean(self) -> None:

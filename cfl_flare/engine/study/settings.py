@@ -23,7 +23,18 @@ class StudySettings:
     minutes: float | None = setting(
         None, help="no comparison is begun that would take the study beyond so many minutes; default: no limit", gt=0
     )
-    margin: float = setting(0.05, help="the difference that matters to one hospital, in the key metric's unit", gt=0)
+    margin: float | None = setting(
+        None,
+        help="the difference that matters to one hospital, in the key metric's unit; default: 0.05 of a share such as "
+        "accuracy or AUROC, and a twentieth of one model's loss or error",
+        gt=0,
+    )
+    fewest_events: int = setting(
+        100,
+        help="with fewer validation or test samples that are not of the most frequent class, a study cannot tell; "
+        "where there are no classes, with fewer samples",
+        ge=0,
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "study")

@@ -26,6 +26,7 @@ from cfl_flare.core.text import shown
 from cfl_flare.engine.job_settings import AssignSettings
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.site import Result, Task
+from cfl_flare.flare.client_api.failures import not_measured
 from cfl_flare.flare.client_api.results import ScriptResults, metric_of, usable
 from cfl_flare.flare.client_api.rules import HOW_TO_EVALUATE
 from cfl_flare.methods import describe_method
@@ -95,6 +96,8 @@ class Scripts:
             answered.add(site)
             if not self._evaluated(result):
                 problems[site] = TRAINED
+            elif (why := not_measured(result)) is not None:
+                problems[site] = f"there is {why}"
             elif metric_of(result, self._assign.metric) is None:
                 problems[site] = (
                     f"it reports no {self._assign.metric!r} when it is asked to evaluate, but {_names(result)}"
@@ -108,7 +111,8 @@ class Scripts:
         if 2 * len(problems) > len(self._server.participants):  # one site alone ends no job
             raise ConfigError(
                 f"run: method {self._server.method.label} has each model evaluated by the sites' script, but at {site} "
-                f"{problem}. Add to its loop, on training data, by which it chooses:{HOW_TO_EVALUATE}"
+                f"{problem}. Add to its loop, on training data, by which it chooses:{HOW_TO_EVALUATE}\n"
+                f"Or, with FLARE's Lightning patch:{HOW_TO_EVALUATE_IN_LIGHTNING}"
                 + "".join(HOW_TO_CHOOSE.format(name, best_end(name) or "max") for name in offered[:1])
             )
         if problems:
@@ -135,7 +139,8 @@ class Scripts:
             self._remark(
                 f"the last models are not measured at {', '.join(sorted(server.only_train)[:5])} "
                 f"({len(server.only_train)} in all): the script is not seen to evaluate without training, and "
-                f"the table has the round before; add to its loop:{HOW_TO_EVALUATE}"
+                "the table has the round before; name a function that measures a model (evaluate = "
+                f"'client.evaluate'), or add to its loop:{HOW_TO_EVALUATE}"
             )
         chooses = server.method.traits.assigns_on_site
         several = {name: task for name, task in tasks.items() if chooses and task.choices}
@@ -298,7 +303,12 @@ class Scripts:
                 update = self._results.update(result, self._sent[name], chose) if tasks[name].train else None
             except PayloadError as error:
                 server.refuse(name, error, name)
-            metrics = self._results.metrics(result) if tasks[name].evaluate else {}
+            if (why := not_measured(result)) is not None:
+                self._remark(f"{name}: {why}; its own log has the traceback")
+                if not tasks[name].train:
+                    server.fail([name], why)
+                    return False
+            metrics = self._results.metrics(result) if tasks[name].evaluate and why is None else {}
             server.accept(Result(name, update, metrics, cross=self._cross[name]), name)
         except PayloadError as error:
             self._results.refused(name, error)

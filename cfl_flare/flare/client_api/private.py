@@ -127,7 +127,7 @@ class PrivateArrays(DXOFilter):
         path = store_for(self.run_name, fl_ctx).folder / FILE
         marker = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / MARKER
         if not marker.exists():
-            make_folder(path.parent)
+            make_folder(path.parent, private=True)
             before = None if self.resume_from is None else store_for(self.resume_from, fl_ctx).folder / FILE
             if path.exists() and before != path:
                 with writing(path):

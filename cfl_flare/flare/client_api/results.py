@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -18,7 +19,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.params import Params
 from cfl_flare.core.text import plain, shown
-from cfl_flare.engine.checks import MAX_METRICS, MAX_SAMPLES, is_count, is_metric_name, is_number
+from cfl_flare.engine.checks import MAX_METRICS, MAX_SAMPLES, MIN_WEIGHT, is_metric_name, is_number
 from cfl_flare.engine.server import Server
 from cfl_flare.methods import Update
 from cfl_flare.methods.slots import cluster_slot
@@ -28,6 +29,10 @@ STEPS = FLMetaKey.NUM_STEPS_CURRENT_ROUND
 MOST_TIMES = 10
 # Filters that only leave arrays out.
 REMOVING = ("ExcludeVars", "PrivateArrays")
+BOOKKEEPING = re.compile(
+    "((train|eval|test|predict)_)?(epoch|runtime|samples_per_second|steps_per_second|model_preparation_time|num_tokens|"
+    "num_input_tokens_seen|tokens_per_second|jit_compilation_time|total_flos)"
+)
 # Why a result is refused, where that lies in the script or in the recipe and not in a round.
 UNFIT = ("names", "no_update", "kind", "shape", "filtered")
 
@@ -42,8 +47,9 @@ class ScriptResults:
 
     def __init__(self, server: Server, remark: Callable[[str], None]):
         self._server, self._remark = server, remark
-        self._first: dict[str, int] = {}
+        self._first: dict[str, float] = {}
         self._unfit: dict[str, str] = {}
+        self._odd: set[tuple[str, str]] = set()
 
     def refused(self, name: str, error: PayloadError) -> None:
         """Notes that a participant's result cannot be used."""
@@ -83,22 +89,27 @@ class ScriptResults:
         cluster = next((k for k in range(server.method.clusters) if chosen and slot == cluster_slot(k)), None)
         if result.meta.get(STEPS) is not None:
             self._first.setdefault(name, samples)
-        server.participants[name] = replace(server.participants[name], samples=samples)
+        unit = "steps" if name in self._first else ""
+        server.participants[name] = replace(server.participants[name], samples=samples, unit=unit)
         return Update(name, samples, {slot: diff}, cluster)
 
-    def _steps(self, name: str, said: Any) -> int:
+    def _steps(self, name: str, said: Any) -> float:
         """Its number of steps, by which it is weighted: about as many as in its first round.
 
+        It need not be whole: a script may report its samples, or a share of them.
+
         Raises:
-            PayloadError: it is no number of steps, or `MOST_TIMES` more or fewer than the first.
+            PayloadError: it is no positive number, or `MOST_TIMES` more or fewer than the first.
         """
         if said is None:
             self._remark(f"{name} reports no number of steps: it counts as 1; add meta={{{STEPS!r}: steps}}")
         steps = 1 if said is None else said.item() if isinstance(said, np.generic) else said
         if isinstance(steps, float) and steps.is_integer():
             steps = int(steps)
-        if not is_count(steps, 1, MAX_SAMPLES):
-            raise PayloadError("samples", f"{name}: {shown(steps)} steps should be a whole number in 1..{MAX_SAMPLES}")
+        if not is_number(steps, MIN_WEIGHT, MAX_SAMPLES):
+            raise PayloadError(
+                "samples", f"{name}: {shown(steps)} steps should be a number in {MIN_WEIGHT:g}..{MAX_SAMPLES}"
+            )
         first = self._first.get(name, steps)
         if not first / MOST_TIMES <= steps <= first * MOST_TIMES:
             says = f"{steps} steps, but {first} in its first round; they may be up to {MOST_TIMES} times more or fewer"
@@ -158,8 +169,10 @@ class ScriptResults:
                 f"{name} reports no metrics of the model that it is sent: FLModel(..., metrics={{'accuracy': ...}})"
             )
         kept = usable(given)
-        odd = next((key for key in given if key not in kept), None)
-        if odd is not None:
+        for odd in islice((key for key in given if key not in kept and not is_bookkeeping(key)), MAX_METRICS):
+            if (name, shown(odd)) in self._odd:  # its value may be another one in each round
+                continue
+            self._odd.add((name, shown(odd)))
             what = f"{odd} = {shown(given[odd])}, which is not a finite number" if is_metric_name(odd) else ""
             what = (
                 what
@@ -171,7 +184,13 @@ class ScriptResults:
 
 def usable(metrics: Mapping[Any, Any]) -> dict[str, float]:
     """The finite numbers with names that metrics may have, of at most `MAX_METRICS`."""
-    return {key: float(v) for key, v in islice(metrics.items(), MAX_METRICS) if is_metric_name(key) and is_finite(v)}
+    named = ((key, value) for key, value in metrics.items() if is_metric_name(key) and not is_bookkeeping(key))
+    return {key: float(value) for key, value in islice(named, MAX_METRICS) if is_finite(value)}
+
+
+def is_bookkeeping(name: Any) -> bool:
+    """Whether it is what Hugging Face's trainer notes of itself beside the metrics."""
+    return isinstance(name, str) and BOOKKEEPING.fullmatch(name) is not None
 
 
 def metric_of(result: FLModel, name: str) -> float | None:
@@ -181,8 +200,9 @@ def metric_of(result: FLModel, name: str) -> float | None:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a reported value is a finite number, within bounds."""
-    return is_number(value.item() if isinstance(value, np.number) else value)
+    """Whether a reported value is a finite number, within bounds; a tensor or an array of one value is its number."""
+    single = isinstance(value, (np.number, np.ndarray, torch.Tensor)) and value.shape in ((), (1,))
+    return is_number(value.item() if single else value)
 
 
 def arrays_of(result: FLModel) -> dict[Any, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from pathlib import Path
+from symtable import symtable
 from typing import Any
 
 from cfl_flare.core.config import require
@@ -62,6 +63,41 @@ def evaluates(script: str) -> bool:
     return False
 
 
+def check_evaluate(script: str, name: str) -> None:
+    """Checks the function that a job names to measure the models that its sites are sent.
+
+    Args:
+        script: the training script's path.
+        name: ``"client.evaluate"``, or ``"evaluate"`` in the script itself.
+
+    Raises:
+        ConfigError: neither the script nor a module beside it has such a function.
+    """
+    where, path = f"recipe: evaluate = {name!r}", evaluate_module(script, name)
+    module, _, function = name.rpartition(".")
+    fits = function.isidentifier() and (not module or module.isidentifier())
+    require(fits, f"{where} should be 'client.evaluate': a module beside the training script, and a function in it")
+    require(path.is_file(), f"{where}: there is no {path.name} beside {script!r}; name a function of the script's own")
+    try:
+        found = symtable(path.read_text(errors="replace"), str(path), "exec").lookup(function)
+        there = found.is_assigned() or found.is_imported() or found.is_namespace()
+    except (KeyError, SyntaxError):
+        there = False
+    require(
+        there,
+        f"{where}: {path.name} has no {function!r}; define it there, outside of other functions:\n"
+        f"    def {function}(received):  # what flare.receive() returns\n"
+        "        model.load_state_dict(received.params)\n"
+        "        return {'accuracy': accuracy_of(model)}",
+    )
+
+
+def evaluate_module(script: str, name: str) -> Path:
+    """The file of the module of a function that measures models."""
+    module = name.rpartition(".")[0]
+    return Path(script) if module in ("", Path(script).stem) else Path(script).parent / f"{module}.py"
+
+
 def _called(call: ast.Call) -> str:
     """The last part of a called name."""
     return getattr(call.func, "attr", getattr(call.func, "id", ""))
@@ -72,7 +108,9 @@ def has_terms(method: Method) -> bool:
     return bool(method.penalties) or type(method).terms is not Method.terms
 
 
-def check_script(script: str, method: Method, given: Mapping[str, Any], measures_all: bool = False) -> None:
+def check_script(
+    script: str, method: Method, given: Mapping[str, Any], measures_all: bool = False, evaluate: str | None = None
+) -> None:
     """Checks a job with a training script.
 
     Args:
@@ -80,6 +118,7 @@ def check_script(script: str, method: Method, given: Mapping[str, Any], measures
         method: the job's.
         given: settings that have no meaning with a script, by name; None where one is not set.
         measures_all: it is to measure every model in the end.
+        evaluate: the function that measures models; None if the script does.
 
     Raises:
         ConfigError: there is no such script, or it does not fit the method or a setting.
@@ -92,8 +131,10 @@ def check_script(script: str, method: Method, given: Mapping[str, Any], measures
         "train_args",
     )
     check_method(method)
+    if evaluate is not None:
+        check_evaluate(script, evaluate)
     require(
-        not measures_all or evaluates(script),
+        not measures_all or evaluates(script) or evaluate is not None,
         f"recipe: cross_site_evaluation: train_script = {script!r} does not evaluate a model without training it; add "
         f"to its loop:{HOW_TO_EVALUATE}",
     )

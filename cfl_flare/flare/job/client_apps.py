@@ -26,6 +26,7 @@ from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.flare import wire
 from cfl_flare.flare.client_api.controller import EVALUATE, TRAIN
 from cfl_flare.flare.client_api.private import PrivateArrays
+from cfl_flare.flare.client_api.rules import check_evaluate
 from cfl_flare.flare.compat import check_site_names
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.job.fedavg_settings import names_of, staying, without_parameters
@@ -110,6 +111,8 @@ class ClientApps:
             script = replace(plan.script, **own)
             there = Path(str(script.train_script)).is_file()
             require(there, f"recipe: per-site config: {site}: train_script = {script.train_script!r} is not a file")
+            if script.evaluate is not None:
+                check_evaluate(str(script.train_script), script.evaluate)
             return _runner(script, plan.executor)
         source = self.shared["source"]
         if own.keys() & {"data", "data_args"}:
@@ -148,8 +151,12 @@ def _runner(script: ScriptSettings, executor: ExecutorSettings) -> LaunchedScrip
     return LaunchedScript(
         script=str(script.train_script),
         script_args=script.train_args,
+        evaluate=script.evaluate,
         launch_external_process=script.launch_external_process,
         command=script.command,
+        launch_once=script.launch_once,
+        launch_timeout=script.launch_timeout,
+        shutdown_timeout=script.shutdown_timeout,
         server_expected_format=ExchangeFormat(script.server_expected_format),
         framework=FrameworkType(script.framework or FrameworkType.PYTORCH),
         params_transfer_type=TransferType(script.params_transfer_type),
@@ -163,5 +170,4 @@ def _source_at(site: str, own: Mapping[str, Any], source: Mapping[str, Any]) -> 
     where = f"per-site config: {site}: data"
     found = describe(own.get("data", source), where)
     found["args"] = {**found["args"], **own.get("data_args", {})}
-    build(found, DataSource, where)  # type: ignore[type-abstract]
-    return found
+    return build(found, DataSource, where).in_job(found)  # type: ignore[type-abstract]

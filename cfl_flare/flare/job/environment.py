@@ -4,15 +4,25 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv
 
 from cfl_flare.core.config import require
+from cfl_flare.core.private import Division
+from cfl_flare.engine.initial_models import initial_models
+from cfl_flare.engine.min_cluster_size import check_floor
 from cfl_flare.engine.plan import RunPlan
+from cfl_flare.methods import Participant
+
+logger = logging.getLogger(__name__)
+# A model of one site, which counts in full.
+TRUSTING = {"min_sites_per_cluster": 1, "min_samples_per_cluster": 1, "max_weight_share": 1.0}
 
 
 def check_env(env: ExecEnv, plan: RunPlan, named: Sequence[str]) -> None:
@@ -48,6 +58,12 @@ def check_env(env: ExecEnv, plan: RunPlan, named: Sequence[str]) -> None:
                 f"{have} is less than method {method.name}'s k = {method.clusters}, and each site is one participant; "
                 "lower k",
             )
+        fewest_in_a_cluster = plan.server.floor.sites
+        require(
+            isinstance(env, SimEnv) or env.num_clients >= fewest_in_a_cluster,
+            f"{have} is less than the job's min_sites_per_cluster = {fewest_in_a_cluster}, so that there could be no "
+            "model; lower one or raise the other",
+        )
     if isinstance(env, SimEnv):
         require(
             not named or env.clients is not None,
@@ -58,4 +74,57 @@ def check_env(env: ExecEnv, plan: RunPlan, named: Sequence[str]) -> None:
             not re.search(r"[\s'\"\\\\]", folder),
             f"{where}: FLARE's simulator cannot work in {folder!r}: its path has a space, a quote or a backslash; "
             "choose another folder",
+        )
+
+
+def trust(controller: Any) -> None:
+    """Gives a POC's server a simulation's defaults: its sites are all on this machine, and have nothing to hide."""
+    unset = {name: value for name, value in TRUSTING.items() if getattr(controller, name) is None}
+    for name, value in unset.items():
+        setattr(controller, name, value)
+    if unset:
+        logger.warning(
+            "PocEnv: all sites are on this machine, so this run has %s, as a simulation has; at real sites the "
+            "defaults are 3, 30 and 1/3, and this run shows nothing of them",
+            ", ".join(f"{name} = {value}" for name, value in unset.items()),
+        )
+
+
+def check_floors(plan: RunPlan, named: Sequence[str] = ()) -> None:
+    """Refuses a job that real sites' floors would end before its first round.
+
+    Args:
+        plan: the job's.
+        named: the sites that take part; empty if it is not known which, and there may be enough.
+
+    Raises:
+        ConfigError: the method's models cannot be held back, or the sites are too few.
+    """
+    if plan.job.resume_from is not None:
+        return
+    settings = plan.server.at_real_sites(plan.script.train_script is None)
+    sites = named or [f"site-{i}" for i in range(max(settings.floor.sites, plan.method.clusters))]
+    pattern = plan.job.private if plan.script.train_script is None else None
+    layout = Division.of(plan.make_model(), pattern, plan.job.private_shrinkage).public
+    state = plan.method.start(initial_models(plan.method, plan.make_model, layout, plan.server.seed, None), list(sites))
+    check_floor(plan.method, state, settings, [Participant(site, site, settings.floor.samples) for site in sites])
+
+
+def warn_of_few_sites(plan: RunPlan, sites: int) -> None:
+    """Says at export what to set in a job that may start with fewer sites than a model needs.
+
+    Args:
+        plan: the job's.
+        sites: with how many it may start.
+    """
+    needed = plan.server.at_real_sites().floor.sites
+    if sites < needed:
+        logger.warning(
+            "job %s may start with %d sites (min_clients), and a model needs %d at real sites or in a POC "
+            "(min_sites_per_cluster): with fewer it ends before its first round. Raise min_clients, or set %s if the "
+            "hospitals agree that each may see a model of one other",
+            plan.job.name,
+            sites,
+            needed,
+            ", ".join(f"{name} = {value}" for name, value in TRUSTING.items()),
         )

@@ -21,6 +21,19 @@ from cfl_flare.core.private import matching
 from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.methods import Method
 
+# What FedAvgRecipe takes and a job with several models cannot, and what there is in its place.
+NOT_HERE = {
+    "aggregation_weights": "a method's weighting is 'samples' or 'uniform'",
+    "save_filename": "models are in clusters/, those of the best round in best/clusters/",
+    "best_model_filename": "models are in clusters/, those of the best round in best/clusters/",
+    "aggregator": "method says how models are clustered and averaged",
+    "aggregator_data_kind": "method says how models are clustered and averaged",
+    "model_persistor": "a bank of models is written after each round, and resume_from goes on from it",
+    "model_locator": "a bank of models is written after each round, and resume_from goes on from it",
+    "optimizer_args": "server_optimizer, server_lr and their like are for each cluster's model",
+    "enable_tensor_disk_offload": "the server puts large answers on its disk by itself",
+    "per_site_config": "use FLARE's function set_per_site_config(recipe, ...)",
+}
 INITIAL = "initial_model.safetensors"
 # A pattern that is found in every name, an empty one as well.
 EVERYTHING = "^"
@@ -36,6 +49,12 @@ def exclude(pattern: str, model: Mapping[str, Any], method: Method, scripted: bo
     if not scripted:
         return ExcludeVars(out)
     return _pattern(f"^(?!({'|'.join(map(re.escape, sorted(names_of(model) - {*out})))})$)")
+
+
+def check_not_here(settings: Mapping[str, Any]) -> None:
+    """Raises a ConfigError for a setting of FedAvgRecipe's that a job with several models cannot have."""
+    for name in settings:
+        require(name not in NOT_HERE, f"recipe: {name} is not there: {NOT_HERE.get(name)}; leave it out")
 
 
 def names_of(model: Mapping[str, Any]) -> set[str]:

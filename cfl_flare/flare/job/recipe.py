@@ -37,9 +37,10 @@ from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.egress import check_readable
 from cfl_flare.flare.job.byoc import packages_of, stage, too_large
 from cfl_flare.flare.job.client_apps import ClientApps
-from cfl_flare.flare.job.environment import check_env
-from cfl_flare.flare.job.fedavg_settings import exclude, place_arrays, place_checkpoint
+from cfl_flare.flare.job.environment import check_env, trust, warn_of_few_sites
+from cfl_flare.flare.job.fedavg_settings import check_not_here, exclude, place_arrays, place_checkpoint
 from cfl_flare.flare.kit import allow
+from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.tracking import ServerRun, opens_runs_of_sites
 from cfl_flare.methods import Method, describe_method
@@ -76,12 +77,14 @@ class ClusteredRecipe(Recipe):
         training: TrainSettings | Mapping[str, Any] | None = None,
         **settings: Any,
     ):
+        check_not_here(settings)
         plan = RunPlan.of(method=method, model=model, data=data, training=training, **settings)
         if plan.script.train_script is not None:
             given: dict[str, Any] = {"data": data, "training": training}
             given |= {"participants": plan.data.participants, "partition": plan.data.partition}
             given |= {name: value for name, value in asdict(plan.site).items() if value != getattr(SiteSettings, name)}
-            check_script(plan.script.train_script, plan.method, given, plan.server.cross_site_evaluation)
+            all_models, evaluate = plan.server.cross_site_evaluation, plan.script.evaluate
+            check_script(plan.script.train_script, plan.method, given, all_models, evaluate)
         check_plans([plan])
         self._assemble(plan)
 
@@ -112,7 +115,7 @@ class ClusteredRecipe(Recipe):
             None if pattern is None else exclude(pattern, plan.model, plan.method, plan.script.train_script is not None)
         )
         self._sites = self._client_apps(shared, leaving)
-        self._add_server(job, shared)
+        self._controller = self._add_server(job, shared)
         # Polling is most of a small round's fixed cost; FLARE's own 2 s would be most of the round.
         job.to_server({"server": {"task_request_interval": plan.job.task_request_interval}})
         super().__init__(job)
@@ -121,8 +124,8 @@ class ClusteredRecipe(Recipe):
         """What runs at the sites."""
         return ClientApps(self.plan, shared, leaving)
 
-    def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> None:
-        """Adds what runs at the server."""
+    def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> PerSiteController:
+        """Adds what runs at the server; returns its controller."""
         plan = self.plan
         # The server has no use for what real sites read.
         dealt = {} if plan.data.participants is None else {"source": shared["source"]}
@@ -140,24 +143,40 @@ class ClusteredRecipe(Recipe):
         if script is not None:
             mu = fedprox_mu(script, plan.method)
             terms = has_terms(plan.method) and mu is None
-            assign = replace(plan.assign, penalties=terms, fedprox_mu=mu, evaluates=evaluates(script))
+            assign = replace(plan.assign, penalties=terms, fedprox_mu=mu, evaluates=self._evaluates({}))
             tensors = plan.script.server_expected_format == "pytorch"
             self._assign = marked(asdict(replace(assign, tensors=tensors)))
+        settings = {**dealt, "data": shared["data"], "training": shared["training"], **self._of_data, **MARK}
+        self._facts = settings if script is None else marked({"train_script": Path(script).name})
         controller = ClusteredController(
             **asdict(plan.server),
             **asdict(plan.controller),
-            facts={**dealt, "data": shared["data"], "training": shared["training"], **MARK},
+            facts=self._facts,
             made_by=shared["made_by"],
             judge=self._assign,
         )
         job.to_server(controller)
+        return controller
+
+    @property
+    def _of_data(self) -> dict[str, Any]:
+        """What is known of the data, and may be in the job: what its source is called, or says, and no more."""
+        reader = self.plan.reader
+        positive = None if reader is None or self.plan.data.participants is not None else reader.positive
+        return {**({} if positive is None else {"positive": positive}), **self.plan.facts}
 
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
         """FLARE's hook; see `cfl_flare.flare.job.client_apps.ClientApps.set_per_site`."""
         self._sites.set_per_site(config)
         if self._assign is not None:  # the same dictionary as the server's
             scripts = {str(site.get("train_script", self.plan.script.train_script)) for site in config.values()}
-            self._assign["evaluates"] = all(map(evaluates, scripts))
+            self._assign["evaluates"] = all(map(self._evaluates, config.values()))
+            self._facts["train_script"] = ", ".join(sorted({Path(name).name for name in scripts}))
+
+    def _evaluates(self, own: Mapping[str, Any]) -> bool:
+        """Whether a site with these settings of its own can measure a model without training it."""
+        script = replace(self.plan.script, **own)
+        return script.evaluate is not None or evaluates(str(script.train_script))
 
     def _prepare_client_apps(self) -> None:
         """Adds what the sites run, once it is known whether they have settings per site."""
@@ -166,6 +185,18 @@ class ClusteredRecipe(Recipe):
             self._add_packages()
         elif self._sites.scripted:
             self._add_packages(own=False)
+
+    def export(self, job_dir: str, *params: Any, env: ExecEnv | None = None, **more: Any) -> None:
+        """FLARE's: writes the job; also says where fewer sites may come than a model needs."""
+        if not isinstance(env, SimEnv):
+            warn_of_few_sites(self.plan, len(self._sites.named) or self.plan.job.min_clients)
+        super().export(job_dir, *params, env=env, **more)
+
+    def run(self, env: ExecEnv, *params: Any, **more: Any) -> Any:
+        """FLARE's: runs the job; in a POC, with what a simulation trusts its sites to do."""
+        if isinstance(env, PocEnv):
+            trust(self._controller)
+        return super().run(env, *params, **more)
 
     @property
     def _cse_added(self) -> bool:

@@ -81,7 +81,8 @@ class StudyRecipe(ClusteredRecipe):
         plan = study_plan(RunPlan.of(method="fedavg", model=model, data=data, training=training, **rest))
         module = plan.make_model()
         every_candidate(module, plan.server.num_rounds, self.more)  # the server may name any of them
-        check_candidates(plan, first_candidates(module, self.more))
+        task = (plan.training or TrainSettings()).built_task()
+        check_candidates(plan, first_candidates(module, self.more, task))
         self._assemble(plan)
 
     def _client_apps(self, shared: Mapping[str, Any], leaving: Filter | None) -> ClientApps:
@@ -94,7 +95,7 @@ class StudyRecipe(ClusteredRecipe):
     def _described(self) -> list[dict[str, Any]]:
         return [describe_method(method) for method in self.more]
 
-    def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> None:
+    def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> StudyController:
         plan = self.plan
         dealt = {} if plan.data.participants is None else {"source": shared["source"]}
         controller = StudyController(
@@ -109,6 +110,7 @@ class StudyRecipe(ClusteredRecipe):
             **asdict(plan.controller),
         )
         job.to_server(controller)
+        return controller
 
     @property
     def _methods(self) -> list[Method]:

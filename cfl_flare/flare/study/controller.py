@@ -15,6 +15,7 @@ from torch import nn
 from cfl_flare.core.archive import Archive
 from cfl_flare.core.config import build, from_dict, unmarked
 from cfl_flare.core.errors import AbortedError, CFLError, RunFailedError
+from cfl_flare.core.params import Layout
 from cfl_flare.core.settings import shows
 from cfl_flare.engine.job_settings import ControllerSettings
 from cfl_flare.engine.settings import ServerSettings
@@ -31,6 +32,7 @@ from cfl_flare.flare.study.messages import CANDIDATE, SPLIT, Counts, check_answe
 from cfl_flare.flare.study.trainer import AtSites
 from cfl_flare.methods import Participant, build_method, describe_method
 from cfl_flare.results.checkpoints import Checkpoint
+from cfl_flare.results.key_metric import leading
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import ARCHIVE
 
@@ -84,12 +86,14 @@ class StudyController(ClusteredController):
         """Reads the job and, if it resumes a study, what that has found."""
         self._training, policy = self._check_job(), component_policy(self.fl_ctx)
         real = not simulated(self.fl_ctx)
-        self._schedule = self._settings.at_real_sites(False) if real else self._settings.in_simulation()
         self._how = from_dict(StudySettings, unmarked(self.study or {}), "study")
         self._methods = [build_method(one, policy) for one in unmarked(self.more or [])]
         self._module = build(self.model, nn.Module, "model", policy)
+        self._settings = self._settings.judged(self._training.built_task(policy), Layout.of(self._module))
+        self._schedule = self._settings.at_real_sites() if real else self._settings.in_simulation()
         every_candidate(self._module, self._schedule.num_rounds, self._methods)  # its names are folders
-        self._candidates = first_candidates(self._module, self._methods)
+        self._task = self._training.built_task(policy)
+        self._candidates = first_candidates(self._module, self._methods, self._task)
         compared = {key: value for key, value in asdict(self._how).items() if key != "minutes"}
         self._kept = as_kept(
             {
@@ -108,8 +112,7 @@ class StudyController(ClusteredController):
         begun = self._folder.begun
         if not finished(begun, rounds):
             self.everyone = self._gathered()
-            task = self._training.built_task(component_policy(self.fl_ctx))
-            trainer = AtSites(self, self._folder.path, self._module, task.ranges(self._training.measures))
+            trainer = AtSites(self, self._folder.path, self._module, self._task, self._training.measures)
 
             def keep(journal: Journal) -> None:
                 save(self._folder.path, running, journal, self._kept)
@@ -126,6 +129,7 @@ class StudyController(ClusteredController):
             if verdict.rounds == rounds:
                 self._folder.clean()
         self._folder.publish(results)
+        self._attempt.done()
         self._write_page(results)
         self.info(f"results: {results}")
 
@@ -144,7 +148,7 @@ class StudyController(ClusteredController):
             split: on which it is measured; what is measured on test samples is in no run's results.
         """
         self.aggregator = self._aggregator(candidate)
-        schedule = self._scheduled(self.aggregator)
+        schedule = self._scheduled()
         division, store = self.aggregator.division(self.fl_ctx), self._folder.checkpoints(candidate.name)
         begun = Checkpoint.read(store, division.whole)[0] if store.versions() else None
         self._store, self._running = store, (candidate.name, split)
@@ -158,6 +162,9 @@ class StudyController(ClusteredController):
         state, progress = (None, None) if begun is None else (begun.state, begun.progress)
         more = (recorder, self.fl_ctx, state, Archive(store.folder / ARCHIVE), self._training, progress)
         self.aggregator.begin(people, schedule, *more)
+        measures = self._training.measures
+        judged = leading(schedule.early_stopping.named, [*self._task.ranges(measures)]).name
+        self.aggregator.running.drawn = (judged, *measures)
         if recorder is not None:
             recorder.begin(candidate.method.label, schedule.num_rounds, schedule.early_stopping.named)
 
@@ -236,8 +243,7 @@ class StudyController(ClusteredController):
         return super()._accept(result)
 
     def _announce(self, metrics: FLModel) -> None:
-        """FLARE's own metrics and experiment tracking know one run a job."""
-        self._log_metric(metrics)
+        """Nothing: FLARE's own metrics and experiment tracking know one run a job."""
 
     def _close(self, metrics: FLModel) -> None:
         self.aggregator.running.close({"sites_left_out": self.left_out})

@@ -11,11 +11,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants
 
-from cfl_flare.core.config import from_dict, unmarked
+from cfl_flare.core.config import unmarked
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.settings import shows
 from cfl_flare.core.text import plain
-from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.data import DataSource
 from cfl_flare.data.samples import ReadOnce
 from cfl_flare.engine.job_settings import ExecutorSettings
 from cfl_flare.engine.settings import SiteSettings
@@ -23,7 +23,7 @@ from cfl_flare.engine.site import Site
 from cfl_flare.engine.study.candidates import Candidate, every_candidate
 from cfl_flare.engine.study.halving import TEST, VALIDATION
 from cfl_flare.flare import wire
-from cfl_flare.flare.compat import component_policy
+from cfl_flare.flare.compat import component_policy, data_config
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.paths import store_for
 from cfl_flare.flare.site_run import SiteRun
@@ -75,7 +75,7 @@ class StudyExecutor(ClusteredExecutor):
         self._runs: dict[str, SiteRun] = {}
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
-        config = from_dict(DataConfig, unmarked(self.data), "data")
+        config = data_config(self.data, fl_ctx)
         where = (ReadOnce(source), fl_ctx.get_identity_name(), content["index"], content["sites"])
         site.add(replace(config, measured_on=VALIDATION).host(*where))
         self._tests = site.tested_on(replace(config, measured_on=TEST).host(*where))
@@ -123,6 +123,6 @@ class StudyExecutor(ClusteredExecutor):
         """A candidate's run at this site."""
         if candidate.name not in self._runs:
             site = self._empty_site(candidate.method, candidate.private, fl_ctx).with_data_of(data)
-            run = SiteRun(site, self.run_name, unmarked(self.model), self, candidate.name)
+            run = SiteRun(site, self.run_name, unmarked(self.model), self, candidate.name, self._at_site.keep_served)
             self._runs[candidate.name] = run
         return self._runs[candidate.name]

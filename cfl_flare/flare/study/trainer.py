@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import nn
@@ -22,6 +22,7 @@ from cfl_flare.methods import Participant
 from cfl_flare.results.comparison import AtHospital, Measured
 from cfl_flare.results.key_metric import leading
 from cfl_flare.results.run_dir import ROUNDS, read_lines
+from cfl_flare.training.tasks import LearningTask
 
 
 class Rounds(Protocol):
@@ -65,14 +66,17 @@ class AtSites:
         controller: drives the rounds.
         folder: the study's.
         module: the untrained model.
-        measured: the names of what participants measure.
+        task: what models predict.
+        measures: the names of what participants measure beside what the task always does.
     """
 
-    def __init__(self, controller: Rounds, folder: Path, module: nn.Module, measured: Iterable[str]):
-        self._controller, self._folder, self._module = controller, folder, module
+    def __init__(
+        self, controller: Rounds, folder: Path, module: nn.Module, task: LearningTask, measures: Iterable[str]
+    ):
+        self._controller, self._folder, self._module, self._task = controller, folder, module, task
         schedule = controller.schedule
         self.rounds = schedule.num_rounds
-        self.metric = leading(schedule.early_stopping.named, [*measured])
+        self.metric = leading(schedule.early_stopping.named, [*task.ranges(measures)])
         self._draws: dict[tuple[str, str], int] = {}
 
     @property
@@ -89,7 +93,7 @@ class AtSites:
         for candidate in candidates:
             self._controller.open(candidate, TEST)  # which writes no results
 
-    def search(self) -> tuple[int, int]:
+    def search(self) -> tuple[Mapping[str, Any], int]:
         """Trains as ``wecfl:k=auto`` until it has found the number of clusters.
 
         Raises:
@@ -101,11 +105,11 @@ class AtSites:
         notes = [line[NUMBER] for line in read_lines(self._folder / candidate.name / ROUNDS) if NUMBER in line]
         if not notes:
             raise RunFailedError("study: too few participants answered to find the number of clusters; start it again")
-        return int(notes[-1]["k"]), rounds
+        return notes[-1], rounds
 
     def private_layers(self, candidate: Candidate) -> str | None:
         """See `cfl_flare.engine.study.candidates.private_layers`."""
-        return private_layers(self._module, candidate.method)
+        return private_layers(self._module, candidate.method, self._task)
 
     def train(self, candidate: Candidate, rounds: int) -> None:
         """Trains a candidate until it has so many rounds, from its last checkpoint.

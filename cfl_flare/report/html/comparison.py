@@ -110,7 +110,8 @@ def methods(them: Runs) -> Section:
         )
     columns = ("method", "rounds", measure_name(metric), "95 % interval", "worst", "to the first", "clusters", "ARI")
     table = Table.of((*columns, "bytes", "seconds", "folder"), rows)
-    text = "Of the served models after the last round, on the participants' own test splits."
+    where = "as training scripts report" if all(r.script for r in them.runs) else "on the participants' own test splits"
+    text = f"Of the served models after the last round, {where}."
     return Section("Methods", [text], tables=[("Runs", table)])
 
 

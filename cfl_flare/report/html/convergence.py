@@ -17,7 +17,7 @@ def convergence(view: View) -> Section | None:
     found = {**curves.measure(view, view.measure), **worst}
     if not found:
         return None
-    text = "Means are weighted by training samples; each participant measures its served model on its own test split."
+    text = f"Means are weighted by {view.unit}; each participant measures its served model {view.measured_on}."
     notes = [view.rounds_note] if view.rounds_note else []
     if (drawn := len(curves.largest(view))) < sum(size > 0 for size in view.run.rounds[-1]["cluster_sizes"]):
         notes.append(f"Lines are of the {drawn} largest clusters.")

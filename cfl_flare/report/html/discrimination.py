@@ -8,7 +8,7 @@ from cfl_flare.report.html import curves
 from cfl_flare.report.html.score_curves import score_curves
 from cfl_flare.report.html.section import Plot, Section
 from cfl_flare.report.html.view import View
-from cfl_flare.results.key_metric import POOLED
+from cfl_flare.results.key_metric import POOLED, POOLED_F1
 
 # Measures of calibration, by the names that tasks give them.
 CALIBRATION = {"ece": "Calibration error (ECE)", "brier": "Brier score"}
@@ -17,9 +17,12 @@ CALIBRATION = {"ece": "Calibration error (ECE)", "brier": "Brier score"}
 def discrimination(view: View) -> Section | None:
     """The AUROC over all samples by round and cluster, curves, and calibration; None where nothing was measured."""
     plots = list[Plot]()
-    if found := curves.measure(view, POOLED):
-        what = "The AUROC of all participants' test samples together, and of those of each cluster's participants."
-        plots.append(curves.plot("AUROC over all samples", what, found, "AUROC"))
+    for name, title in ((POOLED, "AUROC"), (POOLED_F1, "macro-F1")):
+        if found := curves.measure(view, name):
+            what = (
+                f"The {title} of all participants' test samples together, and of those of each cluster's participants."
+            )
+            plots.append(curves.plot(f"{title} over all samples", what, found, title))
     own, missing = score_curves(view)
     plots += own
     for name, title in CALIBRATION.items():

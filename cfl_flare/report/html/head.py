@@ -7,9 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 from cfl_flare.report.html.section import Section, Table
-from cfl_flare.report.html.text import cut, interval, number
+from cfl_flare.report.html.text import cut, finite, interval, number
 from cfl_flare.report.html.view import View
-from cfl_flare.results.key_metric import POOLED
+from cfl_flare.results.convergence import IMPROVING
+from cfl_flare.results.floor import of_run
+from cfl_flare.results.key_metric import POOLED, POOLED_F1
 
 
 def head(view: View) -> Section:
@@ -25,12 +27,13 @@ def _result(view: View) -> str:
     if value is None:
         return f"{cut(view.run.name)}: no {name} was measured of the final models."
     over = f"{count} of {everyone}" if count < everyone else f"{everyone}"
-    found = f"the served models' {name} is {number(value)} on average over {over} participants' own test splits"
+    found = f"the served models' {name} is {number(value)} on average over {over} participants"
+    found += ", as their training script reports it" if view.run.script else "' own test splits"
     if ends:
         within = f"95 % of the draws of the test splits lie from {interval(ends)}"
-        return f"{cut(view.run.name)}: {found}, weighted by training samples; {within}."
+        return f"{cut(view.run.name)}: {found}, weighted by {view.unit}; {within}."
     return (
-        f"{cut(view.run.name)}: {found}, weighted by training samples. No interval was measured (see bootstrap), so "
+        f"{cut(view.run.name)}: {found}, weighted by {view.unit}. No interval was measured (see bootstrap), so "
         "this describes one run and claims nothing beyond it."
     )
 
@@ -42,8 +45,9 @@ def _reservations(view: View) -> list[str]:
         found.append(
             "The interval is of the test samples alone: it does not say how much another seed would change the models."
         )
-    if summary.get("small_clusters"):
-        found.append(f"Clusters {cut(summary['small_clusters'])} have few sites or samples, whose data they reveal.")
+    found += [cut(sentence, 500) for sentence in of_run(summary, view.run.rounds)]
+    if summary.get(IMPROVING):
+        found.append(f"The run is {cut(summary[IMPROVING], 300)}.")
     if summary.get("stopped"):
         found.append(f"The run ended early: {cut(summary['stopped'], 200)}.")
     return found
@@ -52,21 +56,28 @@ def _reservations(view: View) -> list[str]:
 def _facts(view: View) -> Table:
     summary, people = view.run.summary, view.people
     training, data = summary.get("training"), summary.get("data")
-    samples = [own["samples"] for own in people if isinstance(own.get("samples"), int)]
+    weights = [weight for own in people if (weight := finite(view.weight(own))) is not None]
+    spread = f"{number(sum(weights))} ({number(min(weights))} to {number(max(weights))} each)" if weights else None
     sites = {own.get("site") for own in people} - {None}
+    clipped = [own["clipped"] for own in people if isinstance(own.get("clipped"), int)]
     rows: list[tuple[str, Any]] = [
         ("method", view.run.name),
         ("task", training.get("task", "classification") if isinstance(training, dict) else None),
         ("judged by", f"{view.metric.name} ({view.metric.mode}imum)"),
+        ("class 1, the positive one", summary.get("positive")),
+        ("accuracy of naming the most frequent class", _known(summary.get("majority"))),
         ("rounds", summary["rounds"]),
         ("participants", len(people)),
         ("sites", len(sites) or None),
-        ("training samples", f"{sum(samples)} ({min(samples)} to {max(samples)} each)" if samples else None),
+        ("training script", view.run.script),
+        (f"{view.unit} of the last round" if view.run.script else view.unit, spread),
+        ("numbers of tables that are clipped", sum(clipped) if clipped else None),
         ("dealt out by", _partition(data.get("partition") if isinstance(data, dict) else None)),
         ("model", summary["model"].get("class_path") if isinstance(summary.get("model"), dict) else None),
         ("clusters in use", _sizes(view)),
         (f"worst {view.measure_name}", number(summary["final"].get(f"served_worst_{view.metric.name}"))),
-        ("AUROC over all samples", number(summary["final"][POOLED]) if POOLED in summary["final"] else None),
+        ("AUROC over all samples", _known(summary["final"].get(POOLED))),
+        ("macro-F1 over all samples", _known(summary["final"].get(POOLED_F1))),
         ("agreement with the true groups (ARI)", _known(summary["final"].get("ari"))),
         *(_newcomers(view)),
     ]

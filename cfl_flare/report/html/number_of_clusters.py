@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cfl_flare.clustering.gap import in_words
 from cfl_flare.report.html import curves, specs
 from cfl_flare.report.html.section import Plot, Section, Table
 from cfl_flare.report.html.text import finite, interval, number
@@ -62,7 +63,8 @@ def _by_number(view: View) -> Plot | None:
         gap, times = finite(own["gap"]), finite(own["deviations"])
         if gap is not None:
             spread = abs(gap / times) if times else 0.0
-            points.append({"k": k, "v": gap, "lo": finite(gap - spread), "hi": finite(gap + spread)})
+            ends = {"lo": finite(gap - spread), "hi": finite(gap + spread)}
+            points.append({"k": k, "v": gap, **ends, "alike": finite(own.get("stability"))})
     if not points:
         return None
     x = specs.whole_axis("k", (point["k"] for point in points), "number of clusters")
@@ -78,10 +80,10 @@ def _by_number(view: View) -> Plot | None:
             {"mark": {"type": "line", "point": True}, "encoding": {"x": x, "y": y, "tooltip": told}},
         ],
     }
-    rows = [[str(point["k"]), number(point["v"]), interval((point["lo"], point["hi"]))] for point in points]
-    columns = ("clusters", "gap", "a standard deviation either way")
+    rows = [[str(p["k"]), number(p["v"]), interval((p["lo"], p["hi"])), number(p["alike"])] for p in points]
+    columns = ("clusters", "gap", "a standard deviation either way", "alike without a fifth of the participants")
     text = (
         "How much tighter the participants are in so many clusters than data without clusters would be (the gap "
-        f"statistic). The run went on with {number(note['k'])}, the dashed line."
+        f"statistic). The dashed line is the number that the run went on with: {in_words(note)}."
     )
     return Plot("The gap by number of clusters", text, spec, Table.of(columns, rows))

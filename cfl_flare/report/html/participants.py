@@ -31,7 +31,7 @@ def participants(view: View) -> Section | None:
     labels += ["no cluster"] if None in view.clusters.values() else []
     rows = [_point(view, own[name]) for name in drawn]
     sure = any(one.get("intervals", {}).get(view.measure) for one in own.values())
-    text = "From the worst participant to the best, each on its own test split, coloured by its cluster. "
+    text = f"From the worst participant to the best, each measured {view.measured_on}, coloured by its cluster. "
     text += "The lines are 95 % intervals from draws of its test split." if sure else "The run measured no intervals."
     plot = Plot(
         f"{view.measure_name} of each participant",
@@ -68,11 +68,11 @@ def _table(view: View, people: list[dict[str, Any]], sure: bool) -> tuple[list[s
     """Headings and rows."""
     seen = dict.fromkeys(k for one in people for k, v in one.items() if k.startswith("served_") and is_number(v))
     others = [key for key in seen if key != view.measure and not of_training(key)][:OTHERS]
-    columns = ["participant", "cluster", "training samples", view.measure_name, *(["95 % interval"] if sure else [])]
+    columns = ["participant", "cluster", view.unit, view.measure_name, *(["95 % interval"] if sure else [])]
     rows = []
     for one in people:
         value = finite(one.get(view.measure))
-        row = [view.shown[one["name"]], cluster_label(view.clusters[one["name"]]), number(one.get("samples"))]
+        row = [view.shown[one["name"]], cluster_label(view.clusters[one["name"]]), number(view.weight(one))]
         row.append("not defined" if value is None else number(value))
         row += [interval(one.get("intervals", {}).get(view.measure))] if sure else []
         rows.append([*row, *(number(one.get(key)) for key in others)])

@@ -65,6 +65,20 @@ class View:
         return measure_name(self.metric.name)
 
     @property
+    def unit(self) -> str:
+        """What a participant's weight counts."""
+        return "steps" if self.run.script else "training samples"
+
+    @property
+    def measured_on(self) -> str:
+        """On what each participant measures the model that it is served."""
+        return "as its training script does it" if self.run.script else "on its own test split"
+
+    def weight(self, one: dict[str, Any]) -> Any:
+        """A participant's weight; None where its script reported none."""
+        return one.get("steps" if self.run.script else "samples")
+
+    @property
     def people(self) -> list[dict[str, Any]]:
         """The summary's participants."""
         people: list[dict[str, Any]] = self.run.summary["participants"]

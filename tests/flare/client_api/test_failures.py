@@ -4,18 +4,24 @@
 
 import ast
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.client import api
+from nvflare.client.api_spec import CLIENT_API_KEY
+from nvflare.client.in_process.api import TOPIC_GLOBAL_RESULT, TOPIC_LOCAL_RESULT, TOPIC_STOP, InProcessClientAPI
 
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.client_api import cfl_launcher
-from cfl_flare.flare.client_api.failures import LONGEST, check_failure
+from cfl_flare.flare.client_api.failures import LONGEST, check_failure, not_measured
 from cfl_flare.models import MLP
 
 LAUNCHER = Path(cfl_launcher.__file__)
@@ -51,7 +57,10 @@ def test_the_launcher_needs_nothing_but_flare():
     imports = [n for n in tree if isinstance(n, (ast.Import, ast.ImportFrom))]
     found = {a.name if isinstance(n, ast.Import) else n.module for n in imports for a in n.names}
     found = {name.partition(".")[0] for name in found if name}
-    assert found - sys.stdlib_module_names == {"nvflare"}
+    assert found - sys.stdlib_module_names == {"nvflare", "numpy", "torch"}
+    script = "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import cfl_launcher; print('torch' in sys.modules)"
+    words = [sys.executable, "-c", script, str(LAUNCHER.parent)]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == "False"
 
 
 class Tasks:
@@ -59,6 +68,9 @@ class Tasks:
 
     def __init__(self, left: int):
         self.left, self.sent = left, []
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
 
     def is_running(self) -> bool:
         return self.left > 0
@@ -75,13 +87,13 @@ class Tasks:
 def launch(tmp_path, monkeypatch):
     """Runs a script under the launcher, in its place of the job's folder."""
 
-    def run(text: str, name: str, *arguments: str, at: str = "", left: int = 2) -> Tasks:
-        script = tmp_path / (at or name)
+    def run(text: str, name: str, *arguments: str, at: str = "", left: int = 2, context: Any = False) -> Tasks:
+        script = tmp_path / (at or name.partition(":")[0])
         script.parent.mkdir(exist_ok=True)
         script.write_text(text)
         tasks = Tasks(left)
         monkeypatch.setattr(cfl_launcher, "__file__", str(tmp_path / LAUNCHER.name))
-        monkeypatch.setattr(api, "default_context", SimpleNamespace(api=tasks))
+        monkeypatch.setattr(api, "default_context", SimpleNamespace(api=tasks) if context is False else context)
         monkeypatch.setattr(sys, "argv", [LAUNCHER.name, name.replace(" ", "%20"), *arguments])
         monkeypatch.setattr(sys, "path", [*sys.path])
         cfl_launcher.main()
@@ -118,11 +130,162 @@ def test_the_script_sees_its_command_line_and_its_neighbours(launch, tmp_path, n
     assert json.loads((tmp_path / "argv").read_text()) == [str(tmp_path / (at or name)), "--lr", "0.1"]
 
 
+SENDS = """
+import numpy as np
+import nvflare.client as flare
+import torch
+flare.init()
+received = flare.receive().params
+assert all(isinstance(value, torch.Tensor) for value in received.values())
+model = flare.FLModel(params={
+    "tensor": received["tensor"] + 1,
+    "array": received["array"].numpy().astype(">f8")[::-1] + 1,
+    "scalar": np.array(2.0),
+    "count": np.int64(2),
+    "number": 2.0,
+})
+flare.send(model, clear_cache=CLEAR)
+assert CLEAR or isinstance(model.params["array"], np.ndarray)
+"""
+
+
+@pytest.mark.parametrize("clear", [True, False])
+@pytest.mark.parametrize("transfer", ["FULL", "DIFF"])
+def test_a_script_of_pytorch_may_send_arrays_too(launch, monkeypatch, transfer, clear):
+    """FLARE's own client leaves out what is no tensor, and gives it back to the script as if the server had sent it."""
+    exchange = {"exchange_format": "pytorch", "server_expected_format": "numpy", "transfer_type": transfer}
+    meta = {"TASK_EXCHANGE": exchange, "site_name": "site-1", "job_id": "j"}
+    job = InProcessClientAPI(meta, result_check_interval=0.01)
+    job.init(rank="0")
+    sent: list[FLModel] = []
+
+    def take(topic: str, result: Any, bus: Any) -> None:
+        sent.append(FLModelUtils.from_shareable(result))
+        job.data_bus.publish([TOPIC_STOP], "the end")
+
+    monkeypatch.setattr(api, "context_dict", {})
+    job.data_bus.put_data(CLIENT_API_KEY, job)
+    job.data_bus.subscribe([TOPIC_LOCAL_RESULT], take)
+    ones = {name: np.ones((2,) if name in ("tensor", "array") else ()) for name in ("tensor", "array", "scalar")}
+    model = FLModel(params={**ones, "count": np.array(1), "number": np.array(1.0)})
+    job.data_bus.publish([TOPIC_GLOBAL_RESULT], FLModelUtils.to_shareable(model))
+    try:
+        launch(SENDS.replace("CLEAR", str(clear)), "client.py", context=None)
+    finally:
+        job.data_bus.unsubscribe(TOPIC_LOCAL_RESULT, take)
+        job.data_bus.put_data(CLIENT_API_KEY, None)
+        job.close()
+    (result,) = sent
+    assert {name: np.shape(value) for name, value in result.params.items()} == {
+        name: np.shape(value) for name, value in model.params.items()
+    }
+    assert all((value == (1 if transfer == "DIFF" else 2)).all() for value in result.params.values())
+
+
 def test_other_processes_than_the_first_end_with_their_error(launch, monkeypatch):
     """Then whoever started them ends the first one too."""
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(ValueError, match="here"):
         launch("raise ValueError('here')", "client.py")
+
+
+class Job(Tasks):
+    """One that asks to train a model, then to evaluate two."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.model: FLModel | None = None
+
+    def is_evaluate(self) -> bool:
+        return self.left < 3
+
+    def receive(self, timeout: float | None = None) -> FLModel | None:
+        self.model = self.model or (FLModel(params={"w": [float(self.left)]}) if self.left else None)
+        return self.model
+
+    def send(self, model: FLModel, clear_cache: bool = True) -> None:
+        super().send(model)
+        self.model = None
+
+
+TRAINS = """
+import nvflare.client as flare
+{0}
+flare.init()
+while flare.is_running():
+    received = flare.receive()
+    assert received.params["w"] == [3.0]
+    flare.send(flare.FLModel(params={{"w": [4.0]}}, metrics={{"own": 1.0}}, meta={{"steps": 7}}))
+"""
+TRAINED = {"w": [4.0]}
+
+
+@pytest.fixture
+def measure(launch, monkeypatch):
+    """What a job gets whose script only trains, and that names a function."""
+
+    def run(text: str, name: str = "client.py:client.measure") -> list[tuple]:
+        job = Job()
+        made = lambda **settings: SimpleNamespace(api=job, rank=settings["rank"])  # noqa: E731
+        monkeypatch.setattr(api, "APIContext", made)
+        monkeypatch.setattr(api, "context_dict", {})
+        launch(TRAINS.format(text), name, context=None)
+        assert api.APIContext is made
+        return job.sent
+
+    return run
+
+
+def test_a_function_measures_each_model_that_a_script_is_sent(measure):
+    """The script itself is never shown a model to evaluate; the metric's value tells which one was measured."""
+    sent = measure("import numpy as np\ndef measure(r): return {'dice': np.float32(r.params['w'][0] / 4)}")
+    assert sent == [(TRAINED, {"dice": 0.75}, {"steps": 7}), (None, {"dice": 0.5}, {}), (None, {"dice": 0.25}, {})]
+
+
+@pytest.mark.parametrize(
+    "text, kind",
+    [
+        ("def measure(r): raise KeyError('ward 7')", "KeyError"),
+        ("def measure(r): raise SystemExit", "SystemExit"),
+        ("measure = 3", "TypeError"),
+        ("measure = None", "TypeError"),
+        ("", "AttributeError"),
+        ("def measure(r): pass", "TypeError"),
+        ("def measure(r): return 0.5", "TypeError"),
+        ("def measure(r): return {}", "TypeError"),
+        ("def measure(r): return {'a': 'ward 7'}", "TypeError"),
+        ("def measure(r): return {'a': float('nan')}", "TypeError"),
+        ("def measure(r): return {3: 0.5}", "TypeError"),
+    ],
+)
+def test_a_function_that_fails_stops_no_training_and_says_its_type_alone(measure, capsys, text, kind):
+    meta = {cfl_launcher.NOT_MEASURED: kind}
+    assert measure(text) == [(TRAINED, {}, {"steps": 7, **meta}), (None, {}, meta), (None, {}, meta)]
+    assert f"{kind}" in capsys.readouterr().out
+    assert not_measured(FLModel(metrics={}, meta=meta)) == f"{kind} in its evaluate function"
+
+
+def test_no_function_of_an_installed_module_is_called(measure, tmp_path):
+    meta = {cfl_launcher.NOT_MEASURED: "ImportError"}
+    assert measure("", "client.py:shutil.rmtree")[0] == (TRAINED, {}, {"steps": 7, **meta})
+    assert (
+        not_measured(FLModel(metrics={}, meta={cfl_launcher.NOT_MEASURED: "x y"}))
+        == "an error in its evaluate function"
+    )
+
+
+def test_the_job_s_own_module_is_taken_and_not_one_of_that_name_in_the_working_folder(measure, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "measures.py").write_text("def dice(received): return {'dice': 0.0}")
+    (tmp_path / "measures.py").write_text("def dice(received): return {'dice': 1.0}")
+    monkeypatch.syspath_prepend(elsewhere)
+    assert [metrics for _, metrics, _ in measure("", "client.py:measures.dice")] == [{"dice": 1.0}] * 3
+
+
+def test_after_a_script_has_failed_nothing_is_measured(measure):
+    sent = measure("def measure(r): return {'a': 1.0}\nflare.init()\nraise ValueError")
+    assert [meta.get(cfl_launcher.FAILED) for _, _, meta in sent] == ["ValueError"] * 3
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -131,6 +294,7 @@ def test_a_job_carries_the_launcher_and_the_script(tmp_path, monkeypatch, extern
     monkeypatch.chdir(tmp_path)
     (tmp_path / "client.py").write_text("import model\n")
     (tmp_path / "model.py").write_text("")
+    (tmp_path / "measures.py").write_text("def dice(received): pass")
     recipe = ClusteredRecipe(
         name="x",
         method="fedavg",
@@ -139,15 +303,19 @@ def test_a_job_carries_the_launcher_and_the_script(tmp_path, monkeypatch, extern
         min_clients=1,
         train_script=str(tmp_path / "client.py") if absolute else "client.py",
         train_args="--lr 0.1",
+        evaluate="measures.dice",
         launch_external_process=external,
     )
     recipe.export(str(tmp_path / "jobs"))
     app = tmp_path / "jobs" / "x" / "app"
     names = {path.name for path in (app / "custom").iterdir()}
-    assert {"client.py", "model.py", LAUNCHER.name} <= names
+    assert {"client.py", "model.py", "measures.py", LAUNCHER.name} <= names
     (executor,) = json.loads((app / "config" / "config_fed_client.json").read_text())["executors"]
     given = executor["executor"]["args"]
     if external:
-        assert given["command"][-4:] == [f"custom/{LAUNCHER.name}", "client.py", "--lr", "0.1"]
+        assert given["command"][-4:] == [f"custom/{LAUNCHER.name}", "client.py:measures.dice", "--lr", "0.1"]
     else:
-        assert (given["task_script_path"], given["task_script_args"]) == (LAUNCHER.name, "client.py --lr 0.1")
+        assert (given["task_script_path"], given["task_script_args"]) == (
+            LAUNCHER.name,
+            "client.py:measures.dice --lr 0.1",
+        )

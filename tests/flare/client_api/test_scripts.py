@@ -14,11 +14,15 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fedprox_utils import get_fedprox_mu
 
 import cfl_flare.client
+from cfl_flare.clustering.floor import Floor
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout
+from cfl_flare.data import Digits
 from cfl_flare.engine.job_settings import AssignSettings
+from cfl_flare.engine.min_cluster_size import census_of
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.flare.client_api.cfl_launcher import NOT_MEASURED
 from cfl_flare.flare.client_api.controller import EVALUATE, TRAIN, Scripts
 from cfl_flare.flare.client_api.results import usable
 from cfl_flare.flare.client_api.rules import check_script, evaluates, fedprox_mu
@@ -107,17 +111,22 @@ def test_the_whole_model_or_its_difference(kind):
     assert play.bank("global") == [2, 4]
 
 
-def test_steps_are_weights():
-    steps = {"a": 1, "b": 1, "c": 6.0}
+@pytest.mark.parametrize("unit", [1, 0.25, np.float32(128.5), 1e-3])
+def test_steps_are_weights_whole_or_not(unit):
+    """A script may count samples, steps or shares: what matters is their ratio."""
+    steps = {"a": unit, "b": unit, "c": 6 * unit}
 
     def script(site: str, task: str, model: FLModel) -> FLModel:
         answer = obedient(site, task, model)
         return FLModel(ParamsType.FULL, answer.params, meta={"NUM_STEPS_CURRENT_ROUND": steps[site]})
 
-    play = Play(FedAvg(), script)
-    play.round()
+    play = Play(FedAvg(), script, min_sites_per_cluster=2, hold_small_clusters=True)
+    assert "held_back" not in play.round()
     assert play.bank("global") == [1, 6]  # (4 + 4) / 8, 6 * 8 / 8
-    assert play.server.participants["c"].samples == 6
+    assert play.server.participants["c"].samples == pytest.approx(6 * unit)
+    play = Play(WeCFL(k=2), script, min_sites_per_cluster=1, hold_small_clusters=None)
+    assert not play.round().get("small_clusters") and play.server.state.assignment == {"a": 0, "b": 0, "c": 1}
+    assert census_of(play.server.participants.values(), Floor(1, 1)).clusters == 3
 
 
 def test_what_a_script_leaves_out_is_said_once_and_has_a_meaning():
@@ -161,7 +170,7 @@ def test_frozen_layers_that_stay_away_are_unchanged():
         (FLModel(ParamsType.FULL, {"module.head.weight": np.zeros((2, 1))}), "names"),
         (FLModel(ParamsType.FULL, {"head.weight": np.zeros((1, 2))}), "shape"),
         (FLModel(ParamsType.FULL, {"head.weight": np.full((2, 1), np.nan)}), "non_finite"),
-        (FLModel(ParamsType.FULL, {"head.weight": np.zeros((2, 1))}, meta={"NUM_STEPS_CURRENT_ROUND": 1.5}), "samples"),
+        (FLModel(ParamsType.FULL, {"head.weight": np.zeros((2, 1))}, meta={"NUM_STEPS_CURRENT_ROUND": 0.0}), "samples"),
         (FLModel(ParamsType.FULL, {"head.weight": np.zeros((2, 1))}, meta={"NUM_STEPS_CURRENT_ROUND": -1}), "samples"),
     ],
 )
@@ -203,6 +212,9 @@ STEPS = "NUM_STEPS_CURRENT_ROUND"
         ({"meta": {STEPS: float("nan")}}, "samples"),
         ({"meta": {STEPS: [2]}}, "samples"),
         ({"meta": {STEPS: True}}, "samples"),
+        ({"meta": {STEPS: 1e308}}, "samples"),
+        ({"meta": {STEPS: 1e-300}}, "samples"),
+        ({"meta": {STEPS: np.float64("inf")}}, "samples"),
         ({"params": {"head.weight": [[1.0], [2.0]]}}, "kind"),
         ({"params": {"head.weight": {"a": 1}}}, "kind"),
         ({"params": {"head.weight": np.array([["x"], ["y"]])}}, "dtype"),
@@ -317,6 +329,52 @@ def test_metrics_of_a_script_are_finite_numbers_with_short_names_that_a_run_does
     assert measured.record["round"] == 0 and isinstance(measured.record["trained"], list)
     many = {f"m{i}": 1.0 for i in range(1000)}
     assert len(usable(many)) == 64
+    assert (
+        sum("more = [1]" in text for text in play.warned) == sum("huge = 1e+300" in text for text in play.warned) == 1
+    )
+
+
+def test_an_odd_metric_is_named_once_though_its_value_changes():
+    values = iter(range(100))
+
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        answer.metrics = {"accuracy": 0.5, "confusion": [next(values)], "note": f"{next(values)}"}
+        return answer
+
+    play = Play(FedAvg(), script)
+    for _ in range(3):
+        play.round()
+    for name in ("confusion", "note"):
+        assert sum(f"a reports {name} = " in text for text in play.warned) == 1
+
+
+def test_tensors_of_one_value_are_numbers_and_a_trainer_s_own_notes_are_no_metrics():
+    """As Hugging Face's ``trainer.evaluate()`` gives them, and scripts that forget ``.item()``."""
+    reported: dict = {
+        "accuracy": torch.tensor(0.5),
+        "dice": torch.tensor([0.25], dtype=torch.bfloat16),
+        "auc": np.float32(0.75),
+        "eval_loss": np.array(1.5),
+        "matrix": torch.ones(2, 2),
+        "bad": torch.tensor(float("nan")),
+        "complex": torch.tensor(1j),
+    }
+    notes = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "epoch", "num_tokens")
+    metrics = {**reported, **dict.fromkeys(notes, 1.0)}
+    assert usable(metrics) == {"accuracy": 0.5, "dice": 0.25, "auc": 0.75, "eval_loss": 1.5}
+
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        answer.metrics = metrics
+        return answer
+
+    play = Play(FedAvg(), script)
+    play.round()
+    play.scripts.round()
+    assert "served_eval_loss" in play.server.finish_round().participants["a"]
+    assert not any(note in text for text in play.warned for note in notes)
+    assert any("matrix" in text for text in play.warned)
 
 
 def test_one_site_s_script_ends_no_job():
@@ -549,7 +607,9 @@ def test_who_reports_no_loss_is_left_out_of_the_round():
 )
 def test_the_probe_names_the_lines_to_add(answer, problem):
     play = Play(IFCA(k=2), lambda site, task, model: answer)
-    with pytest.raises(ConfigError, match=f"(?s)at a {problem}.*Add to its loop.*if flare.is_evaluate"):
+    with pytest.raises(
+        ConfigError, match=f"(?s)at a {problem}.*Add to its loop.*if flare.is_evaluate.*trainer.validate"
+    ):
         play.scripts.probe()
 
 
@@ -716,3 +776,44 @@ def test_another_module_than_the_job_s_is_refused(monkeypatch):
     received(monkeypatch, play, "a")
     with pytest.raises(ConfigError, match="penalty: the module Sequential is not the job's model"):
         cfl_flare.client.penalty(torch.nn.Sequential(torch.nn.Linear(1, 2, bias=False)))
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("client.test", "client.py has no 'test'; define it there, outside of other functions"),
+        ("client.x", "client.py has no 'x'; define it"),
+        ("test", "client.py has no 'test'"),
+        ("other.measure", "there is no other.py beside 'client.py'"),
+        ("os.path.exists", "should be 'client.evaluate'"),
+        ("client.", "should be 'client.evaluate'"),
+        ("a b", "should be 'client.evaluate'"),
+    ],
+)
+def test_a_function_that_is_not_there_is_refused_before_the_job(tmp_path, monkeypatch, name, says):
+    monkeypatch.chdir(tmp_path)
+    Path("client.py").write_text("from metrics import dice\ndef measure(received):\n    def test(): x = 1\n")
+    common = {"model": MLP((1, 2, 2), 2), "num_rounds": 1, "min_clients": 1, "train_script": "client.py"}
+    with pytest.raises(ConfigError, match=f"recipe: evaluate = {name!r}.*{says}"):
+        ClusteredRecipe(method="fedavg", **common, evaluate=name)
+    for name in ("client.measure", "measure", "client.dice"):
+        ClusteredRecipe(method="ifca:k=2", **common, evaluate=name, cross_site_evaluation=True)
+    with pytest.raises(ConfigError, match="measures the models of a train_script, and there is none"):
+        ClusteredRecipe(method="fedavg", **{**common, "train_script": None}, data=Digits(), evaluate="measure")
+
+
+def test_what_its_function_could_not_measure_is_said_once_and_misses_a_measurement_alone():
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        if site == "c":
+            answer.metrics, answer.meta = {}, {**(answer.meta or {}), NOT_MEASURED: "KeyError"}
+        return answer
+
+    play = Play(FedAvg(), script, AssignSettings(evaluates=True), num_rounds=1)
+    assert play.round()["trained"] == ["a", "b", "c"]
+    play.round()
+    said = [text for text in play.warned if text.startswith("c")]
+    assert said == ["c: KeyError in its evaluate function; its own log has the traceback"]
+    play = Play(IFCA(k=2), script)
+    assert play.scripts.probe()
+    assert any("c, asked to evaluate: there is KeyError in its evaluate function" in text for text in play.warned)

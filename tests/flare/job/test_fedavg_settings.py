@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of FLARE's FedAvgRecipe in ClusteredRecipe: what the exported job says, and what is refused."""
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -26,6 +27,7 @@ from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import Digits
 from cfl_flare.data.sources import SiteData
 from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.flare.job.fedavg_settings import NOT_HERE
 from cfl_flare.flare.tracking import series
 from cfl_flare.models import MLP
 from tests.flare.test_egress import Encryptor
@@ -84,6 +86,22 @@ def test_settings_reach_the_job(tmp_path):
     assert leaving["filters"][0]["path"].endswith(".ExcludeVars")
     names = leaving["filters"][0]["args"]["exclude_vars"]
     assert names and all("bias" in name for name in names)
+
+
+def test_how_a_script_s_process_is_launched_is_flare_s():
+    waiting = {"launch_once": False, "launch_timeout": 60.0, "shutdown_timeout": 5.0}
+    _, client = exported(recipe(**SCRIPT, launch_external_process=True, **waiting))
+    assert waiting.items() <= executor(client).items()
+
+
+def test_what_flare_s_recipe_takes_is_there_or_refused_by_name():
+    from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+
+    page = (Path(__file__).parents[3] / "docs" / "from-fedavg-recipe.md").read_text()
+    ours = {*inspect.signature(ClusteredRecipe).parameters}
+    for name in inspect.signature(FedAvgRecipe).parameters:
+        assert name == "self" or name in ours or name in NOT_HERE, name
+        assert name == "self" or f"`{name}`" in page, name
 
 
 def test_the_server_has_a_run_of_its_own_where_flare_opens_one_for_each_site():
@@ -180,6 +198,29 @@ def test_private_arrays_are_named_to_the_sites_before_any_other_filter():
             }
 
 
+def test_the_default_poc_of_two_sites_has_a_model(monkeypatch, caplog):
+    """Real sites' defaults would end its job before the first round; an exported job keeps them, and says so."""
+    monkeypatch.setattr(PocEnv, "deploy", lambda self, job: job.export_job("poc") or "id")
+    recipe(**SCRIPT).run(PocEnv())
+    assert "PocEnv: all sites are on this machine, so this run has min_sites_per_cluster = 1, " in caplog.text
+    controller = json.loads(Path("poc/job/app/config/config_fed_server.json").read_text())["workflows"][0]["args"]
+    trusting = {"min_sites_per_cluster": 1, "min_samples_per_cluster": 1, "max_weight_share": 1.0}
+    assert trusting.items() <= controller.items() and "may start with" not in caplog.text
+    recipe(**SCRIPT, max_weight_share=0.75).run(PocEnv())
+    controller = json.loads(Path("poc/job/app/config/config_fed_server.json").read_text())["workflows"][0]["args"]
+    assert controller["max_weight_share"] == 0.75
+    with pytest.raises(ConfigError, match="num_clients = 2 is less than the job's min_sites_per_cluster = 3"):
+        recipe(**SCRIPT, min_sites_per_cluster=3).run(PocEnv())
+    server, _ = exported(recipe(**SCRIPT))
+    assert not trusting.keys() & server["workflows"][0]["args"].keys()
+    assert "job job may start with 2 sites (min_clients), and a model needs 3 at real sites" in caplog.text
+    recipe(**SCRIPT).export("jobs", env=PocEnv())  # it may be submitted anywhere
+    assert caplog.text.count("may start with 2 sites") == 2
+    recipe(**SCRIPT, **trusting).export("jobs")
+    recipe(**SCRIPT).export("jobs", env=SimEnv(num_clients=2))
+    assert caplog.text.count("may start with 2 sites") == 2
+
+
 def test_each_site_has_its_own_script_arguments():
     job = recipe(**SCRIPT, exclude_vars="bias", client_memory_gc_rounds=1)
     set_per_site_config(job, {"site-1": {"train_args": "--lr 0.5"}, "site-2": {}})
@@ -203,6 +244,12 @@ def test_each_site_has_its_own_script_arguments():
         ({**SCRIPT, "private": "nothing"}, "private = 'nothing' matches none of "),
         ({**SCRIPT, "private": "head", "method": "wecfl:k=2,cluster_on=head"}, "private = 'head' matches all that"),
         ({"private": "nothing"}, "private = 'nothing': it matches nothing in the model; name arrays of "),
+        (
+            {"aggregation_weights": {"site-1": 2.0}},
+            "aggregation_weights is not there: a method's weighting is 'samples'",
+        ),
+        ({"save_filename": "best.pt"}, "save_filename is not there: .*best/clusters/; leave it out"),
+        ({**SCRIPT, "model": None}, "model = None: the server starts from a model"),
         ({"initial_ckpt": "none.pt"}, "is not a file, seen from this folder"),
         ({"initial_ckpt": "/none.pt", "method": "ifca:k=2"}, "begins with 2 different models"),
         ({"initial_ckpt": "/none.pt", "resume_from": "earlier"}, "both say where to start"),

@@ -49,7 +49,7 @@ def hospitals(view: StudyView) -> Section | None:
             notes.append(f"There is no gain {words}: that is what was chosen.")
     text = (
         f"What {cut(view.verdict['chosen']['title'], 200)} brings each hospital on its own test samples. Intervals are "
-        "of its patients alone; what is said beside them is corrected for the number of hospitals."
+        "of its patients alone, and hold together for all hospitals with 95 %: they decide what is said beside them."
     )
     return Section("What each hospital gains", [text], plots, notes=notes)
 
@@ -83,8 +83,8 @@ def _forest(
     ]
     columns = ("hospital", "test samples", view.measure_name, "gain", "95 % interval", "what can be said")
     text = (
-        "A mark is a hospital's gain with its 95 % interval, the largest first; right of the dashed line it is better "
-        "off. Colour and shape are what can be said: cannot tell means too few test samples."
+        "A mark is a hospital's gain with its interval, the largest first; right of the dashed line it is better off. "
+        "Colour and shape are what can be said: cannot tell means too few test samples."
     )
     return Plot(title, text, _spec(rows), Table.of((*columns, "samples needed to tell"), table))
 

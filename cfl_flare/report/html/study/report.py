@@ -56,9 +56,7 @@ def search(view: StudyView) -> Section | None:
     """How the number of clusters was found; None before that."""
     if view.study["found"] is None:
         return None
-    found, searched = view.study["found"], view.study["searched"]
-    what = "cluster was" if found == 1 else "clusters were"
-    text = f"{found} {what} found in {searched} rounds, before the candidates trained."
+    text = f"After {view.study['searched']} rounds, before the candidates trained: {cut(view.study['words'], 500)}."
     run = view.run(SEARCH)
     section = None if run is None else number_of_clusters(View(run))
     if section is None:

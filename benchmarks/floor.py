@@ -1,0 +1,176 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a floor of three sites and 30 training samples a cluster costs: accuracy and clusters, with and without it.
+
+Each of 16 participants is a site of its own. With the floor the server assigns so that every cluster has three sites,
+or, where participants choose, holds back the model of a cluster that has fewer. All else is the same, seed by seed.
+Hospitals of the stroke trial are judged by their log-loss. A run that is in the file already is not run again.
+
+    CFL_DATA_ROOT=... python benchmarks/floor.py --out benchmarks/results/floor.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from plans.hospitals import STROKE
+from plans.plan import model
+from provenance import provenance, save_rows
+from scipy.stats import t
+
+from cfl_flare.cli.specs import build_named
+from cfl_flare.data import DataConfig, DataSource, Digits, Npz
+from cfl_flare.data.samples import Samples
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.results.run_dir import load_run
+from cfl_flare.training.settings import TrainSettings
+
+SITES, ROUNDS = 16, 30
+FLOOR = {"min_sites_per_cluster": 3, "min_samples_per_cluster": 30, "hold_small_clusters": True}
+METHODS = ("wecfl", "ifca")
+IMAGES = TrainSettings(lr=0.1, momentum=0.9, batch_size=16, local_steps=5)
+KEYS = ("accuracy", "loss")
+
+
+@dataclass(frozen=True)
+class Part(Npz):
+    """The first so many samples of a file, so that a run takes seconds."""
+
+    train: int = 4000
+    test: int = 1500
+
+    def load(self) -> tuple[Samples, Samples]:
+        """Both splits, cut."""
+        train, test = super().load()
+        return train.take(np.arange(self.train)), test.take(np.arange(self.test))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Data, dealt to 16 sites, and the number of clusters."""
+
+    source: DataSource
+    model: Any
+    training: TrainSettings
+    partition: Mapping[str, Any]
+    k: int
+    min_samples: int = 8
+
+
+CASES = {
+    "digits": Case(
+        Digits(),
+        model("mlp", (1, 8, 8), 10),
+        IMAGES,
+        {"partition": "cluster_dirichlet", "a_between": 0.1, "a_within": 1.0, "groups": 4},
+        4,
+    ),
+    "blood cells": Case(
+        Part("bloodmnist28.npz"),
+        model("mlp", (3, 28, 28), 8),
+        replace(IMAGES, lr=0.02),
+        {"partition": "dirichlet", "alpha": 0.3},
+        4,
+    ),
+    "Fashion-MNIST": Case(
+        Part("fashionmnist.npz"),
+        model("mlp", (1, 28, 28), 10),
+        IMAGES,
+        {"partition": "label_permutation", "groups": 3},
+        3,
+    ),
+    "stroke": Case(STROKE.source, STROKE.model, STROKE.training, {"partition": "natural"}, 3, 120),
+}
+
+
+def measured(case: Case, method: str, floor: bool, seed: int) -> dict[str, Any]:
+    """One run."""
+    started = time.process_time()
+    with TemporaryDirectory() as folder:
+        run_loop(
+            method=build_named(f"{method}:k={case.k}"),
+            model=case.model,
+            source=case.source,
+            data=DataConfig(SITES, case.partition, seed=seed, min_samples=case.min_samples),
+            settings=ServerSettings(ROUNDS, seed, evaluate_every=5, **(FLOOR if floor else {})),
+            training=case.training,
+            folder=Path(folder),
+            sites=SITES,
+        )
+        run = load_run(folder)
+    final, rounds = run.summary["final"], run.rounds
+    sizes = sorted((size for size in rounds[-1]["cluster_sizes"] if size), reverse=True)
+    return {
+        **{key: final[f"served_{key}"] for key in KEYS if f"served_{key}" in final},
+        **{"ari": final.get("ari"), "clusters": len(sizes), "sizes": sizes},
+        "rounds_moved": sum("moved_for_floor" in line for line in rounds),
+        "rounds_held": sum("held_back" in line for line in rounds),
+        "smallest": min(size for line in rounds for size in line["cluster_sizes"] if size),
+        "cpu_seconds": round(time.process_time() - started, 1),
+    }
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """The mean of paired differences and its 95 % interval by Student's t."""
+    mean, spread = statistics.mean(values), statistics.stdev(values) / len(values) ** 0.5
+    reach = float(t.ppf(0.975, len(values) - 1)) * spread
+    return mean, mean - reach, mean + reach
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line a data set and method: means with and without the floor, and the difference, in percent."""
+    lines = []
+    for data, method in dict.fromkeys((row["data"], row["method"]) for row in rows):
+        of = {f: [r for r in rows if (r["data"], r["method"], r["floor"]) == (data, method, f)] for f in (False, True)}
+        if len(of[True]) != len(of[False]) or len(of[True]) < 2:
+            continue
+        line: dict[str, Any] = {"data": data, "method": method}
+        for key in (*KEYS, "ari", "clusters"):
+            pairs = [[row.get(key) for row in own] for own in of.values()]
+            if any(value is None for own in pairs for value in own):
+                continue
+            scale = 1 if key in ("loss", "ari", "clusters") else 100
+            without, under = ([scale * value for value in own] for own in pairs)
+            line[key] = {"without": statistics.mean(without), "with": statistics.mean(under)}
+            line[key]["difference"] = list(interval([b - a for a, b in zip(without, under)]))
+        line["rounds_moved"] = statistics.mean(row["rounds_moved"] for row in of[True])
+        line["rounds_held"] = statistics.mean(row["rounds_held"] for row in of[True])
+        lines.append(line)
+    return lines
+
+
+def main() -> None:
+    """Runs what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    given = parser.parse_args()
+    made = provenance()
+    made |= {"participants": SITES, "sites": SITES, "rounds": ROUNDS, "seeds": given.seeds, "floor": FLOOR}
+    rows = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
+    done = {(row["data"], row["method"], row["floor"], row["seed"]) for row in rows}
+    for method in METHODS:
+        for seed in given.seeds:
+            for data, case in CASES.items():
+                for floor in (False, True):
+                    if (data, method, floor, seed) in done:
+                        continue
+                    row = {"data": data, "k": case.k, "method": method, "floor": floor, "seed": seed}
+                    row |= {"commit": made["commit"], **measured(case, method, floor, seed)}
+                    rows.append(row)
+                    print(json.dumps(row), flush=True)
+                    save_rows(given.out, made, summary=summary(rows), rows=rows)
+
+
+if __name__ == "__main__":
+    main()

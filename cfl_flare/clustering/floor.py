@@ -1,0 +1,246 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters of at least so many sites and samples: the cheapest assignment that has no smaller one.
+
+A cluster's model of a single hospital reveals something of its data. K-means with minimum sizes (Bradley, Bennett and
+Demiriz 2000) keeps clusters large enough while it assigns, where merging small ones afterwards would dissolve them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+
+K = TypeVar("K")
+# Costs are scaled to this largest value, far above the solver's tolerances of 1e-6.
+LARGEST = 1e4
+# A bound on the solver's search that, unlike a time limit, gives the same answer on any machine.
+NODES = 1000
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The fewest sites and training samples of a cluster, below which its model says too much of them.
+
+    A floor of one sample is none, as a training script's weights may be shares.
+    """
+
+    sites: int
+    samples: int
+
+    @property
+    def words(self) -> str:
+        """``3 sites and 30 training samples``."""
+        return f"{self.sites} sites and {self.samples} training samples"
+
+    def clusters(self, sites: Collection[str], samples: float) -> int:
+        """How many clusters can be, at least one; a site can be in as many as it has participants.
+
+        Args:
+            sites: of all participants, one entry each.
+            samples: of all together.
+
+        >>> Floor(3, 30).clusters(["a", "b", "c", "d", "e", "f", "f"], 1000)
+        2
+        """
+        hosted = Counter(sites).values()
+        most = len(sites) // self.sites
+        most = min(most, int(samples // self.samples)) if self.samples > 1 else most
+        return next((k for k in range(most, 1, -1) if sum(min(n, k) for n in hosted) >= k * self.sites), 1)
+
+
+@dataclass
+class Members:
+    """Where the members of a cluster are, and how many training samples they have together."""
+
+    sites: set[str] = field(default_factory=set)
+    samples: float = 0
+
+    def below(self, floor: Floor) -> bool:
+        """Whether they are too few."""
+        return len(self.sites) < floor.sites or (floor.samples > 1 and self.samples < floor.samples)
+
+
+@dataclass(frozen=True)
+class Census:
+    """Who is where in a round, and what a cluster needs.
+
+    Attributes:
+        floor: the fewest sites and samples of a cluster.
+        sites: the site of each participant.
+        samples: its training samples.
+        moved: whom `Sizes` kept out of the cluster that fits best, and which that was; it fills while a round assigns.
+    """
+
+    floor: Floor
+    sites: Mapping[str, str]
+    samples: Mapping[str, float]
+    moved: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def clusters(self) -> int:
+        """How many clusters can be."""
+        return self.floor.clusters(list(self.sites.values()), sum(self.samples.values()))
+
+    def members(self, pairs: Iterable[tuple[str, K]]) -> dict[K, Members]:
+        """By cluster, or any other group, its members; a hospital with several participants counts once."""
+        groups: dict[K, Members] = {}
+        for name, group in pairs:
+            if name in self.sites:
+                members = groups.setdefault(group, Members())
+                members.sites.add(self.sites[name])
+                members.samples += self.samples[name]
+        return groups
+
+    def small(self, pairs: Iterable[tuple[str, K]]) -> set[K]:
+        """The groups that are below the floor.
+
+        >>> where = {"a": "one", "b": "two", "c": "one"}
+        >>> Census(Floor(2, 1), where, dict.fromkeys(where, 1)).small({"a": 0, "b": 0, "c": 4}.items())
+        {4}
+        """
+        return {group for group, members in self.members(pairs).items() if members.below(self.floor)}
+
+    def of(self, names: Sequence[str], assignment: Mapping[str, int]) -> Sizes:
+        """The floor for these participants, while all others stay where an assignment has them.
+
+        A cluster that has members in the assignment should keep some.
+        """
+        rows = set(names)
+        others = {name: cluster for name, cluster in assignment.items() if name not in rows}
+        return Sizes(self, tuple(names), self.members(others.items()), frozenset(self.members(assignment.items())))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the clusters of some participants need, one a row.
+
+    Attributes:
+        census: who is where.
+        names: the participants, in the rows' order.
+        others: by cluster, the members that are no row: they are absent from the round, or were placed otherwise.
+        kept: the clusters that had members before.
+    """
+
+    census: Census
+    names: tuple[str, ...]
+    others: Mapping[int, Members]
+    kept: frozenset[int] = frozenset()
+
+    @property
+    def clusters(self) -> int:
+        """How many clusters the rows alone can make."""
+        sites, samples = self.census.sites, self.census.samples
+        return self.census.floor.clusters([sites[n] for n in self.names], sum(samples[n] for n in self.names))
+
+    def used(self, labels: np.ndarray) -> set[int]:
+        """The clusters that have members."""
+        return {*labels.tolist(), *self.others}
+
+    def met(self, labels: np.ndarray, needed: Collection[int] = ()) -> bool:
+        """Whether each cluster in use is large enough, and each that is needed is in use."""
+        return self.kept.union(needed) <= self.used(labels) and not any(
+            m.below(self.census.floor) for m in self._with(labels)
+        )
+
+    def _with(self, labels: np.ndarray) -> list[Members]:
+        """The members of each cluster in use, by its id."""
+        rows = self.census.members(zip(self.names, labels.tolist()))
+        no = Members()
+        both = [(rows.get(k, no), self.others.get(k, no)) for k in sorted(self.used(labels))]
+        return [Members(a.sites | b.sites, a.samples + b.samples) for a, b in both]
+
+    def assigned(self, labels: np.ndarray, costs: Callable[[], np.ndarray], needed: Collection[int] = ()) -> np.ndarray:
+        """The labels, if they meet the floor; else the cheapest ones that do.
+
+        Clusters in use stay in use, and those of before, as long as so many can be; else the smallest ones are given
+        up. If not even all rows together meet the floor, the labels stay as they are.
+
+        Args:
+            labels: ``(m,)``, the best cluster of each row.
+            costs: ``(m, K)``, what it costs to have a row in a cluster, such as weighted squared distances; computed
+                only if they are needed.
+            needed: further clusters that should be in use.
+        """
+        placed, needed = labels, self.used(labels).union(self.kept, needed)
+        if not self.met(labels, needed):
+            placed = self._cheapest(labels, costs(), needed)
+        self.note(labels, placed)
+        return placed
+
+    def note(self, wanted: np.ndarray, placed: np.ndarray) -> None:
+        """Notes who is not in the cluster that would be best without a floor."""
+        for name, best, cluster in zip(self.names, wanted.tolist(), placed.tolist()):
+            self.census.moved.pop(name, None)
+            if best != cluster:
+                self.census.moved[name] = best
+
+    def _cheapest(self, labels: np.ndarray, costs: np.ndarray, needed: set[int]) -> np.ndarray:
+        """The best labels that meet the floor; with fewer clusters, if need be."""
+        sizes = dict(zip(sorted(self.used(labels)), self._with(labels)))
+        no = Members()
+        there = {k for k in needed if k < costs.shape[1]}
+        order = sorted(there, key=lambda k: (-len(sizes.get(k, no).sites), -sizes.get(k, no).samples, k))
+        for count in range(len(order), 0, -1):
+            clusters = np.array(sorted(order[:count]))
+            places = self._solved(costs[:, clusters], [self.others.get(k, no) for k in clusters.tolist()])
+            if places is not None:
+                return np.asarray(clusters[places])
+        return labels
+
+    def _solved(self, costs: np.ndarray, others: Sequence[Members]) -> np.ndarray | None:
+        """The cheapest column of each row such that all columns meet the floor; None if no choice does.
+
+        A mixed-integer program: x_ik says that row i is in column k. A site of several rows counts in column k by a
+        variable of its own, which is at most 1 and at most the sum of its x_ik. Without such sites, and where samples
+        do not bind, it is a transport problem, whose linear program has whole solutions.
+        """
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import coo_array
+
+        (m, k), floor = costs.shape, self.census.floor
+        sites = [self.census.sites[name] for name in self.names]
+        rows_at: dict[str, list[int]] = {}
+        for i, site in enumerate(sites):
+            rows_at.setdefault(site, []).append(i)
+        entries: list[tuple[int, int, float]] = []  # constraint, variable, coefficient
+        low = [1.0] * m
+        high = [1.0] * m
+        entries += [(i, i * k + j, 1.0) for i in range(m) for j in range(k)]
+        variables = m * k
+        for j, members in enumerate(others):
+            counts, samples = len(low), len(low) + 1
+            low += [floor.sites - len(members.sites), floor.samples - members.samples if floor.samples > 1 else 0.0]
+            high += [np.inf, np.inf]
+            entries += [(samples, i * k + j, float(self.census.samples[n])) for i, n in enumerate(self.names)]
+            for site, rows in rows_at.items():
+                if site in members.sites:
+                    continue
+                if len(rows) == 1:
+                    entries.append((counts, rows[0] * k + j, 1.0))
+                    continue
+                entries += [(counts, variables, 1.0), (len(low), variables, -1.0)]
+                entries += [(len(low), i * k + j, 1.0) for i in rows]
+                low, high, variables = [*low, 0.0], [*high, np.inf], variables + 1
+        at, of, values = zip(*entries)
+        matrix = coo_array((values, (at, of)), shape=(len(low), variables)).tocsr()
+        objective, whole = np.zeros(variables), np.zeros(variables)
+        objective[: m * k], whole[: m * k] = _scaled(costs).ravel(), 1
+        options = {"node_limit": NODES, "mip_rel_gap": 0.0}
+        constraints = LinearConstraint(matrix, low, high)
+        found = milp(objective, integrality=whole, bounds=Bounds(0, 1), constraints=constraints, options=options)
+        return None if found.x is None else found.x[: m * k].reshape(m, k).argmax(axis=1)
+
+
+def _scaled(costs: np.ndarray) -> np.ndarray:
+    """What each choice costs more than the row's best one, up to a common factor; finite."""
+    finite = np.where(np.isfinite(costs), costs, np.nan)
+    best = np.where(np.isfinite(costs).any(axis=1), np.nanmin(np.where(np.isnan(finite), np.inf, finite), axis=1), 0.0)
+    extra = finite - best[:, None]
+    most = np.nanmax(extra, initial=0.0) or 1.0
+    return np.asarray(np.nan_to_num(extra / most * LARGEST, nan=10 * LARGEST))
