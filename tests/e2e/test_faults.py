@@ -260,10 +260,17 @@ def test_a_script_crashes_and_a_hospital_goes_for_good(trial, everyone, monkeypa
 
 
 def test_a_second_process_under_a_hospitals_identity_costs_that_hospital_the_job_and_nobody_else(trial, everyone):
-    """FLARE's preflight check of a running client takes its token: the client is heard, and gets no task."""
+    """FLARE's preflight check of a running client takes its token: the client is heard, and gets no task.
+
+    The check starts the kit's client for five seconds. Here it stays until it has registered, however slow the machine.
+    """
     for site in (ONE, TWO, THREE):
         trial.restart(site)
-    trial.command("nvflare", "preflight-check", "-p", str(trial.kits / ONE))
+    before, client = trial.registrations(ONE), trial.processes.pop(ONE)
+    trial.start(ONE)
+    trial.until_registered(ONE, before)
+    trial.kill(ONE)
+    trial.processes[ONE] = client
     status, run = trial.ended(trial.submit(trial.exported("stolen", "fedavg", min_clients=2, num_rounds=2)))
     assert status == "FINISHED:COMPLETED"
     assert run.summary["sites_left_out"] == {ONE: DEAF}
