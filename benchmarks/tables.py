@@ -129,7 +129,6 @@ def run_cell(
                 on_round=lambda measured: attempts.count(),
                 checkpoints=Store(folder / "checkpoints"),
                 private=private,
-                private_shrinkage=plan.private_shrinkage,
             )
             if plan.training.score_bins:
                 save_scores(folder, server)

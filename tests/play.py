@@ -67,7 +67,6 @@ def play(
     trained: bool = False,
     streams: str = "",
     private: str | None = None,
-    private_shrinkage: float = 0.0,
     **more: Any,
 ) -> list[Round]:
     """Plays some rounds, and the measurement after the last one.
@@ -80,14 +79,12 @@ def play(
         trained: measure the trained models as well.
         streams: the part of a larger method whose random streams are drawn from.
         private: the layers that each participant has for itself.
-        private_shrinkage: how strongly they are pulled towards those that came.
         **more: for the server (``sample``, ...) and the training (``lr``, ...).
     """
     names = ("lr", "momentum", "keep_momentum", "local_steps")
     training = {"lr": 0.1, "local_steps": 3, **{k: more.pop(k) for k in names if k in more}}
     settings = ServerSettings(count, **more)
-    layers: dict[str, Any] = {"private": private, "private_shrinkage": private_shrinkage}
-    site = Site(method, make_model, TrainSettings(**training), settings.seed, trained, **layers)
+    site = Site(method, make_model, TrainSettings(**training), settings.seed, trained, private=private)
     hosted = [people()[i] for i in order] if order else people()
     site.add(hosted)
     crowd = [Participant(d.name, "local", len(d.train), d.group) for d in hosted]

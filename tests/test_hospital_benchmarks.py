@@ -34,8 +34,8 @@ needs_files = pytest.mark.skipif(
 
 def test_a_row_says_its_own_training_and_the_plan_keeps_its_own() -> None:
     plan = PLANS["stroke"]
-    row = plan.of_row("ifca:k=2 + private=bias + train:lr=0.05,rounds=7,hidden=3,private_shrinkage=2")
-    assert (row.training.lr, row.rounds, row.private_shrinkage) == (0.05, 7, 2)
+    row = plan.of_row("ifca:k=2 + private=bias + train:lr=0.05,rounds=7,hidden=3")
+    assert (row.training.lr, row.rounds) == (0.05, 7)
     assert row.model["args"]["hidden"] == [3] and plan.model["args"]["hidden"] == []
     assert plan.method("fedavg + train:lr=0.05 + proximal:mu=1") == ("fedavg", "proximal:mu=1")
     assert own_training(("fedavg", "private=bias")) == {}

@@ -23,7 +23,7 @@ from cfl_flare.training.settings import TrainSettings
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 SCHEDULED = ("participants", "rounds", "sample", "evaluate_every", "min_samples", "indicator_samples", "unseen")
-OF_DATA = ("outliers", "data_seed", "validation", "measured_on", "private_shrinkage")
+OF_DATA = ("outliers", "data_seed", "validation", "measured_on")
 OF_SOURCE = ("scaling", "pooled", "parts", "swapped")  # of sources that have them
 OF_SERVER = ("server_optimizer", "server_lr", "server_tau", "server_beta1", "server_beta2")
 
@@ -135,7 +135,6 @@ class Plan:
         validation: share of each participant's training samples that is set aside.
         measured_on: what models are measured on, as of `DataConfig`.
         server: further settings of what the server schedules.
-        private_shrinkage: how strongly private layers are pulled to their cluster's.
         after: what is measured of a finished run beside its rounds, from its folder.
         refuse: raises ConfigError for a method that ``after`` cannot measure.
     """
@@ -166,7 +165,6 @@ class Plan:
     validation: float = 0.0
     measured_on: Literal["test", "validation"] = "test"
     server: Mapping[str, Any] = field(default_factory=dict)
-    private_shrinkage: float = 0.0
     after: Callable[[Plan, Path], Mapping[str, float]] | None = None
     refuse: Callable[[Method], None] | None = None
 

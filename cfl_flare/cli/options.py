@@ -39,7 +39,7 @@ NOT_IN_RUN = ("min_clients", "name", "resume_from", "byoc")
 # Settings of a study's job that a study on this machine does not have; and of jobs, those that no study has. Its option
 # is --job: FLARE takes --export off any command line that makes a recipe.
 OF_STUDY_JOB = (JobSettings, ControllerSettings, ExecutorSettings)
-NOT_IN_STUDY_JOB = ("initial_ckpt", "exclude_vars", "private", "private_shrinkage", "site_sums")
+NOT_IN_STUDY_JOB = ("initial_ckpt", "exclude_vars", "private", "site_sums")
 
 EPILOG = """examples:
   cfl-flare run                                     the main job: FedAvg and WeCFL on scikit-learn's digits

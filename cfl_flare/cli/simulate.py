@@ -57,7 +57,7 @@ def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) ->
     check_plans(plans.values())
     assert plan.reader is not None and plan.training is not None
     hosted = plan.data.host(plan.reader, "local", 0, 1)
-    how = (plan.training, plan.server.seed, plan.site.device, plan.job.private, plan.job.private_shrinkage)
+    how = (plan.training, plan.server.seed, plan.site.device, plan.job.private)
     site = check_data(plan.method, plan.model, hosted, *how)
     task = site.runtime.task
     judging = plan.server.judged(task, site.runtime.division.whole).early_stopping.named
@@ -104,7 +104,7 @@ def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
         f"run: sites = {sites} is more than {plan.data.who_trains}; each site hosts at least one",
     )
     flares = [*changed(plan.controller), *changed(plan.executor), *changed(plan.job)]
-    loops = ("min_clients", "name", "initial_ckpt", "private", "private_shrinkage")
+    loops = ("min_clients", "name", "initial_ckpt", "private")
     unused = [name for name in flares if name not in loops]
     require(
         not (simulation.loop and unused),
@@ -129,7 +129,6 @@ def in_process(plan: RunPlan, folder: Path, display: Display) -> None:
         on_round=lambda measured: display.update([measured.record]),
         initial_ckpt=None if plan.job.initial_ckpt is None else Path(plan.job.initial_ckpt),
         private=plan.job.private,
-        private_shrinkage=plan.job.private_shrinkage,
         of_data=plan.facts,
     )
     try:

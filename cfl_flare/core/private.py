@@ -1,17 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Private layers: which arrays of a model each participant has for itself, and which are learned together.
-
-With shrinkage their parameters travel, too: each participant's own are pulled towards the mean of all.
-"""
+"""Private layers: which arrays of a model each participant has for itself, and which are learned together."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cfl_flare.core.config import require
@@ -28,22 +23,6 @@ NORM = re.compile(r"Norm(\dd)?$")
 
 
 @dataclass(frozen=True)
-class Own(Params):
-    """A model with a participant's own layers in place of those that came.
-
-    Attributes:
-        came: the model that came, towards whose layers the own ones are pulled.
-    """
-
-    came: Params | None = None
-
-    @classmethod
-    def of(cls, model: Params, came: Params | None) -> Own:
-        """The model, as a participant's own."""
-        return cls(model.layout, model.vector, model.counters, model.present, came)
-
-
-@dataclass(frozen=True)
 class Division:
     """A model's arrays, divided into those that are learned together and those that each participant has for itself.
 
@@ -51,28 +30,23 @@ class Division:
         whole: the layout of the model.
         public: of what travels: the bank's models, differences, what is clustered and penalised.
         private: of what each participant has for itself; None for nothing.
-        shrinkage: the setting ``private_shrinkage``; if above 0, the private parameters are in ``public`` as well.
     """
 
     whole: Layout
     public: Layout
     private: Layout | None = None
-    shrinkage: float = 0.0
 
     @classmethod
-    def of(cls, module: torch.nn.Module, pattern: str | None, shrinkage: float = 0.0) -> Division:
+    def of(cls, module: torch.nn.Module, pattern: str | None) -> Division:
         """Divides a model.
 
         Args:
             module: the model.
             pattern: the setting ``private``; None for nothing that is private.
-            shrinkage: the setting ``private_shrinkage``.
 
         Raises:
-            ConfigError: the pattern is not a regular expression, or matches nothing, or all parameters without
-                shrinkage; or the shrinkage is no number from 0, or without a pattern.
+            ConfigError: the pattern is not a regular expression, or matches nothing, or all parameters.
         """
-        check_shrinkage(shrinkage, pattern)
         layout = Layout.of(module)
         if pattern is None:
             return cls(layout, layout)
@@ -80,21 +54,19 @@ class Division:
         stays, there = matching(module, pattern, where), ", ".join(e.name for e in layout.entries)
         what = f"there is no {WORDS[pattern]}" if pattern in WORDS else "it matches nothing"
         require(bool(stays), f"{where}: {what} in the model; name arrays of {there} by a regular expression")
-        pulled = {e.name for e in layout.entries if shrinkage and e.kind == "parameter"}
-        left = [e.name for e in layout.entries if e.name not in stays or e.name in pulled]
+        left = [e.name for e in layout.entries if e.name not in stays]
         travels = any(e.kind == "parameter" and e.name in left for e in layout.entries)
         require(
             travels,
-            f"{where} matches all parameters: nothing would be left to learn together; name fewer, set "
-            "private_shrinkage, or take the method local",
+            f"{where} matches all parameters: nothing would be left to learn together; name fewer, or take "
+            "the method local",
         )
-        return cls(layout, layout.restricted(left), layout.restricted(stays), float(shrinkage))
+        return cls(layout, layout.restricted(left), layout.restricted(stays))
 
-    @cached_property
+    @property
     def names(self) -> list[str]:
-        """The arrays that stay at their participant: the private ones but, with shrinkage, the parameters."""
-        travel = {e.name for e in self.public.entries}
-        return [e.name for e in self.whole.entries if e.name not in travel]
+        """The arrays that stay at their participant."""
+        return [] if self.private is None else [e.name for e in self.private.entries]
 
     def joined(self, model: Params, own: Params) -> Params:
         """A model, or a part of one, with private arrays beside its own, or in their place."""
@@ -111,18 +83,6 @@ class Division:
             return None
         own = first().take(self.whole.restricted(self.names))
         return lambda model: self.joined(model, own)
-
-
-def check_shrinkage(shrinkage: float, pattern: str | None) -> None:
-    """Raises a ConfigError for a ``private_shrinkage`` that is no finite number from 0, or goes without ``private``."""
-    number = isinstance(shrinkage, (int, float)) and not isinstance(shrinkage, bool)
-    where = f"run: private_shrinkage = {shrinkage!r}"
-    require(number and 0 <= shrinkage < math.inf, f"{where} should be a number >= 0")
-    require(
-        not shrinkage or pattern is not None,
-        f"{where} pulls the layers that private names, and it names none; set private to norm, bias, head or a regular "
-        "expression, or leave private_shrinkage out",
-    )
 
 
 def matching(module: torch.nn.Module, pattern: str, where: str, words: bool = True) -> set[str]:

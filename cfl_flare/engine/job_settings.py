@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cfl_flare.core.config import check_run_name, require
-from cfl_flare.core.private import check_shrinkage
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.results.key_metric import best_end
 
@@ -34,12 +33,6 @@ class JobSettings:
         help="layers that each participant trains for itself and that do not leave its site: norm, bias, head, or a "
         "regular expression for the names of arrays",
     )
-    private_shrinkage: float = setting(
-        0.0,
-        help="pulls each participant's private layers towards its cluster's, which then travel, too, as strongly as so "
-        "many samples; 0: they stay at the participant",
-        ge=0,
-    )
     resume_from: str | None = setting(None, help="name of the run to resume, from its last checkpoint")
     task_request_interval: float = setting(
         0.2, help="seconds between a site's requests for a task; raise it if one server has many sites", gt=0
@@ -49,7 +42,6 @@ class JobSettings:
     def __post_init__(self) -> None:
         check_settings(self, "run")
         check_run_name(self.name)
-        check_shrinkage(self.private_shrinkage, self.private)
         if self.resume_from is not None:
             check_run_name(self.resume_from, "resume_from")
 

@@ -58,7 +58,6 @@ def run_loop(
     checkpoint_every: int = 10,
     initial_ckpt: Path | None = None,
     private: str | None = None,
-    private_shrinkage: float = 0.0,
     until: int | None = None,
     sites: int = 1,
     of_data: Mapping[str, Any] | None = None,
@@ -81,7 +80,6 @@ def run_loop(
         checkpoint_every: rounds between checkpoints.
         initial_ckpt: the file of a model from which to start; see `cfl_flare.engine.initial_models.read_checkpoint`.
         private: the layers that each participant has for itself; None for none.
-        private_shrinkage: how strongly they are pulled towards their cluster's; 0 keeps them at the participant.
         until: ends the run after so many rounds; with ``checkpoints``, a call with more goes on from there, as if it
             had not ended. None for all.
         sites: on so many sites the server believes the participants to be, for what counts sites: floors, shares.
@@ -99,8 +97,7 @@ def run_loop(
     model = describe_network(model)  # once: it may be searched for
     make_model = model_factory(model)
     place = Place.of(own.device, own.gpu_memory)
-    layers: dict[str, Any] = {"private": private, "private_shrinkage": private_shrinkage}
-    site = Site(method, make_model, training, settings.seed, own.evaluate_trained, place.device, **layers)
+    site = Site(method, make_model, training, settings.seed, own.evaluate_trained, place.device, private=private)
     place.limit()
     site.add(data.host(source, "local", 0, 1))
     logits = logits_for(method, make_model, data, lambda: source, settings.seed)
@@ -111,7 +108,7 @@ def run_loop(
     ]
     division = site.runtime.division
     settings = settings.judged(site.runtime.task, division.whole)
-    facts = describe_run(data, settings, training, **layers)
+    facts = describe_run(data, settings, training, private)
     run = {
         "method": describe_method(method),
         "model": model,
@@ -183,12 +180,10 @@ def describe_run(
     settings: ServerSettings,
     training: TrainSettings,
     private: str | None = None,
-    private_shrinkage: float = 0.0,
 ) -> dict[str, Any]:
     """The run's settings, for its summary."""
     return {
         **({} if private is None else {"private": private}),
-        **({"private_shrinkage": private_shrinkage} if private_shrinkage else {}),
         "data": dataclasses.asdict(data),
         "run": dataclasses.asdict(settings.in_simulation()),
         "training": dataclasses.asdict(training),

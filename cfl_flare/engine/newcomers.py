@@ -173,9 +173,8 @@ class Finished:
             self.method = build_method(self.summary["method"], authorize)
             require_whole(str(self.folder), seed=self.summary["seed"] + 1)
             training = from_dict(TrainSettings, self.summary["training"], "training")
-            layers = {key: self.summary[key] for key in ("private", "private_shrinkage") if key in self.summary}
-            seed = self.summary["seed"]
-            self._site = Site(self.method, self.make_model, training, seed, authorize=authorize, **layers)
+            seed, private = self.summary["seed"], self.summary.get("private")
+            self._site = Site(self.method, self.make_model, training, seed, authorize=authorize, private=private)
             self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))
             most = max(len(self.summary["participants"]), len(self.state.bank))
             clusters = self.method.clusters_in(self.state)

@@ -60,7 +60,6 @@ def check_data(
     seed: int = 0,
     device: str = "cpu",
     private: str | None = None,
-    private_shrinkage: float = 0.0,
 ) -> Site:
     """Makes the checks of a job's first task, for data that is at hand.
 
@@ -70,8 +69,7 @@ def check_data(
     Raises:
         CFLError: the samples do not fit the model.
     """
-    layers: dict[str, Any] = {"private": private, "private_shrinkage": private_shrinkage}
-    site = Site(method, partial(build, model, nn.Module, "model"), training, seed, device=device, **layers)
+    site = Site(method, partial(build, model, nn.Module, "model"), training, seed, device=device, private=private)
     site.add(hosted)
     return site
 
@@ -83,13 +81,7 @@ def _check_fit(plan: RunPlan) -> Division:
     scripted = plan.script.train_script is not None
     pattern = None if scripted else plan.job.private  # a script's are taken out of whole models
     _layout(module)
-    shrinkage = plan.job.private_shrinkage
-    require(
-        not (scripted and shrinkage),
-        f"run: private_shrinkage = {shrinkage} is a part of cfl_flare's own training, and this job has a train_script, "
-        "whose private layers stay wholly at its site; leave it out",
-    )
-    method, division = plan.method, Division.of(module, pattern, shrinkage)
+    method, division = plan.method, Division.of(module, pattern)
     task = None if scripted else (plan.training or TrainSettings()).built_task()
     check_private(method, division, pattern, plan.server.num_rounds, task)
     layout = division.public

@@ -127,7 +127,6 @@ class Site:
         device: where to compute.
         should_stop: asked before each step whether the job was aborted.
         private: the layers that each participant has for itself; None for none.
-        private_shrinkage: how strongly they are pulled towards those that came.
         authorize: the site's component policy, which is asked about a task of the user's.
         fewest_scored: a participant with fewer test samples keeps the histograms of their scores, which nearly are
             the scores themselves.
@@ -153,11 +152,9 @@ class Site:
         private: str | None = None,
         authorize: Callable[[str], None] | None = None,
         fewest_scored: int = 1,
-        private_shrinkage: float = 0.0,
     ):
         self.method = method
-        how = (device, should_stop, private, authorize, private_shrinkage)
-        self.runtime = Runtime(make_model, settings, seed, *how)
+        self.runtime = Runtime(make_model, settings, seed, device, should_stop, private, authorize)
         check_task(method, self.runtime.task)
         check_private(method, self.runtime.division, private, task=self.runtime.task)
         self.hosted: dict[str, ParticipantData] = {}

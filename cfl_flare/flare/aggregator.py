@@ -57,10 +57,10 @@ class ClusteringAggregator(ModelAggregator):
         initial_ckpt: the file of the model from which the run starts: an absolute path of the server's, or the name of
             a file that the job carries in its custom folder; None starts from untrained models.
         private: the layers that each participant has for itself; None for none, or where scripts train.
-        private_shrinkage: how strongly they are pulled towards the models of the server, which then have them, too.
 
     Attributes:
         server: the running server; None before ``begin``.
+        unknown: settings of another version; the controller refuses them.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class ClusteringAggregator(ModelAggregator):
         held: dict[str, Any] | None = None,
         initial_ckpt: str | None = None,
         private: str | None = None,
-        private_shrinkage: float = 0.0,
+        **settings: Any,
     ):
         super().__init__()
         self.method = method
         self.model = model
         self.held = held
         self.initial_ckpt = initial_ckpt
-        self.private, self.private_shrinkage = private, private_shrinkage
+        self.private, self.unknown = private, list(settings)
         self.server: Server | None = None
         self._remarked = False
         self._ranges: Mapping[str, tuple[float, float]] = {}
@@ -91,7 +91,7 @@ class ClusteringAggregator(ModelAggregator):
     def division(self, fl_ctx: FLContext) -> Division:
         """What of the job's model travels."""
         torch.set_num_threads(1)
-        return Division.of(ResidentModel(self._make_model(fl_ctx)).module, self.private, self.private_shrinkage)
+        return Division.of(ResidentModel(self._make_model(fl_ctx)).module, self.private)
 
     def _method(self, fl_ctx: FLContext) -> Method:
         return build_method(unmarked(self.method), component_policy(fl_ctx))

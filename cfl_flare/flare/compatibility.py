@@ -33,7 +33,7 @@ SOFTWARE = {"cfl_flare": __version__, "nvflare": series(nvflare.__version__)}
 RUNS_JOBS_OF = ("0.1",)
 
 # The executor's settings that must be equal to the server's.
-SHARED = ("method", "model", "data", "training", "private", "private_shrinkage", "seed", "run_name")
+SHARED = ("method", "model", "data", "training", "private", "seed", "run_name")
 
 
 def check_software(theirs: Mapping[str, str], who: str, place: str) -> None:

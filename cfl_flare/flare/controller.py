@@ -42,7 +42,7 @@ from cfl_flare.training.settings import TrainSettings
 
 RESULTS = "cfl"
 # The settings that sites share with the aggregator.
-OF_AGGREGATOR = ("method", "model", "private", "private_shrinkage")
+OF_AGGREGATOR = ("method", "model", "private")
 # The first task's time limit is at least this, in seconds: it starts the site's process and reads the data.
 CHECK_IN = 300
 
@@ -143,6 +143,7 @@ class ClusteredController(PerSiteController):
             self.warning(unused)
         compatibility.check_maker(unmarked(self.made_by or {}), "the server")
         compatibility.check_known(self._unknown, "controller", "the server")
+        compatibility.check_known(self.aggregator.unknown, "aggregator", "the server")
         told = unmarked(self.facts or {}).get("training") if self.judge is None else None
         training = from_dict(TrainSettings, told or {}, "training")
         training.lr_at(0)  # sites have the same, and of an error say no more than a code
@@ -189,7 +190,6 @@ class ClusteredController(PerSiteController):
         return {
             **(self.facts or {}),
             **({} if aggregator.private is None else {"private": aggregator.private}),
-            **({"private_shrinkage": pull} if (pull := aggregator.private_shrinkage) else {}),
             "run": asdict(schedule),
         }
 

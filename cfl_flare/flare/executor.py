@@ -60,7 +60,6 @@ class ClusteredExecutor(Executor):
         seed: the run's seed.
         made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
         private: the layers that each participant has for itself; None for none.
-        private_shrinkage: how strongly they are pulled towards those that the server sends; 0 keeps them here.
     """
 
     # The settings that must be equal to the server's.
@@ -78,13 +77,11 @@ class ClusteredExecutor(Executor):
         seed: int = 0,
         made_by: dict[str, str] | None = None,
         private: str | None = None,
-        private_shrinkage: float = 0.0,
         **settings: Any,
     ):
         super().__init__()
         self.method, self.model, self.source = method, model, source
-        self.private, self.private_shrinkage = private, private_shrinkage
-        self.data, self.training = data, training
+        self.private, self.data, self.training = private, data, training
         self.run_name, self.seed, self.made_by = run_name, seed, made_by
         self._unknown = keep(self, settings, SiteSettings, ExecutorSettings)
         self._site: Site | None = None
@@ -125,9 +122,6 @@ class ClusteredExecutor(Executor):
                 self.log_info(fl_ctx, f"data: {line}")
             for remark in summary.remarks:
                 self.log_warning(fl_ctx, f"data: {remark}")
-        if site.runtime.division.shrinkage:
-            pulled = f"private = {self.private!r} names layers that are pulled to the cluster's"
-            self.log_info(fl_ctx, f"private_shrinkage = {self.private_shrinkage}: {pulled}: their parameters leave")
         return wire.to_shareable({}, self._said(site))
 
     def _said(self, site: Site) -> dict[str, Any]:
@@ -212,7 +206,6 @@ class ClusteredExecutor(Executor):
             self._place.device,
             should_stop=lambda: bool(self._abort_signal.triggered),
             private=private,
-            private_shrinkage=self.private_shrinkage,
             authorize=policy,
             fewest_scored=1 if simulated(fl_ctx) else FEWEST_SCORED,
         )

@@ -139,7 +139,6 @@ class SiteRun:
             check_memory_of(facts.get("method", site.method.label), site.method.label, run_name)
             division = site.runtime.division
             check_private_of(facts.get("private") or [], division.names, run_name)
-            check_shrinkage_of(facts.get("private_shrinkage") or 0.0, division.shrinkage, run_name)
         except (PayloadError, ConfigError) as error:
             self._log.log_warning(
                 fl_ctx, f"no memory of round {number} ({error}); participants start from their centre"
@@ -191,8 +190,7 @@ class SiteRun:
         assert self._store is not None
         self._memory_round, site = number, self.site
         models = {f"{name}#{what}": p for name, own in site.memory.items() for what, p in own.items()}
-        division = site.runtime.division
-        facts = {"method": site.method.label, "private": division.names, "private_shrinkage": division.shrinkage}
+        facts = {"method": site.method.label, "private": site.runtime.division.names}
         return self._store.try_to_save(number, models, facts) if models else None
 
 
@@ -214,14 +212,6 @@ def check_private_of(kept: list[str], asked: list[str], run_name: str) -> None:
         not other,
         f"run {run_name!r} had {len(kept)} private arrays and this job has {len(asked)}, which differ in {other[:1]}; "
         "resume it with the same private layers",
-    )
-
-
-def check_shrinkage_of(kept: float, asked: float, run_name: str) -> None:
-    """Raises a ConfigError for the memory of a run with another shrinkage: what was kept there would travel here."""
-    require(
-        kept == asked,
-        f"run {run_name!r} had private_shrinkage = {kept} and this job has {asked}; resume it with the same",
     )
 
 

@@ -187,7 +187,7 @@ def check_trained(meta: Mapping[str, Any], path: Path) -> None:
     untrained, summary = meta.get("untrained"), path.parent.parent / SUMMARY
     if untrained is None and path.parent.name == MODELS and summary.is_file():  # of a version that did not write it
         run = read_json(summary)
-        untrained = [run["private"]] if run.get("private") and not run.get("private_shrinkage") else []
+        untrained = [run["private"]] if run.get("private") else []
     require(
         not untrained,
         f"{path} cannot predict: its {shown(untrained)} are untrained, as each participant has trained its own; name a "

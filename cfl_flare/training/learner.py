@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.params import Params
-from cfl_flare.core.private import Own
 from cfl_flare.core.seeds import stream
 from cfl_flare.training.batches import Batches
 from cfl_flare.training.bootstrap import Replicates, draw_of, drawn_rows, key_of, replicates
@@ -109,42 +108,14 @@ class Learner:
     def with_private(self, model: Params) -> Params:
         """A model, or a part of one, with the participant's private layers; as it is if it has them or there are none.
 
-        They are those that it trained last, or else the run's initial ones; with shrinkage, else those that came.
+        They are those that it trained last, or else the run's initial ones.
         """
         division = self._runtime.division
-        has = isinstance(model, Own) if division.shrinkage else {*division.names} <= model.arrays().keys()
-        if division.private is None or has:
+        if division.private is None or {*division.private.shapes} <= model.arrays().keys():
             return model
         kept = self.memory.get(PRIVATE)
         fits = kept is not None and kept.layout == division.private  # others would replace what was sent, and leave
-        whole = division.joined(model, kept if kept is not None and fits else self._runtime.first_private)
-        return Own.of(whole, model) if division.shrinkage else whole
-
-    def _read(self, start: Params) -> Params:
-        """The resident model; the participant's own if it started from its own."""
-        model = self._runtime.resident.read()
-        return Own.of(model, start.came) if isinstance(start, Own) else model
-
-    def _pull(self, start: Params) -> Callable[[], None]:
-        """The proximal step of ``shrinkage / (2 n) * ||theta - mu||^2`` over private parameters, after one of the loss.
-
-        theta <- (theta + a mu) / (1 + a) with a = lr * shrinkage / n, which is stable for any shrinkage: mu are the
-        parameters that came, and n is the number of training samples.
-        """
-        division, flat = self._runtime.division, self._runtime.resident.flat
-        if not isinstance(start, Own) or start.came is None or division.private is None:
-            return lambda: None
-        own = {e.name for e in division.private.entries if e.kind == "parameter"}
-        places = {e.name: e.slice for e in division.whole.entries}
-        came = [(places[e.name], start.came.vector[e.slice]) for e in start.came.layout.entries if e.name in own]
-        pulled = [(place, torch.from_numpy(mu).to(flat.device)) for place, mu in came]
-        left = 1 / (1 + self.lr * division.shrinkage / self.samples)
-
-        def pull() -> None:
-            for place, mu in pulled:
-                flat[place] = mu + left * (flat[place] - mu)
-
-        return pull
+        return division.joined(model, kept if kept is not None and fits else self._runtime.first_private)
 
     def complete(self, served: Params | Served) -> Params | Served:
         """What a participant predicts with: each model with the private layers of the part that it belongs to."""
@@ -205,17 +176,15 @@ class Learner:
                 partial(self._backward, data, i, terms, [None if f is None else f[i] for f in fixed], seen)
                 for i in range(len(data))
             ]
-            pull = self._pull(whole)
             for i, outer in enumerate(gradients[: len(batches)]):
                 maml = inner_lr is not None
                 with ahead(runtime.resident, inner_lr or 0, gradients[len(batches) + i]) if maml else nullcontext():
                     outer()
                 runtime.optimizer.step(self.lr, held)
-                pull()
                 put_back()
         if purpose == "train" and settings.keep_momentum:
             runtime.optimizer.keep(self.memory, held)
-        self.trained = trained = self._read(whole)
+        self.trained = trained = runtime.resident.read()
         if whole is start:
             return trained
         assert runtime.division.private is not None
@@ -241,7 +210,7 @@ class Learner:
             for i in range(len(data)):
                 self._backward(data, i, (), [None if beside is None else beside[i]], ())
                 descend(self._runtime.resident, lr)
-        return self._read(whole)
+        return self._runtime.resident.read()
 
     @torch.no_grad()
     def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:

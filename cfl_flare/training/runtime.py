@@ -61,7 +61,6 @@ class Runtime:
         device: where to compute.
         should_stop: asked before each step whether the job was aborted.
         private: the layers that each participant has for itself; None for none.
-        private_shrinkage: how strongly they are pulled towards those that came; see `cfl_flare.core.private`.
         authorize: the site's component policy, which is asked about a task of the user's.
 
     Attributes:
@@ -83,7 +82,6 @@ class Runtime:
         should_stop: Callable[[], bool] = lambda: False,
         private: str | None = None,
         authorize: Callable[[str], None] | None = None,
-        private_shrinkage: float = 0.0,
     ):
         try:
             torch.zeros(1, device=device)
@@ -96,7 +94,7 @@ class Runtime:
         self.task = settings.built_task(authorize)
         self.augment = settings.built_augment(self.task)
         self.resident = ResidentModel(make_model(), device)
-        self.division = Division.of(self.resident.module, private, private_shrinkage)
+        self.division = Division.of(self.resident.module, private)
         self.untrained = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
         self.initial = lru_cache(UNTRAINED)(lambda index: self.untrained(index).within(self.division.public))
         self.optimizer = optimizer_of(settings, self.resident)

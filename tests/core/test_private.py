@@ -83,30 +83,6 @@ def test_a_part_of_a_model_gets_its_private_layers_too():
     assert joined.arrays()["conv.bias"].sum() == 3
 
 
-def test_with_shrinkage_parameters_travel_and_statistics_stay():
-    found = Division.of(Normed(), "norm", 4.0)
-    assert set(found.names) == {"bn.running_mean", "bn.running_var", "bn.num_batches_tracked"}
-    assert {e.name for e in found.private.entries} == {*BN, "own.scale", "group.weight", "group.bias"}
-    assert {e.name for e in found.public.entries} == set(Normed().state_dict()) - {*found.names}
-    everything = Division.of(MLP((1, 2, 2), 2), ".", 1)
-    assert everything.public == everything.private == everything.whole
-    assert everything.names == []
-    assert everything.complete(lambda: pytest.fail("nothing to complete")) is None
-
-
-@pytest.mark.parametrize("shrinkage", [-1, float("nan"), float("inf"), "1", True, None])
-def test_a_shrinkage_is_a_number_from_0(shrinkage):
-    with pytest.raises(ConfigError, match=r"run: private_shrinkage = .* should be a number >= 0"):
-        Division.of(Normed(), "norm", shrinkage)
-
-
-def test_shrinkage_needs_private_layers():
-    with pytest.raises(
-        ConfigError, match=r"private_shrinkage = 3\.0 pulls the layers that private names, and it names"
-    ):
-        Division.of(Normed(), None, 3.0)
-
-
 @pytest.mark.parametrize(
     ("module", "private", "says"),
     [

@@ -57,15 +57,3 @@ def test_a_job_with_private_layers_is_the_loop_s_run_and_keeps_them_at_the_sites
             assert not np.array_equal(own["parts.1.head.bias"], initial["parts.1.head.bias"])
             np.testing.assert_array_equal(own["parts.1.head.bias"], kept[f"{path.stem}#:private|head.bias"])
             np.testing.assert_array_equal(own["parts.0.head.bias"], kept[f"{path.stem}#shared.:private|head.bias"])
-
-
-def test_pulled_layers_travel_and_end_as_in_the_loop(tmp_path):
-    pulled = {"private": "bias", "private_shrinkage": 20.0}
-    wecfl = {"method": "wecfl", "k": 2}
-    loop, through = both_ways(tmp_path, wecfl, DATA, {"lr": 0.1}, {"num_rounds": 2}, **pulled)
-    check_same_models(loop, through, atol=1e-6)
-    assert load_run(through).summary["private_shrinkage"] == 20.0
-    site = next((tmp_path / "flare" / "cfl_state" / "ward" / "site-1").glob("round-*.safetensors"))
-    assert [key for key in load_arrays(site)[0] if ":private" in key]  # each keeps its own
-    logs = "".join(path.read_text() for path in (tmp_path / "flare").rglob("log.txt"))
-    assert "private_shrinkage = 20.0: private = 'bias' names layers that are pulled" in logs

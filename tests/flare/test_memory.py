@@ -100,8 +100,8 @@ def test_another_method_gets_no_memory(stores, caplog):
 def test_a_job_with_other_private_layers_gets_no_memory(stores, caplog):
     """What a run kept for itself could leave by a job that names less of it."""
 
-    def process(private: str | None, pull: float = 0.0) -> tuple[SiteRun, Site]:
-        site = Site(FedAvg(), Biased, TrainSettings(), seed=0, private=private, private_shrinkage=pull)
+    def process(private: str | None) -> tuple[SiteRun, Site]:
+        site = Site(FedAvg(), Biased, TrainSettings(), seed=0, private=private)
         site.hosted = {"a": None}  # type: ignore[dict-item]
         run = SiteRun(site, "run", {}, SimpleNamespace(log_warning=lambda fl_ctx, text: caplog.records.append(text)))
         return run, site
@@ -116,24 +116,6 @@ def test_a_job_with_other_private_layers_gets_no_memory(stores, caplog):
     for other in (None, "weight"):
         assert recalled(*process(other), 1)["a"] == {}
         assert "1 private arrays and this job has" in caplog.records[-1]
-    assert recalled(*process("bias", 2.0), 1)["a"] == {}  # by which what was kept would travel
-    assert "1 private arrays and this job has 0" in caplog.records[-1]
-
-
-def test_a_job_with_another_shrinkage_gets_no_memory(stores, caplog):
-    def process(pull: float) -> tuple[SiteRun, Site]:
-        site = Site(FedAvg(), Biased, TrainSettings(), seed=0, private="bias", private_shrinkage=pull)
-        site.hosted = {"a": None}  # type: ignore[dict-item]
-        run = SiteRun(site, "run", {}, SimpleNamespace(log_warning=lambda fl_ctx, text: caplog.records.append(text)))
-        return run, site
-
-    run, site = process(2.0)
-    recalled(run, site, 0)
-    site.memory["a"][PRIVATE] = site.runtime.untrained(0).take(site.runtime.division.private)
-    run.remember(1)
-    assert recalled(*process(2.0), 1)["a"].keys() == {PRIVATE}
-    assert recalled(*process(3.0), 1)["a"] == {}
-    assert "run 'run' had private_shrinkage = 2.0 and this job has 3.0; resume it with the same" in caplog.records[-1]
 
 
 def test_a_site_keeps_what_it_measured_each_round(stores):

@@ -119,7 +119,7 @@ class ClientApps:
             source = marked(_source_at(site, own, source))
         at_site = replace(plan.site, **{key: own[key] for key in _per_site(SiteSettings) if key in own})
         arguments = {**self.shared, "source": source, "run_name": plan.job.name, "seed": plan.server.seed}
-        arguments |= {"private": plan.job.private, "private_shrinkage": plan.job.private_shrinkage}
+        arguments["private"] = plan.job.private
         return self._executor({**arguments, **asdict(at_site), **asdict(plan.executor)})
 
     def _executor(self, arguments: Mapping[str, Any]) -> ClusteredExecutor:

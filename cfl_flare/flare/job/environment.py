@@ -105,7 +105,7 @@ def check_floors(plan: RunPlan, named: Sequence[str] = ()) -> None:
     settings = plan.server.at_real_sites(plan.script.train_script is None)
     sites = named or [f"site-{i}" for i in range(max(settings.floor.sites, plan.method.clusters))]
     pattern = plan.job.private if plan.script.train_script is None else None
-    layout = Division.of(plan.make_model(), pattern, plan.job.private_shrinkage).public
+    layout = Division.of(plan.make_model(), pattern).public
     state = plan.method.start(initial_models(plan.method, plan.make_model, layout, plan.server.seed, None), list(sites))
     check_floor(plan.method, state, settings, [Participant(site, site, settings.floor.samples) for site in sites])
 

@@ -135,7 +135,7 @@ class ClusteredRecipe(Recipe):
         if plan.arrays is not None and start is None and plan.job.resume_from is None:
             self._initial = tempfile.TemporaryDirectory(prefix="cfl-model-")  # until the job is made
             start = place_arrays(plan.arrays, Path(self._initial.name), job)
-        of_run = (shared["method"], shared["model"], held, start, own, plan.job.private_shrinkage)
+        of_run = (shared["method"], shared["model"], held, start, own)
         job.to_server(ClusteringAggregator(*of_run), id="aggregator")
         persistor = ClusterModelPersistor(run_name=plan.job.name, resume_from=plan.job.resume_from)
         job.to_server(persistor, id="persistor")

@@ -39,7 +39,7 @@ from cfl_flare.training.settings import TrainSettings
 OF_STUDY = (StudySettings, JobSettings, ServerSettings, SiteSettings, ControllerSettings, ExecutorSettings, DataConfig)
 # Settings of one run that candidates do not share, or that would give away what a study keeps back.
 NOT_IN_STUDY = (
-    *("private", "private_shrinkage", "initial_ckpt", "exclude_vars", "site_sums"),
+    *("private", "initial_ckpt", "exclude_vars", "site_sums"),
     *("stop_cond", "patience", "cross_site_evaluation", "keep_features", "unseen", "measured_on"),
     *settings_of(ScriptSettings, AssignSettings),
 )
@@ -121,7 +121,7 @@ class _StudyApps(ClientApps):
     """A study's executors."""
 
     def _executor(self, arguments: Mapping[str, Any]) -> ClusteredExecutor:
-        of_run = ("method", "private", "private_shrinkage")
+        of_run = ("method", "private")
         return StudyExecutor(**{name: value for name, value in arguments.items() if name not in of_run})
 
 
