@@ -22,7 +22,7 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
-EVERY_METHOD = {*METHODS, *COMBINATIONS} - {"together"}  # the name of version 0.1 for an ensemble
+EVERY_METHOD = {*METHODS, *COMBINATIONS}
 SECTIONS = ("When to take it", "Settings", "What travels", "Measured")
 
 

@@ -99,26 +99,12 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def current_names(cls: Callable[..., Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values by today's names: what a class has renamed is in its attribute ``renamed = {"old": "new"}``.
-
-    Raises:
-        ConfigError: both names of a setting are given.
-    """
-    renamed: Mapping[str, str] = getattr(cls, "renamed", {})
-    for old in renamed.keys() & values.keys():
-        twice = renamed[old] in values
-        require(not twice, f"{where}: {old!r} is now called {renamed[old]!r}; give one of the two")
-    return {renamed.get(name, name): value for name, value in values.items()}
-
-
 def from_dict(cls: Callable[..., T], values: Mapping[str, Any], where: str) -> T:
     """Builds a settings class from a dictionary, with one clear error for a name it does not know.
 
     Raises:
         ConfigError: an unknown or missing name, or a value that the class does not take.
     """
-    values = current_names(cls, values, where)
     try:
         known = inspect.signature(cls).parameters
     except (TypeError, ValueError) as error:  # more arguments without a name than there can be

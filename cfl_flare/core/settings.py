@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar
 
-from cfl_flare.core.config import SETTING, check_types, current_names, from_dict, require
+from cfl_flare.core.config import SETTING, check_types, from_dict, require
 
 T = TypeVar("T")
 LIMITS = {"ge": (">=", operator.ge), "gt": (">", operator.gt), "le": ("<=", operator.le), "lt": ("<", operator.lt)}
@@ -135,7 +135,7 @@ def changed(instance: Any) -> list[str]:
 
 def check_known(given: Iterable[str], classes: Iterable[type], where: str) -> None:
     """Raises a ConfigError for a name that none of the dataclasses has, with those that are close to it."""
-    known = {name for cls in classes for name in (*settings_of(cls), *getattr(cls, "renamed", {}))}
+    known = {name for cls in classes for name in settings_of(cls)}
     for name in given:
         close = difflib.get_close_matches(name, known)
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(sorted(known))}"
@@ -148,8 +148,7 @@ def pick(cls: type[T], given: Mapping[str, Any], where: str) -> T:
     Raises:
         ConfigError: one is missing, or wrong.
     """
-    fields = {old: old for old in getattr(cls, "renamed", {})}
-    fields |= {name: known.field for name, known in settings_of(cls).items()}
+    fields = {name: known.field for name, known in settings_of(cls).items()}
     return from_dict(cls, {fields[name]: value for name, value in given.items() if name in fields}, where)
 
 
@@ -163,7 +162,6 @@ def keep(component: Any, given: Mapping[str, Any], *classes: type) -> list[str]:
     """
     rest = dict(given)
     for cls in classes:
-        rest = current_names(cls, rest, "job")
         for known in settings_of(cls).values():
             if known.field in rest or known.default is not MISSING:
                 setattr(component, known.field, rest.pop(known.field, known.default))

@@ -27,7 +27,7 @@ MAX_METRICS = 64
 MAX_METRIC = 1e12
 # What a run makes of metrics, and the columns beside them, have these names.
 OWN = re.compile(
-    r"(worst|bottom)_.*|.*_unweighted|participant|site|group|cluster|model|cluster-\d+/.*|ari|nmi|objective|dispersion|looseness"
+    r"(worst|bottom)_.*|.*_unweighted|participant|site|group|cluster|model|cluster-\d+/.*|ari|nmi|objective|dispersion"
     r"|clusterability|(intra|inter)_cosine|size_entropy|clusters_in_use|largest_share|moved(_share)?|bytes_(up|down)|seconds"
     r"|pooled_(auroc|macro_f1)|defined"
 )

@@ -29,9 +29,6 @@ def series(version: str) -> str:
 # Patch releases of FLARE make no difference to a job, nor to the job templates that contain this.
 SOFTWARE = {"cfl_flare": __version__, "nvflare": series(nvflare.__version__)}
 
-# Versions whose jobs still run here: a setting that they lack has its default.
-RUNS_JOBS_OF = ("0.1",)
-
 # The executor's settings that must be equal to the server's.
 SHARED = ("method", "model", "data", "training", "private", "seed", "run_name")
 
@@ -56,18 +53,6 @@ def check_software(theirs: Mapping[str, str], who: str, place: str) -> None:
             "the copy that a job carries)",
             SoftwareError,
         )
-
-
-def check_maker(made_by: Mapping[str, str], place: str) -> None:
-    """Raises a SoftwareError if a job was made by software whose jobs do not run here.
-
-    Args:
-        made_by: version of each package.
-        place: the name of this server or site.
-    """
-    known = series(made_by.get("cfl_flare", "")) in RUNS_JOBS_OF
-    ours = {"cfl_flare": SOFTWARE["cfl_flare"]} if known else {}
-    check_software({**made_by, **ours}, "the job was made by", place)
 
 
 def check_known(unknown: Sequence[str], component: str, place: str) -> None:

@@ -57,8 +57,7 @@ class ClusteredController(PerSiteController):
         facts: about the run, for its summary; ``data`` and ``training`` must be as the sites' executors have them.
         made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
         judge: if the sites run a training script of FLARE's Client API, the settings of
-            `cfl_flare.engine.job_settings.AssignSettings`; None if they run cfl_flare's own executor. Jobs of version
-            0.1 use this name.
+            `cfl_flare.engine.job_settings.AssignSettings`; None if they run cfl_flare's own executor.
         aggregator_id: the ClusteringAggregator's id in the job.
         persistor_id: the ClusterModelPersistor's id in the job.
     """
@@ -141,7 +140,7 @@ class ClusteredController(PerSiteController):
         unused = compatibility.unused_copy(self.fl_ctx)
         if unused:
             self.warning(unused)
-        compatibility.check_maker(unmarked(self.made_by or {}), "the server")
+        compatibility.check_software(unmarked(self.made_by or {}), "the job was made by", "the server")
         compatibility.check_known(self._unknown, "controller", "the server")
         compatibility.check_known(self.aggregator.unknown, "aggregator", "the server")
         told = unmarked(self.facts or {}).get("training") if self.judge is None else None

@@ -144,7 +144,7 @@ class ClusteredExecutor(Executor):
         unused = compatibility.unused_copy(fl_ctx)
         if unused:
             self.log_warning(fl_ctx, unused)
-        compatibility.check_maker(unmarked(self.made_by or {}), place)
+        compatibility.check_software(unmarked(self.made_by or {}), "the job was made by", place)
         compatibility.check_software(content["software"], "the server runs", place)
         compatibility.check_known(self._unknown, "executor", place)
         own = {key: getattr(self, key) for key in self.shared}

@@ -40,7 +40,6 @@ METHODS: dict[str, type[Method]] = {
     )
 }
 METHODS["hypcluster"] = IFCA
-METHODS["together"] = Ensemble  # as version 0.1 called it
 
 
 def build_method(spec: Mapping[str, Any], authorize: Callable[[str], None] | None = None) -> Method:

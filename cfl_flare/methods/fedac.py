@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -39,7 +39,6 @@ class FedAC(OwnModel):
     """
 
     name: ClassVar[str] = "fedac"
-    renamed: ClassVar[Mapping[str, str]] = {"likeness": "similarity"}  # as version 0.1 called it
     paper: ClassVar[str] = "Zhang et al. 2024, Alg. 1-3"
 
     weighting: str = "uniform"

@@ -126,7 +126,7 @@ MEASURED: dict[str, Fits] = {
     HELD: each(text),
     SMALL: each(whole),
     "clusterability": each(maybe(number)),
-    **dict.fromkeys(("dispersion", "looseness"), maybe(named(maybe(number)))),
+    "dispersion": maybe(named(maybe(number))),
     NUMBER: clusters_found,
 }
 ASSIGNMENT: dict[str, Fits] = {"round": whole, "participant": text, "cluster": maybe(whole)}

@@ -7,11 +7,10 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from cfl_flare.core.config import from_dict
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import (
     SHARE_OR_COUNT,
@@ -29,8 +28,6 @@ from cfl_flare.core.settings import (
 
 @dataclass(frozen=True)
 class Oven:
-    renamed: ClassVar = {"heat": "degrees"}
-
     degrees: int = setting(help="how hot", ge=1)
     share: float | int = setting(1.0, help="how much of it", bounds=SHARE_OR_COUNT)
     rate: float = setting(0.5, help="how fast", ge=0, lt=1)
@@ -120,23 +117,13 @@ def test_each_dataclass_takes_its_own_from_what_is_given() -> None:
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_close() -> None:
-    check_known(["degrees", "sink_clean", "heat"], (Oven, Sink), "kitchen")
+    check_known(["degrees", "sink_clean"], (Oven, Sink), "kitchen")
     with pytest.raises(ConfigError, match=r"^kitchen: unknown setting 'oven_claen'; did you mean oven_clean"):
         check_known(["degrees", "oven_claen"], (Oven, Sink), "kitchen")
-    with pytest.raises(ConfigError, match=r"unknown setting 'zzz'; there are degrees, heat, mode, "):
+    with pytest.raises(ConfigError, match=r"unknown setting 'zzz'; there are degrees, mode, "):
         check_known(["zzz"], (Oven, Sink), "kitchen")
     with pytest.raises(ConfigError, match="unknown setting 'clean'"):  # ambiguous, and no name that users write
         check_known(["clean"], (Oven, Sink), "kitchen")
-
-
-def test_an_old_name_is_still_accepted_everywhere() -> None:
-    assert from_dict(Oven, {"heat": 90}, "here") == Oven(90)
-    assert pick(Oven, {"heat": 90, "oven_clean": 1}, "here") == Oven(90, clean=1)
-    component = SimpleNamespace()
-    assert keep(component, {"heat": 90}, Oven) == []
-    assert kept(Oven, component, "here") == Oven(90)
-    with pytest.raises(ConfigError, match="here: 'heat' is now called 'degrees'; give one of the two"):
-        from_dict(Oven, {"heat": 90, "degrees": 80}, "here")
 
 
 def test_a_component_keeps_settings_unchecked_by_their_fields_names() -> None:

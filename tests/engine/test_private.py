@@ -39,7 +39,7 @@ SPECS = [
     *("cfl:eps1=9,eps2=0", "fl-hc:k=2,rounds_before=1", "fedgroup:k=2", "wecfl:k=auto,warmup=1"),
     *("ifca-cam:k=2,warmup=1", "ifca-cam:k=2,warmup=1,updates=alternating", "fesem-cam:k=2,warmup=2"),
     *("ifca-cam:k=2,warmup=1,finetune=True", "fedavg+:k=2", "fedavg+:k=2,finetune=True", "fedavg+ifca:k=2"),
-    "together:parts=[{'method':'ditto'},{'method':'wecfl','k':2}]",
+    "ensemble:parts=[{'method':'ditto'},{'method':'wecfl','k':2}]",
     "wecfl:k=2,penalties=[{'penalty':'contrastive'},{'penalty':'knowledge_sharing'}]",
     "wecfl:k=2,penalties=[{'penalty':'contrastive','on':'representations'}]",
     "wecfl:k=2,penalties=[{'penalty':'contrastive','on':'representations','mode':'training'}]",
@@ -217,7 +217,7 @@ def test_fedavg_with_private_heads_is_fedper(sample):
 
 @pytest.mark.parametrize(
     "text",
-    ["wecfl:k=2", "ditto", "ifca-cam:k=2,warmup=1", "together:parts=[{'method':'ditto'},{'method':'ifca','k':2}]"],
+    ["wecfl:k=2", "ditto", "ifca-cam:k=2,warmup=1", "ensemble:parts=[{'method':'ditto'},{'method':'ifca','k':2}]"],
 )
 def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, text):
     class Stop(Exception):
@@ -285,7 +285,7 @@ def test_a_newcomer_tunes_the_initial_layers_on_its_own_data(tmp_path):
     ("text", "private", "says"),
     [
         *((name + ":k=2", "bias", f"does not go with method .*: .*{why}") for name, why in REFUSED.items()),
-        ("together:parts=[{'method':'fedcuau'},{'method':'fedavg'}]", "bias", "several copies"),
+        ("ensemble:parts=[{'method':'fedcuau'},{'method':'fedavg'}]", "bias", "several copies"),
         ("fedper", "head", "private = 'head': in method fedper the head stays at the participant anyway; leave it out"),
         ("fedbabu", "head", "in method fedbabu the head stays at the participant anyway"),
         ("ifca:k=2,shared_backbone=True", "head", "private = 'head' leaves too little that travels: the model has no"),

@@ -291,7 +291,7 @@ def test_every_method_works_behind_every_defence(spec):
 
 def test_every_method_is_among_them():
     assert (
-        METHODS.keys() - {"cam", "ensemble", "together", "hypcluster", "auto-k"}
+        METHODS.keys() - {"cam", "ensemble", "hypcluster", "auto-k"}
         == {s.partition(":")[0] for s in SPECS} & METHODS.keys()
     )
 

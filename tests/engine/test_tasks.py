@@ -31,7 +31,7 @@ SETTINGS = {
     **{name: f"{name}:k=2" for name in ("ifca", "fesem", "wecfl", "cgpfl", "fedgroup", "fedac", "fedcuau", "fedavg+")},
     **{name: f"{name}:k=2" for name in ("fedprox+", "fedavg+ifca", "fedavg+fesem")},
 }
-WRAPPERS, OF_CLASSES, ALIASES = {"cam", "ensemble"}, {"fedds", "feddsmic"}, {"hypcluster", "together"}
+WRAPPERS, OF_CLASSES, ALIASES = {"cam", "ensemble"}, {"fedds", "feddsmic"}, {"hypcluster"}
 NAMES = sorted({*METHODS, *COMBINATIONS} - WRAPPERS - OF_CLASSES - ALIASES)
 REPRESENTATIONS = "contrastive:mu=0.5,tau=1,on=representations"
 PENALTIES = ("contrastive:mu=0.5,tau=1", REPRESENTATIONS, "knowledge_sharing:lam=0.1", "proximal:mu=0.1")

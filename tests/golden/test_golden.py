@@ -77,7 +77,7 @@ def test_every_method_is_recorded() -> None:
 
     given = [pair for words in METHODS.values() for pair in zip(words[::2], words[1::2])]
     for option, known in (
-        ("--method", {*KNOWN, *COMBINATIONS} - {"hypcluster", "ensemble", "auto-k"}),  # which goes on as one of these
+        ("--method", {*KNOWN, *COMBINATIONS} - {"hypcluster", "auto-k"}),  # which goes on as one of these
         ("--penalty", set(PENALTIES)),
     ):
         assert {text.partition(":")[0] for name, text in given if name == option} == known

@@ -155,6 +155,6 @@ def test_labels(spec, label, clusters):
 
 
 def test_the_registries_know_their_classes_by_their_names():
-    assert all(cls.name == name for name, cls in METHODS.items() if name not in ("hypcluster", "together"))
+    assert all(cls.name == name for name, cls in METHODS.items() if name != "hypcluster")
     assert all(cls.name == name for name, cls in PENALTIES.items())
     assert not METHODS.keys() & COMBINATIONS.keys()

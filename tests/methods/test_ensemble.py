@@ -202,7 +202,7 @@ def test_needs_and_model_are_those_of_the_most_demanding_part():
 )
 def test_refusals(settings, message):
     with pytest.raises(ConfigError, match=message):
-        build_method({"method": "together", "parts": (FedAvg(),), **settings})
+        build_method({"method": "ensemble", "parts": (FedAvg(),), **settings})
 
 
 @pytest.mark.parametrize(

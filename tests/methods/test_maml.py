@@ -50,7 +50,7 @@ def test_without_inner_steps_it_is_fedavg_bit_for_bit():
 
 
 def test_parts_side_by_side_each_serve_what_they_would_alone():
-    both = build_method({"method": "together", "parts": [{"method": "per-fedavg"}, {"method": "fedavg"}]})
+    both = build_method({"method": "ensemble", "parts": [{"method": "per-fedavg"}, {"method": "fedavg"}]})
     beside, alone = play(both, 2), play(PerFedAvg(), 2, streams="0.")
     assert_same_models(beside[-1].after.bank, alone[-1].after.bank, "0.")
 

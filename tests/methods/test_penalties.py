@@ -262,7 +262,7 @@ RUNS = {
     "wecfl": lambda p: WeCFL(k=2, penalties=p),
     "ifca-cam": lambda p: CAM(base=IFCA(k=2, penalties=p), warmup=1),
     "fesem-cam": lambda p: CAM(base=FeSEM(k=2, penalties=p), warmup=1),
-    "together": lambda p: Ensemble(parts=(FedAvg(), IFCA(k=2, penalties=p))),
+    "ensemble": lambda p: Ensemble(parts=(FedAvg(), IFCA(k=2, penalties=p))),
 }
 
 
@@ -675,7 +675,7 @@ def test_a_penalty_of_clusters_needs_clusters(method, penalty):
             "method cam: base = 'ifca' should be a method that clusters",
         ),
         (
-            {"method": "together", "parts": [{"method": "fedavg"}]},
+            {"method": "ensemble", "parts": [{"method": "fedavg"}]},
             "method ensemble: penalties = ['{}'] belong to the methods inside it; give them there",
         ),
         (
