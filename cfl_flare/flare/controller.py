@@ -101,6 +101,7 @@ class ClusteredController(PerSiteController):
     def _begin(self) -> None:
         self.aggregator: ClusteringAggregator = self.get_component(self.aggregator_id)
         training = self._check_job()
+        compatibility.check_known(self.aggregator.unknown, "aggregator", "the server")
         if self.judge is None:
             task = training.built_task(component_policy(self.fl_ctx))
             self._settings = self._settings.judged(task, self.aggregator.division(self.fl_ctx).whole)
@@ -142,7 +143,6 @@ class ClusteredController(PerSiteController):
             self.warning(unused)
         compatibility.check_software(unmarked(self.made_by or {}), "the job was made by", "the server")
         compatibility.check_known(self._unknown, "controller", "the server")
-        compatibility.check_known(self.aggregator.unknown, "aggregator", "the server")
         told = unmarked(self.facts or {}).get("training") if self.judge is None else None
         training = from_dict(TrainSettings, told or {}, "training")
         training.lr_at(0)  # sites have the same, and of an error say no more than a code
