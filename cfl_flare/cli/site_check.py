@@ -81,7 +81,7 @@ def kit(folder: Path) -> Iterator[Finding]:
         ConfigError: the folder is not a kit.
     """
     from cfl_flare.flare.allowed import CLASSES
-    from cfl_flare.flare.kit import code_carriers, preparation
+    from cfl_flare.flare.kit import permitted_roles, preparation
 
     found = preparation(folder, CLASSES)
     ready = found.after is None
@@ -94,7 +94,12 @@ def kit(folder: Path) -> Iterator[Finding]:
         streams = "jobs may stream logs to the server" if found.streams_logs else "stay here"
         yield Finding("logs", streams, f"cfl-flare site prepare {folder}" if found.streams_logs else "")
     yield policy(found.resources.parent)
-    yield Finding("custom code", f"jobs that carry code, such as training scripts: from {code_carriers(folder)}")
+    yield Finding(
+        "custom code", f"jobs that carry code, such as training scripts: from {permitted_roles(folder, 'byoc')}"
+    )
+    readers = permitted_roles(folder, "shell_commands")
+    way_out = "" if readers == "nobody" else 'set "shell_commands" to "none" for each role in local/authorization.json'
+    yield Finding("admin console", f"may read this site's files by cat, grep, ls, head, tail: {readers}", way_out)
 
 
 def policy(local: Path) -> Finding:

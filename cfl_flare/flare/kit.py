@@ -201,8 +201,12 @@ def old_jobs(kit: Path, days: float) -> list[OldJob]:
     return sorted(jobs, key=lambda job: -job.days)
 
 
-def code_carriers(kit: Path) -> str:
-    """The roles whose jobs may carry their own code to a kit.
+def permitted_roles(kit: Path, right: str) -> str:
+    """The roles that have a right of FLARE's at a kit.
+
+    Args:
+        kit: the kit's folder.
+        right: ``"byoc"`` to send jobs with their own code, ``"shell_commands"`` to read files by the admin console.
 
     Raises:
         ConfigError: the folder is not a kit, or its policy cannot be read.
@@ -212,14 +216,15 @@ def code_carriers(kit: Path) -> str:
         return "anyone"  # a simulator's workspace
     try:
         permissions = read_json(policy)["permissions"]
-        code = {
-            r: rights if isinstance(rights, str) else rights.get("byoc", "none") for r, rights in permissions.items()
+        granted = {
+            role: rights if isinstance(rights, str) else rights.get(right, "none")
+            for role, rights in permissions.items()
         }
     except (FileError, KeyError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"site: {policy} is not an authorization policy of FLARE's ({error}); restore the kit's own file"
         ) from error
-    return ", ".join(role for role, right in code.items() if right != "none") or "nobody"
+    return ", ".join(role for role, condition in granted.items() if condition != "none") or "nobody"
 
 
 def job_store(kit: Path) -> Path | None:

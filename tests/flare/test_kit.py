@@ -19,7 +19,7 @@ from cfl_flare.flare import ClusteredController, ClusteredExecutor, ClusteringAg
 from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.compat import component_policy
 from cfl_flare.flare.egress import EgressFilter
-from cfl_flare.flare.kit import code_carriers, preparation
+from cfl_flare.flare.kit import permitted_roles, preparation
 from cfl_flare.flare.policy import Policy
 from cfl_flare.flare.rejoin import Rejoin
 from cfl_flare.flare.study.controller import StudyController
@@ -272,24 +272,24 @@ def test_what_is_no_kit_is_refused(tmp_path, capsys):
     assert "lacks the folders 'startup' and 'local'" in refused(tmp_path / "other")
 
 
-def test_whose_jobs_may_carry_code(tmp_path):
+def test_whose_jobs_may_carry_code_and_who_may_read_files(tmp_path):
     folder = kit(tmp_path / "site")
-    assert code_carriers(folder) == "anyone"
+    assert permitted_roles(folder, "byoc") == "anyone"
     policy = {
         "permissions": {
             "project_admin": "any",
-            "lead": {"byoc": "n:submitter"},
-            "org_admin": {"byoc": "none"},
+            "lead": {"byoc": "n:submitter", "shell_commands": "o:site"},
+            "org_admin": {"byoc": "none", "shell_commands": "none"},
             "member": {"view": "any"},
         }
     }
     (folder / "local" / "authorization.json.default").write_text(json.dumps(policy))
-    assert code_carriers(folder) == "project_admin, lead"
+    assert permitted_roles(folder, "byoc") == permitted_roles(folder, "shell_commands") == "project_admin, lead"
     (folder / "local" / "authorization.json").write_text(json.dumps({"permissions": {"lead": "none"}}))
-    assert code_carriers(folder) == "nobody"
+    assert permitted_roles(folder, "byoc") == "nobody"
     (folder / "local" / "authorization.json").write_text("[]")
     with pytest.raises(ConfigError, match="is not an authorization policy of FLARE's"):
-        code_carriers(folder)
+        permitted_roles(folder, "byoc")
 
 
 def test_a_prepared_file_is_never_taken_for_the_operator_s(tmp_path):
