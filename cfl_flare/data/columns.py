@@ -21,6 +21,7 @@ from cfl_flare.core.config import from_dict, require
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import read_json
 from cfl_flare.core.settings import check_settings
+from cfl_flare.core.shares import capped
 from cfl_flare.core.text import shown
 from cfl_flare.data.frames import READING, Reading
 from cfl_flare.data.labels import LARGEST
@@ -35,6 +36,10 @@ MOST_TEXT = 500
 MOST_ROWS = 10**9
 # A category of fewer rows at a site is not named to the others.
 FEWEST_ROWS = 5
+# Of three files or more, one has at most this share of the rows by which a common scale is computed.
+SHARE = 0.5
+# Without an agreed range, a file's numbers may spread over so many times the widest deviation of the others.
+FAR = 10.0
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,10 @@ class Column:
         require(ordered, f"{where}: range = {shown(self.range)} should be the smallest and the largest number")
         both = (self.mean is None) == (self.deviation is None) and (self.deviation is None or self.deviation >= 0)
         require(both, f"{where}: mean = {self.mean} and deviation = {self.deviation} >= 0 belong together")
+        low, high = self.range or (-math.inf, math.inf)
+        inside = self.mean is None or (low <= self.mean <= high and 2 * (self.deviation or 0) <= high - low)
+        scale = f"mean = {self.mean} and deviation = {self.deviation}"
+        require(inside, f"{where}: {scale} cannot be of numbers in range = {shown(self.range)}; correct one of them")
         counted = isinstance(self.rows, int) and not isinstance(self.rows, bool) and 0 <= self.rows <= MOST_ROWS
         require(counted, f"{where}: rows = {shown(self.rows)} should be a whole number from 0 to {MOST_ROWS:,}")
 
@@ -192,10 +201,11 @@ class Columns(Reading):
             ConfigError: it cannot be read, or holds something else.
         """
         try:
-            content = read_json(path)
+            return cls.of(read_json(path))
         except FileError as error:
             raise ConfigError(f"columns: {error}") from error
-        return cls.of(content, f"columns {path}")
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, without what is not set."""
@@ -302,12 +312,36 @@ def _together(sites: Mapping[str, Column]) -> Column:
     if model.kind == "category":
         categories = _all_of([own.categories for own in every])
         require(bool(categories), f"{where}: no site has a category of enough rows; let all sites leave it out")
-    measured = [own for own in every if own.mean is not None and own.deviation is not None and own.rows]
-    rows, mean, deviation = sum(own.rows for own in every), None, None
-    if measured and model.is_scaled:
-        mean, deviation = pooled((own.rows, own.mean or 0.0, own.deviation or 0.0) for own in measured)
+    rows, (mean, deviation) = sum(own.rows for own in every), _scale(sites, where) if model.is_scaled else (None, None)
     missing = any(own.missing for own in every)
     return replace(model, categories=categories, missing=missing, rows=rows, mean=mean, deviation=deviation)
+
+
+def _scale(sites: Mapping[str, Column], where: str) -> tuple[float | None, float | None]:
+    """The mean and the deviation of a column over all sites' rows, in which no file has the majority.
+
+    Raises:
+        ConfigError: a file's numbers are far from all others, and no range was agreed on.
+    """
+    scales = {
+        site: (column.rows, column.mean, column.deviation or 0.0)
+        for site, column in sites.items()
+        if column.rows and column.mean is not None
+    }
+    for site, (_, mean, deviation) in scales.items():
+        others = [(m, d) for name, (_, m, d) in scales.items() if name != site]
+        reach = FAR * max((d for _, d in others), default=0.0)
+        near = min((abs(mean - m) for m, _ in others), default=0.0)
+        require(
+            len(others) < 2 or not reach or sites[site].range is not None or max(near, deviation) <= reach,
+            f"{where}: {site} has mean {mean:g} and deviation {deviation:g}, far from all others; correct its file, or "
+            "agree on a range in all files",
+        )
+    if not scales:
+        return None, None
+    weights = {site: float(rows) for site, (rows, _, _) in scales.items()}
+    weights = capped(weights, SHARE) if len(weights) > 2 else weights
+    return pooled((weights[site], mean, deviation) for site, (_, mean, deviation) in scales.items())
 
 
 def _set(one: Column | Columns) -> dict[str, Any]:
@@ -323,7 +357,7 @@ def _all_of(named: list[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(sorted({name for own in named for name in own}, key=in_order))
 
 
-def pooled(parts: Iterable[tuple[int, float, float]]) -> tuple[float, float]:
+def pooled(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float]:
     """Mean and deviation of all rows, from the count, mean and deviation of each part.
 
     >>> pooled([(1, 0.0, 0.0), (3, 4.0, 0.0)])

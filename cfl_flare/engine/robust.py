@@ -14,9 +14,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from cfl_flare.clustering.robust import capped, coordinate_median, isolated, multi_krum, trimmed_mean
+from cfl_flare.clustering.robust import coordinate_median, isolated, multi_krum, trimmed_mean
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Params
+from cfl_flare.core.shares import capped
 from cfl_flare.engine.min_cluster_size import small_means
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update

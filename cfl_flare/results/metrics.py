@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.clustering.measures import agreement, size_entropy
-from cfl_flare.clustering.robust import capped
+from cfl_flare.core.shares import capped
 from cfl_flare.methods import Participant, ServerState
 from cfl_flare.methods.slots import cluster_slot
 from cfl_flare.results.key_metric import ACCURACY, Metric, is_share

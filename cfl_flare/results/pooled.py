@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cfl_flare.clustering.robust import capped
+from cfl_flare.core.shares import capped
 from cfl_flare.methods import Participant
 from cfl_flare.results.key_metric import POOLED, POOLED_F1
 from cfl_flare.results.metrics import RoundMetrics, not_by_all

@@ -94,9 +94,9 @@ def test_the_current_folder_s_kit_and_a_server_s(tmp_path, capsys, monkeypatch):
 def test_a_kit_and_a_full_disk(tmp_path, monkeypatch):
     for name in ("startup", "local"):
         (tmp_path / "kit" / name).mkdir(parents=True)
-    allowed, logs, policy, code = check.kit(tmp_path / "kit")
+    allowed, logs, policy, code, console = check.kit(tmp_path / "kit")
     assert allowed.fatal and "site prepare" in allowed.way_out
-    assert code.found.endswith("from anyone")
+    assert code.found.endswith("from anyone") and console.found.endswith("tail: anyone") and console.way_out
     assert logs.way_out and not logs.fatal
     assert policy.found.startswith("jobs may name no files; min_sites_per_cluster at least 1") and not policy.way_out
     assert check.default_state_root(tmp_path / "kit") == tmp_path / "cfl_state"

@@ -236,6 +236,54 @@ def test_sites_agree(tmp_path):
     refused(lambda: agreed({"s": rare}), "'kind': no site has a category of enough rows; let all sites leave it out")
 
 
+def scaled_column(rows: int, mean: float, deviation: float, **more) -> Columns:
+    return Columns((Column("age", rows=rows, mean=mean, deviation=deviation, **more),))
+
+
+HONEST = {"a": scaled_column(40, 60, 10), "b": scaled_column(90, 66, 14), "c": scaled_column(8, 58, 3)}
+
+
+def test_one_file_s_rows_are_at_most_half_of_all():
+    """A liar with 999,999,000 rows had the scale for itself; it has the weight of all others together now."""
+    liar = scaled_column(999_999_000, 120, 100)
+    (age,) = agreed({**HONEST, "liar": liar}).columns
+    assert (age.mean, age.deviation) == pytest.approx(
+        pooled([(40, 60, 10), (90, 66, 14), (8, 58, 3), (138, 120, 100)]), rel=1e-12
+    )
+    assert age.rows == 999_999_138
+    (unbounded,) = agreed(HONEST).columns  # 90 of 138 are bounded too: b counts as a and c do
+    assert unbounded.mean == pytest.approx((40 * 60 + 48 * 66 + 8 * 58) / 96)
+    (pair,) = agreed({"a": HONEST["a"], "b": HONEST["b"]}).columns  # of two there is no majority to protect
+    assert pair.mean == pytest.approx((40 * 60 + 90 * 66) / 130)
+
+
+@pytest.mark.parametrize("mean, deviation", [(60, 1e8), (1e8, 10), (-1e8, 0)])
+def test_a_file_far_from_all_others_is_refused_by_its_name(mean, deviation):
+    """Ages of 40 and 80 were the same on such a scale."""
+    liar = scaled_column(5, mean, deviation)
+    says = r"columns: 'age': liar has mean .*, far from all others; correct its file, or agree on a range in all files"
+    refused(lambda: agreed({**HONEST, "liar": liar}), says)
+
+
+def test_a_scale_lies_in_the_agreed_range():
+    """So a liar moves a mean and a deviation by no more than the range allows."""
+    scaled_column(5, 60, 60, range=(0, 120))
+    refused(lambda: scaled_column(5, 121, 1, range=(0, 120)), "'age': mean = 121 and deviation = 1 cannot be of")
+    refused(lambda: scaled_column(5, 60, 61, range=(0, 120)), "'age': mean = 60 and deviation = 61 cannot be of numb")
+    far = {"a": scaled_column(5, 1, 0.1, range=(0, 1e6)), "b": scaled_column(5, 2, 0.1, range=(0, 1e6))}
+    agreed({**far, "c": scaled_column(5, 9e5, 0, range=(0, 1e6))})  # as agreed, however far
+
+
+def test_an_error_in_a_file_names_the_file(tmp_path):
+    path = tmp_path / "hospital-7.json"
+    path.write_text('{"columns": [{"column": "age", "range": [0, 120], "mean": 500, "deviation": 1, "rows": 9}]}')
+    refused(lambda: Columns.read(path), r"hospital-7\.json: columns: 'age': mean = 500")
+
+
+def test_files_of_constants_agree():
+    agreed({name: scaled_column(5, mean, 0) for name, mean in (("a", 0), ("b", 0), ("c", 1))})
+
+
 def test_a_column_of_zeros_and_a_constant_one_survive_their_file():
     columns = Columns((Column("a"), Column("b"), Column("c", range=(0, 0))), positive=0)
     measured = columns.measured(np.array([[-1.0, 5, 0], [1, 5, 0], [0, 5, 0]]))

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfl_flare.cli.specs import build_named
-from cfl_flare.clustering.robust import capped, coordinate_median, isolated, multi_krum, trimmed_mean
+from cfl_flare.clustering.robust import coordinate_median, isolated, multi_krum, trimmed_mean
 from cfl_flare.core.errors import ConfigError, PayloadError
+from cfl_flare.core.shares import capped
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings

@@ -12,8 +12,8 @@ import numpy as np
 from torch import nn
 
 from cfl_flare.clustering.gap import NUMBER
-from cfl_flare.clustering.robust import capped
 from cfl_flare.core.errors import ConfigError, RunFailedError
+from cfl_flare.core.shares import capped
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Result
 from cfl_flare.engine.study.candidates import Candidate, private_layers, search_candidate, search_rounds
