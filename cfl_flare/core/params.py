@@ -282,6 +282,16 @@ class Params:
         present = other.present if self.present is None else self.present
         return Params(self.layout, self.vector + other.vector, self.counters + other.counters, present)
 
+    def without(self, names: Collection[str]) -> Params:
+        """Of a difference: these arrays zero and missing, as if a filter had removed them."""
+        vector, counters = self.vector.copy(), self.counters.copy()
+        gone = np.array([e.name in names for e in self.layout.entries])
+        for entry in (e for e in self.layout.entries if e.name in names):
+            if entry.kind == "counter" or len(vector):  # which is empty while the update is on disk
+                entry.view(counters if entry.kind == "counter" else vector)[...] = 0
+        present = ~gone if self.present is None else self.present & ~gone
+        return Params(self.layout, vector, counters, present)
+
     def arrays(self) -> dict[str, Array]:
         """The named arrays, views into the vectors."""
         own = {e.name: e.view(self.counters if e.kind == "counter" else self.vector) for e in self.layout.entries}

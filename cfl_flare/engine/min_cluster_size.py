@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.results.floor import MOVED, POSSIBLE, SMALL, fewer, in_round
 
 logger = logging.getLogger(__name__)
+K = TypeVar("K")
+ROUNDED = 1e-6  # a share that is capped is not larger than its cap
 
 
 def census_of(participants: Iterable[Participant], floor: Floor) -> Census:
@@ -105,9 +107,11 @@ def check_floor(
         "that a model of fewer sites cannot be held back; take another method, or set min_sites_per_cluster and "
         "min_samples_per_cluster to 1 in the job if the hospitals agree that others may see models of one of them",
     )
+    raised = floor.sites != settings.min_sites_per_cluster
+    robust = f" and what aggregation = {settings.aggregation!r} leaves out" if raised else ""
     require(
         sites >= floor.sites and samples >= floor.samples,
-        f"run: a model needs {floor.sites} sites (min_sites_per_cluster) and {floor.samples} training samples "
+        f"run: a model needs {floor.sites} sites (min_sites_per_cluster{robust}) and {floor.samples} training samples "
         f"(min_samples_per_cluster), but all that take part are {sites} sites with {samples}; wait for more, or lower "
         "the two in the job if the hospitals agree that others may see models of fewer",
     )
@@ -151,24 +155,34 @@ def under_floor(method: Method, before: ServerState, updates: Sequence[Update], 
 
 def small_means(
     updates: Iterable[Update],
-    members: Iterable[tuple[str, str]],
+    weights: Mapping[K, Mapping[str, float]],
     participants: Mapping[str, Participant],
     floor: Floor,
-) -> set[str]:
-    """The names of a round's means that too few sites make, or of too few samples.
+    share: float = 1.0,
+) -> set[K]:
+    """The names of a round's means that too few sites make, or of too few samples, or in which one site counts most.
 
     A mean over few sites is those sites' model, even of a cluster that has more: others may not take part in the round.
     A site's sums count for that site.
 
     Args:
         updates: the round's.
-        members: participants, each with a mean in which a model of it counts.
+        weights: by mean, the participants of which a model counts in it, with its weight.
         participants: all of the run's.
         floor: what a mean needs.
+        share: the largest that a site may have of a mean's weight.
     """
+    most = set()
+    for mean, of in weights.items():
+        sites: dict[str, float] = {}
+        for name, weight in of.items():
+            sites[participants[name].site] = sites.get(participants[name].site, 0.0) + weight
+        if max(sites.values()) > share * sum(sites.values()) * (1 + ROUNDED):
+            most.add(mean)
     samples = {name: p.samples for name, p in participants.items()}
     for update in updates:
         if update.carrier is not None:
             samples[update.carrier] += samples[update.participant]
     counted = {name: replace(p, samples=samples[name]) for name, p in participants.items()}
-    return census_of(counted.values(), floor).small(members)
+    members = [(name, mean) for mean, of in weights.items() for name in of]
+    return most | census_of(counted.values(), floor).small(members)

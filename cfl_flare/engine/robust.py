@@ -14,18 +14,22 @@ from dataclasses import replace
 
 import numpy as np
 
+from cfl_flare.clustering.floor import Floor
 from cfl_flare.clustering.robust import coordinate_median, isolated, multi_krum, trimmed_mean
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Params
 from cfl_flare.core.shares import capped
 from cfl_flare.engine.min_cluster_size import small_means
-from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.engine.settings import LARGEST_SHARE, ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.state import Counts, Mapped, heads, without
 from cfl_flare.methods.wrapper import Clustering
+from cfl_flare.results.floor import ARRAYS
 
 # A participant, the slot that it trained, the mean in which that counts: by these, the weights of a round.
 Counted = tuple[str, str, str]
+# A participant, its model's vector, its weight in a mean.
+Member = tuple[str, np.ndarray, float]
 
 
 def check_robust(method: Method, settings: ServerSettings) -> None:
@@ -148,6 +152,8 @@ class Guard:
             for counted, weight in weights.items():
                 means.setdefault(counted[2], {})[counted] = weight
             weights = {counted: weight for of in means.values() for counted, weight in self._capped(of).items()}
+        if self._settings.hold_small_clusters:
+            updates = self._arrays_held_back(updates, weights)
         counts: dict[str, dict[str, dict[str, float]]] = {}
         for (name, slot, mean), weight in weights.items():
             counts.setdefault(name, {}).setdefault(slot, {})[mean] = weight
@@ -173,13 +179,57 @@ class Guard:
         self, updates: Sequence[Update], weights: Mapping[Counted, float]
     ) -> tuple[Sequence[Update], dict[Counted, float]]:
         """Leaves out the means that too few sites make, and the participants whose models count nowhere then."""
-        members = {(name, mean) for name, _, mean in weights}
+        members: dict[str, dict[str, float]] = {}
+        for (name, _, mean), weight in weights.items():
+            members.setdefault(mean, {})[name] = weight
         small = small_means(heads(updates), members, self._participants, self._settings.floor)
-        held = {name for name, mean in members if mean in small}
+        held = {name for mean in small for name in members[mean]}
         held |= {u.participant for u in heads(updates) if u.carrier in held}
         self.notes |= {"held_back": sorted(held)} if held else {}
         left = {counted: weight for counted, weight in weights.items() if counted[2] not in small}
         return without(updates, held - {name for name, _, _ in left}), left
+
+    def _arrays_held_back(self, updates: Sequence[Update], weights: Mapping[Counted, float]) -> Sequence[Update]:
+        """Takes out arrays that sites' filters have left to too few sites, or mostly to one.
+
+        What is taken out of one mean is missing in the others in which that model counts, and so they are asked again.
+        """
+        diffs = {(u.participant, slot): diff for u in heads(updates) for slot, diff in u.diffs.items()}
+        if all(diff.present is None for diff in diffs.values()):
+            return updates
+        places = {
+            (*counted, entry.name): weight
+            for counted, weight in weights.items()
+            for i, entry in enumerate(diffs[counted[:2]].layout.entries)
+            if (present := diffs[counted[:2]].present) is None or present[i]
+        }
+        gone: set[tuple[str, str, str]] = set()
+        while True:
+            left: dict[tuple[str, str], dict[str, float]] = {}
+            for (name, slot, mean, array), weight in places.items():
+                if (name, slot, array) not in gone:
+                    of = left.setdefault((mean, array), {})
+                    of[name] = of.get(name, 0.0) + weight
+            small = small_means(heads(updates), left, self._participants, self._settings.floor, self._largest_share)
+            if not small:
+                break
+            gone |= {(name, slot, array) for name, slot, mean, array in places if (mean, array) in small}
+        arrays: dict[tuple[str, str], set[str]] = {}
+        for name, slot, array in gone:
+            arrays.setdefault((name, slot), set()).add(array)
+
+        def seen(update: Update) -> Update:
+            diffs = {s: d.without(arrays.get((update.participant, s), ())) for s, d in update.diffs.items()}
+            return replace(update, diffs=diffs)
+
+        self.notes |= {ARRAYS: sorted({array for _, _, array in gone})} if gone else {}
+        return Mapped(updates, seen) if gone else updates
+
+    @property
+    def _largest_share(self) -> float:
+        """What a site may have of the weight of an array, or of what a robust statistic uses."""
+        share, bounded = self._settings.max_weight_share, (self._settings.min_sites_per_cluster or 1) > 1
+        return max(share, LARGEST_SHARE) if bounded and share is not None else 1.0
 
     def _capped(self, weights: Mapping[Counted, float]) -> dict[Counted, float]:
         """These weights, of which no site's are too large a share."""
@@ -199,34 +249,54 @@ class Guard:
         """
         if self._settings.aggregation == "mean":
             return updates
-        members: dict[str, list[tuple[str, np.ndarray, float]]] = {}
+        members: dict[str, list[Member]] = {}
         for update in updates:
             for slot, mean, weight in _each(update):
                 model = (before.bank[slot] + update.diffs[slot]).vector
                 members.setdefault(mean, []).append((update.participant, model, weight))
         left_out: set[str] = set()
-        models = {mean: self._statistic(of, left_out) for mean, of in members.items()}
+        used = {mean: self._used(of, left_out) for mean, of in members.items()}
+        held = self._too_few(updates, used) if self._settings.hold_small_clusters else set()
+        models = {mean: self._statistic(of) for mean, of in used.items() if mean not in held}
         self.notes |= {"left_out": sorted(left_out)} if left_out else {}
+        if held:
+            names = {name for mean in held for name, _, _ in members[mean]}.union(self.notes.get("held_back", ()))
+            self.notes |= {"held_back": sorted(names)}
 
         def seen(update: Update) -> Update:
             diffs = dict(update.diffs)
             for slot, mean, _ in _each(update):
-                vector = models[mean] - before.bank[slot].vector
+                stays = before.bank.get(mean, before.bank[slot]).vector
+                vector = models.get(mean, stays) - before.bank[slot].vector
                 diffs[slot] = replace(diffs[slot], vector=vector, present=None)
             return replace(update, diffs=diffs)
 
         return Mapped(updates, seen)
 
-    def _statistic(self, members: Sequence[tuple[str, np.ndarray, float]], left_out: set[str]) -> np.ndarray:
-        rows, hostile = [row for _, row, _ in members], self._settings.byzantine
+    def _too_few(self, updates: Sequence[Update], used: Mapping[str, Sequence[Member]]) -> set[str]:
+        """The means whose robust statistic uses too few sites, or mostly one."""
+        floor = Floor(self._settings.min_sites_per_cluster or 1, self._settings.floor.samples)
+        even = self._settings.aggregation != "krum"
+        weights: dict[str, dict[str, float]] = {}
+        for mean, members in used.items():
+            weights[mean] = {name: 1.0 if even else weight for name, _, weight in members}
+        return small_means(heads(updates), weights, self._participants, floor, self._largest_share)
+
+    def _used(self, members: Sequence[Member], left_out: set[str]) -> Sequence[Member]:
+        """Those of which the statistic is made; Krum leaves some out."""
+        if self._settings.aggregation != "krum":
+            return members
+        selected = multi_krum([row for _, row, _ in members], self._settings.byzantine)
+        left_out.update(name for i, (name, _, _) in enumerate(members) if i not in selected)
+        return [members[i] for i in selected]
+
+    def _statistic(self, members: Sequence[Member]) -> np.ndarray:
+        rows = [row for _, row, _ in members]
         if self._settings.aggregation == "median":
             return coordinate_median(rows)
         if self._settings.aggregation == "trimmed_mean":
-            return trimmed_mean(rows, hostile)
-        kept = multi_krum(rows, hostile)
-        left_out.update(name for i, (name, _, _) in enumerate(members) if i not in kept)
-        weights = np.array([members[i][2] for i in kept])
-        return np.average([rows[i] for i in kept], axis=0, weights=weights).astype(np.float32)
+            return trimmed_mean(rows, self._settings.byzantine)
+        return np.average(rows, axis=0, weights=np.array([weight for _, _, weight in members])).astype(np.float32)
 
 
 def _counting(update: Update, counts: Mapping[str, Counts]) -> Update:

@@ -17,6 +17,12 @@ from cfl_flare.training.tasks import LearningTask
 
 # No honest update was so many times longer than its round's median in what docs/security.md measured.
 CLIP_NORM = 10.0
+# A mean in which one site has more than this share is that site's model, a little moved.
+LARGEST_SHARE = 0.5
+# A median or trimmed mean of fewer sites is, coordinate by coordinate, the value of one of them.
+FEWEST_RANKED = 5
+# What bounds a mean: the server states it at check-in, and sites refuse what is weaker than their own policy.
+BOUNDS = ("min_sites_per_cluster", "min_samples_per_cluster", "hold_small_clusters", "max_weight_share")
 # At real sites, a test split of fewer samples sends no histograms of its scores.
 FEWEST_SCORED = 30
 # The betas and tau of Reddi et al. 2021 (sec. 5.2, 5.3); eta has to be tuned.
@@ -117,8 +123,20 @@ class ServerSettings:
 
     @property
     def floor(self) -> Floor:
-        """Below it, a cluster is small."""
-        return Floor(self.min_sites_per_cluster or 1, self.min_samples_per_cluster or 1)
+        """Below it, a cluster is small; where means are held back, a robust statistic must use as many sites itself."""
+        sites, cut = self.min_sites_per_cluster or 1, self.byzantine
+        if sites > 1 and self.hold_small_clusters:
+            ranked = {"median": 0, "trimmed_mean": 2 * cut}
+            if self.aggregation in ranked:
+                sites = max(FEWEST_RANKED, sites + ranked[self.aggregation])
+            elif self.aggregation == "krum":
+                sites += cut
+        return Floor(sites, self.min_samples_per_cluster or 1)
+
+    @property
+    def bounds(self) -> dict[str, float | None]:
+        """What bounds a mean, as sites are told."""
+        return {name: getattr(self, name) for name in BOUNDS}
 
     @property
     def assigns_under_floor(self) -> bool:
@@ -132,7 +150,13 @@ class ServerSettings:
             counts_samples: sites say how many samples they have; a training script says how many steps it took.
         """
         floor = Floor(self.min_sites_per_cluster or 3, self.min_samples_per_cluster or (30 if counts_samples else 1))
-        small = floor != Floor(1, 1)
+        small, share = floor != Floor(1, 1), self.max_weight_share
+        require(
+            floor.sites == 1 or share is None or share <= LARGEST_SHARE,
+            f"run: max_weight_share = {share} at real sites gives others the model of the largest, a little moved; set "
+            f"{LARGEST_SHARE} or less, or min_sites_per_cluster = 1 if the hospitals agree that others may see models "
+            "of one of them",
+        )
         return self._with(
             min_sites_per_cluster=floor.sites,
             min_samples_per_cluster=floor.samples,

@@ -13,6 +13,8 @@ from cfl_flare.core.text import plain
 # Under which keys a round's record has it: whom the floor kept out of which cluster, whose models it kept out of a
 # mean, and which clusters are below it.
 MOVED, HELD, SMALL = "moved_for_floor", "held_back", "small_clusters"
+# Which arrays of models were too few sites', as filters removed them elsewhere.
+ARRAYS = "arrays_held_back"
 # Under which key a summary says how many clusters can be, where that is fewer than were asked for.
 POSSIBLE = "possible_clusters"
 # So many names are listed.
@@ -30,6 +32,8 @@ samples trained their model: p1, p2'
     parts = [f"kept out of the cluster that fits best, as another needs them: {_listed(moved)}"] if moved else []
     held = record.get(HELD)
     parts += [f"held back, as too few sites or samples trained their model: {_listed(held)}"] if held else []
+    arrays = record.get(ARRAYS)
+    parts += [f"arrays held back, as filters leave them to too few sites: {_listed(arrays)}"] if arrays else []
     parts += [f"still below the floor: clusters {_listed(record[SMALL])}"] if record.get(SMALL) else []
     return "; ".join(parts)
 

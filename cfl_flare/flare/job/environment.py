@@ -18,6 +18,7 @@ from cfl_flare.core.private import Division
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.min_cluster_size import check_floor
 from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.settings import LARGEST_SHARE
 from cfl_flare.methods import Participant
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,8 @@ def check_env(env: ExecEnv, plan: RunPlan, named: Sequence[str]) -> None:
 
 def trust(controller: Any) -> None:
     """Gives a POC's server a simulation's defaults: its sites are all on this machine, and have nothing to hide."""
-    unset = {name: value for name, value in TRUSTING.items() if getattr(controller, name) is None}
+    values = {**TRUSTING, "max_weight_share": 1.0 if controller.min_sites_per_cluster in (None, 1) else LARGEST_SHARE}
+    unset = {name: value for name, value in values.items() if getattr(controller, name) is None}
     for name, value in unset.items():
         setattr(controller, name, value)
     if unset:
