@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.gap import NUMBER, in_words, noted, number_of_clusters
+from cfl_flare.clustering.gap import NUMBER, Found, in_words, noted, number_of_clusters
 from cfl_flare.clustering.kmeans import stacked
 from cfl_flare.clustering.measures import inner_products
 from cfl_flare.core.config import from_dict, require, require_whole
@@ -144,10 +144,35 @@ class AutoK(Wrapper):
         if not self.searches(state):
             return {}
         features, _ = stacked(((self.base.features(u.main_diff), 1.0) for u in updates), len(updates))
-        found = number_of_clusters(inner_products(features), state.possible(self.base.clusters), seed=self.seed)
-        state.notes[NUMBER] = note = noted(found)
+        products, names = inner_products(features), [u.participant for u in updates]
+        number, labels = self._number(products, names, state)
+        state.notes[NUMBER] = note = noted(number)
         logger.info("%s", in_words(note))
-        return dict(zip([u.participant for u in updates], found.labels.tolist()))
+        return dict(zip(names, labels.tolist()))
+
+    def _number(self, products: np.ndarray, names: Sequence[str], state: ServerState) -> tuple[Found, np.ndarray]:
+        """The number of clusters and each one's label; who is in a group below the floor has no say in the number.
+
+        Such groups open no cluster: the search goes on among the others, and theirs is the nearest of its clusters.
+        """
+        rows, most = np.arange(len(names)), self.base.clusters
+        number = number_of_clusters(products, most, seed=self.seed)
+        while state.census is not None and number.k > 1 and most == self.base.clusters:
+            pairs = zip([names[i] for i in rows.tolist()], number.labels.tolist())
+            large = ~np.isin(number.labels, list(state.census.small(pairs)))
+            if large.all():
+                break
+            if large.any():
+                rows = rows[large]
+            else:  # all that differ are few: as many clusters as can be large enough
+                most = min(state.possible(most), most - 1)
+            number = number_of_clusters(products[np.ix_(rows, rows)], most, seed=self.seed)
+        members = [rows[number.labels == k] for k in range(number.k)]
+        means = np.stack([np.bincount(of, minlength=len(names)) / len(of) for of in members])
+        distances = np.einsum("ki,ij,kj->k", means, products, means) - 2 * products @ means.T
+        labels = distances.argmin(axis=1)
+        labels[rows] = number.labels
+        return number, labels
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
         """As the base; in the cluster found, in the round that finds them; before, in the common model."""

@@ -11,14 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.clustering.gap import DRAWS, Found, in_words
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import join
 from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Result
 from cfl_flare.methods import (
     CAM,
     IFCA,
@@ -307,3 +310,36 @@ def test_inside_an_ensemble_it_leads() -> None:
     rounds = play(Ensemble(parts=(FedAvg(), replace(auto(), warmup=2))), 3, local_steps=8)
     assert rounds[-1].record == {}
     assert [one.record["cluster_sizes"] for one in rounds[:3]] == [[], [3, 3], [3, 3]]
+
+
+def searched(attackers: int, groups: int, seed: int, floor: int = 3) -> dict[str, Any]:
+    """What the search notes of twelve sites in groups of one size, some of which send what is far away."""
+    layout, rng = Layout.of(nn.Linear(40, 1, bias=False)), np.random.default_rng(seed)
+    people = [Participant(f"p{i:02}", f"site-{i:02}", 40) for i in range(12)]
+    settings = ServerSettings(3, min_sites_per_cluster=floor, hold_small_clusters=floor > 1)
+    running = Server(auto(), layout, people, settings, auto().start(lambda i: Params(layout, np.zeros(40, np.float32))))
+    centres = rng.normal(0, 1, (groups, 40))
+    for i, name in enumerate(running.tasks()):
+        vector = centres[i % groups] + rng.normal(0, 0.5, 40)
+        vector = 5 * rng.normal(0, 1, 40) if i < attackers else vector
+        sent = Update(name, 40, {auto_k.COMMON: Params(layout, vector.astype(np.float32))})
+        running.accept(Result(name, sent, {}), f"site-{i:02}")
+    running.finish_round()
+    clusters = [running.state.assignment[f"p{i:02}"] for i in range(attackers, 12)]
+    alike = all((a == b) == (i % groups == j % groups) for i, a in enumerate(clusters) for j, b in enumerate(clusters))
+    assert running.progress.record is not None
+    return {**running.progress.record["number_of_clusters"], "alike": alike}
+
+
+@pytest.mark.parametrize(("attackers", "groups"), [(0, 3), (0, 1), (1, 3), (2, 3), (3, 3), (1, 2), (3, 2), (3, 1)])
+def test_a_few_far_away_participants_open_no_clusters(attackers: int, groups: int) -> None:
+    """Three are as many as a cluster needs, and may be one; without a floor they make six of three."""
+    for seed in range(5):
+        note = searched(attackers, groups, seed)
+        assert note["alike"]
+        assert groups <= note["k"] <= groups + (attackers == 3)
+
+
+def test_without_a_floor_they_do() -> None:
+    assert searched(1, 3, 0, floor=1)["k"] == 4
+    assert searched(3, 3, 4, floor=1)["k"] == 6
