@@ -111,7 +111,10 @@ def policy(local: Path) -> Finding:
     except CFLError as error:
         return _failed("policy", error)
     roots = f"jobs may name files in {', '.join(own.data_roots)}" if own.data_roots else "jobs may name no files"
-    limits = f"min_sites_per_cluster at least {own.min_sites_per_cluster}, max_participants {own.max_participants:,}"
+    of_means = f"min_samples_per_cluster {own.min_samples_per_cluster}, max_weight_share {own.max_weight_share:.3g}"
+    of_means = "a job may show others this site's own model" if own.min_sites_per_cluster == 1 else of_means
+    limits = f"min_sites_per_cluster at least {own.min_sites_per_cluster}, {of_means}"
+    limits += f", max_participants {own.max_participants:,}"
     missing = [root for root in own.data_roots if not Path(root).is_dir()]
     return Finding("policy", f"{roots}; {limits}", f"{missing[0]} is no folder: correct {POLICY}" if missing else "")
 

@@ -73,8 +73,9 @@ def _changes(kit: Path, arguments: argparse.Namespace) -> tuple[Preparation, Pol
     from cfl_flare.flare.policy import PolicyChange
 
     resources = preparation(kit, [*CLASSES, *arguments.allow], arguments.keep_logs and check.is_site(kit))
-    limits = arguments.min_sites_per_cluster, arguments.max_participants
-    return resources, PolicyChange.of(resources.resources.parent, arguments.data_root, *limits)
+    names = ("min_sites_per_cluster", "min_samples_per_cluster", "max_weight_share", "max_participants")
+    limits = {name: getattr(arguments, name) for name in names}
+    return resources, PolicyChange.of(resources.resources.parent, arguments.data_root, **limits)
 
 
 def _prepare(kit: Path, resources: Preparation, policy: PolicyChange, dry_run: bool) -> None:

@@ -39,9 +39,12 @@ def add_site(commands: Any) -> None:
     prepare.add_argument(
         "--data-root", action="append", default=[], metavar="DIR", help="also let jobs name files in this folder"
     )
-    prepare.add_argument(
-        "--min-sites-per-cluster", type=int, metavar="N", help="take part in no job with a lower min_sites_per_cluster"
-    )
+    least = "take part in no job with a lower min_sites_per_cluster (3); 1: others may see this site's own model"
+    prepare.add_argument("--min-sites-per-cluster", type=int, metavar="N", help=least)
+    least = "nor with a lower min_samples_per_cluster (30)"
+    prepare.add_argument("--min-samples-per-cluster", type=int, metavar="N", help=least)
+    most = "nor with a higher max_weight_share (0.5)"
+    prepare.add_argument("--max-weight-share", type=float, metavar="SHARE", help=most)
     prepare.add_argument(
         "--max-participants", type=int, metavar="N", help="a server's kit: most participants that a site may bring"
     )

@@ -17,7 +17,7 @@ FAILURES = {
     "settings": "the job's settings there differ from the server's",
     "class": "its policy does not allow a class that the job names, or the class is not installed there",
     "path": "its policy does not allow the path that the job names",
-    "floor": "its policy asks for a higher min_sites_per_cluster than the job has",
+    "floor": "its policy asks for tighter bounds of a mean than the job's: min_sites_per_cluster and the like",
     "encrypts": "a filter there encrypts models, which the server has to compare",
     "missing": "the data that it should read is not there",
     "columns": "its table's columns are not those that the job names or the sites agreed on",

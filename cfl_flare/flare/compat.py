@@ -81,6 +81,19 @@ def simulated(fl_ctx: FLContext) -> bool:
     return not any((startup / name).exists() for name in ("fed_client.json", "fed_server.json"))
 
 
+def on_one_machine(fl_ctx: FLContext) -> bool:
+    """Whether all sites are of one user on one machine: in FLARE's simulator, or in that user's POC workspace."""
+    from nvflare.tool.poc.poc_commands import get_poc_workspace  # slow, and needed where a job would be refused alone
+
+    if simulated(fl_ctx):
+        return True
+    kit = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()
+    try:
+        return kit.parents[2] == Path(get_poc_workspace()).resolve()  # project/prod_00/site-1 in it
+    except (OSError, IndexError):  # there is no home to read FLARE's settings from
+        return False
+
+
 def data_config(data: Mapping[str, Any], fl_ctx: FLContext) -> DataConfig:
     """How a job deals data out. At real sites its owners have no names: they would be compared with the sites' own."""
     config = from_dict(DataConfig, unmarked(data), "data")

@@ -108,8 +108,9 @@ class ClusteredController(PerSiteController):
         self._schedule = self._scheduled()
         floor, share = self._schedule.floor, self._schedule.max_weight_share
         if not simulated(self.fl_ctx):
+            held = "" if self._schedule.hold_small_clusters else "; models of fewer are not held back"
             self.info(
-                f"a cluster needs {floor.sites} sites and {floor.samples} training samples; "
+                f"a cluster needs {floor.sites} sites and {floor.samples} training samples{held}; "
                 f"a site has at most {share:.3g} of a cluster's weight"
             )
         persistor: ClusterModelPersistor = self.persistor
@@ -241,8 +242,8 @@ class ClusteredController(PerSiteController):
             self._attempt.note({site: READY})
             return True
 
-        rounds, fewest = self._schedule.num_rounds, self._schedule.floor.sites
-        ours = {"software": compatibility.SOFTWARE, "job": self._shared(), "min_sites_per_cluster": fewest}
+        rounds = self._schedule.num_rounds
+        ours = {"software": compatibility.SOFTWARE, "job": self._shared(), "bounds": self._schedule.bounds}
         data = {site: wire.message({}, {**ours, **self._hosting[site]}, 0, rounds) for site in sites}
         limit = max(self._own.task_timeout, CHECK_IN)
         goes_on = self.exchange(wire.CHECK_TASK, data, limit, on_result, first=True)

@@ -150,7 +150,7 @@ class ClusteredExecutor(Executor):
         own = {key: getattr(self, key) for key in self.shared}
         compatibility.check_settings(content["job"], own, place)
         check_filters(fl_ctx)
-        check_floor(content["min_sites_per_cluster"], fl_ctx)
+        check_floor(content.get("bounds"), fl_ctx)
 
     def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """One round for all participants that were given a task."""

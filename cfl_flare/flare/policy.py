@@ -19,9 +19,10 @@ from cfl_flare.core.errors import ConfigError, FileError, FloorError
 from cfl_flare.core.files import atomic_write, read_json
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.files import expanded, reading_within
-from cfl_flare.flare.compat import simulated
+from cfl_flare.engine.settings import BOUNDS, LARGEST_SHARE
+from cfl_flare.flare.compat import on_one_machine, simulated
 
-POLICY = "cfl.json"
+POLICY, SHARE = "cfl.json", "max_weight_share"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,13 @@ class Policy:
     data_roots: tuple[str, ...] = setting(
         (), help="folders in which a job may name files to read; with none, a job reads only what $CFL_DATA names"
     )
-    min_sites_per_cluster: int = setting(1, help="a site takes part in no job with a lower min_sites_per_cluster", ge=1)
+    min_sites_per_cluster: int = setting(
+        3, help="a site takes part in no job with a lower min_sites_per_cluster; 1: others may see its own model", ge=1
+    )
+    min_samples_per_cluster: int = setting(30, help="the same of min_samples_per_cluster, unless the first is 1", ge=1)
+    max_weight_share: float = setting(
+        LARGEST_SHARE, help="and in none with a higher max_weight_share, unless the first is 1", gt=0, le=1
+    )
     max_participants: int = setting(10_000, help="most participants that a server accepts from one site", ge=1)
 
     def __post_init__(self) -> None:
@@ -93,20 +100,13 @@ class PolicyChange:
             atomic_write(self.file, self.after)
 
     @classmethod
-    def of(
-        cls,
-        local: Path,
-        data_roots: Sequence[str] = (),
-        min_sites_per_cluster: int | None = None,
-        max_participants: int | None = None,
-    ) -> PolicyChange:
+    def of(cls, local: Path, data_roots: Sequence[str] = (), **limits: float | None) -> PolicyChange:
         """The change of a kit's policy that an operator asks for.
 
         Args:
             local: the kit's folder ``local``.
             data_roots: folders to add.
-            min_sites_per_cluster: the new value; None leaves the old one.
-            max_participants: the new value; None leaves the old one.
+            limits: new values of other settings; None leaves the old one.
 
         Raises:
             ConfigError: the policy cannot be read, a value is out of its range, or a folder does not exist.
@@ -115,9 +115,8 @@ class PolicyChange:
         roots = [str(expanded(root).resolve()) for root in data_roots]
         for root in roots:
             require(Path(root).is_dir(), f"site: --data-root {root!r} is not a folder; make it first")
-        limits = {"min_sites_per_cluster": min_sites_per_cluster, "max_participants": max_participants}
-        given = {name: value for name, value in limits.items() if value is not None}
-        new = replace(old, data_roots=tuple(dict.fromkeys((*old.data_roots, *roots))), **given)
+        changed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+        new = replace(old, data_roots=tuple(dict.fromkeys((*old.data_roots, *roots))), **changed)
         before, after = (json.dumps(policy.content, indent=2) for policy in (old, new))
         lines = difflib.unified_diff(before.splitlines(), after.splitlines(), POLICY, POLICY, lineterm="", n=2)
         return cls(local / POLICY, after + "\n" if new != old else None, list(lines))
@@ -134,12 +133,23 @@ def limited_paths(fl_ctx: FLContext) -> Iterator[None]:
         yield
 
 
-def check_floor(min_sites_per_cluster: int, fl_ctx: FLContext) -> None:
-    """Raises a FloorError if a job's clusters may have fewer sites than this site's policy asks for."""
-    own = Policy.of(fl_ctx).min_sites_per_cluster
-    if min_sites_per_cluster < own:
-        raise FloorError(
-            f"job: min_sites_per_cluster = {min_sites_per_cluster} is less than the {own} that {POLICY} of "
-            f"{fl_ctx.get_identity_name()} asks for; raise it in the job, or let the operator lower it with 'cfl-flare "
-            "site prepare KIT --min-sites-per-cluster'"
-        )
+def check_floor(bounds: Any, fl_ctx: FLContext) -> None:
+    """Raises a FloorError if what bounds a job's means is weaker than this site's policy asks for, or is not stated.
+
+    A simulation or POC has no site of its own, and a policy with ``min_sites_per_cluster = 1`` asks for nothing.
+
+    Args:
+        bounds: what the server states; see `cfl_flare.engine.settings.BOUNDS`.
+        fl_ctx: FLARE's.
+    """
+    policy = Policy.of(fl_ctx)
+    stated = bounds if isinstance(bounds, dict) else {}
+    for name in BOUNDS if policy.min_sites_per_cluster > 1 else ():
+        value, limit = stated.get(name), getattr(policy, name, True)
+        met = isinstance(value, (int, float)) and (0 < value <= limit if name == SHARE else value >= limit)
+        if not met and not on_one_machine(fl_ctx):
+            raise FloorError(
+                f"job: {name} = {value}, as the server states it, is weaker than the {limit} that {POLICY} of "
+                f"{fl_ctx.get_identity_name()} asks for; set it in the job, or let the operator lower it with "
+                "'cfl-flare site prepare KIT --min-sites-per-cluster 1' and the like"
+            )

@@ -98,7 +98,7 @@ def test_a_kit_and_a_full_disk(tmp_path, monkeypatch):
     assert allowed.fatal and "site prepare" in allowed.way_out
     assert code.found.endswith("from anyone") and console.found.endswith("tail: anyone") and console.way_out
     assert logs.way_out and not logs.fatal
-    assert policy.found.startswith("jobs may name no files; min_sites_per_cluster at least 1") and not policy.way_out
+    assert policy.found.startswith("jobs may name no files; min_sites_per_cluster at least 3") and not policy.way_out
     assert check.default_state_root(tmp_path / "kit") == tmp_path / "cfl_state"
     assert not check.disk(tmp_path, 1).fatal
     assert check.disk(tmp_path, 10**18).fatal

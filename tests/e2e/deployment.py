@@ -74,9 +74,10 @@ class Deployment:
     Args:
         folder: everything is written in it.
         data: each hospital's own file.
+        floor: the fewest sites of a cluster that each operator asks for; with 1, jobs may be `TRUSTING`.
     """
 
-    def __init__(self, folder: Path, data: dict[str, Path]):
+    def __init__(self, folder: Path, data: dict[str, Path], floor: int = 1):
         self.folder, self.data, self.sites = folder, data, list(data)
         self.processes: dict[str, subprocess.Popen] = {}
         self.settings: dict[str, dict[str, str]] = {}  # what else a site's operator sets in its environment
@@ -89,11 +90,20 @@ class Deployment:
         for name in (SERVER, *data):
             # Even with its errors sent to the server, nothing of a site's own may be seen there.
             assert main(["site", "prepare", str(self.kits / name), "--no-keep-logs"]) == 0
+        for name in data:
+            self.ask_for(name, floor)
         self._keep_inside()
         if COARSE in data:
             found = re.findall(r"^```json\n(.*?)^```$", GUIDE.read_text(), flags=re.DOTALL | re.MULTILINE)
             (policy,) = [block for block in found if "EgressFilter" in block]
             (self.kits / COARSE / "local" / "privacy.json").write_text(policy)
+
+    def ask_for(self, site: str, floor: int) -> None:
+        """An operator's floor, from the next job on."""
+        assert (
+            main(["site", "prepare", str(self.kits / site), "--no-keep-logs", "--min-sites-per-cluster", str(floor)])
+            == 0
+        )
 
     def _keep_inside(self) -> None:
         """FLARE's own places are below /tmp/nvflare; and nobody waits ten seconds for a job to be scheduled."""

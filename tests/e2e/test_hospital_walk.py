@@ -90,7 +90,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
     folder = tmp_path_factory.mktemp("walk")
     files = raw_files(folder)
     with pytest.MonkeyPatch.context() as patch:
-        trial = Deployment(folder, files)
+        trial = Deployment(folder, files, floor=3)
         try:
             walk = Walk(trial, patch)
             for site in SITES:
@@ -193,6 +193,8 @@ def test_a_site_without_a_column_and_one_that_agreed_on_other_columns_are_left_o
     other = json.loads(pinned.read_text())
     other["columns"][2]["categories"] = ["1", "2", "3"]
     pinned.write_text(json.dumps(other))
+    for site in SITES:
+        trial.ask_for(site, 1)
     trusting = {name: str(value) for name, value in TRUSTING.items()}
     walk.by_author("cfl-flare export", name="two", rounds="2", **trusting)
     ended, results = trial.run(walk.author / "jobs" / "two")

@@ -118,6 +118,28 @@ def test_hospitals_that_agreed_on_nothing_are_careful_with_each_other(trial):
     assert "min_sites_per_cluster = 3: method cfl computes more than means" in (results / "log.txt").read_text()
 
 
+def test_a_hospital_takes_part_in_no_job_that_hollows_out_its_floor(trial):
+    """A floor of three in words: no model is held back, or nearly all of one is the largest hospital's."""
+    agreed, strict = trial.sites[:2], "hospital-3"
+    trial.ask_for(strict, 3)
+    try:
+        three = {"min_sites_per_cluster": 3, "min_samples_per_cluster": 30, "max_weight_share": None, "num_rounds": 1}
+        ended, results = trial.run(exported(trial, "hollow", "ifca:k=3", hold_small_clusters=False, **three))
+        assert ended == "FINISHED:COMPLETED"
+        run = load_run(results / "cfl")
+        assert run.summary["sites_left_out"].keys() == {strict}
+        assert run.summary["sites_left_out"][strict].startswith("floor: ")
+        assert run.rounds[0]["trained"] == agreed
+        assert "models of fewer are not held back" in (results / "log.txt").read_text()
+        site_log = "".join(path.read_text() for path in (trial.kits / strict).glob("*/log.txt"))
+        assert "hold_small_clusters = False, as the server states it, is weaker than the True" in site_log
+        ended, results = trial.run(exported(trial, "three", "fedavg", **three))
+        assert ended == "FINISHED:COMPLETED"
+        assert load_run(results / "cfl").rounds[0]["trained"] == trial.sites
+    finally:
+        trial.ask_for(strict, 1)
+
+
 class Console:
     """FLARE's admin console in a terminal of its own."""
 

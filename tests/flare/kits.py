@@ -60,10 +60,14 @@ def executor(source: DataSource | dict[str, Any], **changes: Any) -> ClusteredEx
     )
 
 
-def check_in(floor: int = 1, **changes: Any) -> Shareable:
-    """The server's first task."""
+BOUNDS = {"min_sites_per_cluster": 3, "min_samples_per_cluster": 30, "hold_small_clusters": True}
+BOUNDS |= {"max_weight_share": 1 / 3}
+
+
+def check_in(**changes: Any) -> Shareable:
+    """The server's first task, of a job with the defaults at real sites."""
     content = {"software": compatibility.SOFTWARE, "job": JOB, "memory_of": None, "index": 0, "sites": 1}
-    return wire.to_shareable({}, {**content, "min_sites_per_cluster": floor, **changes})
+    return wire.to_shareable({}, {**content, "bounds": BOUNDS, **changes})
 
 
 def answer(site: ClusteredExecutor, task: Shareable, folder: Path, name: str = wire.CHECK_TASK) -> dict[str, Any]:

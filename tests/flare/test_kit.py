@@ -220,18 +220,22 @@ def test_an_operator_s_limits_are_written_added_to_and_shown(tmp_path, capsys):
     for root in roots:
         root.mkdir()
     words = ["site", "prepare", str(folder)]
-    assert main([*words, "--data-root", str(roots[0]), "--min-sites-per-cluster", "3"]) == 0
+    assert main([*words, "--data-root", str(roots[0]), "--min-sites-per-cluster", "5"]) == 0
     said = capsys.readouterr().out
-    assert '+  "min_sites_per_cluster": 3' in said and f"{folder / 'local' / 'cfl.json'}: written" in said
+    assert '+  "min_sites_per_cluster": 5' in said and f"{folder / 'local' / 'cfl.json'}: written" in said
     assert main([*words, "--data-root", str(roots[1]), "--data-root", str(roots[0]), "--max-participants", "20"]) == 0
     own = Policy.read(folder / "local" / "cfl.json")
-    assert own == Policy(tuple(map(str, roots)), 3, 20)
+    assert own == Policy(tuple(map(str, roots)), 5, max_participants=20)
     capsys.readouterr()
     assert main(words) == 0 and "nothing to change" in capsys.readouterr().out
     found = site_check.policy(folder / "local")
-    limits = "min_sites_per_cluster at least 3, max_participants 20"
+    limits = "min_sites_per_cluster at least 5, min_samples_per_cluster 30, max_weight_share 0.5, max_participants 20"
     assert found.found == f"jobs may name files in {roots[0]}, {roots[1]}; {limits}"
     assert not found.way_out
+    bounds = ["--min-samples-per-cluster", "1", "--max-weight-share", "1"]
+    assert main([*words, "--min-sites-per-cluster", "1", *bounds]) == 0
+    assert Policy.read(folder / "local" / "cfl.json").max_weight_share == 1
+    assert "others this site's own model" in site_check.policy(folder / "local").found
     roots[1].rmdir()
     assert f"{roots[1]} is no folder" in site_check.policy(folder / "local").way_out
     (folder / "local" / "cfl.json").write_text('{"min_sites_per_cluster": 0}')
@@ -243,6 +247,7 @@ def test_an_operator_s_limits_are_written_added_to_and_shown(tmp_path, capsys):
     [
         (["--data-root", "/none/such"], "--data-root '/none/such' is not a folder"),
         (["--min-sites-per-cluster", "0"], "min_sites_per_cluster = 0 should be >= 1"),
+        (["--max-weight-share", "1.1"], "max_weight_share = 1.1 should be"),
         (["--max-participants", "0"], "max_participants = 0 should be >= 1"),
     ],
 )

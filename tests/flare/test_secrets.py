@@ -24,7 +24,7 @@ from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.policy import limited_paths
 from cfl_flare.methods import build_method
 from cfl_flare.training.learner import Learner
-from tests.flare.kits import JOB, MODEL, answer, check_in, context, executor, kit, npz
+from tests.flare.kits import BOUNDS, JOB, MODEL, answer, check_in, context, executor, kit, npz
 
 
 @pytest.fixture(autouse=True)
@@ -158,10 +158,39 @@ def test_no_job_downloads_into_a_site_s_folder(tmp_path, caplog):
 
 def test_a_site_takes_part_in_no_job_below_its_floor(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
-    folder = kit(tmp_path / "kit", min_sites_per_cluster=3)
-    assert answer(executor(SiteData()), check_in(floor=2), folder)["error"] == "floor"
-    assert "min_sites_per_cluster = 2 is less than the 3 that cfl.json of site-1 asks for" in caplog.text
-    assert "participants" in answer(executor(SiteData()), check_in(floor=3), folder)
+    folder, agreed = kit(tmp_path / "kit"), kit(tmp_path / "agreed", min_sites_per_cluster=1)
+    weak = {"min_sites_per_cluster": (2, None, "9", float("nan")), "min_samples_per_cluster": (29, None, 1)}
+    weak |= {"hold_small_clusters": (False, None), "max_weight_share": (0.51, 1.0, 0.0, None, float("nan"))}
+    for name, values in weak.items():
+        for value in values:
+            task = {"bounds": {**BOUNDS, name: value}}
+            assert answer(executor(SiteData()), check_in(**task), folder)["error"] == "floor", (name, value)
+            assert f"{name} = {value}, as the server states it, is weaker than the" in caplog.text
+            assert "participants" in answer(executor(SiteData()), check_in(**task), agreed)
+    for nothing in (None, {}, [], 3):  # an older server, or one that leaves it out
+        assert answer(executor(SiteData()), check_in(bounds=nothing), folder)["error"] == "floor"
+    assert "participants" in answer(executor(SiteData()), check_in(), folder)
+
+
+@pytest.mark.parametrize(("policy", "value"), [("min_samples_per_cluster", 50), ("max_weight_share", 0.3)])
+def test_an_operator_may_ask_for_more_than_the_defaults(tmp_path, monkeypatch, policy, value):
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
+    folder = kit(tmp_path / "kit", **{policy: value})
+    assert answer(executor(SiteData()), check_in(), folder)["error"] == "floor"
+    task = check_in(bounds={**BOUNDS, policy: value})
+    assert "participants" in answer(executor(SiteData()), task, folder)
+
+
+def test_simulations_and_pocs_need_no_policy(tmp_path, monkeypatch):
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
+    open_to_all = {"bounds": {**BOUNDS, "min_sites_per_cluster": 1, "max_weight_share": 1.0}}
+    simulator, poc = kit(tmp_path / "simulator", real=False), kit(tmp_path / "poc" / "project" / "prod_00" / "site-1")
+    assert "participants" in answer(executor(SiteData()), check_in(**open_to_all), simulator)
+    assert answer(executor(SiteData()), check_in(**open_to_all), poc)["error"] == "floor"
+    monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(tmp_path / "poc"))
+    assert "participants" in answer(executor(SiteData()), check_in(**open_to_all), poc)
+    monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(tmp_path))  # a kit that only lies somewhere below it
+    assert answer(executor(SiteData()), check_in(**open_to_all), poc)["error"] == "floor"
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/../../b", "/tmp/x", "a/b"])
