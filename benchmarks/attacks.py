@@ -48,9 +48,13 @@ METHODS = {
     "WeCFL": "wecfl:k=3",
     "IFCA": "ifca:k=3,assignment_samples=128",
     "FeSEM-CAM": "fesem-cam:k=3,warmup=4",
+    "FedAvg, batch norm": "fedavg",
+    "WeCFL, batch norm": "wecfl:k=3",
     "local": "local",
 }
 ATTACKS = ("none", "sign flip", "scale", "label flip", "backdoor", "wrong cluster", "free rider")
+# Of those who know the defence: they see what the honest members of their group send, and stay inside of it.
+ADAPTIVE = ("hidden layers", "zero variance", "short negated", "ALIE", "min-max", "inner product")
 DEFENCES: dict[str, dict[str, Any]] = {
     "none": {"clip_norm": None},
     "clipping": {},
@@ -60,9 +64,11 @@ DEFENCES: dict[str, dict[str, Any]] = {
     "Krum": {"aggregation": "krum"},
     "outliers": {"reject_outliers": True},
     "outliers and median": {"reject_outliers": True, "aggregation": "median"},
+    "on": {"reject_outliers": True, "aggregation": "median", "clip_norm": 2.0},
 }
 TRAINING = TrainSettings(lr=0.01, momentum=0.9, batch_size=32, local_steps=10)
 MODEL = model("path-cnn", (3, 28, 28), CLASSES)
+NORMALISED = model("fashion-cnn", (3, 28, 28), CLASSES)  # with batch norm
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,47 @@ def moved(diff: Params, factor: float) -> Params:
     return replace(diff, vector=(diff.vector * np.float32(factor)).astype(np.float32))
 
 
+def crafted(attack: str, diff: Params, sent: Params, group: np.ndarray) -> Params:
+    """An attacker's difference in place of its honest one.
+
+    Args:
+        attack: one of `ADAPTIVE`.
+        diff: its honest difference.
+        sent: the model that it is a difference from.
+        group: the honest differences of those that trained the same model, ``(m, d)``.
+    """
+    end, vector = diff.layout.parameter_size, diff.vector.copy()
+    mean, std = group.mean(axis=0), group.std(axis=0)
+    if attack == "hidden layers":  # nine times its own update, negated; the head, which clustering compares, is honest
+        for entry in diff.layout.entries:
+            if entry.kind == "parameter" and not entry.fc:
+                vector[entry.slice] *= -9
+    elif attack == "zero variance":  # so far below 0 that the mean's variance is 0, as long as nobody bounds it
+        for entry in diff.layout.entries:
+            if entry.name.endswith("running_var"):
+                vector[entry.slice] = -(len(group) + 1) * sent.vector[entry.slice]
+    elif attack == "short negated":  # Half as long as an honest one
+        vector[:end] *= -0.5
+    elif attack == "ALIE":  # A little is enough (Baruch et al. 2019), with their z for few attackers
+        vector[:end] = (mean - 1.0 * std)[:end]
+    elif attack == "inner product":  # Xie et al. 2020: against the honest mean, no longer than that
+        vector[:end] = -mean[:end]
+    elif attack == "min-max":  # Shejwalkar and Houmansadr 2021, along the inverse of the deviation
+        vector[:end] = (mean - _largest(mean[:end], std[:end], group[:, :end]) * std)[:end]
+    return replace(diff, vector=vector.astype(np.float32))
+
+
+def _largest(mean: np.ndarray, std: np.ndarray, group: np.ndarray) -> float:
+    """The largest factor with which the crafted one is no further from any honest one than two of those are apart."""
+    most = max(float(np.linalg.norm(a - b)) for a in group for b in group)
+    low, high = 0.0, 50.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        far = max(float(np.linalg.norm(mean - middle * std - row)) for row in group)
+        low, high = (middle, high) if far <= most else (low, middle)
+    return low
+
+
 class Attackers:
     """Sends what an attacker sends in place of its honest result."""
 
@@ -121,10 +168,31 @@ class Attackers:
         if honest.participant not in self.names or update is None:
             return honest
         factors = {"sign flip": -10.0, "scale": 100.0, "backdoor": 5.0, "free rider": 0.0}
+        if self.attack in ADAPTIVE:
+            return honest  # until all honest updates are there: `adapted`
         if self.attack in factors:
             diffs = {slot: moved(diff, factors[self.attack]) for slot, diff in update.diffs.items()}
             return replace(honest, update=replace(update, diffs=diffs))
         return replace(honest, update=self._elsewhere(update, server)) if self.attack == "wrong cluster" else honest
+
+    def adapted(self, results: list[Result], server: Server) -> list[Result]:
+        """The results of a round, those of attackers crafted from the honest ones of who trained the same model."""
+        if self.attack not in ADAPTIVE:
+            return results
+        return [
+            replace(r, update=self._crafted(r.update, results, server))
+            if r.participant in self.names and r.update
+            else r
+            for r in results
+        ]
+
+    def _crafted(self, update: Any, results: list[Result], server: Server) -> Any:
+        diffs = {}
+        for slot, diff in update.diffs.items():
+            sent = [r.update.diffs.get(slot) for r in results if r.update and r.participant not in self.names]
+            group = np.stack([other.vector for other in sent if other is not None] or [diff.vector])
+            diffs[slot] = crafted(self.attack, diff, server.state.bank[slot], group)
+        return replace(update, diffs=diffs)
 
     def _elsewhere(self, update: Any, server: Server) -> Any:
         """The update as if it came from another cluster: by its choice, or by a model beside another centre."""
@@ -153,12 +221,17 @@ def run(cell: Cell) -> dict[str, Any]:
     while not server.finished:
         number, tasks = server.state.round, server.tasks()
         models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
+        results = []
         for name, task in tasks.items():
             try:
-                result = hostile.result(site.carry_out(name, task, models, number), server)
-                server.accept(result, server.participants[name].site)
+                results.append(hostile.result(site.carry_out(name, task, models, number), server))
             except PayloadError:
                 rejected.add(name)
+        for result in hostile.adapted(results, server):
+            try:
+                server.accept(result, server.participants[result.participant].site)
+            except PayloadError:
+                rejected.add(result.participant)
         try:
             server.finish_round()
         except TooFewAnswersError:  # the models are so broken that nobody can train them
@@ -170,7 +243,7 @@ def run(cell: Cell) -> dict[str, Any]:
 
 def _begin(cell: Cell) -> tuple[Site, Server, set[str]]:
     method = build_named(METHODS[cell.method])
-    make_model = model_factory(MODEL)
+    make_model = model_factory(NORMALISED if "batch norm" in cell.method else MODEL)
     site = Site(method, make_model, TRAINING, cell.seed)
     data = DataConfig(participants=HOSPITALS, partition={**LABELS, "groups": 3}, seed=cell.seed)
     people = data.host(Npz(path="bloodmnist28.npz"), "local", 0, 1)
@@ -273,7 +346,7 @@ def table(lines: list[dict[str, Any]], attackers: int, value: Callable[[dict[str
             found.setdefault((one["attack"], one["method"]), {})[one["defence"]] = value(one)
     measured = [name for name in DEFENCES if any(name in row for row in found.values())]
     rows = [f"| attack | method | {' | '.join(measured)} |", "|---|---|" + "---|" * len(measured)]
-    for row in product(ATTACKS, METHODS):
+    for row in product(ATTACKS + ADAPTIVE, METHODS):
         if row in found:
             rows.append(f"| {row[0]} | {row[1]} | {' | '.join(found[row].get(name, '') for name in measured)} |")
     return rows
@@ -323,7 +396,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--attackers", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS + ADAPTIVE, default=list(ATTACKS))
     parser.add_argument("--defences", nargs="+", choices=list(DEFENCES), default=list(DEFENCES))
     chosen = parser.parse_args()
     if chosen.what == "report":

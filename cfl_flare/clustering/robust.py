@@ -11,6 +11,10 @@ import numpy as np
 COLUMNS = 2**16  # at a time, so that sorting needs no copy of all rows
 # A row is isolated if it is so many times further from the others than rows usually are.
 ISOLATED = 2.0
+# A row is opposed to the others if its cosine to their median is below it in some layer.
+OPPOSED = -0.1
+# Stands for a median of 0.
+TINY = 1e-100
 
 
 def by_columns(rows: Sequence[np.ndarray], statistic: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -43,11 +47,12 @@ def trimmed_mean(rows: Sequence[np.ndarray], hostile: int) -> np.ndarray:
     return by_columns(rows, lambda block: np.sort(block, axis=0)[cut : len(rows) - cut].mean(axis=0, dtype=np.float64))
 
 
-def multi_krum(rows: Sequence[np.ndarray], hostile: int) -> list[int]:
+def multi_krum(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice] | None = None) -> list[int]:
     """The rows that multi-Krum keeps: all but the ``hostile`` furthest from their neighbours (Blanchard et al. 2017).
 
-    A row's score is the sum of its squared distances to the m - hostile - 2 rows nearest to it. Of fewer than
-    2 * hostile + 3 rows, where the paper promises nothing, fewer are left out, and of two rows none.
+    A row's score is the sum of its squared distances to the m - hostile - 2 rows nearest to it, over the median of all
+    rows; with layers, that of the layer where it is highest. Of fewer than 2 * hostile + 3 rows, where the paper
+    promises nothing, fewer are left out, and of two rows none.
 
     >>> multi_krum([np.array([v]) for v in (1.0, 2.0, 900.0, 3.0, 2.5)], 1)
     [0, 1, 3, 4]
@@ -57,26 +62,65 @@ def multi_krum(rows: Sequence[np.ndarray], hostile: int) -> list[int]:
     if not cut:
         return list(range(m))
     near = max(1, m - cut - 2)
-    scores = (_distances(rows) ** 2)[:, 1 : near + 1].sum(axis=1)
+    scores = _highest(rows, layers, lambda distances: (distances**2)[:, 1 : near + 1].sum(axis=1))
     return sorted(np.argsort(scores, kind="stable")[: m - cut].tolist())
 
 
-def isolated(rows: Sequence[np.ndarray], hostile: int) -> dict[int, float]:
+def isolated(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice] | None = None) -> dict[int, float]:
     """Up to ``hostile`` rows that have too few others near them, and how many times too far those are.
 
     A row's score is the distance to the row that is the ``hostile``-th nearest to it, so that rows which collude do not
     vouch for each other: each group of honest rows needs more members than that. Rows with more than `ISOLATED` times
-    the median score are isolated, the furthest first.
+    the median score are isolated, the furthest first. With layers, the one counts where a row is furthest.
 
     >>> isolated([np.array([v]) for v in (1.0, 2.0, 900.0, 3.0, 51.0, 52.0)], 1)
     {2: 848.0}
     """
     if not 0 < hostile < len(rows) - 1:
         return {}
-    scores = _distances(rows)[:, hostile]
-    usual = float(np.median(scores))
-    far = [i for i in np.argsort(-scores, kind="stable")[:hostile].tolist() if scores[i] > ISOLATED * usual]
-    return {i: float(scores[i]) / usual if usual else np.inf for i in far}
+    scores = _highest(rows, layers, lambda distances: distances[:, hostile])
+    return {i: float(scores[i]) for i in np.argsort(-scores, kind="stable")[:hostile].tolist() if scores[i] > ISOLATED}
+
+
+def opposed(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice]) -> dict[int, float]:
+    """Up to ``hostile`` rows that point against the coordinate-wise median of all in a layer, and their lowest cosines.
+
+    If there are more of them, they are a group of their own, and none is named. Of fewer than ``2 * hostile + 2`` rows
+    neither, as the median may be the hostile rows' own.
+
+    >>> opposed([np.array([v]) for v in (1.0, 2.0, 3.0, -0.5)], 1, [slice(0, 1)])
+    {3: -1.0}
+    >>> opposed([np.array([v]) for v in (1.0, 2.0, 3.0, -0.5, -0.5)], 1, [slice(0, 1)])
+    {}
+    """
+    if len(rows) < 2 * hostile + 2:
+        return {}
+    median = coordinate_median(rows).astype(np.float64)
+    lowest = np.min([_cosines([row[part] for row in rows], median[part]) for part in layers], axis=0)
+    against = {i: float(cosine) for i, cosine in enumerate(lowest) if cosine < OPPOSED}
+    return against if len(against) <= hostile else {}
+
+
+def _cosines(rows: Sequence[np.ndarray], to: np.ndarray) -> np.ndarray:
+    """Each row's cosine to a vector; 0 where one of them is zero."""
+    lengths = np.array([np.linalg.norm(row) for row in rows], np.float64) * np.linalg.norm(to)
+    return np.array([row @ to for row in rows]) / np.where(lengths > 0, lengths, np.inf)
+
+
+def _highest(
+    rows: Sequence[np.ndarray], layers: Sequence[slice] | None, score: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Each row's highest score, of all of it and of its layers, as a multiple of the median score there.
+
+    A layer's counts half, as one of many is always the furthest. If most rows are equal in a layer, it is passed over.
+    """
+    multiples = np.zeros(len(rows))
+    for part, divisor in ((slice(None), 1.0), *((part, 2.0) for part in layers or ())):
+        scores = score(_distances([row[part] for row in rows]))
+        usual = float(np.median(scores))
+        if usual or divisor == 1:
+            multiples = np.maximum(multiples, scores / divisor / max(usual, TINY))
+    return multiples
 
 
 def _distances(rows: Sequence[np.ndarray]) -> np.ndarray:

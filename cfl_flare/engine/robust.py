@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What keeps a few hostile participants from moving the others' models: between a round's updates and its method.
 
-No method knows of it. Updates are clipped, those far from all others are left out, weights are capped; and where a
-cluster's mean should be a robust one, each of its updates is replaced by the one that leads to that: their weighted
-mean, which the method then computes, is the robust statistic itself.
+No method knows of it. Updates were clipped before (see `clipping`). Those far from all others, or opposed to them, are
+left out, and weights are capped. Where a cluster's mean should be a robust one, each of its updates is replaced by the
+one that leads to that: their weighted mean, which the method then computes, is the robust statistic itself.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 
 from cfl_flare.clustering.floor import Floor
-from cfl_flare.clustering.robust import coordinate_median, isolated, multi_krum, trimmed_mean
+from cfl_flare.clustering.robust import coordinate_median, isolated, multi_krum, opposed, trimmed_mean
 from cfl_flare.core.config import require
-from cfl_flare.core.params import Params
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.shares import capped
 from cfl_flare.engine.min_cluster_size import small_means
 from cfl_flare.engine.settings import LARGEST_SHARE, ServerSettings
@@ -43,59 +43,6 @@ def check_robust(method: Method, settings: ServerSettings) -> None:
     )
 
 
-class Norms:
-    """How far a round's updates moved, and which of them moved too far."""
-
-    def __init__(self) -> None:
-        self._norms: dict[tuple[str, str], dict[str, float]] = {}
-
-    def add(self, update: Update) -> None:
-        """Notes an update's norms: of the parameters and of the buffers, of its main model and of each other one."""
-        for slot, diff in update.diffs.items():
-            for part, vector in _parts(diff):
-                norm = float(np.linalg.norm(vector))  # no value is so large that its square is not finite
-                self._norms.setdefault(_kind(update, slot, part), {})[update.participant] = norm
-
-    def excess(self, bound: float) -> dict[tuple[str, str], dict[str, float]]:
-        """How many times further than ``bound`` medians some participants moved; others are not in it.
-
-        Of an even number the lower median is taken: among two, the honest one may be the one that moved less.
-        """
-        found: dict[tuple[str, str], dict[str, float]] = {}
-        for kind, norms in self._norms.items():
-            most = bound * sorted(norms.values())[(len(norms) - 1) // 2]
-            far = {name: norm / most for name, norm in norms.items() if norm > most > 0}
-            found |= {kind: far} if far else {}
-        return found
-
-
-def clipped(updates: Sequence[Update], excess: Mapping[tuple[str, str], Mapping[str, float]]) -> Sequence[Update]:
-    """The updates, those that moved too far scaled down to the bound."""
-
-    def seen(update: Update) -> Update:
-        diffs = dict(update.diffs)
-        for slot, diff in update.diffs.items():
-            parts = []
-            for part, vector in _parts(diff):
-                times = excess.get(_kind(update, slot, part), {}).get(update.participant)
-                parts.append(vector if times is None else vector / np.float32(times))
-            diffs[slot] = replace(diff, vector=np.concatenate(parts))
-        return replace(update, diffs=diffs)
-
-    far = {name for names in excess.values() for name in names}
-    return Mapped(updates, lambda u: seen(u) if u.participant in far else u) if far else updates
-
-
-def _parts(diff: Params) -> tuple[tuple[str, np.ndarray], tuple[str, np.ndarray]]:
-    """Parameters and float buffers, whose sizes have nothing to do with each other."""
-    end = diff.layout.parameter_size
-    return ("parameters", diff.vector[:end]), ("buffers", diff.vector[end:])
-
-
-def _kind(update: Update, slot: str, part: str) -> tuple[str, str]:
-    return ("main" if slot == update.main else slot, part)
-
-
 class Guard:
     """The defences of a run between a round's updates and its method.
 
@@ -114,20 +61,50 @@ class Guard:
         self.notes: dict[str, list[str]] = {}
         self._method, self._settings, self._participants = method, settings, participants
 
-    def outliers(self, before: ServerState, updates: Sequence[Update]) -> dict[str, float]:
-        """Participants whose model is far from all others, and how many times too far; see `isolated`."""
+    def outliers(self, before: ServerState, updates: Sequence[Update]) -> dict[str, str]:
+        """Up to ``byzantine`` participants to leave out, and why.
+
+        First those that are isolated: by what the method compares, or in any layer of what they learned. Then those
+        opposed to the others that trained the same model. The rows are in memory; the cost is linear in their length.
+        """
         if not self._settings.reject_outliers:
             return {}
+        far = self._isolated(before, updates)
+        reasons = {name: f"its model is {far[name]:.3g} times as far from all others as is usual" for name in far}
+        trained: dict[str, list[tuple[str, Params]]] = {}
+        for update in updates:
+            if update.diffs and update.participant not in far:
+                trained.setdefault(update.main_slot, []).append((update.participant, update.main_diff))
+        cosines: dict[str, float] = {}
+        for members in trained.values():
+            layout = members[0][1].layout
+            layers = [place for place in layout.layers.values() if place.stop <= layout.parameter_size]
+            against = opposed([diff.vector for _, diff in members], self._settings.byzantine, layers)
+            cosines |= {members[i][0]: cosine for i, cosine in against.items()}
+        for name, cosine in sorted(cosines.items(), key=lambda item: item[1]):
+            reasons[name] = f"its update is opposed to the others of its cluster (cosine {cosine:.2f})"
+        return dict(list(reasons.items())[: self._settings.byzantine])
+
+    def _isolated(self, before: ServerState, updates: Sequence[Update]) -> dict[str, float]:
+        """Participants far from all others, and how many times too far, the furthest first; see `isolated`."""
         clustering, traits = Clustering.of(self._method, before), self._method.traits
         server_compares = bool(self._method.clusters) and not traits.assigns_on_site
         if server_compares and traits.compares_models:  # but not in CAM's warm-up
             server_compares = all(clustering.seen(u).diffs for u in heads(updates) if u.diffs)
-        names, rows = [], []
+        rows: dict[Layout | None, dict[str, np.ndarray]] = {}
         for update in updates:
-            if update.diffs or update.arrays:
-                names.append(update.participant)
-                rows.append(clustering.vector(update) if server_compares else _parts(update.main_diff)[0][1])
-        return {names[i]: times for i, times in isolated(rows, self._settings.byzantine).items()}
+            if server_compares and (update.diffs or update.arrays):
+                rows.setdefault(None, {})[update.participant] = clustering.vector(update)
+            if update.diffs:
+                rows.setdefault(update.main_diff.layout, {})[update.participant] = update.main_diff.vector
+        far: dict[str, float] = {}
+        for layout, of in rows.items():
+            layers = None if layout is None else list(layout.layers.values())
+            isolation = isolated(list(of.values()), self._settings.byzantine, layers)
+            for i, times in isolation.items():
+                name = list(of)[i]
+                far[name] = max(times, far.get(name, times))
+        return dict(sorted(far.items(), key=lambda item: -item[1])[: self._settings.byzantine])
 
     def weighed(self, updates: Sequence[Update]) -> Sequence[Update]:
         """The updates as the E-step takes them, with weights of which no site's is too large a share of all."""
@@ -250,12 +227,14 @@ class Guard:
         if self._settings.aggregation == "mean":
             return updates
         members: dict[str, list[Member]] = {}
+        layers: dict[str, list[slice]] = {}
         for update in updates:
             for slot, mean, weight in _each(update):
                 model = (before.bank[slot] + update.diffs[slot]).vector
                 members.setdefault(mean, []).append((update.participant, model, weight))
+                layers[mean] = list(before.bank[slot].layout.layers.values())
         left_out: set[str] = set()
-        used = {mean: self._used(of, left_out) for mean, of in members.items()}
+        used = {mean: self._used(of, layers[mean], left_out) for mean, of in members.items()}
         held = self._too_few(updates, used) if self._settings.hold_small_clusters else set()
         models = {mean: self._statistic(of) for mean, of in used.items() if mean not in held}
         self.notes |= {"left_out": sorted(left_out)} if left_out else {}
@@ -282,11 +261,11 @@ class Guard:
             weights[mean] = {name: 1.0 if even else weight for name, _, weight in members}
         return small_means(heads(updates), weights, self._participants, floor, self._largest_share)
 
-    def _used(self, members: Sequence[Member], left_out: set[str]) -> Sequence[Member]:
+    def _used(self, members: Sequence[Member], layers: Sequence[slice], left_out: set[str]) -> Sequence[Member]:
         """Those of which the statistic is made; Krum leaves some out."""
         if self._settings.aggregation != "krum":
             return members
-        selected = multi_krum([row for _, row, _ in members], self._settings.byzantine)
+        selected = multi_krum([row for _, row, _ in members], self._settings.byzantine, layers)
         left_out.update(name for i, (name, _, _) in enumerate(members) if i not in selected)
         return [members[i] for i in selected]
 

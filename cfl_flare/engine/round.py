@@ -16,9 +16,9 @@ from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Params
 from cfl_flare.core.text import plain, shown
 from cfl_flare.engine.checks import check_result, check_update
+from cfl_flare.engine.clipping import Norms, Statistics, clipped
 from cfl_flare.engine.partial_sums import Carried, weighed
 from cfl_flare.engine.replicates import check_replicates
-from cfl_flare.engine.robust import Norms, clipped
 from cfl_flare.engine.site import Result, Task
 from cfl_flare.engine.spool import Spool
 from cfl_flare.methods import Method, Participant, ServerState, Update
@@ -62,7 +62,8 @@ class Round:
         self.results: dict[str, Result] = {}
         self.failures: dict[str, str] = {}
         self.clipped: dict[str, float] = {}
-        self._carried, self._norms, self._clip_norm = Carried(no_sums), Norms(), clip_norm
+        self._carried, self._clip_norm = Carried(no_sums), clip_norm
+        self._norms, self._statistics = Norms(), Statistics()
         self._spool = Spool(model_bytes * self.training)
         self._bytes_down, self._bytes_up = self._sent(bank), 0
         self._started = time.monotonic()
@@ -108,6 +109,7 @@ class Round:
         self._spool.put(update)
         if self._clip_norm is not None:
             self._norms.add(update)
+            self._statistics.add(update, state.bank)
         self._bytes_up += sum(state.bank[slot].layout.nbytes for slot in update.diffs)
         self._bytes_up += sum(array.nbytes for array in update.arrays.values())
         self._carried.add(update, weight)
@@ -144,11 +146,14 @@ class Round:
         weights, lost = self._carried.resolved()
         self.failures.update(lost)
         kept = self._spool.ordered([name for name in self._participants if name not in lost])
-        excess = {} if self._clip_norm is None else self._norms.excess(self._clip_norm)
-        for far in excess.values():
-            self.clipped |= {name: max(times, self.clipped.get(name, times)) for name, times in far.items()}
-        updates = clipped(kept, excess)
+        updates = kept if self._clip_norm is None else self._bounded(kept, self._clip_norm)
         return Mapped(updates, partial(weighed, weights)) if weights else updates, list(kept.names), bool(weights)
+
+    def _bounded(self, updates: Sequence[Update], bound: float) -> Sequence[Update]:
+        excess, (ranges, beyond) = self._norms.excess(bound), self._statistics.excess(bound)
+        for far in (*excess.values(), *beyond.values()):
+            self.clipped |= {name: max(times, self.clipped.get(name, times)) for name, times in far.items()}
+        return clipped(updates, excess, ranges)
 
     def count(self, record: dict[str, Any]) -> None:
         """Adds the round's traffic and time to a record."""

@@ -347,9 +347,9 @@ class Server:
         """The updates with which the round goes on, whose they are, and whether some are means of several."""
         updates, trained, sums = self._round.updates()
         outliers = self._guard.outliers(before, updates)
-        for name, times in outliers.items():
+        for name, why in outliers.items():
             self.rejected["outlier"] += 1
-            self.fail([name], f"outlier: its model is {times:.3g} times as far from all others as is usual")
+            self.fail([name], f"outlier: {why}")
         return without(updates, outliers), [name for name in trained if name not in outliers], sums
 
     def _step(self, before: ServerState, updates: Sequence[Update]) -> Assignment:

@@ -1,0 +1,142 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""How far one participant may move a model in a round: as a whole, in each layer, and in its running statistics.
+
+The measure is the round's median, of everyone whose update has the layer. Honest updates stay as they are, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cfl_flare.core.params import Entry, Params
+from cfl_flare.methods import Update
+from cfl_flare.methods.state import Mapped
+
+# What BatchNorm adds to a variance before it takes the root.
+EPSILON = 1e-5
+VARIANCE, MEAN = "running_var", "running_mean"
+
+# A model (the main one of an update, or a slot's name), and a part of it.
+Kind = tuple[str, str]
+# By participant and slot: the lowest and the highest difference of arrays that would leave their bounds.
+Ranges = Mapping[tuple[str, str], Mapping[str, tuple[np.ndarray, np.ndarray]]]
+
+
+class Norms:
+    """How far a round's updates moved, and which of them moved too far."""
+
+    def __init__(self) -> None:
+        self._norms: dict[Kind, dict[str, float]] = {}
+
+    def add(self, update: Update) -> None:
+        """Notes the norms of an update's models: of all parameters, of all float buffers, and of each layer."""
+        for slot, diff in update.diffs.items():
+            end = diff.layout.parameter_size
+            for part, place in (("parameters", slice(0, end)), ("buffers", slice(end, None)), *_layers(diff)):
+                norm = float(np.linalg.norm(diff.vector[place]))  # no value is so large that its square is not finite
+                if norm or diff.present is None:  # a site's filter may have removed the layer
+                    self._norms.setdefault(_kind(update, slot, part), {})[update.participant] = norm
+
+    def excess(self, bound: float) -> dict[Kind, dict[str, float]]:
+        """How many times further than ``bound`` medians some participants moved; others are not in it.
+
+        Of an even number the lower median is taken: among two, the honest one may be the one that moved less.
+        """
+        excess: dict[Kind, dict[str, float]] = {}
+        for kind, norms in self._norms.items():
+            most = bound * sorted(norms.values())[(len(norms) - 1) // 2]
+            far = {name: norm / most for name, norm in norms.items() if norm > most > 0}
+            excess |= {kind: far} if far else {}
+        return excess
+
+
+class Statistics:
+    """BatchNorm's running statistics, as sent to participants and as their training left them."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Kind, dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]] = {}
+
+    def add(self, update: Update, bank: Mapping[str, Params]) -> None:
+        """Notes an update's running statistics; ``bank`` holds the models that it is a difference from."""
+        for slot, diff in update.diffs.items():
+            for entry in filter(_is_statistic, diff.layout.entries):
+                sent = bank[slot].vector[entry.slice].astype(np.float64)
+                rows = self._seen.setdefault(_kind(update, slot, entry.name), {})
+                rows[update.participant, slot] = (sent, sent + diff.vector[entry.slice])
+
+    def excess(self, bound: float) -> tuple[dict[tuple[str, str], dict[str, tuple[np.ndarray, np.ndarray]]], Excess]:
+        """The ranges of what leaves its bounds, and by how many times that does.
+
+        A variance may be ``bound`` times smaller or larger than the model's that was sent, and than the round's median.
+        A mean may be ``bound`` standard deviations from both. The farther of the two bounds counts: at first all
+        participants move far from a new model.
+        """
+        ranges: dict[tuple[str, str], dict[str, tuple[np.ndarray, np.ndarray]]] = {}
+        excess: Excess = {}
+        medians = {kind: _lower_median([new for _, new in rows.values()]) for kind, rows in self._seen.items()}
+        for kind, rows in self._seen.items():
+            model, name = kind
+            of_variance = (model, name.removesuffix(MEAN) + VARIANCE)
+            for key, (sent, new) in rows.items():
+                least, most = np.minimum(sent, medians[kind]), np.maximum(sent, medians[kind])
+                if name.endswith(VARIANCE):
+                    low = np.maximum((np.maximum(least, 0) + EPSILON) / bound - EPSILON, 0)
+                    high = (np.maximum(most, 0) + EPSILON) * bound - EPSILON
+                    times = np.maximum((low + EPSILON) / (np.maximum(new, 0) + EPSILON), new / high)
+                elif key in self._seen.get(of_variance, {}):
+                    wide = np.maximum(self._seen[of_variance][key][0], medians[of_variance])
+                    margin = bound * np.sqrt(np.maximum(wide, 0) + EPSILON)
+                    low, high = least - margin, most + margin
+                    times = np.maximum(least - new, new - most) / margin
+                else:
+                    continue
+                if ((new < low - np.spacing(low)) | (new > high)).any():
+                    ranges.setdefault(key, {})[name] = (low - sent, high - sent)
+                    excess.setdefault(kind, {})[key[0]] = max(1.0, float(times.max()))
+        return ranges, excess
+
+
+Excess = dict[Kind, dict[str, float]]
+
+
+def clipped(updates: Sequence[Update], excess: Mapping[Kind, Mapping[str, float]], ranges: Ranges) -> Sequence[Update]:
+    """The updates, layers that moved too far scaled down to the bound, running statistics set to theirs."""
+
+    def seen(update: Update) -> Update:
+        diffs = dict(update.diffs)
+        for slot, diff in update.diffs.items():
+            vector = diff.vector.copy()
+            for part, place in _layers(diff):
+                whole = "parameters" if place.start < diff.layout.parameter_size else "buffers"
+                kinds = (_kind(update, slot, whole), _kind(update, slot, part))
+                times = max(excess.get(kind, {}).get(update.participant, 1.0) for kind in kinds)
+                vector[place] /= np.float32(times)
+            for entry in diff.layout.entries:
+                if entry.name in (bounds := ranges.get((update.participant, slot), {})):
+                    vector[entry.slice] = np.clip(vector[entry.slice], *bounds[entry.name])
+            diffs[slot] = replace(diff, vector=vector)
+        return replace(update, diffs=diffs)
+
+    far = {name for names in excess.values() for name in names} | {name for name, _ in ranges}
+    return Mapped(updates, lambda u: seen(u) if u.participant in far else u) if far else updates
+
+
+def _layers(diff: Params) -> Iterator[tuple[str, slice]]:
+    return ((f"layer {name}", place) for name, place in diff.layout.layers.items())
+
+
+def _is_statistic(entry: Entry) -> bool:
+    """By its name: the arrays of a training script do not say which of them are buffers."""
+    return entry.kind != "counter" and entry.name.endswith((VARIANCE, MEAN))
+
+
+def _lower_median(rows: Sequence[np.ndarray]) -> np.ndarray:
+    return np.sort(rows, axis=0)[(len(rows) - 1) // 2]
+
+
+def _kind(update: Update, slot: str, part: str) -> Kind:
+    return ("main" if slot == update.main else slot, part)
