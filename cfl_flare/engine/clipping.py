@@ -22,6 +22,8 @@ VARIANCE, MEAN = "running_var", "running_mean"
 
 # A model (the main one of an update, or a slot's name), and a part of it.
 Kind = tuple[str, str]
+# By participant, how many times further than allowed it moved.
+Excess = dict[Kind, dict[str, float]]
 # By participant and slot: the lowest and the highest difference of arrays that would leave their bounds.
 Ranges = Mapping[tuple[str, str], Mapping[str, tuple[np.ndarray, np.ndarray]]]
 
@@ -41,12 +43,12 @@ class Norms:
                 if norm or diff.present is None:  # a site's filter may have removed the layer
                     self._norms.setdefault(_kind(update, slot, part), {})[update.participant] = norm
 
-    def excess(self, bound: float) -> dict[Kind, dict[str, float]]:
+    def excess(self, bound: float) -> Excess:
         """How many times further than ``bound`` medians some participants moved; others are not in it.
 
         Of an even number the lower median is taken: among two, the honest one may be the one that moved less.
         """
-        excess: dict[Kind, dict[str, float]] = {}
+        excess: Excess = {}
         for kind, norms in self._norms.items():
             most = bound * sorted(norms.values())[(len(norms) - 1) // 2]
             far = {name: norm / most for name, norm in norms.items() if norm > most > 0}
@@ -64,16 +66,16 @@ class Statistics:
         """Notes an update's running statistics; ``bank`` holds the models that it is a difference from."""
         for slot, diff in update.diffs.items():
             for entry in filter(_is_statistic, diff.layout.entries):
-                sent = bank[slot].vector[entry.slice].astype(np.float64)
+                sent = bank[slot].vector[entry.slice]
                 rows = self._seen.setdefault(_kind(update, slot, entry.name), {})
                 rows[update.participant, slot] = (sent, sent + diff.vector[entry.slice])
 
-    def excess(self, bound: float) -> tuple[dict[tuple[str, str], dict[str, tuple[np.ndarray, np.ndarray]]], Excess]:
+    def excess(self, bound: float) -> tuple[Ranges, Excess]:
         """The ranges of what leaves its bounds, and by how many times that does.
 
         A variance may be ``bound`` times smaller or larger than the model's that was sent, and than the round's median.
-        A mean may be ``bound`` standard deviations from both. The farther of the two bounds counts: at first all
-        participants move far from a new model.
+        A mean may be ``bound`` standard deviations from both. The farther of the two counts: all participants may move
+        far from a new model.
         """
         ranges: dict[tuple[str, str], dict[str, tuple[np.ndarray, np.ndarray]]] = {}
         excess: Excess = {}
@@ -84,26 +86,30 @@ class Statistics:
             for key, (sent, new) in rows.items():
                 least, most = np.minimum(sent, medians[kind]), np.maximum(sent, medians[kind])
                 if name.endswith(VARIANCE):
-                    low = np.maximum((np.maximum(least, 0) + EPSILON) / bound - EPSILON, 0)
-                    high = (np.maximum(most, 0) + EPSILON) * bound - EPSILON
-                    times = np.maximum((low + EPSILON) / (np.maximum(new, 0) + EPSILON), new / high)
+                    low, high, times = _of_variance(least, most, new, max(bound, 1.0))
                 elif key in self._seen.get(of_variance, {}):
-                    wide = np.maximum(self._seen[of_variance][key][0], medians[of_variance])
-                    margin = bound * np.sqrt(np.maximum(wide, 0) + EPSILON)
-                    low, high = least - margin, most + margin
-                    times = np.maximum(least - new, new - most) / margin
+                    variance = np.maximum(self._seen[of_variance][key][0], medians[of_variance])
+                    margin = bound * np.sqrt(np.maximum(variance, 0) + EPSILON)
+                    low, high, times = least - margin, most + margin, np.maximum(least - new, new - most) / margin
                 else:
-                    continue
-                if ((new < low - np.spacing(low)) | (new > high)).any():
+                    continue  # nothing says in what unit
+                if ((new < low) | (new > high)).any():
                     ranges.setdefault(key, {})[name] = (low - sent, high - sent)
                     excess.setdefault(kind, {})[key[0]] = max(1.0, float(times.max()))
         return ranges, excess
 
 
-Excess = dict[Kind, dict[str, float]]
+def _of_variance(
+    least: np.ndarray, most: np.ndarray, new: np.ndarray, bound: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The lowest and the highest variance, and how many times lower or higher it is."""
+    low = np.maximum((np.maximum(least, 0) + EPSILON) / bound - EPSILON, 0)
+    high = (np.maximum(most, 0) + EPSILON) * bound - EPSILON
+    positive = np.maximum(new, 0) + EPSILON
+    return low, high, np.maximum((low + EPSILON) / positive, positive / (high + EPSILON))
 
 
-def clipped(updates: Sequence[Update], excess: Mapping[Kind, Mapping[str, float]], ranges: Ranges) -> Sequence[Update]:
+def clipped(updates: Sequence[Update], excess: Excess, ranges: Ranges) -> Sequence[Update]:
     """The updates, layers that moved too far scaled down to the bound, running statistics set to theirs."""
 
     def seen(update: Update) -> Update:
