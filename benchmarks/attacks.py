@@ -64,7 +64,6 @@ DEFENCES: dict[str, dict[str, Any]] = {
     "Krum": {"aggregation": "krum"},
     "outliers": {"reject_outliers": True},
     "outliers and median": {"reject_outliers": True, "aggregation": "median"},
-    "on": {"reject_outliers": True, "aggregation": "median", "clip_norm": 2.0},
 }
 TRAINING = TrainSettings(lr=0.01, momentum=0.9, batch_size=32, local_steps=10)
 MODEL = model("path-cnn", (3, 28, 28), CLASSES)

@@ -71,7 +71,8 @@ def isolated(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice] |
 
     A row's score is the distance to the row that is the ``hostile``-th nearest to it, so that rows which collude do not
     vouch for each other: each group of honest rows needs more members than that. Rows with more than `ISOLATED` times
-    the median score are isolated, the furthest first. With layers, the one counts where a row is furthest.
+    the median score are isolated, the furthest first. With layers, the one counts where a row is furthest; as one of
+    many is always far, twice as much is isolated then.
 
     >>> isolated([np.array([v]) for v in (1.0, 2.0, 900.0, 3.0, 51.0, 52.0)], 1)
     {2: 848.0}
@@ -79,7 +80,8 @@ def isolated(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice] |
     if not 0 < hostile < len(rows) - 1:
         return {}
     scores = _highest(rows, layers, lambda distances: distances[:, hostile])
-    return {i: float(scores[i]) for i in np.argsort(-scores, kind="stable")[:hostile].tolist() if scores[i] > ISOLATED}
+    limit = ISOLATED if layers is None else 2 * ISOLATED
+    return {i: float(scores[i]) for i in np.argsort(-scores, kind="stable")[:hostile].tolist() if scores[i] > limit}
 
 
 def opposed(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice]) -> dict[int, float]:
@@ -112,14 +114,14 @@ def _highest(
 ) -> np.ndarray:
     """Each row's highest score, of all of it and of its layers, as a multiple of the median score there.
 
-    A layer's counts half, as one of many is always the furthest. If most rows are equal in a layer, it is passed over.
+    If most rows are equal in a layer, it is passed over.
     """
     multiples = np.zeros(len(rows))
-    for part, divisor in ((slice(None), 1.0), *((part, 2.0) for part in layers or ())):
+    for part in (slice(None), *(layers or ())):
         scores = score(_distances([row[part] for row in rows]))
         usual = float(np.median(scores))
-        if usual or divisor == 1:
-            multiples = np.maximum(multiples, scores / divisor / max(usual, TINY))
+        if usual or part == slice(None):
+            multiples = np.maximum(multiples, scores / max(usual, TINY))
     return multiples
 
 
