@@ -150,25 +150,6 @@ class Layout:
         """Length of the counter vector."""
         return self._size("counter")
 
-    @cached_property
-    def layers(self) -> dict[str, slice]:
-        """The slices of the float vector by layer: a module's parameters lie together, each buffer is one of its own.
-
-        An array whose name has no module before it is a layer of its own; running statistics are, whatever their kind.
-        """
-        layers: dict[str, slice] = {}
-        for entry in self.entries:
-            module, _, array = entry.name.rpartition(".")
-            alone = entry.kind != "parameter" or array.startswith("running_") or not module
-            name = (
-                entry.name
-                if alone or layers.get(module, entry.slice).stop not in (entry.offset, entry.slice.stop)
-                else module
-            )
-            if entry.kind != "counter":
-                layers[name] = slice(layers.get(name, entry.slice).start, entry.slice.stop)
-        return layers
-
     @property
     def nbytes(self) -> int:
         """Bytes of one model on the wire."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
-from cfl_flare.core.params import Entry, Params
+from cfl_flare.core.params import Entry, Layout, Params
 from cfl_flare.methods import Update
 from cfl_flare.methods.state import Mapped
 
@@ -26,6 +27,23 @@ Kind = tuple[str, str]
 Excess = dict[Kind, dict[str, float]]
 # By participant and slot: the lowest and the highest difference of arrays that would leave their bounds.
 Ranges = Mapping[tuple[str, str], Mapping[str, tuple[np.ndarray, np.ndarray]]]
+
+
+@cache
+def layer_slices(layout: Layout) -> dict[str, slice]:
+    """The slices of the float vector by layer: a module's parameters lie together, each float buffer is its own.
+
+    An array whose name has no module before it is a layer of its own, and running statistics are, whatever their kind.
+    """
+    slices: dict[str, slice] = {}
+    for entry in (entry for entry in layout.entries if entry.kind != "counter"):
+        module = entry.name.rpartition(".")[0]
+        before = slices.get(module, slice(entry.offset, entry.offset))
+        if entry.kind == "parameter" and module and not _is_statistic(entry) and before.stop == entry.offset:
+            slices[module] = slice(before.start, entry.slice.stop)
+        else:
+            slices[entry.name] = entry.slice
+    return slices
 
 
 class Norms:
@@ -132,7 +150,7 @@ def clipped(updates: Sequence[Update], excess: Excess, ranges: Ranges) -> Sequen
 
 
 def _layers(diff: Params) -> Iterator[tuple[str, slice]]:
-    return ((f"layer {name}", place) for name, place in diff.layout.layers.items())
+    return ((f"layer {name}", place) for name, place in layer_slices(diff.layout).items())
 
 
 def _is_statistic(entry: Entry) -> bool:

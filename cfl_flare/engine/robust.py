@@ -19,6 +19,7 @@ from cfl_flare.clustering.robust import coordinate_median, isolated, multi_krum,
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.shares import capped
+from cfl_flare.engine.clipping import layer_slices
 from cfl_flare.engine.min_cluster_size import small_means
 from cfl_flare.engine.settings import LARGEST_SHARE, ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
@@ -78,7 +79,7 @@ class Guard:
         cosines: dict[str, float] = {}
         for members in trained.values():
             layout = members[0][1].layout
-            layers = [place for place in layout.layers.values() if place.stop <= layout.parameter_size]
+            layers = [place for place in layer_slices(layout).values() if place.stop <= layout.parameter_size]
             against = opposed([diff.vector for _, diff in members], self._settings.byzantine, layers)
             cosines |= {members[i][0]: cosine for i, cosine in against.items()}
         for name, cosine in sorted(cosines.items(), key=lambda item: item[1]):
@@ -99,7 +100,7 @@ class Guard:
                 rows.setdefault(update.main_diff.layout, {})[update.participant] = update.main_diff.vector
         far: dict[str, float] = {}
         for layout, of in rows.items():
-            layers = None if layout is None else list(layout.layers.values())
+            layers = None if layout is None else list(layer_slices(layout).values())
             isolation = isolated(list(of.values()), self._settings.byzantine, layers)
             for i, times in isolation.items():
                 name = list(of)[i]
@@ -232,7 +233,7 @@ class Guard:
             for slot, mean, weight in _each(update):
                 model = (before.bank[slot] + update.diffs[slot]).vector
                 members.setdefault(mean, []).append((update.participant, model, weight))
-                layers[mean] = list(before.bank[slot].layout.layers.values())
+                layers[mean] = list(layer_slices(before.bank[slot].layout).values())
         left_out: set[str] = set()
         used = {mean: self._used(of, layers[mean], left_out) for mean, of in members.items()}
         held = self._too_few(updates, used) if self._settings.hold_small_clusters else set()
