@@ -196,6 +196,10 @@ class SiteData(DataSource):
         named = os.environ.get(COLUMNS)
         if not named:
             return None if self._asked is None else self._asked.to_dict()
+        if self.scaling == "none":
+            raise ColumnsError(
+                f"data site: scaling = 'none': {COLUMNS} is set here, and numbers are scaled; leave it out"
+            )
         with reading_within(None):
             own = Columns.read(find(str(expanded(named)), f"data site: {COLUMNS}"))
         # How its file is written, and what it leaves out, is a site's own matter.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from dataclasses import replace
 from functools import partial
@@ -19,11 +20,13 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from cfl_flare.core.config import build, from_dict, unmarked
-from cfl_flare.core.errors import AbortedError, failure_of
+from cfl_flare.core.errors import AbortedError, ColumnsError, failure_of
 from cfl_flare.core.settings import keep, kept, shows
 from cfl_flare.core.text import plain
 from cfl_flare.data import DataSource, SiteData
+from cfl_flare.data.sources import COLUMNS
 from cfl_flare.data.summary import DataSummary, clipped_line
+from cfl_flare.data.table import Table
 from cfl_flare.engine.job_settings import ExecutorSettings
 from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.settings import FEWEST_SCORED, SiteSettings
@@ -118,10 +121,8 @@ class ClusteredExecutor(Executor):
                 store.keep_previous()
         for own in site.hosted.values() if len(site.hosted) == 1 else ():
             summary = DataSummary.of(own)
-            for line in (summary.line, *clipped_line([own])):
+            for line in (summary.line, *clipped_line([own]), *summary.remarks):  # a job may stream what is above info
                 self.log_info(fl_ctx, f"data: {line}")
-            for remark in summary.remarks:
-                self.log_warning(fl_ctx, f"data: {remark}")
         return wire.to_shareable({}, self._said(site))
 
     def _said(self, site: Site) -> dict[str, Any]:
@@ -182,6 +183,8 @@ class ClusteredExecutor(Executor):
             policy = component_policy(fl_ctx)
             with limited_paths(fl_ctx):  # a source may read a file that describes its columns
                 source = build(self.source, DataSource, "data", policy).of_job(self.source)  # type: ignore[type-abstract]
+            if isinstance(source, Table) and os.environ.get(COLUMNS) and not simulated(fl_ctx):
+                raise ColumnsError(f"data table: the columns are those of {COLUMNS} here; use the source site")
             if isinstance(source, SiteData):
                 source = replace(source, study=check_study(source.study, study_of(fl_ctx)))
             together = content["sites"] if simulated(fl_ctx) else None

@@ -140,9 +140,8 @@ class SiteRun:
             division = site.runtime.division
             check_private_of(facts.get("private") or [], division.names, run_name)
         except (PayloadError, ConfigError) as error:
-            self._log.log_warning(
-                fl_ctx, f"no memory of round {number} ({error}); participants start from their centre"
-            )
+            self._log.log_warning(fl_ctx, f"no memory of round {number}; participants start from their centre")
+            self._log.log_info(fl_ctx, f"no memory of round {number}: {error}")
             return
         for key, params in models.items():
             name, _, what = key.rpartition("#")

@@ -77,6 +77,15 @@ def test_a_process_of_a_resumed_run_that_is_started_again_goes_on_from_its_own_m
     assert recalled(*resumed(), 1, "run") == {"a": {"model": [1, 1]}, "b": {}}
 
 
+def hears(caplog) -> SimpleNamespace:
+    """A component that logs, and warns of no more than that memory is missing."""
+
+    def hear(fl_ctx, text: str) -> None:
+        caplog.records.append(text)
+
+    return SimpleNamespace(log_info=hear, log_warning=lambda fl_ctx, text: None)
+
+
 def test_another_method_gets_no_memory(stores, caplog):
     """Ditto's personal model never leaves; CGPFL sends the model that it finds under that name."""
     layout = {"resident": SimpleNamespace(layout=coin(0, 0).layout), "division": Division.of(Coin(), None)}
@@ -92,7 +101,7 @@ def test_another_method_gets_no_memory(stores, caplog):
     run.remember(1)
     assert recalled(*process({"method": "ditto"}), 1)["a"] == {"personal": [7, 7]}
     run, site = process({"method": "cgpfl", "k": 2})
-    run._log.log_warning = lambda fl_ctx, text: caplog.records.append(text)
+    run._log = hears(caplog)
     assert recalled(run, site, 1)["a"] == {}
     assert "run 'run' was of method ditto, and this job is of cgpfl" in caplog.records[-1]
 
@@ -103,7 +112,7 @@ def test_a_job_with_other_private_layers_gets_no_memory(stores, caplog):
     def process(private: str | None) -> tuple[SiteRun, Site]:
         site = Site(FedAvg(), Biased, TrainSettings(), seed=0, private=private)
         site.hosted = {"a": None}  # type: ignore[dict-item]
-        run = SiteRun(site, "run", {}, SimpleNamespace(log_warning=lambda fl_ctx, text: caplog.records.append(text)))
+        run = SiteRun(site, "run", {}, hears(caplog))
         return run, site
 
     run, site = process("bias")

@@ -3,6 +3,7 @@
 """What a job's author, who brings no code, can make a site read or say."""
 
 import errno
+import json
 import logging
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from nvflare.apis.shareable import Shareable
 from PIL import Image
 
 from cfl_flare.cli.specs import read_source
+from cfl_flare.core.config import describe, marked
 from cfl_flare.core.errors import FAILURES, DataError, FileError, PathError, PayloadError, failure_of, failure_text
 from cfl_flare.data import SOURCES, Npz, SiteData, sources
 from cfl_flare.data.images import Folder
@@ -23,8 +25,12 @@ from cfl_flare.flare import wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.policy import limited_paths
 from cfl_flare.methods import build_method
+from cfl_flare.models import Logistic
 from cfl_flare.training.learner import Learner
 from tests.flare.kits import BOUNDS, JOB, MODEL, answer, check_in, context, executor, kit, npz
+
+FLAT = describe(Logistic((1,), 2), "model")
+OF_TABLE = {**JOB, "model": FLAT}
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +45,11 @@ def site(tmp_path, monkeypatch, caplog):
 def errors(caplog) -> str:
     """What FLARE streams to the server by default: lines of the level error."""
     return "\n".join(r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR)
+
+
+def loud(caplog) -> str:
+    """What FLARE hands to a job's components by events: whatever is above the level info."""
+    return "\n".join(r.getMessage() for r in caplog.records if r.levelno > logging.INFO)
 
 
 def refused(source, folder: Path, caplog, *secrets: str) -> str:
@@ -87,6 +98,56 @@ def test_the_author_learns_whether_data_columns_or_model_are_wrong(tmp_path, cap
     monkeypatch.setenv("CFL_DATA", str(tmp_path / ("gone.csv" if code == "missing" else "ward.csv")))
     monkeypatch.setenv("CFL_LABEL", label)
     assert refused(SiteData(), kit(tmp_path / "kit"), caplog, "hiv", "ward.csv", "gone.csv") == code
+
+
+def test_no_cell_is_in_a_record_that_a_job_could_stream(tmp_path, caplog, monkeypatch):
+    """Each job would set the largest cell absent that the one before had named, and so read a column from its end."""
+    cells = [*range(1, 18), *[260] * 8, *[265] * 8, *[273] * 8]
+    (tmp_path / "ward.csv").write_text("dose,label\n" + "".join(f"{c},{i % 2}\n" for i, c in enumerate(cells)))
+    monkeypatch.setenv("CFL_DATA", str(tmp_path / "ward.csv"))
+    folder, columns = kit(tmp_path / "kit"), {"columns": [{"column": "dose", "kind": "number"}], "label": "label"}
+    for largest in (273, 265, 260):
+        caplog.clear()
+        absent = [cell for cell in cells if cell > largest]
+        source = SiteData(columns={**columns, "absent": absent}, scaling="none")
+        assert "participants" in answer(executor(source, model=marked(FLAT)), check_in(job=OF_TABLE), folder)
+        assert f"samples reach {largest} where" in caplog.text  # for the operator
+        assert not loud(caplog)
+
+
+def test_pinned_columns_pin_the_scaling(tmp_path, caplog, monkeypatch):
+    """Without one, and by a source that the pin is not for, a job would train on the cells as they are."""
+    (tmp_path / "ward.csv").write_text("dose,label\n" + "".join(f"{i},{i % 2}\n" for i in range(20)))
+    columns = {"columns": [{"column": "dose", "kind": "number"}], "label": "label"}
+    (tmp_path / "columns.json").write_text(json.dumps(columns))
+    monkeypatch.setenv("CFL_DATA", str(tmp_path / "ward.csv"))
+    monkeypatch.setenv("CFL_COLUMNS", str(tmp_path / "columns.json"))
+    folder = kit(tmp_path / "kit", data_roots=[str(tmp_path)])
+    for source in (
+        SiteData(scaling="none"),
+        SiteData(path=str(tmp_path / "ward.csv"), scaling="none"),
+        Table(str(tmp_path / "ward.csv")),
+        Table(str(tmp_path / "ward.csv"), columns=columns, scaling="none"),
+    ):
+        assert refused(source, folder, caplog, "dose", "ward.csv") == "columns"
+        caplog.clear()
+    for scaling in ("auto", "site"):
+        job = executor(SiteData(scaling=scaling), model=marked(FLAT))
+        assert "participants" in answer(job, check_in(job=OF_TABLE), folder)
+
+
+def test_a_damaged_memory_is_named_in_the_site_s_own_log_alone(tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
+    folder = kit(tmp_path / "kit")
+    job = {**JOB, "method": {"method": "ditto", "lam": 0.1}}
+    said = answer(executor(SiteData(), method=marked(job["method"])), train(), folder, wire.TRAIN_TASK)
+    assert not said["results"]["site-1"].get("error")
+    (damaged,) = (tmp_path / "state").rglob("round-*.safetensors")
+    damaged.write_bytes(b"0")
+    again = train(memory_of="ward", round=1)
+    answer(executor(SiteData(), method=marked(job["method"])), again, folder, wire.TRAIN_TASK)
+    assert str(damaged) in caplog.text and "no memory of round" in caplog.text
+    assert "no memory of round" in loud(caplog) and str(tmp_path) not in loud(caplog)
 
 
 NAMED = {"npz": "path", "site": "path", "folder": "path", "table": "path", "medmnist": "root"}
