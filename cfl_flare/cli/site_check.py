@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ from cfl_flare.results.model_file import layout_of
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import task_for
 
+# Names of variables whose values are nobody else's business.
+SECRET = re.compile(r"passw|secret|token|credential|api_?key|private_?key|access_?key", re.IGNORECASE)
 PACKAGES = ("nvflare", "torch", "numpy")
 STEPS = 5
 # The last two versions of a participant's memory, the served model, and room to write the next ones.
@@ -90,6 +93,13 @@ def kit(folder: Path) -> Iterator[Finding]:
     if found.before is None and not ready:
         way_out += ", after FLARE's 'deploy prepare' if you use it: that deletes local/resources.json"
     yield Finding("class allow-list", listed, way_out, not ready)
+    if is_site(folder) or is_server(folder):
+        checks = "those without code are checked before they run" if found.checks_jobs else "run as they come"
+        yield Finding("jobs", checks, "" if found.checks_jobs else f"cfl-flare site prepare {folder}")
+        if found.checks_jobs and found.others:
+            yield Finding("class allow-list", f"also has {', '.join(found.others)}")
+        if names := ", ".join(name for name in sorted(os.environ) if SECRET.search(name)):
+            yield Finding("environment", f"has {names}", "jobs with code can read that: start FLARE by 'env -i'")
     if is_site(folder):
         streams = "jobs may stream logs to the server" if found.streams_logs else "stay here"
         yield Finding("logs", streams, f"cfl-flare site prepare {folder}" if found.streams_logs else "")

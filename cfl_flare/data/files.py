@@ -30,7 +30,14 @@ ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedErro
 
 
 # Folders in which the paths that a job names must lie; None where jobs are the operator's own, as in a simulation.
-_roots: ContextVar[Sequence[Path] | None] = ContextVar("roots", default=None)
+_roots: ContextVar[Sequence[Path] | None] = ContextVar("roots")
+_usual_roots: Sequence[Path] | None = None
+
+
+def read_nothing() -> None:
+    """From now on, this process reads no path that a job names outside of `reading_within`."""
+    global _usual_roots
+    _usual_roots = ()
 
 
 @contextmanager
@@ -53,7 +60,7 @@ def authorised(path: Path, where: str) -> Path:
     Raises:
         PathError: it lies in none of the folders that `reading_within` names.
     """
-    roots = _roots.get()
+    roots = _roots.get(_usual_roots)
     if roots is None:
         return path
     real = path.resolve()
@@ -132,7 +139,7 @@ def find_root(root: str | None, where: str, writes: bool = False) -> Path:
     folder = authorised(Path(root) if root else expanded(given), where)
     if not folder.is_dir():
         raise DataError(f"{where}: {'root' if root else ROOT} = {given!r} is not a folder; looked in {folder}")
-    if writes and _roots.get() is not None:
+    if writes and _roots.get(_usual_roots) is not None:
         raise PathError(f"{where}: download = True: a job may read {folder}, but not write to it; leave download out")
     return folder
 
@@ -141,7 +148,7 @@ def entries(folder: Path, where: str) -> list[Path]:
     """What is in a folder, sorted by name, without hidden files; a link is `authorised` as the job's own paths are."""
     found = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     for entry in found:
-        if _roots.get() is not None and entry.is_symlink():
+        if _roots.get(_usual_roots) is not None and entry.is_symlink():
             authorised(entry, where)
     return found
 

@@ -8,6 +8,7 @@ Those of a running job's tasks are in `per_site`, those of lost and returning si
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,16 @@ from typing import Any
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import get_job_meta_study
+from nvflare.fuel.utils.config import Config, ConfigFormat, ConfigLoader
+from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
 from cfl_flare.core.config import from_dict, require, unmarked
 from cfl_flare.core.errors import ClassError, ConfigError
 from cfl_flare.data import DataConfig
 
+# What FLARE's parsers of HOCON and YAML replace by variables, and where they read other files or addresses.
+REPLACED = re.compile(r"\$\{|\binclude\b", re.IGNORECASE)
 SIMULATED_JOB = "simulate_job"
 # They write some sixty lines a round at level INFO: each task, each message, each transfer.
 CHATTY = (
@@ -123,3 +128,32 @@ def check_study(given: str | None, jobs: str) -> str:
         f"data site: study = {given!r}: the job is of study {jobs!r}, and reads no other's data; leave it out",
     )
     return jobs
+
+
+class _Literal(ConfigLoader):
+    """Parses a configuration in which nothing is replaced or included."""
+
+    def __init__(self, form: ConfigFormat, loader: ConfigLoader):
+        super().__init__(form)
+        self.loader = loader
+
+    def load_config(self, file_path: str) -> Config:
+        return self.load_config_from_str(Path(file_path).read_text("utf-8"))
+
+    def load_config_from_str(self, config_str: str) -> Config:
+        match = REPLACED.search(config_str)
+        require(match is None, f"{match and match[0]!r} is replaced when it is read; write it as JSON, without")
+        return self.loader.load_config_from_str(config_str)
+
+    def load_config_from_dict(self, config_dict: dict) -> Config:
+        return self.loader.load_config_from_dict(config_dict)
+
+
+def parse_literally() -> None:
+    """From now on, FLARE's parsers in this process refuse text that refers to variables, files or addresses.
+
+    Otherwise it reads those of a job when it is submitted and deployed, before anybody is asked.
+    """
+    for form, loader in ConfigFactory._fmt2Loader.items():
+        if form != ConfigFormat.JSON and not isinstance(loader, _Literal):
+            ConfigFactory._fmt2Loader[form] = _Literal(form, loader)

@@ -22,12 +22,11 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import atomic_write, make_folder, parse_json, read_json, read_text, writing
-from cfl_flare.flare.allowed import PREFIX, narrowed
+from cfl_flare.flare.allowed import OF_FLARE, PREFIX, VALIDATOR, checks_jobs, with_allowed, with_job_check
 from cfl_flare.flare.compat import allow_list_key
 
 RESOURCES = "resources.json"
 BACKUP = "resources.json.before-cfl"
-ALL = "*"
 REJOIN = "cfl_flare.flare.rejoin.Rejoin"
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 STREAMS_LOGS = "allow_log_streaming"
@@ -46,6 +45,8 @@ class Preparation:
         after: its new text; None if there is nothing to change.
         diff: lines of a unified diff, apart from the layout of the JSON.
         streams_logs: whether the kit lets jobs send its logs to the server.
+        checks_jobs: whether it already refuses jobs as `cfl_flare.flare.job_check` does.
+        others: classes besides cfl_flare's and those of FLARE's that its jobs use, which it already allows.
         ours: whether ``before`` is as an earlier preparation wrote it.
     """
 
@@ -54,6 +55,8 @@ class Preparation:
     after: str | None
     diff: list[str]
     streams_logs: bool
+    checks_jobs: bool
+    others: list[str]
     ours: bool = False
 
     def write(self) -> Path | None:
@@ -109,8 +112,9 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
     listed = content.get(allow_list_key(), []) if isinstance(content, dict) else None
     if not isinstance(listed, list):
         raise ConfigError(f"site: {source}: {allow_list_key()} should be a list of class paths")
-    changed = with_allowed(content, classes)
-    if (kit / "startup" / "fed_server.json").is_file():
+    started = [name for name in ("fed_server.json", "fed_client.json") if (kit / "startup" / name).is_file()]
+    changed = with_job_check(content, classes) if started else with_allowed(content, classes)
+    if "fed_server.json" in started:
         changed = with_rejoin(changed)
     if keep_logs:
         changed[STREAMS_LOGS] = False
@@ -122,6 +126,8 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
         written(changed) if diff else None,
         diff,
         bool(changed.get(STREAMS_LOGS, True)),
+        checks_jobs(content),
+        [entry for entry in listed if not str(entry).startswith(PREFIX) and entry not in OF_FLARE],
         any(str(one).startswith(PREFIX) for one in listed) and text == written(content),
     )
 
@@ -154,6 +160,12 @@ def undone(kit: Path, dry_run: bool = False) -> str:
         classes = [entry for entry in listed if not str(entry).startswith(PREFIX)]
         parts = [part for part in content.get("components", []) if part.get("path") != REJOIN]
         changed = {**content, allow_list_key(): classes, **({"components": parts} if parts else {})}
+        if checks_jobs(content):
+            own, default = changed.pop(VALIDATOR)["args"].get("then"), resources.with_name(f"{RESOURCES}.default")
+            before = (read_json(default) if default.is_file() else {}).get(allow_list_key(), DEFAULT_CLASS_ALLOW_LIST)
+            of_flare = [entry for entry in before if entry in DEFAULT_CLASS_ALLOW_LIST]
+            others = [entry for entry in classes if entry not in OF_FLARE]
+            changed |= {allow_list_key(): [*dict.fromkeys((*of_flare, *others))], **({VALIDATOR: own} if own else {})}
         action: Callable[[], object] = partial(atomic_write, resources, written(changed))
         line = "cfl_flare's classes are taken out"
     elif backups:
@@ -261,17 +273,6 @@ def _component_args(kit: Path, name: str) -> dict[str, Any] | None:
             args = component.get("args")
             return args if isinstance(args, dict) else {}
     return None
-
-
-def with_allowed(content: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
-    """Resources that also allow these classes. A list of their own, or else FLARE's default list, is extended.
-
-    The prefix of all of cfl_flare is taken out of it.
-    """
-    key = allow_list_key()
-    listed = narrowed(content.get(key, DEFAULT_CLASS_ALLOW_LIST))
-    added = [] if ALL in listed else [c for c in classes if c not in listed]
-    return {"format_version": 2, **content, key: listed + added}
 
 
 def with_rejoin(content: dict[str, Any]) -> dict[str, Any]:

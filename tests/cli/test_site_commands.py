@@ -94,7 +94,9 @@ def test_the_current_folder_s_kit_and_a_server_s(tmp_path, capsys, monkeypatch):
 def test_a_kit_and_a_full_disk(tmp_path, monkeypatch):
     for name in ("startup", "local"):
         (tmp_path / "kit" / name).mkdir(parents=True)
-    allowed, logs, policy, code, console = check.kit(tmp_path / "kit")
+    found = {finding.what: finding for finding in check.kit(tmp_path / "kit")}
+    whats = ("class allow-list", "logs", "policy", "custom code", "admin console")
+    allowed, logs, policy, code, console = (found[what] for what in whats)
     assert allowed.fatal and "site prepare" in allowed.way_out
     assert code.found.endswith("from anyone") and console.found.endswith("tail: anyone") and console.way_out
     assert logs.way_out and not logs.fatal

@@ -16,9 +16,10 @@ from cfl_flare.cli import main, site_check
 from cfl_flare.core.errors import ClassError, ConfigError
 from cfl_flare.data import SOURCES
 from cfl_flare.flare import ClusteredController, ClusteredExecutor, ClusteringAggregator, ClusterModelPersistor
-from cfl_flare.flare.allowed import CLASSES
+from cfl_flare.flare.allowed import CLASSES, OF_FLARE
 from cfl_flare.flare.compat import component_policy
 from cfl_flare.flare.egress import EgressFilter
+from cfl_flare.flare.job_check import JobCheck
 from cfl_flare.flare.kit import permitted_roles, preparation
 from cfl_flare.flare.policy import Policy
 from cfl_flare.flare.rejoin import Rejoin
@@ -326,3 +327,55 @@ def test_resources_that_are_no_file_of_json_are_refused(tmp_path, capsys):
     (folder / "local" / "resources.json").write_text("[" * 100_000)
     assert main(["site", "prepare", str(folder)]) == 2
     assert "nested too deeply" in capsys.readouterr().err
+
+
+def started(folder: Path, side: str = "client", **content) -> Path:
+    """A kit as FLARE provisions it: it can be started."""
+    kit(folder, **{"class_allow_list": list(DEFAULT_CLASS_ALLOW_LIST), **content})
+    (folder / "startup" / f"fed_{side}.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_prepared_kit_allows_what_our_jobs_need_of_flare_s_and_checks_them(tmp_path, capsys, side):
+    folder = started(tmp_path / "kit", side, app_validator={"path": "a.Own"})
+    resources = folder / "local" / "resources.json"
+    assert main(["site", "prepare", str(folder)]) == 0
+    assert allowed(folder) == [*OF_FLARE, *OURS]
+    assert {*OF_FLARE} <= {*DEFAULT_CLASS_ALLOW_LIST}
+    for name in ("MLflowReceiver", "WandBReceiver", "NPModelLocator", "JobLogReceiver", "StatisticsExecutor"):
+        assert not [path for path in allowed(folder) if path.endswith(name)]
+    check = json.loads(resources.read_text())["app_validator"]
+    assert check == {"path": f"{JobCheck.__module__}.{JobCheck.__name__}", "args": {"then": {"path": "a.Own"}}}
+    capsys.readouterr()
+    assert main(["site", "prepare", str(folder)]) == 0 and "nothing to change" in capsys.readouterr().out
+    assert not [
+        found.what for found in site_check.kit(folder) if found.fatal or (found.what == "jobs" and found.way_out)
+    ]
+    assert main(["site", "unprepare", str(folder)]) == 0 and not resources.exists()
+
+
+def test_a_class_of_flare_s_that_the_operator_named_stays(tmp_path):
+    folder, tracker = started(tmp_path / "kit"), "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver"
+    assert main(["site", "prepare", str(folder), "--allow", tracker]) == 0
+    assert main(["site", "prepare", str(folder)]) == 0  # after an upgrade, say
+    assert tracker in allowed(folder)
+    (found,) = [found for found in site_check.kit(folder) if found.found.startswith("also has")]
+    assert found.found == f"also has {tracker}" and not found.way_out
+    resources = folder / "local" / "resources.json"
+    content = json.loads(resources.read_text())
+    resources.write_text(json.dumps({**content, "client": {"x": 1}, "class_allow_list": [*allowed(folder), "a.B"]}))
+    assert main(["site", "unprepare", str(folder)]) == 0
+    assert {*allowed(folder)} == {*DEFAULT_CLASS_ALLOW_LIST, "a.B"}
+    assert "app_validator" not in json.loads(resources.read_text())
+
+
+def test_a_kit_that_an_earlier_version_prepared_is_narrowed_and_said_to_check_nothing(tmp_path, monkeypatch):
+    folder = started(tmp_path / "kit", class_allow_list=[*DEFAULT_CLASS_ALLOW_LIST, "a.B", *OURS])
+    monkeypatch.setenv("ARCHIVE_PASSWORD", "hunter2")
+    found = {finding.what: finding for finding in site_check.kit(folder)}
+    assert found["jobs"].found == "run as they come" and found["jobs"].way_out == f"cfl-flare site prepare {folder}"
+    assert found["environment"].found.startswith("has ") and "ARCHIVE_PASSWORD" in found["environment"].found
+    assert "hunter2" not in str(found)
+    assert main(["site", "prepare", str(folder)]) == 0
+    assert allowed(folder) == ["a.B", *OURS, *OF_FLARE]
