@@ -4,8 +4,8 @@
 
 FLARE's server moves a job's directory to its job store when the job ends, and the simulator wipes its workspace at each
 start. Both are therefore kept in a folder of their own, ``<root>/<run name>/<site>/``, which no other user may enter.
-Each version is a safetensors file and a JSON file with its checksum, which is written last; a version without both does
-not count.
+Each version is a safetensors file and a JSON file, which is written last; a version without both does not count. The
+former checks itself, and holds the checksum of the latter.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.core.errors import CFLError, FileError, PayloadError
-from cfl_flare.core.files import atomic_write, make_folder, open_regular, private_file, read_json, writing
+from cfl_flare.core.files import atomic_write, make_folder, open_regular, parse_json, private_file, read_text, writing
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.methods import ServerState
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
+# What a version's arrays say of its JSON file.
+CHECKSUM = "description_sha256"
 ARCHIVE = "archive"
 NOT_MODELS = "#arrays"
 
@@ -103,10 +105,10 @@ class Store:
         arrays = {f"{name}|{key}": a for name, p in models.items() for key, a in p.arrays().items()}
         arrays |= {f"{NOT_MODELS}|{key}": array for key, array in (others or {}).items()}
         path = self._path(number)
+        text = json.dumps({"version": VERSION, "round": number, "facts": dict(metadata)})
         try:
-            save_arrays(path, arrays, {})
-            content = {"version": VERSION, "round": number, "sha256": _digest(path), "facts": dict(metadata)}
-            atomic_write(path.with_suffix(".json"), json.dumps(content))
+            save_arrays(path, arrays, {CHECKSUM: hashlib.sha256(text.encode()).hexdigest()})
+            atomic_write(path.with_suffix(".json"), text)
         except FileError:  # half a version would take the room that the next one needs
             path.unlink(missing_ok=True)
             raise
@@ -149,17 +151,22 @@ class Store:
         """
         path = self._path(number)
         try:
-            content = read_json(path.with_suffix(".json"))
-            intact, metadata = content["sha256"] == _digest(path), content["facts"]
+            text = read_text(path.with_suffix(".json"))
+            content = parse_json(text, str(path.with_suffix(".json")))
+            version, metadata = content["version"], content["facts"]
+            if version == 1:  # of cfl_flare 0.2: the other way round
+                intact = content["sha256"] == _digest(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PayloadError("damaged_file", f"{path} cannot be read: {error}") from error
+        if version not in (1, VERSION):
+            raise PayloadError("version", f"{path} has format {version!r}, this is {VERSION}")
+        arrays, meta = load_arrays(path)
+        if version == VERSION:
+            intact = meta.get(CHECKSUM) == hashlib.sha256(text.encode()).hexdigest()
         if not intact:
-            raise PayloadError("damaged_file", f"{path} does not match its checksum")
-        if content.get("version") != VERSION:
-            raise PayloadError("version", f"{path} has format {content.get('version')!r}, this is {VERSION}")
+            raise PayloadError("damaged_file", f"{path} and its .json file do not match their checksum")
         if not isinstance(metadata, dict):
             raise PayloadError("damaged_file", f"{path.with_suffix('.json')}: facts are a {type(metadata).__name__}")
-        arrays, _ = load_arrays(path)
         models: dict[str, dict[str, Any]] = {}
         for key, array in arrays.items():
             name, _, parameter = key.partition("|")

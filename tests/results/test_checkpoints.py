@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
@@ -21,7 +22,7 @@ from cfl_flare.methods import IFCA, Ditto, FedAvg, FedBABU, FedCUAU, FedPer, Loc
 from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.results.store import Store, StoreError
+from cfl_flare.results.store import CHECKSUM, Store, StoreError
 from cfl_flare.training.settings import TrainSettings
 
 MODEL = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10, "hidden": [8]}}
@@ -205,7 +206,9 @@ def rewrite(folder: Path, run: dict[str, Any]) -> None:
     path = folder / "checkpoints" / "round-000003.json"
     content = json.loads(path.read_text())
     content["facts"]["run"] = run
-    path.write_text(json.dumps(content))
+    path.write_text(text := json.dumps(content))
+    arrays = path.with_suffix(".safetensors")
+    save_arrays(arrays, load_arrays(arrays)[0], {CHECKSUM: hashlib.sha256(text.encode()).hexdigest()})
 
 
 def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(tmp_path: Path) -> None:
