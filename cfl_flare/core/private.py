@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
@@ -16,8 +19,12 @@ from cfl_flare.core.params import Layout, Params, live_state
 if TYPE_CHECKING:
     import torch
 
+parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
+
 # Layers by what they are, in place of a pattern of names, and how a message calls them.
 WORDS = {"norm": "normalisation layer", "bias": "bias", "head": "fully connected layer"}
+# Of a job's regular expression: its characters, and the steps of searching all names by it.
+MOST_PATTERN, MOST_STEPS = 500, 10**8
 # Classes of normalisation layers: BatchNorm2d, LayerNorm, RMSNorm, and those that others write.
 NORM = re.compile(r"Norm(\dd)?$")
 
@@ -102,11 +109,45 @@ def matching(module: torch.nn.Module, pattern: str, where: str, words: bool = Tr
     found = _of_kind(module, layout, pattern) if words else set()
     if found:
         return found
-    try:
-        compiled = re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise ConfigError(f"{where} is not a regular expression: {error}") from error
+    compiled = bounded(pattern, layout.shapes, where)
     return set(layout.untied({name: None for name in layout.shapes if compiled.search(name)}))
+
+
+def bounded(pattern: str, names: Collection[str], where: str) -> re.Pattern[str]:
+    """A job's regular expression, if searching the names by it takes few steps whatever they are.
+
+    Raises:
+        ConfigError: it is none, is too long, or could take longer than a site should spend on it.
+    """
+    try:
+        require(len(pattern) <= MOST_PATTERN, f"{where} has more than {MOST_PATTERN} characters; write a shorter one")
+        compiled, longest = re.compile(pattern), max(map(len, names), default=0) + 1
+        steps = len(names) * longest * _steps(parser.parse(pattern), longest)
+    except (re.error, TypeError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{where} is not a regular expression: {error}") from error
+    require(
+        steps <= MOST_STEPS,
+        f"{where} could be searched for ever: it repeats too much; leave out repetitions, above all inside others",
+    )
+    return compiled
+
+
+def _steps(part: Any, longest: int) -> float:
+    """In how many ways a parsed expression can match text of this length from one place on, at most.
+
+    What is repeated and can match in two ways counts as infinitely many: ``(a+)+`` or ``(a|a)*``.
+    """
+    steps = 1.0
+    for operator, value in part if isinstance(part, parser.SubPattern) else ():
+        if operator is parser.BRANCH:
+            steps *= sum(_steps(branch, longest) for branch in value[1])
+        elif str(operator).endswith("REPEAT"):
+            repeats = min(value[1] - value[0] + 1, longest)
+            steps *= repeats if _steps(value[2], longest) == 1 else math.inf
+        else:
+            inside = value if isinstance(value, (tuple, list)) else [value]
+            steps *= math.prod(_steps(piece, longest) for piece in inside)
+    return steps
 
 
 def _of_kind(module: torch.nn.Module, layout: Layout, word: str) -> set[str]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
-from cfl_flare.core.private import Division
+from cfl_flare.core.private import Division, bounded
 from cfl_flare.models import MLP
 
 
@@ -97,3 +97,26 @@ def test_a_part_of_a_model_gets_its_private_layers_too():
 def test_refusals(module, private, says):
     with pytest.raises(ConfigError, match=says):
         Division.of(module, private)
+
+
+BACKTRACK = [
+    "(a+)+$", "(a|ab)*c", "(.*)*x", ".*.*.*.*.*x", "((ab?)*)*c", "(a?){60}a{60}", "a?" * 60 + "a" * 60, "(?=(a+)+)b",
+    "(a*?)*?b", "((a{1,50}){1,50}){1,50}", "(?i:(a+)+)", "(x+x+)+y", r"(\w+\.?)+$", "(a)(?(1)b+|c+)(?(1)(d+)+|e)f",
+    "(aa|aaa)" * 60, "a" * 10_000, "(" * 499,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", BACKTRACK)
+@pytest.mark.parametrize("real_names", [True, False])
+def test_a_pattern_that_could_be_searched_for_ever_is_refused_before_it_is_searched(pattern, real_names):
+    """The names are an author's as well: of 60 times ``a`` they take ``(a+)+$`` more than a lifetime."""
+    names = [f"layer{i}.0.conv1.weight" for i in range(62)] if real_names else ["a" * 60 + "b"] * 62
+    with pytest.raises(ConfigError, match=r"^run: private .*(for ever|characters|no regular|not a regular)"):
+        bounded(pattern, names, "run: private = 'x'")
+
+
+@pytest.mark.parametrize("pattern", ["bn|norm", r"(^|\.)head\.", r"^layer.*\.(bn|norm)\d*\.(weight|bias)$", "(a{2}){3}",
+                                     r"(?!fc)\w+\.bias", r"(\w+)\.(\w+)\.bn", "(?:layer1\\.)+"])  # fmt: skip
+def test_usual_patterns_are_searched_as_they_are(pattern):
+    names = [f"layer{i}.{j}.bn{k}.running_mean" for i in range(4) for j in range(4) for k in range(4)]
+    assert bounded(pattern, names, "run").pattern == pattern

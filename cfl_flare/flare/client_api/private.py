@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from nvflare.recipe.spec import Recipe
 
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.files import make_folder, writing
+from cfl_flare.core.private import bounded
 from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.flare.paths import store_for
 
@@ -54,13 +55,16 @@ class PrivateArrays(DXOFilter):
         super().__init__(KINDS, KINDS)
         self.private, self.run_name, self.resume_from, self.travels = private, run_name, resume_from, travels
         check_run_name(run_name)
-        try:
-            re.compile(private if isinstance(private, str) else "")
-        except re.error as error:
-            require(False, f"private = {private!r} is not a regular expression: {error}")
+        self._bound(())
+
+    def _bound(self, names: Collection[str]) -> None:
+        """Raises a ConfigError if the names cannot be searched by a pattern in few steps."""
+        if not isinstance(self.private, list):
+            bounded(self.private, names, f"private = {self.private!r}")
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO | None:
         """Changes a model that arrives or leaves."""
+        self._bound(dxo.data.keys())
         arrives = self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN
         kept = self._kept(fl_ctx)
         for name in kept:
