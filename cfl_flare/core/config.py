@@ -86,11 +86,12 @@ def require(condition: bool, message: str, kind: type[ConfigError] = ConfigError
         raise kind(message)
 
 
-def require_whole(where: str, **values: Any) -> None:
-    """Raises a ConfigError for a value that is not a whole number of at least 1."""
+def require_whole(where: str, most: int | None = None, /, **values: Any) -> None:
+    """Raises a ConfigError for a value that is not a whole number of at least 1, and at most ``most``."""
     for name, value in values.items():
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        require(whole, f"{where}: {name} = {value!r} should be a whole number >= 1")
+        whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= (most or value)
+        limits = ">= 1" if most is None else f"in [1, {most}]"
+        require(whole, f"{where}: {name} = {value!r} should be a whole number {limits}")
 
 
 def one_line(error: BaseException) -> str:

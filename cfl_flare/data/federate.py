@@ -66,7 +66,10 @@ class DataConfig:
     """
 
     participants: int | None = setting(
-        None, help="to simulate: how many participants share the data; with natural, default all owners", ge=1
+        None,
+        help="to simulate: how many participants share the data; with natural, default all owners",
+        ge=1,
+        le=100_000,
     )
     partition: Mapping[str, Any] | str | None = setting(None, help="how it is dealt out, like dirichlet:alpha=0.1")
     seed: int = setting(0, help="of the partition", ge=0)
@@ -123,6 +126,14 @@ class DataConfig:
             )
             left = f"leaves none of {self.participants} participants to train; hold back fewer"
             require(bool(self.names), f"data: unseen = {self.unseen} {left}")
+
+    def check_public(self, source: DataSource | None) -> None:
+        """Raises a ConfigError if data of a site's own would be dealt out, whose parts' sizes tell its labels."""
+        require(
+            self.partition is None or source is None or source.public,
+            f"data: partition = {shown(self.partition)} deals out what {type(source).__name__} reads, the site's own; "
+            "that is for simulations: leave participants and partition out, as each real site is one participant",
+        )
 
     @property
     def _natural(self) -> bool:

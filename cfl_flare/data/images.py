@@ -118,7 +118,7 @@ class Folder(DataSource):
     name: ClassVar[str] = "folder"
 
     path: str = setting(help="the folder, found as by the source npz")
-    size: int | None = setting(None, help=RESIZE, ge=1)
+    size: int | None = setting(None, help=RESIZE, ge=1, le=8192)
     channels: int | None = setting(None, help=CONVERT, choices=(1, 3))
     test_share: float = setting(
         0.2, help="share of each class that is used for testing if there are no folders train and test", gt=0, lt=1

@@ -40,6 +40,7 @@ class Torchvision(DataSource):
     """A set that torchvision reads, in torchvision's own layout."""
 
     name: ClassVar[str]
+    public: ClassVar[bool] = True
     # Where torchvision keeps the files below the root.
     folder: ClassVar[str]
 
@@ -132,6 +133,7 @@ class MedMNIST(DataSource):
     """
 
     name: ClassVar[str] = "medmnist"
+    public: ClassVar[bool] = True
 
     flag: str = setting(help="which set, such as pathmnist")
     root: str | None = setting(None, help="folder that holds `<flag>.npz`; default $CFL_DATA_ROOT")

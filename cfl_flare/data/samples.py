@@ -119,6 +119,8 @@ class DataSource(ABC):
 
     # Whether `load` leaves it to `preparation` to fill up and scale each participant's samples.
     prepares: ClassVar[bool] = False
+    # Whether it reads the same samples everywhere, and nobody's own: only such are dealt out at real sites.
+    public: ClassVar[bool] = False
     # What a job that does not say a setting means: the default of the version that made it. New jobs say these.
     unsaid: ClassVar[Mapping[str, Any]] = {}
 

@@ -47,6 +47,7 @@ class Digits(DataSource):
     """Scikit-learn's bundled handwritten digits: 1,797 images of 8x8, 10 classes; nothing is downloaded."""
 
     name: ClassVar[str] = "digits"
+    public: ClassVar[bool] = True
 
     test_share: float = setting(0.25, help="share of each class that is used for testing", gt=0, lt=1)
     seed: int = setting(0, help="seed of that split")

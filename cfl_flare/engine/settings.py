@@ -211,7 +211,7 @@ class SiteSettings:
         per_site=True,
     )
     torch_threads: int = setting(
-        1, help="torch threads per site; more slow down sites that share a machine", ge=1, per_site=True
+        1, help="torch threads per site; more slow down sites that share a machine", ge=1, le=1024, per_site=True
     )
 
     keep_served: bool = setting(

@@ -23,7 +23,7 @@ from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
 from cfl_flare.core.config import from_dict, require, unmarked
 from cfl_flare.core.errors import ClassError, ConfigError
-from cfl_flare.data import DataConfig
+from cfl_flare.data import DataConfig, DataSource
 
 # What FLARE's parsers of HOCON and YAML replace by variables, and where they read other files or addresses.
 REPLACED = re.compile(r"\$\{|\binclude\b", re.IGNORECASE)
@@ -99,10 +99,18 @@ def on_one_machine(fl_ctx: FLContext) -> bool:
         return False
 
 
-def data_config(data: Mapping[str, Any], fl_ctx: FLContext) -> DataConfig:
-    """How a job deals data out. At real sites its owners have no names: they would be compared with the sites' own."""
+def data_config(data: Mapping[str, Any], fl_ctx: FLContext, source: DataSource | None = None) -> DataConfig:
+    """How a job deals data out. At real sites its owners have no names: they would be compared with the sites' own.
+
+    Raises:
+        ConfigError: at a real site, which a POC's is not, it deals out the site's own data.
+    """
     config = from_dict(DataConfig, unmarked(data), "data")
-    return config if simulated(fl_ctx) else replace(config, owners=())
+    if simulated(fl_ctx):
+        return config
+    if not (config.partition is None or source is None or source.public or on_one_machine(fl_ctx)):
+        config.check_public(source)
+    return replace(config, owners=())
 
 
 def study_of(fl_ctx: FLContext) -> str:

@@ -215,7 +215,7 @@ class ClusteredExecutor(Executor):
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
         """Reads the data, and gives each participant that this site hosts its own."""
-        config = data_config(self.data, fl_ctx)
+        config = data_config(self.data, fl_ctx, source)
         site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
         for line in source.described() if config.partition is None else ():
             self.log_info(fl_ctx, f"data: {plain(line)}")

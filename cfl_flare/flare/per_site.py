@@ -291,6 +291,7 @@ class PerSiteController(ModelController):
 
     def _ask_server(self, ends: bool = False) -> None:
         request = Shareable()
+        request[rejoin.SIGNATURE] = self.engine.args.token_signature
         request[rejoin.LOST], request[rejoin.ENDS] = sorted(self._attendance.lost | self._deaf), ends
         with self.engine.new_context() as fl_ctx:
             target = [str(SiteType.SERVER_PARENT)]

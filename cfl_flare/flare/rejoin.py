@@ -18,12 +18,12 @@ from nvflare.apis.job_scheduler_spec import DispatchInfo
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.private.admin_defs import MsgHeader
 from nvflare.private.admin_defs import ReturnCode as AdminCode
-from nvflare.private.defs import ERROR_MSG_PREFIX
+from nvflare.private.defs import AUTH_CLIENT_NAME_FOR_SJ, ERROR_MSG_PREFIX
 from nvflare.private.fed.utils.fed_utils import extract_participants
 from nvflare.utils.job_launcher_utils import get_resource_manager_spec
 
 TOPIC = "cfl_flare.rejoin"
-LOST, ENDS, ENDED = "lost", "ends", "ended"
+LOST, ENDS, ENDED, SIGNATURE = "lost", "ends", "ended", "signature"
 TRIES = 5
 
 
@@ -50,11 +50,15 @@ class Rejoin(FLComponent):
             fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._asked)
 
     def _asked(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
-        """A job's server process asks for its sites; those that are new it can see before they are started."""
+        """A job's server process asks for its sites; those that are new it can see before they are started.
+
+        Anybody can name a job. What the server has signed for it, its server process alone has, and shows no site.
+        """
         engine, peer = fl_ctx.get_engine(), fl_ctx.get_peer_context()
-        job_id = peer.get_job_id() if peer else None
+        job_id, signature = peer.get_job_id() if peer else None, request.get(SIGNATURE)
         job, run = engine.job_runner.running_jobs.get(job_id), engine.run_processes.get(job_id)
-        if job is None or run is None:
+        verify = engine.server.verify_auth_token
+        if job is None or run is None or not verify(AUTH_CLIENT_NAME_FOR_SJ, job_id, str(signature)):
             return make_reply(ReturnCode.BAD_REQUEST_DATA)
         members, connected = run[RunProcessKey.PARTICIPANTS], engine.client_manager.get_clients()
         gone = [client.name for token, client in members.items() if token not in connected]

@@ -255,7 +255,7 @@ def automatic(cls: type[Method], settings: Mapping[str, Any], where: str) -> Aut
     known = issubclass(cls, (WeCFL, IFCA, FedDS))
     require(known, f"{where}: k = 'auto' is for wecfl, fesem, cgpfl, ifca, fedds and feddsmic; give a number")
     largest = settings.get("k_max", 10)
-    require_whole(where, k_max=largest)
+    require_whole(where, 1000, k_max=largest)
     rest = {key: value for key, value in settings.items() if key not in ("k", "k_max")}
     whole = {key: rest.pop(key) for key in WHOLE if key in rest}
     names = {f.name for f in fields(cls)}

@@ -52,7 +52,7 @@ class Method(ABC):
         False, help="train for one more local round before predicting, each participant by itself (thesis sec. 7.4.4)"
     )
     finetune_epochs: int | None = setting(
-        None, help="passes over the training data in that round; None for as long as any other round", ge=1
+        None, help="passes over the training data in that round; None for as long as any other round", ge=1, le=1000
     )
 
     def __post_init__(self) -> None:

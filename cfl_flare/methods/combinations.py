@@ -83,7 +83,7 @@ class Combination:
         if self.copies not in outer:
             raise ConfigError(f"{where}: setting {self.copies!r} is missing and has no default")
         copies = outer.pop(self.copies)
-        require_whole(where, **{self.copies: copies})
+        require_whole(where, 1000, **{self.copies: copies})
         return from_dict(Ensemble, {"parts": inner * copies, **outer}, where)
 
     def _fixed(self, names: set[str]) -> dict[str, Any]:

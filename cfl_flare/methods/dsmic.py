@@ -38,7 +38,7 @@ class FedDS(Method):
     name: ClassVar[str] = "fedds"
     paper: ClassVar[str] = "Li et al. 2022 (FedDSMIC): Alg. 1, Eq. 6, 7, 17"
 
-    k: int = setting(3, help="number of clusters C; each centre starts from its own seed", ge=1)
+    k: int = setting(3, help="number of clusters C; each centre starts from its own seed", ge=1, le=1000)
     indicator_samples: int = setting(10, help="indicator samples of each class, N_c", ge=1)
     indicator_file: str | None = setting(
         None,

@@ -42,7 +42,7 @@ class FedAC(OwnModel):
     paper: ClassVar[str] = "Zhang et al. 2024, Alg. 1-3"
 
     weighting: str = "uniform"
-    k: int = setting(help="number of clusters to begin with", ge=1)
+    k: int = setting(help="number of clusters to begin with", ge=1, le=1000)
     mu: float = setting(
         0.1, help="mu/2 ||omega_i - Omega_c(i)||^2 holds a model near its cluster's centre (Eq. 3)", ge=0
     )
@@ -62,7 +62,7 @@ class FedAC(OwnModel):
     low: float = setting(0.2, help="a; a cluster whose dispersion G_k is below it is merged into the nearest one")
     high: float = setting(0.8, help="b; a cluster whose dispersion G_k is above it is split in two; above low")
     cooldown: int = setting(10, help="rounds in which a merge or a split is not undone", ge=0)
-    starts: int = setting(10, help="k-means++ starts of the first E-step; the best is kept", ge=1)
+    starts: int = setting(10, help="k-means++ starts of the first E-step; the best is kept", ge=1, le=1000)
     seed: int = setting(0, help="seed of those starts, and of splits", bounds=SEED)
 
     def __post_init__(self) -> None:

@@ -163,7 +163,7 @@ class FLHC(OneShot):
         "either this or k",
         gt=0,
     )
-    k: int | None = setting(None, help="number of clusters; give either this or threshold", ge=1)
+    k: int | None = setting(None, help="number of clusters; give either this or threshold", ge=1, le=1000)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -212,14 +212,14 @@ class FedGroup(OneShot):
     name: ClassVar[str] = "fedgroup"
     paper: ClassVar[str] = "Duan et al. 2021"
 
-    k: int = setting(help="number of groups", ge=1)
+    k: int = setting(help="number of groups", ge=1, le=1000)
     dimensions: int | None = setting(
         None,
         help="singular directions of the updates by which they are compared, at most one less than the participants "
         "of the first round; None for as many as groups",
         ge=1,
     )
-    starts: int = setting(10, help="k-means++ starts; the best is kept", ge=1)
+    starts: int = setting(10, help="k-means++ starts; the best is kept", ge=1, le=1000)
     seed: int = setting(0, help="seed of those starts", bounds=SEED)
 
     @property

@@ -32,7 +32,7 @@ class IFCA(Method):
     name: ClassVar[str] = "ifca"
     paper: ClassVar[str] = "Ghosh et al. 2020; Mansour et al. 2020; thesis Eq. 3.1"
 
-    k: int = setting(help="number of clusters K; each model starts from its own seed", ge=1)
+    k: int = setting(help="number of clusters K; each model starts from its own seed", ge=1, le=1000)
     assignment_samples: int | None = setting(
         None, help="training samples that a participant reads to choose a model; None for all of them", ge=1
     )

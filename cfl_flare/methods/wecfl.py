@@ -26,12 +26,12 @@ class WeCFL(Method):
     name: ClassVar[str] = "wecfl"
     paper: ClassVar[str] = "Ma et al. 2022; thesis Alg. 1, Eq. 3.3"
 
-    k: int = setting(help="number of clusters K", ge=1)
+    k: int = setting(help="number of clusters K", ge=1, le=1000)
     cluster_on: str | tuple[str, ...] = setting("fc", help=COMPARED.format("that are"))
     clustering_rounds: int | None = setting(
         None, help="rounds after which the assignment is frozen (few-shot clustering); None never freezes it", ge=1
     )
-    starts: int = setting(10, help="k-means++ starts of the first E-step; the best is kept", ge=1)
+    starts: int = setting(10, help="k-means++ starts of the first E-step; the best is kept", ge=1, le=1000)
     seed: int = setting(0, help="seed of those starts", bounds=SEED)
 
     @property

@@ -41,8 +41,10 @@ class TrainSettings:
     momentum: float | None = setting(None, help="SGD's momentum; default: 0.9 with sgd, and adam has none", ge=0, lt=1)
     weight_decay: float = setting(0.0, help="L2 penalty; with adamw, decay apart from the gradient", ge=0)
     batch_size: int = setting(32, help="samples a step; a participant with fewer takes all it has", ge=1)
-    local_steps: int | None = setting(None, help="steps a round; default: 10, unless local_epochs is given", ge=1)
-    local_epochs: int | None = setting(None, help="passes over the own data a round, instead of steps", ge=1)
+    local_steps: int | None = setting(
+        None, help="steps a round; default: 10, unless local_epochs is given", ge=1, le=100_000
+    )
+    local_epochs: int | None = setting(None, help="passes over the own data a round, instead of steps", ge=1, le=1000)
     keep_momentum: bool = setting(
         False, help="keep the momentum, or all of Adam's state, on the participant between rounds"
     )

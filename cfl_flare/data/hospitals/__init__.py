@@ -27,6 +27,7 @@ class Hospitals(DataSource):
     """A table of several hospitals' patients; each hospital is a participant unless a partition says otherwise."""
 
     prepares: ClassVar[bool] = True
+    public: ClassVar[bool] = True
     unsaid: ClassVar[Mapping[str, Any]] = UNSAID
 
     test_share: float = setting(0.25, help="share of each hospital's patients that is used for testing", gt=0, lt=1)

@@ -38,6 +38,7 @@ def check_env(env: ExecEnv, plan: RunPlan, named: Sequence[str]) -> None:
         ConfigError: too few or too many sites, or a folder in which FLARE's simulator cannot work.
     """
     if not isinstance(env, (SimEnv, PocEnv)):
+        plan.data.check_public(plan.reader)
         return  # the sites of a provisioned project are not known here
     where, method = type(env).__name__, plan.method
     if env.num_clients is not None:

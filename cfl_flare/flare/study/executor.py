@@ -75,7 +75,7 @@ class StudyExecutor(ClusteredExecutor):
         self._runs: dict[str, SiteRun] = {}
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
-        config = data_config(self.data, fl_ctx)
+        config = data_config(self.data, fl_ctx, source)
         where = (ReadOnce(source), fl_ctx.get_identity_name(), content["index"], content["sites"])
         site.add(replace(config, measured_on=VALIDATION).host(*where))
         self._tests = site.tested_on(replace(config, measured_on=TEST).host(*where))
