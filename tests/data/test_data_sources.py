@@ -221,7 +221,7 @@ def test_folder_refusals(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"size": 0}, "size = 0 should be >= 1 or None"),
+        ({"size": 0}, "size = 0 should be in .1, 8192. or None"),
         ({"channels": 2}, "channels = 2 should be 1 or 3 or None"),
         ({"test_share": 0.0}, r"test_share = 0\.0 should be in \(0, 1\)"),
         ({"size": "big"}, "size = 'big' should be int"),

@@ -407,7 +407,7 @@ def test_it_survives_the_way_through_a_job_file(spec):
         ({"weighting": "uniform"}, "weighting belongs to its base"),
         ({"penalties": [Proximal()]}, "belong to its base; give them there"),
         ({"stage1_lr": 0.0}, "stage1_lr = 0.0 should be > 0 or None"),
-        ({"finetune_epochs": 0}, "finetune_epochs = 0 should be >= 1 or None"),
+        ({"finetune_epochs": 0}, "finetune_epochs = 0 should be in .1, 1000. or None"),
         ({"cluster_layers": []}, r"cluster_layers = \[\] should be a list of names, or None"),
         ({"cluster_layers": "head"}, "cluster_layers = 'head' should be a list of names"),
     ],

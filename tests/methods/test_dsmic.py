@@ -220,7 +220,7 @@ def test_it_survives_the_way_through_a_job_file(name, settings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"k": 0}, "k = 0 should be >= 1"),
+        ({"k": 0}, "k = 0 should be in .1, 1000."),
         ({"indicator_samples": 0}, "indicator_samples = 0 should be >= 1"),
         ({"indicator_file": 3}, r"indicator_file = 3 should be str \| None"),
         ({"personal_steps": -1}, "personal_steps = -1 should be >= 0"),

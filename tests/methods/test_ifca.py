@@ -80,7 +80,7 @@ def test_absent_participants_keep_their_cluster():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"k": 0}, "k = 0 should be >= 1"),
+        ({"k": 0}, "k = 0 should be in .1, 1000."),
         ({"k": 2.5}, "k = 2.5 should be int"),
         ({"k": 2, "assignment_samples": 0}, "assignment_samples = 0 should be >= 1 or None"),
         ({}, "setting 'k' is missing"),

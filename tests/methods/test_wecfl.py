@@ -108,10 +108,10 @@ def test_first_e_step_needs_a_participant_for_each_cluster():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"k": 0}, "k = 0 should be >= 1"),
+        ({"k": 0}, "k = 0 should be in .1, 1000."),
         ({"k": 2, "cluster_on": "tail"}, "cluster_on = 'tail' should be one of"),
         ({"k": 2, "clustering_rounds": 0}, "clustering_rounds = 0 should be >= 1 or None"),
-        ({"k": 2, "starts": 0}, "starts = 0 should be >= 1"),
+        ({"k": 2, "starts": 0}, "starts = 0 should be in .1, 1000."),
     ],
 )
 def test_refusals(settings, message):
