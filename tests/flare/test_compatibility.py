@@ -101,7 +101,7 @@ def refusal(folder: Path, caplog, job: dict, **settings) -> str:
         ),
         ({**JOB, "seed": 5}, {}, "^settings: .*seed = 5 at the server, 0 at site-1"),
         (JOB, {}, "^config: .*data: class_path = None"),  # that far it agrees
-        (JOB, {"torch_threads": 0}, "^config: .*torch_threads = 0 should be >= 1"),
+        (JOB, {"torch_threads": 0}, "^config: .*torch_threads = 0 should be in .1, 1024."),
         (
             JOB,
             {"source": {"class_path": "os.path.Secret"}},
