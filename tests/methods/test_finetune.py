@@ -56,7 +56,7 @@ def test_a_combination_s_setting_is_the_whole_s() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="finetune_epochs = 0 should be in .1, 1000. or None"):
+    with pytest.raises(ConfigError, match=r"finetune_epochs = 0 should be in .1, 1000. or None"):
         FedAvg(finetune=True, finetune_epochs=0)
     with pytest.raises(ConfigError, match=r"finetune_epochs = 2\.5 should be int \| None, not float"):
         FedAvg(finetune=True, finetune_epochs=2.5)  # type: ignore[arg-type]
