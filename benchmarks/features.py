@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from colours import palette
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from cfl_flare.core.errors import CFLError
-from cfl_flare.report.colours import palette
 from cfl_flare.results.run_dir import Features, Run, find_runs, read_features
 
 # Thesis Fig. 3.5 shows the first four rounds.

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from colours import COLOURS
 from learners import learner_of, runtime_of
 from matplotlib.figure import Figure
 from plans import PLANS, Plan
@@ -35,7 +36,6 @@ from cfl_flare.cli.specs import build_named
 from cfl_flare.data import ParticipantData
 from cfl_flare.methods import FedCUAU, Update
 from cfl_flare.methods.cuau import AU
-from cfl_flare.report.colours import COLOURS
 from cfl_flare.training.learner import Learner
 
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from colours import COLOURS
 from hospital_gains import gaining, losses
 from kept import group, interval, kept, paired
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from png import save
-
-from cfl_flare.report.colours import COLOURS
 
 BASE, FIGURE, SEEDS = "fedavg", "pooled_auroc", 3
 PANELS = {"stroke": "Stroke, 187 hospitals", "heart": "Heart disease, 4 hospitals"}

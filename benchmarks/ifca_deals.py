@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from colours import COLOURS
 from kept import kept, value
 from matplotlib.figure import Figure
 from plans.figures import FIGURES
 from png import save
-
-from cfl_flare.report.colours import COLOURS
 
 SHOWN = ("accuracy", "macro_f1", "ari", "clusters_in_use")
 

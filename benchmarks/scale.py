@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from colours import COLOURS
 from matplotlib.figure import Figure
 from own_process import in_own_process, tell
 from png import save
@@ -34,7 +35,6 @@ from cfl_flare.engine.loop import model_factory, run_loop
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Result
 from cfl_flare.methods import Participant, Update, build_method
-from cfl_flare.report.colours import COLOURS
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
 

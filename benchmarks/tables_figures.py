@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from cells import Cell
+from colours import COLOURS
 from matplotlib.figure import Figure
 from plans.figures import FIGURES
 from png import save
-
-from cfl_flare.report.colours import COLOURS
 
 
 def label(row: Mapping[str, Any]) -> str:

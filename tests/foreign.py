@@ -17,7 +17,7 @@ import numpy as np
 # The command line in a process of its own: it may take a gigabyte more than its imports took, and a minute a command.
 COMMANDS = """
 import contextlib, io, json, resource, signal, sys
-import torch, PIL.Image, matplotlib.figure, cfl_flare.cli.predict, cfl_flare.engine.newcomers, cfl_flare.report.figures
+import torch, PIL.Image, cfl_flare.cli.predict, cfl_flare.engine.newcomers, cfl_flare.report.figures
 from cfl_flare.cli import main
 
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

@@ -109,10 +109,8 @@ def run(arguments: argparse.Namespace) -> None:
     console = Console()
     print_whole(console, results_table(runs))
     if len(runs) > 1:
-        from cfl_flare.report.figures import draw_comparison
         from cfl_flare.report.html.write import try_to_write
 
-        draw_comparison(runs, out)
         if (why := try_to_write(out, runs)) is not None:
             console.print(why, style="yellow", markup=False, soft_wrap=True)
     console.print(f"results: {out}", soft_wrap=True, markup=False)

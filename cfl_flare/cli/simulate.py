@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cfl_flare.cli.options import Simulation
 from cfl_flare.clustering.gap import NUMBER, in_words
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import FileError, RunFailedError
+from cfl_flare.core.errors import RunFailedError
 from cfl_flare.core.files import make_folder
 from cfl_flare.core.settings import changed
 from cfl_flare.core.text import plain
@@ -114,8 +114,6 @@ def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
 
 def in_process(plan: RunPlan, folder: Path, display: Display) -> None:
     """Runs a plan without FLARE."""
-    from cfl_flare.report.figures import draw
-
     assert plan.reader is not None and plan.training is not None
     run_loop(
         method=plan.method,
@@ -131,10 +129,6 @@ def in_process(plan: RunPlan, folder: Path, display: Display) -> None:
         private=plan.job.private,
         of_data=plan.facts,
     )
-    try:
-        draw(load_run(folder))
-    except FileError as error:  # the results are there
-        print(f"no figures: {error}; 'cfl-flare show' draws them from the results", file=sys.stderr)
 
 
 def through_flare(plan: RunPlan, simulation: Simulation, out: Path) -> Callable[[Path, Display], None]:

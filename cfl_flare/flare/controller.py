@@ -19,7 +19,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from cfl_flare.core.config import from_dict, require, unmarked
-from cfl_flare.core.errors import CFLError, FileError
+from cfl_flare.core.errors import CFLError
 from cfl_flare.core.settings import keep, kept, shows
 from cfl_flare.engine.job_settings import AssignSettings, ControllerSettings
 from cfl_flare.engine.settings import ServerSettings
@@ -37,7 +37,6 @@ from cfl_flare.flare.tracking import bounds, track
 from cfl_flare.methods import Participant
 from cfl_flare.results.attempt import ENDED, READY, SILENT, Attempt
 from cfl_flare.results.recorder import Recorder
-from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
 
 RESULTS = "cfl"
@@ -315,7 +314,7 @@ class ClusteredController(PerSiteController):
         self._attempt.done()
         if metrics.metrics:
             track(self, bounds(self._recorder.intervals), metrics.current_round)
-        self._draw()
+        self._write_page(Path(self.get_run_dir()) / RESULTS)
         self.info(f"all rounds are done{self._measured(metrics)}")
         self.info(f"results: {Path(self.get_run_dir()) / RESULTS}")
 
@@ -335,19 +334,8 @@ class ClusteredController(PerSiteController):
     def _accept(self, result: FLModel) -> bool:
         return self.aggregator.accept_model(result)
 
-    def _draw(self) -> None:
-        """Draws the run's figures and writes its report; either can be made later from the results."""
-        folder = Path(self.get_run_dir()) / RESULTS
-        try:
-            from cfl_flare.report.figures import draw
-
-            draw(load_run(folder))
-        except (ImportError, FileError) as error:
-            self.warning(f"no figures: {error}; 'cfl-flare show' draws them from the results")
-        self._write_page(folder)
-
     def _write_page(self, folder: Path) -> None:
-        """Writes the report of a run's or a study's folder."""
+        """Draws the figures and writes the report of a run's or a study's folder; both can be made later."""
         try:
             from cfl_flare.report.html.write import try_to_write
         except ImportError as error:

@@ -1,107 +1,117 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a run: its metric over rounds, and the clusters of a method that clusters."""
+"""Pictures of a run, of several runs and of a partition, from the plots of the report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
-from cfl_flare.clustering.gap import NUMBER
-from cfl_flare.report.clusters import analysis, cluster_sizes, number_of_clusters, tuning
-from cfl_flare.report.colours import palette
-from cfl_flare.report.cross_site import cross_site
-from cfl_flare.report.files import save
-from cfl_flare.report.flows import flows
-from cfl_flare.report.labels import in_figure
-from cfl_flare.results.key_metric import ACCURACY, POOLED, POOLED_F1, is_share
+from cfl_flare.core.files import atomic_write
+from cfl_flare.report.html.bundle import pictures
+from cfl_flare.report.html.clusters import quality, sizes
+from cfl_flare.report.html.comparison import Runs, over_rounds, sizes_of_runs
+from cfl_flare.report.html.cross_site import cross_site
+from cfl_flare.report.html.measures import convergence
+from cfl_flare.report.html.moves import moves
+from cfl_flare.report.html.number_of_clusters import number_of_clusters
+from cfl_flare.report.html.section import Plot, Section, attempt
+from cfl_flare.report.html.specs import CONFIG
+from cfl_flare.report.html.text import cut
+from cfl_flare.report.html.view import View
+from cfl_flare.results.key_metric import ACCURACY
 
 if TYPE_CHECKING:
     from cfl_flare.results.run_dir import Run
 
-# A figure has so many panels at most.
-PANELS = 12
+WIDTH = 620
+# A run's files, and the sections of its report whose plots they show.
+FIGURES: Mapping[str, Callable[[View], Section | None]] = {
+    ACCURACY: convergence,
+    "cluster_sizes": sizes,
+    "flows": moves,
+    "analysis": quality,
+    "number_of_clusters": number_of_clusters,
+    "cross_site": cross_site,
+}
 
 
 def draw(run: Run) -> list[Path]:
-    """Draws a run's figures into its folder.
+    """Draws a run's figures into its folder, those of `FIGURES` for which it has values.
 
-    `compare`'s; for a clustered method ``cluster_sizes.png``, ``analysis.png`` and ``flows.png``; for FedAC
-    ``tuning.png``; where a run found its number of clusters ``number_of_clusters.png``; where every model was measured
-    on every participant, ``cross_site.png``.
+    ``accuracy.png`` is ``key_metric.png`` where another metric judges the run.
 
     Returns:
         The files.
     """
-    files = [compare([run], run.folder)]
-    if clustered(run):
-        files.append(cluster_sizes([run], run.folder / "cluster_sizes.png"))
-        files.append(flows(run, run.folder / "flows.png"))
-    if any("objective" in r for r in run.rounds):
-        files.append(analysis(run, run.folder / "analysis.png"))
-    if any({"dispersion", "looseness"} & r.keys() for r in run.rounds):
-        files.append(tuning(run, run.folder / "tuning.png"))
-    if any(NUMBER in r for r in run.rounds):
-        files.append(number_of_clusters(run, run.folder / f"{NUMBER}.png"))
-    if (table := run.folder / "cross_site.csv").is_file():
-        files += filter(None, [cross_site(run, table, run.folder / "cross_site.png")])
-    return files
+    sections = {name: partial(make, View(run)) for name, make in FIGURES.items()}
+    return _draw(run.folder, run.name, {run.metric.name}, sections)
 
 
 def draw_comparison(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Draws runs for comparison: `compare`'s figure, and ``cluster_sizes.png`` if at least two of them cluster.
+    """Draws the runs' metric over rounds, and the sizes of the clusters if at least two of them cluster.
 
     Returns:
         The files.
     """
-    files = [compare(runs, folder)]
-    if len(clustering := [run for run in runs if clustered(run)]) > 1:
-        files.append(cluster_sizes(clustering, folder / "cluster_sizes.png"))
-    return files
+    them = Runs(runs, folder)
+    sections = {ACCURACY: partial(over_rounds, them), "cluster_sizes": partial(sizes_of_runs, them)}
+    return _draw(folder, f"{len(runs)} runs", {run.metric.name for run in runs}, sections)
 
 
-def clustered(run: Run) -> bool:
-    """Whether the run has clusters to draw."""
-    return bool(run.rounds and run.rounds[-1]["cluster_sizes"])
+def _draw(
+    folder: Path, title: str, metrics: set[str], sections: Mapping[str, Callable[[], Section | None]]
+) -> list[Path]:
+    plots = {}
+    for name, make in sections.items():
+        if (section := attempt(name, make)) is not None and section.plots:
+            file = "key_metric" if name == ACCURACY and metrics != {ACCURACY} else name
+            plots[folder / f"{file}.png"] = section.plots
+    return save(title, plots)
 
 
-def compare(runs: Sequence[Run], folder: Path) -> Path:
-    """The runs' metric over rounds, mean and worst participant, one colour per run and one panel per metric.
+def save(title: str, plots: Mapping[Path, Sequence[Plot]]) -> list[Path]:
+    """Writes pictures in the formats of the paths' endings, each as a whole or not at all.
 
-    The file is ``accuracy.png`` if it is accuracy, else ``key_metric.png``.
+    Args:
+        title: of all of them; it may be anybody's name.
+        plots: those of each picture, one below the other.
+
+    Raises:
+        ConfigError: vl-convert is not installed, or does not run here.
+        FileError: a picture cannot be written.
     """
-    colours = dict(enumerate(palette(len(runs))))
-    metrics = list(dict.fromkeys(run.metric.name for run in runs))[:PANELS]
-    figure = Figure(figsize=(7, 4 * len(metrics)), layout="constrained")
-    for axes, name in zip(figure.subplots(len(metrics), squeeze=False).ravel(), metrics):
-        _over_rounds(axes, name, [(colours[i], run) for i, run in enumerate(runs) if run.metric.name == name])
-    return save(figure, folder / ("accuracy.png" if metrics == [ACCURACY] else "key_metric.png"))
+    specs = [(path.suffix.lstrip("."), _figure(title, some)) for path, some in plots.items()]
+    for path, content in zip(plots, pictures(specs)):
+        atomic_write(path, content, durable=False)
+    return [*plots]
 
 
-def _over_rounds(axes: Any, name: str, runs: Sequence[tuple[str, Run]]) -> None:
-    """One metric; shares have an axis from 0 to 1."""
-    mean, worst, seen = f"served_{name}", f"served_worst_{name}", list[float]()
-    for colour, run in runs:
-        measured = [r for r in run.rounds if mean in r]
-        rounds = [r["round"] + 1 for r in measured]
-        lowest = [r.get(worst, float("nan")) for r in measured]
-        axes.plot(rounds, [r[mean] for r in measured], color=colour, label=in_figure(run.name))
-        axes.plot(rounds, lowest, color=colour, linestyle=":", linewidth=1)
-        together = {"auroc": POOLED, "macro_f1": POOLED_F1}.get(name, "")
-        if any(together in r for r in measured):
-            pooled = [r.get(together, float("nan")) for r in measured]
-            label = f"{in_figure(run.name)}, all samples"
-            axes.plot(rounds, pooled, color=colour, linestyle="--", linewidth=1, label=label)
-        seen += [value for r in measured for value in (r[mean], r.get(worst, r[mean]))]
-    label = in_figure(name)
-    axes.set(xlabel="round", ylabel=f"{label} on own test split")
-    if not seen or is_share(name, min(seen), max(seen)):
-        axes.set_ylim(0, 1)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title("mean of the participants (dotted: the worst one)", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right" if runs[0][1].metric.mode == "max" else "upper right")
+def _figure(title: str, plots: Sequence[Plot]) -> dict[str, Any]:
+    views = [{"width": WIDTH, "title": _heading(plot.title, plot.text), **_still(plot.spec)} for plot in plots]
+    legend = {**CONFIG["legend"], "columns": 5}
+    return {
+        "config": {**CONFIG, "background": "white", "font": "sans-serif", "legend": legend},
+        "title": _heading(title),
+        "vconcat": views,
+        "resolve": {"scale": dict.fromkeys(("color", "strokeDash", "shape", "size"), "independent")},
+    }
+
+
+def _heading(text: str, below: str = "") -> dict[str, Any]:
+    """A title as text, which Vega interprets in no way."""
+    lines = {"subtitle": wrap(below, 105), "fontSize": 12, "frame": "group"} if below else {"fontSize": 14}
+    return {"text": cut(text), "anchor": "start", **lines}
+
+
+def _still(spec: Any) -> Any:
+    """A specification without what answers to a pointer."""
+    if isinstance(spec, list):
+        return [_still(part) for part in spec]
+    if not isinstance(spec, dict):
+        return spec
+    moving = ("params", "tooltip", *(["opacity"] if isinstance(spec.get("opacity"), dict) else []))
+    return {key: _still(part) for key, part in spec.items() if key not in moving}

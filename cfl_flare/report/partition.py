@@ -8,21 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from rich import box
 from rich.table import Table
 
-from cfl_flare.report.colours import palette
-from cfl_flare.report.files import save
-from cfl_flare.report.labels import in_figure, in_table
+from cfl_flare.report.figures import save
+from cfl_flare.report.html import specs
+from cfl_flare.report.html.section import Plot
+from cfl_flare.report.html.section import Table as Numbers
+from cfl_flare.report.html.text import cut
+from cfl_flare.report.table import in_table
 
 if TYPE_CHECKING:
     from cfl_flare.data import PartitionReport
-
-# Area of the largest bubble, in points squared, for participants 0.12 inches apart.
-LARGEST = 180.0
-INCHES = 0.12
 
 
 def draw_partition(report: PartitionReport, path: Path) -> Path:
@@ -32,32 +29,36 @@ def draw_partition(report: PartitionReport, path: Path) -> Path:
     the format.
     """
     participants, classes = report.train.shape
-    figure = Figure(figsize=(min(30, max(7, 2 + INCHES * participants)), min(20, 2 + 0.3 * classes)))
-    figure.set_layout_engine("constrained")
-    axes = figure.add_subplot()
-    who, what = np.nonzero(report.train)
-    counts = report.train[who, what]
-    groups = sorted({group for group in report.truth if group is not None})
-    tints = dict(zip(groups, palette(len(groups))))
-    colours = [palette(1)[0] if (group := report.truth[i]) is None else tints[group] for i in who]
-    axes.scatter(who, what, s=LARGEST * counts / counts.max(), c=colours, alpha=0.75, linewidths=0)
-    changes = [i for i in range(1, participants) if report.truth[i] != report.truth[i - 1]]
-    if len(changes) < len(groups):  # the groups are blocks
-        for i in changes:
-            axes.axvline(i - 0.5, color="0.6", linewidth=0.8)
-    if 1 < len(groups) <= 12:
-        for group in groups:
-            axes.scatter([], [], s=40, color=tints[group], label=f"group {group}")
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    axes.set(xlabel="participant", ylabel="class", xlim=(-1, participants), ylim=(-0.7, classes - 0.3))
-    axes.set_title(
-        f"{in_figure(report.rule)}: {int(report.train.sum())} training samples (largest bubble {int(counts.max())})",
-        fontsize=10,
-    )
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.2)
-    return save(figure, path)
+    groups = [*map(str, sorted({group for group in report.truth if group is not None}))]
+    rows = [
+        {"i": int(i), "y": int(y), "n": int(report.train[i, y]), "c": str(report.truth[i])}
+        for i, y in zip(*np.nonzero(report.train))
+    ]
+    starts = [i - 0.5 for i in range(1, participants) if report.truth[i] != report.truth[i - 1]]
+    apart = starts if len(starts) < len(groups) else []  # the groups are blocks
+    axes = {
+        name: {**specs.whole_axis(field, range(count), title), "scale": {"domain": [-0.7, count - 0.3], "nice": False}}
+        for name, field, title, count in (("x", "i", "participant", participants), ("y", "y", "class", classes))
+    }
+    legend = {"title": "group"} if 1 < len(groups) <= 12 else None
+    scale = {"domain": groups or ["None"], "range": specs.COLOURS}
+    area = {"domain": [0, int(report.train.max())], "range": [0, 150]}
+    size = {"field": "n", "type": "quantitative", "title": "samples", "scale": area}
+    bubbles = {
+        "mark": {"type": "point", "filled": True, "opacity": 0.8},
+        "encoding": {
+            **axes,
+            "size": size,
+            "color": {"field": "c", "type": "nominal", "scale": scale, "legend": legend},
+        },
+    }
+    rules = {"data": {"values": [{"x": x} for x in apart]}, "mark": {"type": "rule", "opacity": 0.4}}
+    rules["encoding"] = {"x": {**axes["x"], "field": "x"}}
+    width, height = (max(least, min(1600, 12 * count)) for least, count in ((620, participants), (200, 2 * classes)))
+    spec = {"width": width, "height": height, "data": {"values": rows}, "layer": [rules, bubbles]}
+    total, most = int(report.train.sum()), int(report.train.max())
+    plot = Plot(f"{total} training samples", f"The largest bubble is {most}.", spec, Numbers((), ()))
+    return save(cut(report.rule), {path: [plot]})[0]
 
 
 def partition_table(report: PartitionReport) -> Table:

@@ -11,8 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cfl_flare.core.text import plain
-from cfl_flare.report.labels import in_table
-from cfl_flare.report.table import heading, number_text
+from cfl_flare.report.table import heading, in_table, number_text
 
 
 def candidates_table(study: Mapping[str, Any]) -> Table:

@@ -14,10 +14,12 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.report.labels import in_table
-from cfl_flare.report.missed import floor_lines, missed_lines
+from cfl_flare.core.text import plain
 from cfl_flare.results.bootstrap import paired_difference
+from cfl_flare.results.convergence import IMPROVING
+from cfl_flare.results.floor import of_run
 from cfl_flare.results.key_metric import ACCURACY, POOLED, POOLED_F1, of_training
+from cfl_flare.results.missed import missed_rounds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,6 +32,17 @@ NAMES |= {name: name.upper() for name in ("auroc", "auprc", "ece", "mae", "rmse"
 FREQUENT = 0.5
 # Metrics that are shown beside those by which the runs are judged.
 MOST = 2
+# So many participants of a run are named.
+NAMED = 10
+
+
+def in_table(name: Any, limit: int = 200) -> str:
+    r"""A name for a table of rich: one line, cut, and no markup.
+
+    >>> in_table("[red]a\x1b")
+    '\\[red]a\\x1b'
+    """
+    return escape(plain(str(name), limit))
 
 
 def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
@@ -139,3 +152,29 @@ def print_whole(console: Console, table: Table) -> None:
     """Prints a table in full width: in a narrower terminal its lines wrap, and nothing is cut off."""
     table.width = Measurement.get(console, console.options.update(max_width=1000), table).maximum
     console.print(table, soft_wrap=True)
+
+
+def floor_lines(runs: Sequence[Run]) -> list[str]:
+    """What the floor of a cluster's size changed, see `cfl_flare.results.floor`; and which runs were too short."""
+    several = len(runs) > 1
+    return [
+        in_table(f"{run.name}: {line}" if several else line, 500)
+        for run in runs
+        for line in (*of_run(run.summary, run.rounds), run.summary.get(IMPROVING))
+        if line is not None
+    ]
+
+
+def missed_lines(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each site that took no part and each participant that missed rounds, who missed most first."""
+    lines: list[str] = []
+    for run in runs:
+        of = f"{run.name}: " if len(runs) > 1 else ""
+        for site, reason in run.summary.get("sites_left_out", {}).items():
+            lines.append(in_table(f"{of}{site} took no part: {reason}"))
+        missed = sorted(missed_rounds(run.rounds).items(), key=lambda one: -one[1].rounds)
+        for name, m in missed[:NAMED]:
+            lines.append(in_table(f"{of}{name} missed {m.rounds} of {m.asked} rounds: {m.reason}"))
+        if len(missed) > NAMED:
+            lines.append(in_table(f"{of}{len(missed) - NAMED} more missed rounds; summary.json has them"))
+    return lines

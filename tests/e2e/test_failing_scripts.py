@@ -11,7 +11,7 @@ from nvflare.recipe.utils import set_per_site_config
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.per_site import UNWAITED
 from cfl_flare.models import Logistic
-from cfl_flare.report.missed import missed_lines
+from cfl_flare.report.table import missed_lines
 from cfl_flare.results.run_dir import find_runs
 
 pytestmark = pytest.mark.slow

@@ -31,7 +31,7 @@ from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.kit import allow
 from cfl_flare.methods import Method, build_method
 from cfl_flare.models import MLP
-from cfl_flare.report.missed import floor_lines
+from cfl_flare.report.table import floor_lines
 from cfl_flare.results.curves import load_curves
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.served import load_model

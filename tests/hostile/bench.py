@@ -203,7 +203,7 @@ def play(
         aggregator.fl_ctx = fl_ctx
         bench.components.update(aggregator=aggregator, persistor=ClusterModelPersistor("run"))
         controller.communicator = SimpleNamespace(send=bench.send, get_num_standing_tasks=lambda: 0)
-        controller._draw = lambda: None
+        controller._write_page = lambda folder: None
         bench.controller = controller
         records: list[dict[str, Any]] = []
         lines = _Lines()

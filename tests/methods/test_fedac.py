@@ -258,7 +258,7 @@ def test_groups_are_found_and_personal_models_serve_them(tmp_path, tuned):
     )
     assert last[-1]["ari"] == 1
     assert last[-1]["served_accuracy"] > 0.7
-    assert tmp_path / "tuning.png" in draw(load_run(tmp_path))
+    assert tmp_path / "number_of_clusters.png" in draw(load_run(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -5,24 +5,31 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
-from matplotlib.image import imread
+from PIL import Image
 
+from cfl_flare.data import DataConfig, Digits
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, WeCFL
-from cfl_flare.report.colours import COLOURS, palette
-from cfl_flare.report.cross_site import cross_site
-from cfl_flare.report.figures import _over_rounds, draw, draw_comparison
-from cfl_flare.report.flows import _heights, chosen_rounds
+from cfl_flare.report.figures import FIGURES, _figure, draw, draw_comparison, save
+from cfl_flare.report.html.clusters import SMALLER, sizes
+from cfl_flare.report.html.cross_site import cross_site
+from cfl_flare.report.html.measures import convergence
+from cfl_flare.report.html.moves import moves
+from cfl_flare.report.html.view import View
+from cfl_flare.report.partition import draw_partition
 from cfl_flare.results.run_dir import Run, load_run
+from tests.report import made
 from tests.tiny import rounds
 
 OF_CLUSTERS = ["accuracy.png", "cluster_sizes.png", "flows.png", "analysis.png"]
 
 
 def is_an_image(path: Path) -> bool:
-    pixels = imread(path)
-    return min(pixels.shape[:2]) > 300 and float(pixels.std()) > 0.01
+    pixels = np.asarray(Image.open(path).convert("L"))
+    return min(pixels.shape) > 300 and float(pixels.std()) > 2.55
 
 
 def drawn(folder: Path, *arguments, **more) -> list[str]:
@@ -76,29 +83,6 @@ def test_a_comparison_shows_the_sizes_where_two_methods_cluster(tmp_path):
     assert is_an_image(tmp_path / "cluster_sizes.png")
 
 
-def test_the_first_rounds_and_the_last_one_are_always_drawn():
-    assert chosen_rounds(range(8)) == list(range(8))
-    for count in (16, 50, 199):
-        chosen = chosen_rounds(range(count))
-        assert len(set(chosen)) == len(chosen) == 15
-        assert chosen == sorted(chosen)
-        assert (chosen[:5], chosen[-1]) == ([0, 1, 2, 3, 4], count - 1)
-
-
-def test_lines_of_a_cluster_lie_beside_each_other_and_never_in_another_s_room():
-    columns = [{"a": 0, "b": 0, "c": 1}, {"a": 0, "b": 1, "c": 1, "d": 1}]
-    places, middle, height = _heights(columns, "abcd", [0, 1])
-    # Two lines high is cluster 0 at most, three cluster 1, and a gap of one beside each.
-    assert (middle, height) == ({0: 1, 1: 4.5}, 7)
-    assert places == [{"a": 0.5, "b": 1.5, "c": 4.5}, {"a": 1.0, "b": 3.5, "c": 4.5, "d": 5.5}]
-
-
-def test_colours_are_told_apart_up_to_twenty():
-    assert palette(3) == list(COLOURS[:3])
-    assert len(set(palette(20))) == 20
-    assert len(palette(45)) == 45
-
-
 def judged(folder: Path, values: list[float], name: str, mode: str = "max") -> Run:
     """A run of two rounds by another metric, whose worst participant is at half its value."""
     rounds(folder, FedAvg())
@@ -109,47 +93,78 @@ def judged(folder: Path, values: list[float], name: str, mode: str = "max") -> R
     return replace(run, summary={**run.summary, "metric": {"name": name, "mode": mode}}, rounds=lines)
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "ends"),
-    [
-        ("dice", [0.2, 0.8], (0, 1)),
-        ("accuracy", [40.0, 80.0], (17, 83)),
-        ("r2", [-4.0, -1.0], (-4.175, -0.325)),
-        ("loss", [0.4, 0.8], (0.17, 0.83)),
-    ],
-)
-def test_only_shares_have_an_axis_from_0_to_1(tmp_path, name, values, ends):
-    from matplotlib.figure import Figure
-
-    axes = Figure().add_subplot()
-    _over_rounds(axes, name, [("red", judged(tmp_path, values, name, "min" if name == "loss" else "max"))])
-    assert axes.get_ylim() == pytest.approx(ends)
-    assert axes.get_ylabel() == f"{name} on own test split"
-    mean, worst = (list(line.get_ydata()) for line in axes.lines)
-    assert (mean, worst) == (values, [value / 2 for value in values])
-
-
 def test_runs_of_two_metrics_are_compared_in_a_panel_each(tmp_path):
     runs = [judged(tmp_path / name, [0.2, 0.4], name) for name in ("dice", "r2")]
     assert [file.name for file in draw_comparison(runs, tmp_path)] == ["key_metric.png"]
-    assert imread(tmp_path / "key_metric.png").shape[0] > 1.5 * imread(draw(runs[0])[0]).shape[0]
+    heights = [Image.open(path).height for path in (tmp_path / "key_metric.png", draw(runs[0])[0])]
+    assert heights[0] > 1.5 * heights[1]
 
 
-@pytest.mark.parametrize(("mode", "colours"), [("max", "viridis"), ("min", "viridis_r")])
-def test_models_are_compared_by_the_metric_of_the_run(tmp_path, monkeypatch, mode, colours):
-    """The best is yellow."""
-    run, table = judged(tmp_path, [1.0], "gap", mode), tmp_path / "cross_site.csv"
-    table.write_text("participant,site,group,cluster,model,accuracy,gap\na,s,,0,global,0.5,40.0\n")
-    monkeypatch.setattr("cfl_flare.report.cross_site.save", lambda figure, path: figure)
-    axes = cross_site(run, table, tmp_path / "x.png").axes[0]
-    (image,) = axes.images
-    assert image.get_array().tolist() == [[40.0]] and image.get_cmap().name == colours
-    assert axes.get_title().endswith("gap on each participant's test split")
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_models_are_compared_by_the_metric_of_the_run(tmp_path, mode):
+    """The best is yellow, and the number in it black; the model of a participant's cluster is framed."""
+    run = judged(tmp_path, [1.0], "gap", mode)
+    head, lines = (
+        "participant,site,group,cluster,model,accuracy,gap\n",
+        ("a,s,,0,cluster-0,0.5,40.0", "a,s,,0,x,0.5,2.0"),
+    )
+    (tmp_path / "cross_site.csv").write_text(head + "\n".join(lines) + "\n")
+    (plot,) = cross_site(View(run)).plots
+    assert [(cell["v"], cell["served"]) for cell in plot.spec["data"]["values"]] == [(40.0, True), (2.0, False)]
+    colour = plot.spec["layer"][0]["encoding"]["color"]["scale"]
+    assert colour == {"scheme": "viridis", "reverse": mode == "min"}
+    written = plot.spec["layer"][-1]["encoding"]["color"]["condition"]
+    assert written == {"test": f"datum.v {'>' if mode == 'max' else '<'} 21.0", "value": "black"}
+    assert plot.title == "gap of every model" and plot.table.rows == [["a", "40.000", "2.000"]]
 
 
-def test_a_run_without_measured_rounds_is_drawn(tmp_path):
-    run = judged(tmp_path, [], "dice")
-    assert [file.name for file in draw(run)] == ["key_metric.png"]
+def test_a_run_without_measured_rounds_has_no_figure(tmp_path):
+    assert draw(judged(tmp_path, [], "dice")) == []
+
+
+def test_true_groups_stand_beside_the_clusters(tmp_path):
+    rounds(tmp_path, WeCFL(k=2), truth=True)
+    run = load_run(tmp_path)
+    (plot,) = moves(View(run)).plots
+    truth = {person["name"]: f"group {person['group']}" for person in run.summary["participants"]}
+    assert {row["name"]: row["g"] for row in plot.spec["data"]["values"]} == truth
+    assert plot.spec["layer"][0]["encoding"]["x"]["scale"]["domain"][-1] == "truth"
+    assert {row[0]: row[-1] for row in plot.table.rows} == truth
+
+
+def test_every_participant_is_in_a_bar(tmp_path):
+    """Of many clusters the largest have a colour each, and a bar is as high as there are participants."""
+    names = [f"p{i}" for i in range(40)]
+    (plot,) = sizes(View(load_run(made.run(tmp_path / "a", names, k=13)))).plots
+    parts = [(point["r"], point["c"], point["v"]) for point in plot.spec["data"]["values"]]
+    assert len({c for _, c, _ in parts}) == 11 and SMALLER in {c for _, c, _ in parts}
+    assert {r: sum(v for at, _, v in parts if at == r) for r, *_ in parts} == {1: 40, 2: 40, 3: 40}
+
+
+def test_a_picture_answers_to_no_pointer_and_names_no_file(tmp_path):
+    rounds(tmp_path)
+    text = json.dumps(_figure("a run", convergence(View(load_run(tmp_path))).plots))
+    assert not any(word in text for word in ("params", "tooltip", "condition", "http", "url"))
+
+
+@pytest.mark.parametrize("ending", ["svg", "pdf"])
+def test_a_partition_is_drawn_as_a_vector_graphic_too(tmp_path, ending):
+    report = DataConfig(12, {"partition": "label_permutation", "groups": 3}).report(Digits())
+    content = draw_partition(report, tmp_path / f"p.{ending}").read_bytes()
+    assert content.startswith({"svg": b"<svg", "pdf": b"%PDF"}[ending])
+
+
+def test_hostile_names_are_text_in_a_picture(tmp_path):
+    """Drawn as an SVG: every name is escaped, in one line and cut, and nothing is an element or an address."""
+    names = [*made.HOSTILE, "x" * 500, "currentColor", "$\\frac{$"]
+    run = replace(load_run(made.run(tmp_path / "a", names, label=made.HOSTILE[0])))
+    for name in (" ".join(made.HOSTILE[:3]), "y" * 500, "https://example.org/x"):
+        plots = [plot for make in FIGURES.values() if (section := make(View(run))) for plot in section.plots]
+        (path,) = save(name, {tmp_path / "a.svg": plots})
+        text = path.read_text()
+        assert "<script" not in text and "<img" not in text and "href" not in text and "y" * 61 not in text
+        ElementTree.fromstring(text)
+    assert all(is_an_image(path) for path in draw(run))
 
 
 def test_names_from_anywhere_are_neither_markup_nor_formulas(tmp_path):

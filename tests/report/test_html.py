@@ -20,9 +20,9 @@ from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.methods import FedAvg, WeCFL
 from cfl_flare.report.html import bundle
 from cfl_flare.report.html.comparison import Runs, comparison_report, result
-from cfl_flare.report.html.convergence import convergence
 from cfl_flare.report.html.gram import cosines, plane, tree
 from cfl_flare.report.html.head import head
+from cfl_flare.report.html.measures import convergence
 from cfl_flare.report.html.moves import moves
 from cfl_flare.report.html.number_of_clusters import number_of_clusters
 from cfl_flare.report.html.page import page
@@ -362,7 +362,8 @@ def test_a_real_run_has_all_its_parts(tmp_path, method):
     text = text.replace(bundle.script(), "")
     headings = re.findall(r"<h2[^>]*>([^<]*)", text)
     always = ["Result", "Participants", "Convergence", "Traffic and time", "Failures", "Settings and versions"]
-    of_clusters = ["Who is with whom", "How assignments moved"] if method.name == "wecfl" else []
+    of_clusters = ["Who is with whom", "How assignments moved", "Sizes of the clusters", "Quality of the clustering"]
+    of_clusters = of_clusters if method.name == "wecfl" else []
     assert sorted(headings) == sorted([*always, *of_clusters])
     assert text.count("<figure ") == text.count("as a table</summary>") == len(re.findall('class="plot"', text))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cfl_flare.report.html import bundle
-from cfl_flare.report.html.discrimination import discrimination
+from cfl_flare.report.html.measures import discrimination
 from cfl_flare.report.html.run_report import run_report
 from cfl_flare.report.html.view import View
 from cfl_flare.results.curves import CURVES, Curve, Curves, save_curves

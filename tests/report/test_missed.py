@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.report.missed import NAMED, missed_lines
-from cfl_flare.report.table import print_whole, results_table
+from cfl_flare.report.table import NAMED, missed_lines, print_whole, results_table
 from cfl_flare.results.missed import Missed, missed_rounds
 from cfl_flare.results.run_dir import Run, load_run
 from tests.tiny import rounds

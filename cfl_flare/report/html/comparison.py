@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from rich import filesize
 
 from cfl_flare.core.errors import CFLError
 from cfl_flare.report.html import curves, specs
+from cfl_flare.report.html.clusters import sizes_plot
 from cfl_flare.report.html.page import page
 from cfl_flare.report.html.section import ROWS, Plot, Section, Table, attempt
 from cfl_flare.report.html.text import cut, finite, interval, measure_name, number, signed, told_apart, unique
@@ -64,7 +66,9 @@ class Runs:
 def comparison_report(runs: Sequence[Run], folder: Path) -> str:
     """The report of several runs, as HTML."""
     them = Runs(runs, folder)
-    found = [attempt(make.__name__, partial(make, them)) for make in (result, methods, over_rounds, gains)]
+    found = [
+        attempt(make.__name__, partial(make, them)) for make in (result, methods, over_rounds, sizes_of_runs, gains)
+    ]
     subtitle = f"{len(runs)} runs below {cut(folder.name)}, judged by {measure_name(them.metric)}"
     return page("Comparison of runs", subtitle, [one for one in found if one is not None])
 
@@ -116,19 +120,29 @@ def methods(them: Runs) -> Section:
 
 
 def over_rounds(them: Runs) -> Section | None:
-    """The measure by round, a line for each run."""
-    key, found = f"served_{them.metric}", {}
-    for run, label in list(zip(them.runs, them.labels))[:RUNS]:
-        own = curves.series(View(run), lambda line: {"mean": line.get(key)})
-        if own:
-            found[label] = own["mean"]
-    if not found:
-        return None
-    text = "The mean over participants, weighted by training samples."
-    notes = [f"The first {RUNS} of {len(them.runs)} runs are drawn."] if len(them.runs) > RUNS else []
-    return Section(
-        "Convergence", plots=[curves.plot(f"{measure_name(them.metric)} by round", text, found, "value")], notes=notes
+    """Each metric by round, the mean and the worst participant, with a line for each run that is judged by it."""
+    drawn, plots = list(zip(them.runs, them.labels))[:RUNS], []
+    parts = (
+        ("", "The mean over participants, weighted by training samples.", "served_"),
+        ("Worst ", "The participant with the worst value in that round.", "served_worst_"),
     )
+    for metric, (what, text, prefix) in product(dict.fromkeys(run.metric.name for run, _ in drawn), parts):
+        key, lines = prefix + metric, {}
+        for run, label in drawn:
+            values = {line["round"] + 1: v for line in View(run).rounds if (v := finite(line.get(key))) is not None}
+            if run.metric.name == metric and values:
+                lines[label] = values
+        if lines:
+            plots.append(curves.plot(f"{what}{measure_name(metric)} by round", text, lines, "value"))
+    notes = [f"The first {RUNS} of {len(them.runs)} runs are drawn."] if len(them.runs) > RUNS else []
+    return Section("Convergence", plots=plots, notes=notes) if plots else None
+
+
+def sizes_of_runs(them: Runs) -> Section | None:
+    """The clusters' sizes of each run; None if fewer than two of them cluster."""
+    plots = [sizes_plot(View(run), label) for run, label in list(zip(them.runs, them.labels))[:RUNS]]
+    shown = [plot for plot in plots if plot is not None]
+    return Section("Participants in each cluster", plots=shown) if len(shown) > 1 else None
 
 
 def gains(them: Runs) -> Section | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from cfl_flare.report.html import specs
 from cfl_flare.report.html.section import Plot, Section, Table
+from cfl_flare.report.html.text import cut
 from cfl_flare.report.html.view import View, cluster_label, thinned
 
 PEOPLE, COLUMNS = 80, 50
@@ -22,28 +23,38 @@ def moves(view: View) -> Section | None:
     order = [name for name in view.by_cluster if name in history]
     who, when = thinned(order, PEOPLE), thinned(rounds, COLUMNS)
     used = sorted({k for own in history.values() for k in own.values()})
+    truth = {person["name"]: f"group {cut(g)}" for person in view.people if (g := person.get("group")) is not None}
     rows_drawn = []
     for i, name in enumerate(who):  # a row a participant: its name is there once
         known = [r for r in when if r in history[name]]
         there = {"r": [r + 1 for r in known], "c": [cluster_label(history[name][r]) for r in known]}
-        rows_drawn.append({"i": i, "name": view.shown[name], **there})
+        rows_drawn.append({"i": i, "name": view.shown[name], "g": truth.get(name), **there})
+    groups = sorted({*truth.values()})
+    greys = {**specs.colour(groups), "field": "g", "scale": {"domain": groups, "scheme": "greys"}}
     axis = {"labelLimit": 90} if len(who) <= specs.NAMED else None
+    columns_drawn = [*(r + 1 for r in when), *(["truth"] if truth else [])]
+    x = {**specs.ROUNDS, "scale": {"domain": columns_drawn}}
+    cells = {"type": "rect", "aria": False}
+    at_end = {
+        "mark": {**cells, "width": {"band": 0.9}},
+        "encoding": {"x": {"datum": "truth", "type": "ordinal"}, "color": greys},
+    }
     spec = {
         "height": max(160, min(440, 14 * len(who))),
         "data": {"values": rows_drawn},
-        "transform": [{"flatten": ["r", "c"]}],
-        "mark": {"type": "rect", "aria": False},
         "encoding": {
-            "x": {
-                "field": "r",
-                "type": "ordinal",
-                "title": "round",
-                "axis": {"labelAngle": 0, "labelOverlap": True},
-            },
             "y": {"field": "name", "type": "nominal", "sort": {"field": "i"}, "title": None, "axis": axis},
-            "color": specs.colour([cluster_label(k) for k in used]),
-            "tooltip": specs.tips(name="participant", r="round", c="in"),
+            "tooltip": specs.tips(name="participant", r="round", c="in", **({"g": "true group"} if truth else {})),
         },
+        "layer": [
+            {
+                "transform": [{"flatten": ["r", "c"]}],
+                "mark": cells,
+                "encoding": {"x": x, "color": specs.colour([cluster_label(k) for k in used])},
+            },
+            *([at_end] if truth else []),
+        ],
+        "resolve": {"scale": {"color": "independent"}},
     }
     rows, moved = [], 0
     for name in order:
@@ -52,11 +63,14 @@ def moves(view: View) -> Section | None:
         moved += bool(changes)
         last = str(sorted(history[name])[changes[-1]] + 1) if changes else "-"
         rows.append([view.shown[name], cluster_label(path[0]), cluster_label(path[-1]), str(len(changes)), last])
+        rows[-1] += [truth.get(name, "-")] if truth else []
     text = (
         f"{moved} of {len(order)} participants changed their cluster at least once. A row is a participant, in the "
         "order of the last clusters; where it has no cell, it had no cluster yet."
     )
-    columns = ("participant", "first cluster", "last cluster", "changes", "round of the last change")
+    text += " Greys at the right are the true groups." if truth else ""
+    columns = ["participant", "first cluster", "last cluster", "changes", "round of the last change"]
+    columns += ["true group"] if truth else []
     notes = []
     if len(who) < len(order) or len(when) < len(rounds):
         notes.append(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cfl_flare.clustering.gap import in_words
+from cfl_flare.clustering.gap import NUMBER, in_words
 from cfl_flare.report.html import curves, specs
 from cfl_flare.report.html.section import Plot, Section, Table
 from cfl_flare.report.html.text import finite, interval, number
@@ -14,9 +14,6 @@ from cfl_flare.report.html.view import CLUSTERS, View, cluster_label
 
 # FedAC's G_k; version 0.1 called it looseness.
 DISPERSION = ("dispersion", "looseness")
-# The record of the round in which a method found the number of clusters has under this key that number, ``k``, and by
-# number of clusters (``by_k``) the gap, and the gap in standard deviations of data without clusters.
-NUMBER = "number_of_clusters"
 
 
 def number_of_clusters(view: View) -> Section | None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cfl_flare.report.html.convergence import convergence
-from cfl_flare.report.html.discrimination import discrimination
+from cfl_flare.report.html.clusters import quality, sizes
+from cfl_flare.report.html.cross_site import cross_site
 from cfl_flare.report.html.head import head
+from cfl_flare.report.html.measures import convergence, discrimination, traffic
 from cfl_flare.report.html.moves import moves
 from cfl_flare.report.html.number_of_clusters import number_of_clusters
 from cfl_flare.report.html.page import page
@@ -18,7 +19,6 @@ from cfl_flare.report.html.participants import participants
 from cfl_flare.report.html.section import Section, attempt
 from cfl_flare.report.html.settings import failures, settings
 from cfl_flare.report.html.text import cut
-from cfl_flare.report.html.traffic import traffic
 from cfl_flare.report.html.view import View
 from cfl_flare.report.html.who import who
 
@@ -31,7 +31,10 @@ SECTIONS: Sequence[Callable[[View], Section | None]] = (
     who,
     convergence,
     moves,
+    sizes,
+    quality,
     number_of_clusters,
+    cross_site,
     discrimination,
     traffic,
     failures,

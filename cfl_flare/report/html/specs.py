@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vega-Lite specifications of the kinds of plots in the report.
 
-Names from outside are values in a plot's data and nowhere else: never a field, an expression, a title or an address.
+Names from outside are values in a plot's data and nowhere else: never a field, an expression or an address. Titles are
+fixed texts, but for a picture's, which stands in no page.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# Okabe and Ito's colours without black and yellow, which one of a light and a dark page would swallow, and four more.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#999933", "#A0522D", "#7F7F7F")
+# Okabe and Ito's colours without black and yellow, which one of a light and a dark page would swallow, and more.
+COLOURS = (
+    *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#999933", "#A0522D", "#7F7F7F"),
+    *("#8FBCE6", "#F7CF8A", "#7FD1B4", "#EBB8D3", "#2F4B9B", "#F4A582", "#CBB8E8", "#D3D37F", "#D9A98C", "#C4C4C4"),
+)
 # What all plots share. Lines and letters have the page's colour, whatever the reader prefers.
 CONFIG: dict[str, Any] = {
     "background": None,
+    "scale": {"round": True},  # cells end at whole pixels
     "font": "system-ui, sans-serif",
     "view": {"stroke": None},
     "axis": {
@@ -27,6 +32,8 @@ CONFIG: dict[str, Any] = {
     "range": {"category": list(COLOURS)},
     "mark": {"color": COLOURS[0]},
 }
+# Rounds as the columns of a plot.
+ROUNDS = {"field": "r", "type": "ordinal", "title": "round", "axis": {"labelAngle": 0, "labelOverlap": True}}
 # Names are written along an axis for so many at most.
 NAMED = 32
 
@@ -80,6 +87,7 @@ def lines(
         height: in pixels.
     """
     dots = len({point["r"] for point in points}) <= 40
+    legend = None if _legend(labels) is None else {"title": None, "symbolType": "stroke"}
     return {
         "height": height,
         "data": {"values": list(points)},
@@ -88,11 +96,11 @@ def lines(
         "encoding": {
             "x": whole_axis("r", (point["r"] for point in points), "round"),
             "y": {"field": "v", "type": "quantitative", "title": title, "scale": {"zero": False}},
-            "color": colour(labels),
+            "color": {**colour(labels), "legend": legend},
             "strokeDash": {
                 "field": "c",
                 "type": "nominal",
-                "legend": _legend(labels),
+                "legend": legend,
                 "scale": {"domain": list(labels), "range": [[5, 4] if own in dashed else [1, 0] for own in labels]},
             },
             "opacity": {"condition": {"param": "chosen", "value": 1}, "value": 0.12},

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cfl_flare.core.text import plain
-from cfl_flare.report.labels import LIMIT
 from cfl_flare.report.table import NAMES, number_text
 
+LIMIT = 60
 # What every object of JavaScript has under that name. Vega looks values up in objects: a plot with such a name in it is
 # not drawn, and a site could call itself so.
 OF_EVERY_OBJECT = {"constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString"}

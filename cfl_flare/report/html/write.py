@@ -10,6 +10,7 @@ from pathlib import Path
 from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import atomic_write
+from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.report.html.comparison import comparison_report
 from cfl_flare.report.html.run_report import run_report
 from cfl_flare.report.html.site import site_report
@@ -68,7 +69,9 @@ def site_folder(folder: Path) -> Path | None:
 
 
 def try_to_write(folder: Path, runs: Sequence[Run] = ()) -> str | None:
-    """Writes the report of a study or run that has just ended, or the comparison of several; no result depends on it.
+    """Writes the report of a study or run that has just ended, or the comparison of several, and draws its figures.
+
+    No result depends on it.
 
     Args:
         folder: where to, and the study's or the run's.
@@ -79,12 +82,17 @@ def try_to_write(folder: Path, runs: Sequence[Run] = ()) -> str | None:
     """
     try:
         if runs:
+            draw_comparison(runs, folder)
             write(comparison_report(runs, folder), folder / REPORT)
+        elif (folder / STUDY).is_file():
+            write(study_report(folder), folder / REPORT)
         else:
-            study = (folder / STUDY).is_file()
-            write(study_report(folder) if study else run_report(load_run(folder)), folder / REPORT)
+            draw(run := load_run(folder))
+            write(run_report(run), folder / REPORT)
     except Exception as error:
-        return f"no report: {one_line(error)}; 'cfl-flare report' writes it from the results"
+        return (
+            f"no report: {one_line(error)}; 'cfl-flare report' writes it from the results, and 'cfl-flare show' figures"
+        )
     return None
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The colours of all figures."""
+"""The colours of the benchmarks' figures."""
 
 from __future__ import annotations
 
