@@ -92,7 +92,7 @@ def save(title: str, plots: Mapping[Path, Sequence[Plot]]) -> list[Path]:
 
 def _figure(title: str, plots: Sequence[Plot]) -> dict[str, Any]:
     views = [{"width": WIDTH, "title": _heading(plot.title, plot.text), **_still(plot.spec)} for plot in plots]
-    legend = {**CONFIG["legend"], "columns": 5}
+    legend = {**CONFIG["legend"], "columns": 4}
     return {
         "config": {**CONFIG, "background": "white", "font": "sans-serif", "legend": legend},
         "title": _heading(title),

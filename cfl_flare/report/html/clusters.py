@@ -35,11 +35,10 @@ def sizes_plot(view: View, title: str) -> Plot | None:
     plot = curves.plot(title, "A bar is a round; its parts are the clusters.", ordered, "participants")
     encoding = plot.spec["encoding"]
     del encoding["strokeDash"]
-    axis = {"labelAngle": 0, "labelOverlap": True}
     encoding["color"] = specs.colour(labels)
-    encoding["x"] = {"field": "r", "type": "ordinal", "title": "round", "axis": axis}
+    encoding["x"] = specs.ROUNDS
     encoding["y"] |= {"scale": {"zero": True}, "axis": {"tickMinStep": 1, "format": "d"}}
-    plot.spec["mark"] = {"type": "bar", "width": {"band": 0.95}}
+    plot.spec["mark"] = {"type": "bar", "width": {"band": 1}}
     return plot
 
 
