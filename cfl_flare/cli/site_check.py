@@ -84,7 +84,8 @@ def kit(folder: Path) -> Iterator[Finding]:
         ConfigError: the folder is not a kit.
     """
     from cfl_flare.flare.allowed import CLASSES
-    from cfl_flare.flare.kit import permitted_roles, preparation
+    from cfl_flare.flare.console import AUTHORIZATION, CODE, READS, permitted_roles
+    from cfl_flare.flare.kit import preparation
 
     found = preparation(folder, CLASSES)
     ready = found.after is None
@@ -103,13 +104,14 @@ def kit(folder: Path) -> Iterator[Finding]:
     if is_site(folder):
         streams = "jobs may stream logs to the server" if found.streams_logs else "stay here"
         yield Finding("logs", streams, f"cfl-flare site prepare {folder}" if found.streams_logs else "")
-    yield policy(found.resources.parent)
-    yield Finding(
-        "custom code", f"jobs that carry code, such as training scripts: from {permitted_roles(folder, 'byoc')}"
-    )
-    readers = permitted_roles(folder, "shell_commands")
-    way_out = "" if readers == "nobody" else 'set "shell_commands" to "none" for each role in local/authorization.json'
-    yield Finding("admin console", f"may read this site's files by cat, grep, ls, head, tail: {readers}", way_out)
+    local = found.resources.parent
+    yield policy(local)
+    yield Finding("custom code", f"jobs that carry code, such as training scripts: from {permitted_roles(local, CODE)}")
+    if is_site(folder):
+        readers = permitted_roles(local, READS)
+        way_out = f"cfl-flare site prepare {folder}, or set {READS!r} to 'none' for each role in your {AUTHORIZATION}"
+        reads = f"may read this site's logs, with cat, grep and the like: {readers}"
+        yield Finding("admin console", reads, "" if readers == "nobody" else way_out)
 
 
 def policy(local: Path) -> Finding:

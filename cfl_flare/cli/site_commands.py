@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,8 +41,8 @@ def columns(arguments: argparse.Namespace) -> None:
 def prepare_kits(arguments: argparse.Namespace) -> None:
     """``cfl-flare site prepare``: looks at all kits before it writes to the first."""
     changes = [_changes(Path(kit), arguments) for kit in arguments.kits]
-    for kit, (resources, policy) in zip(arguments.kits, changes):
-        _prepare(Path(kit), resources, policy, arguments.dry_run)
+    for kit, (resources, *policies) in zip(arguments.kits, changes):
+        _prepare(Path(kit), resources, policies, arguments.dry_run)
 
 
 def unprepare(arguments: argparse.Namespace) -> None:
@@ -67,23 +67,28 @@ def clean(arguments: argparse.Namespace) -> None:
         print(f"{kit}: {len(jobs)} jobs {verb}, {size:.1f} MB")
 
 
-def _changes(kit: Path, arguments: argparse.Namespace) -> tuple[Preparation, PolicyChange]:
+def _changes(kit: Path, arguments: argparse.Namespace) -> tuple[Preparation, PolicyChange, PolicyChange]:
     from cfl_flare.flare.allowed import CLASSES
     from cfl_flare.flare.kit import preparation
-    from cfl_flare.flare.policy import PolicyChange
+    from cfl_flare.flare.policy import PolicyChange, console_change
 
-    resources = preparation(kit, [*CLASSES, *arguments.allow], arguments.keep_logs and check.is_site(kit))
+    inside = arguments.keep_logs and check.is_site(kit)
+    resources = preparation(kit, [*CLASSES, *arguments.allow], inside)
+    local = resources.resources.parent
+    console = console_change(local) if inside else PolicyChange(local, None, [])
     names = ("min_sites_per_cluster", "min_samples_per_cluster", "max_weight_share", "max_participants")
     limits = {name: getattr(arguments, name) for name in names}
-    return resources, PolicyChange.of(resources.resources.parent, arguments.data_root, **limits)
+    return resources, PolicyChange.of(local, arguments.data_root, **limits), console
 
 
-def _prepare(kit: Path, resources: Preparation, policy: PolicyChange, dry_run: bool) -> None:
-    for line in (*resources.diff, *policy.diff):
+def _prepare(kit: Path, resources: Preparation, policies: Sequence[PolicyChange], dry_run: bool) -> None:
+    for line in (*resources.diff, *(line for policy in policies for line in policy.diff)):
         print(line)
-    if resources.after is None and policy.after is None:
+    changes: list[tuple[Path, Preparation | PolicyChange]] = [(resources.resources, resources)]
+    changes += [(policy.file, policy) for policy in policies]
+    if all(change.after is None for _, change in changes):
         print(f"{kit}: nothing to change")
-    for file, change in ((resources.resources, resources), (policy.file, policy)):
+    for file, change in changes:
         if change.after is not None and dry_run:
             print(f"{file}: not written (--dry-run)")
         elif change.after is not None:

@@ -27,7 +27,7 @@ def add_site(commands: Any) -> None:
         "--keep-logs",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="forbid that jobs stream a site's logs, which name its files and classes, to the server",
+        help="forbid that jobs stream a site's logs to the server, and that the admin console shows them",
     )
     prepare.add_argument(
         "--allow",

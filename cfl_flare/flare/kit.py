@@ -24,6 +24,7 @@ from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import atomic_write, make_folder, parse_json, read_json, read_text, writing
 from cfl_flare.flare.allowed import OF_FLARE, PREFIX, VALIDATOR, checks_jobs, with_allowed, with_job_check
 from cfl_flare.flare.compat import allow_list_key
+from cfl_flare.flare.console import AUTHORIZATION, closed
 
 RESOURCES = "resources.json"
 BACKUP = "resources.json.before-cfl"
@@ -143,6 +144,8 @@ def undone(kit: Path, dry_run: bool = False) -> str:
     A file that is as `preparation` wrote it gives way to its newest backup, or to the kit's default. From a file that
     was changed since, cfl_flare's classes and components are taken out.
 
+    An ``authorization.json`` that keeps the admin console from files goes as well, if nobody has changed it.
+
     Returns:
         What was done, or would be in a ``dry_run``, in a line.
 
@@ -172,9 +175,12 @@ def undone(kit: Path, dry_run: bool = False) -> str:
         action, line = partial(os.replace, backups[-1], resources), f"{backups[-1].name} is put back"
     else:
         action, line = resources.unlink, f"removed; FLARE reads {RESOURCES}.default"
+    console = resources.with_name(AUTHORIZATION)
     if not dry_run:
         with writing(resources):
             action()
+            if console.is_file() and read_text(console) == closed(console.parent):
+                console.unlink()
     return f"{resources}: {line}" + (" (--dry-run: not done)" if dry_run else "")
 
 
@@ -211,32 +217,6 @@ def old_jobs(kit: Path, days: float) -> list[OldJob]:
         if age > days:
             jobs.append(OldJob(folder, age, sum(status.st_size for status in found)))
     return sorted(jobs, key=lambda job: -job.days)
-
-
-def permitted_roles(kit: Path, right: str) -> str:
-    """The roles that have a right of FLARE's at a kit.
-
-    Args:
-        kit: the kit's folder.
-        right: ``"byoc"`` to send jobs with their own code, ``"shell_commands"`` to read files by the admin console.
-
-    Raises:
-        ConfigError: the folder is not a kit, or its policy cannot be read.
-    """
-    policy = _first_file(_local(kit), "authorization.json")
-    if policy is None:
-        return "anyone"  # a simulator's workspace
-    try:
-        permissions = read_json(policy)["permissions"]
-        granted = {
-            role: rights if isinstance(rights, str) else rights.get(right, "none")
-            for role, rights in permissions.items()
-        }
-    except (FileError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"site: {policy} is not an authorization policy of FLARE's ({error}); restore the kit's own file"
-        ) from error
-    return ", ".join(role for role, condition in granted.items() if condition != "none") or "nobody"
 
 
 def job_store(kit: Path) -> Path | None:

@@ -21,6 +21,7 @@ from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.files import expanded, reading_within
 from cfl_flare.engine.settings import BOUNDS, LARGEST_SHARE
 from cfl_flare.flare.compat import on_one_machine, simulated
+from cfl_flare.flare.console import AUTHORIZATION, READS, closed
 
 POLICY, SHARE = "cfl.json", "max_weight_share"
 
@@ -120,6 +121,14 @@ class PolicyChange:
         before, after = (json.dumps(policy.content, indent=2) for policy in (old, new))
         lines = difflib.unified_diff(before.splitlines(), after.splitlines(), POLICY, POLICY, lineterm="", n=2)
         return cls(local / POLICY, after + "\n" if new != old else None, list(lines))
+
+
+def console_change(local: Path) -> PolicyChange:
+    """The change that keeps FLARE's admin console from a site's files; none where the operator has a policy already."""
+    file, after = local / AUTHORIZATION, closed(local)
+    if after is None or file.exists():
+        return PolicyChange(file, None, [])
+    return PolicyChange(file, after, [f"+ {READS}: none for each role, in {AUTHORIZATION}"])
 
 
 @contextmanager

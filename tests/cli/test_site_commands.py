@@ -98,7 +98,7 @@ def test_a_kit_and_a_full_disk(tmp_path, monkeypatch):
     whats = ("class allow-list", "logs", "policy", "custom code", "admin console")
     allowed, logs, policy, code, console = (found[what] for what in whats)
     assert allowed.fatal and "site prepare" in allowed.way_out
-    assert code.found.endswith("from anyone") and console.found.endswith("tail: anyone") and console.way_out
+    assert code.found.endswith("from anyone") and console.found.endswith("the like: anyone") and console.way_out
     assert logs.way_out and not logs.fatal
     assert policy.found.startswith("jobs may name no files; min_sites_per_cluster at least 3") and not policy.way_out
     assert check.default_state_root(tmp_path / "kit") == tmp_path / "cfl_state"

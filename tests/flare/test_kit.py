@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
 from nvflare.fuel.utils.class_utils import instantiate_class
+from nvflare.security.security import COMMAND_CATEGORIES
 
 from cfl_flare.cli import main, site_check
 from cfl_flare.core.errors import ClassError, ConfigError
@@ -18,9 +20,10 @@ from cfl_flare.data import SOURCES
 from cfl_flare.flare import ClusteredController, ClusteredExecutor, ClusteringAggregator, ClusterModelPersistor
 from cfl_flare.flare.allowed import CLASSES, OF_FLARE
 from cfl_flare.flare.compat import component_policy
+from cfl_flare.flare.console import CODE, READS, permitted_roles
 from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.job_check import JobCheck
-from cfl_flare.flare.kit import permitted_roles, preparation
+from cfl_flare.flare.kit import preparation
 from cfl_flare.flare.policy import Policy
 from cfl_flare.flare.rejoin import Rejoin
 from cfl_flare.flare.study.controller import StudyController
@@ -280,7 +283,7 @@ def test_what_is_no_kit_is_refused(tmp_path, capsys):
 
 def test_whose_jobs_may_carry_code_and_who_may_read_files(tmp_path):
     folder = kit(tmp_path / "site")
-    assert permitted_roles(folder, "byoc") == "anyone"
+    assert permitted_roles(folder / "local", CODE) == "anyone"
     policy = {
         "permissions": {
             "project_admin": "any",
@@ -290,12 +293,12 @@ def test_whose_jobs_may_carry_code_and_who_may_read_files(tmp_path):
         }
     }
     (folder / "local" / "authorization.json.default").write_text(json.dumps(policy))
-    assert permitted_roles(folder, "byoc") == permitted_roles(folder, "shell_commands") == "project_admin, lead"
+    assert permitted_roles(folder / "local", CODE) == permitted_roles(folder / "local", READS) == "project_admin, lead"
     (folder / "local" / "authorization.json").write_text(json.dumps({"permissions": {"lead": "none"}}))
-    assert permitted_roles(folder, "byoc") == "nobody"
+    assert permitted_roles(folder / "local", CODE) == "nobody"
     (folder / "local" / "authorization.json").write_text("[]")
     with pytest.raises(ConfigError, match="is not an authorization policy of FLARE's"):
-        permitted_roles(folder, "byoc")
+        permitted_roles(folder / "local", CODE)
 
 
 def test_a_prepared_file_is_never_taken_for_the_operator_s(tmp_path):
@@ -379,3 +382,36 @@ def test_a_kit_that_an_earlier_version_prepared_is_narrowed_and_said_to_check_no
     assert "hunter2" not in str(found)
     assert main(["site", "prepare", str(folder)]) == 0
     assert allowed(folder) == ["a.B", *OURS, *OF_FLARE]
+
+
+POLICY_OF_FLARE = {
+    "format_version": "1.0",
+    "permissions": {
+        "project_admin": "any",
+        "lead": {"submit_job": "any", "byoc": "any", "shell_commands": "o:site"},
+        "member": {"view": "any"},
+    },
+}
+
+
+def test_the_admin_console_reads_no_files_of_a_prepared_site(tmp_path, capsys):
+    """FLARE's default lets project administrators cat a site's logs, in which values of its data stand."""
+    folder, server, own = (kit(tmp_path / name) for name in ("site", "server", "own"))
+    for path in (folder, server, own):
+        (path / "local" / "authorization.json.default").write_text(json.dumps(POLICY_OF_FLARE))
+    (server / "startup" / "fed_server.json").write_text("{}")
+    (own / "local" / "authorization.json").write_text(json.dumps(POLICY_OF_FLARE))
+    assert main(["site", "prepare", *map(str, (folder, server, own))]) == 0
+    written = json.loads((folder / "local" / "authorization.json").read_text())
+    policy, error = parse_policy_config(written, COMMAND_CATEGORIES)  # FLARE's own
+    assert not error
+    admin = Person("admin", "elsewhere", "project_admin")
+    rights = ("check_status", "submit_job", "byoc", "deploy_app", "cat", "ls", "grep", "head", "tail", "pwd")
+    granted = [right for right in rights if policy.evaluate("hospitals", AuthzContext(right, admin))[0]]
+    assert granted == ["check_status", "submit_job", "byoc", "deploy_app"]
+    assert permitted_roles(folder / "local", READS) == "nobody"
+    assert not (server / "local" / "authorization.json").exists()
+    assert permitted_roles(own / "local", READS) == "project_admin, lead"  # the operator's own stays
+    assert main(["site", "prepare", str(folder)]) == 0 and "nothing to change" in capsys.readouterr().out
+    assert main(["site", "unprepare", str(folder)]) == 0
+    assert not (folder / "local" / "authorization.json").exists()
