@@ -125,7 +125,7 @@ def warn_of_few_sites(plan: RunPlan, sites: int) -> None:
         logger.warning(
             "job %s may start with %d sites (min_clients), and a model needs %d at real sites or in a POC "
             "(min_sites_per_cluster): with fewer it ends before its first round. Raise min_clients, or set %s if the "
-            "hospitals agree that each may see a model of one other",
+            "hospitals agree that each may see a model of one other, and their operators lower the limit of their kits",
             plan.job.name,
             sites,
             needed,
