@@ -1,10 +1,17 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""No single voice decides: weights of which none is more than a share of all."""
+"""No single voice decides: weights of which none is more than a share of all, and values not far from all others."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+import numpy as np
+
+# How many median deviations from the median a value counts as, at most.
+REACH = 5.0
+# Of fewer values, nobody knows which is the outlier.
+FEWEST_VALUES = 3
 
 
 def capped(weights: Mapping[str, float], share: float) -> dict[str, float]:
@@ -22,3 +29,40 @@ def capped(weights: Mapping[str, float], share: float) -> dict[str, float]:
         if descending[above] <= most:
             return {name: min(weight, most) if above else weight for name, weight in weights.items()}
     return dict.fromkeys(weights, descending[-1])
+
+
+def bounded_weights(weights: Mapping[str, float], sites: Mapping[str, str], share: float | None) -> dict[str, float]:
+    """Participants' weights, of which those of one site are no more than a share of the sum.
+
+    Args:
+        weights: by participant.
+        sites: each participant's; one that is not named is a site of its own.
+        share: the largest of one site; None for no bound.
+
+    >>> bounded_weights({"a": 1e9, "b": 2.0, "c": 2.0}, {}, 0.5)
+    {'a': 4.0, 'b': 2.0, 'c': 2.0}
+    """
+    if share is None:
+        return dict(weights)
+    of_site: dict[str, float] = {}
+    for name, weight in weights.items():
+        of_site[sites.get(name, name)] = of_site.get(sites.get(name, name), 0.0) + weight
+    allowed = capped(of_site, share)
+    return {name: w * (allowed[sites.get(name, name)] / of_site[sites.get(name, name)]) for name, w in weights.items()}
+
+
+def reached(values: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Values as at most `REACH` times the median deviation away from the median of all.
+
+    Args:
+        values: what is bounded, of any shape.
+        among: ``(n, ...)``, of n sites; fewer than `FEWEST_VALUES` bound nothing.
+
+    >>> reached(np.array([1.0, 1.25, 1e9]), np.array([1.0, 1.25, 1e9]))
+    array([1. , 1.25, 2.5 ])
+    """
+    if len(among) < FEWEST_VALUES:
+        return values
+    middle = np.median(among)
+    reach = REACH * np.median(np.abs(among - middle))
+    return np.clip(values, middle - reach, middle + reach)

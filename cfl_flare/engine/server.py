@@ -389,7 +389,7 @@ class Server:
             facts |= {"seed": self.settings.seed, "metric": asdict(self.metric), "best": known, "stopped": stopped}
             if self._bootstrap:
                 drawn = {name: result.bootstrap for name, result in self._round.results.items() if result.bootstrap}
-                self._recorder.bootstrap(drawn, self.participants)
+                self._recorder.bootstrap(drawn, self.participants, self.settings.max_weight_share)
             if self._scored is not None:
                 found = (self._round.scores(), self.participants, self.state.assignment, self.state.round - 1)
                 self._recorder.curves(self._scored.curves(*found, self.settings.max_weight_share))

@@ -20,6 +20,7 @@ import numpy as np
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.safetensors_io import load_arrays, save_arrays
+from cfl_flare.core.shares import bounded_weights
 from cfl_flare.results.key_metric import is_share
 from cfl_flare.results.schema import each, number, text, whole
 
@@ -42,7 +43,7 @@ class Draws:
 
     Attributes:
         participants: those who sent some.
-        samples: how many training samples each has: its weight in a mean.
+        samples: how many training samples each has, within the share of a site: its weight in a mean.
         draws: two runs have a participant's number in common if it drew the same rows of the same samples.
         values: by measure, such as ``served_accuracy``: ``(participants, draws)`` float64, NaN where it is not defined.
     """
@@ -53,15 +54,19 @@ class Draws:
     values: Mapping[str, np.ndarray]
 
     @classmethod
-    def of(cls, found: Mapping[str, Replicates], participants: Mapping[str, Participant]) -> Draws:
-        """What arrived, in the participants' order."""
+    def of(
+        cls, found: Mapping[str, Replicates], participants: Mapping[str, Participant], share: float | None = None
+    ) -> Draws:
+        """What arrived, in the participants' order; no site has more than a share of the weight."""
         names = [name for name in participants if name in found]
+        sites = {name: participants[name].site for name in names}
+        weights = bounded_weights({name: participants[name].samples for name in names}, sites, share)
         times = {len(values) for own in found.values() for values in own.values.values()}
         empty = [None] * max(times, default=0)
         measures = dict.fromkeys(key for name in names for key in found[name].values)
         return cls(
             tuple(names),
-            tuple(participants[name].samples for name in names),
+            tuple(weights.values()),
             tuple(found[name].draw for name in names),
             {key: np.array([found[name].values.get(key, empty) for name in names], np.float64) for key in measures},
         )
@@ -176,8 +181,10 @@ def read_draws(folder: Path) -> Draws | None:
         return None
     values, meta = load_arrays(path)
     names, samples, draws = (meta.get(key) or [] for key in FACTS)
-    sound = each(text)(names) and each(whole)(samples) and each(whole)(draws)
-    sound = sound and 0 < len({*names}) == len(names) == len(samples) == len(draws) and all(samples)
+    sound = each(text)(names) and each(number)(samples) and each(whole)(draws)
+    sound = (
+        sound and 0 < len({*names}) == len(names) == len(samples) == len(draws) and all(0 < n < np.inf for n in samples)
+    )
     shapes = {array.shape for array in values.values()}
     sound = sound and len(shapes) == 1 and all(len(shape) == 2 and shape[0] == len(names) for shape in shapes)
     if not sound or any(array.dtype != np.float64 or np.isinf(array).any() for array in values.values()):

@@ -9,6 +9,9 @@ patients, so that what they have in common cancels out.
 The interval that is shown decides: a difference is clear if its interval does not hold 0, and by nothing else. Over all
 hospitals it is a 95 % one. Those of single hospitals hold together with 95 % (Bonferroni; Dunn 1961): each of m has the
 level 1 - 0.05 / m.
+
+No hospital counts without a bound. A share is in 0..1. Of any other measure, a hospital's number counts as at most
+`REACH` times the median deviation away from the median, as in the means by which a run decides.
 """
 
 from __future__ import annotations
@@ -20,12 +23,16 @@ import numpy as np
 from scipy.stats import norm
 
 from cfl_flare.core.config import require
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.seeds import stream
+from cfl_flare.core.shares import reached
 from cfl_flare.results.bootstrap import PERCENTILES
 from cfl_flare.results.key_metric import Metric, is_share
 
 # Draws of hospitals: with so many, an end of an interval moves by some hundredths of its width.
 TIMES = 10_000
+# While each hospital is left out in turn, so many hospitals are drawn in all.
+LEFT_OUT = 2**18
 # With fewer patients, draws of them say too little of others to call a difference.
 FEWEST_TESTED = 20
 # No hospital has more; a measure may have a spread that asks for any number.
@@ -105,9 +112,21 @@ class Gain:
     needed: int | None = None
 
 
-def mean_of(found: Measured) -> float:
-    """The mean over hospitals, weighted by training samples."""
-    return float(np.average([one.value for one in found.values()], weights=[one.samples for one in found.values()]))
+def mean_of(measured: Measured, mode: str = "max") -> float:
+    """The mean over hospitals, weighted by training samples; see the module on what a hospital counts at most."""
+    values = np.array([at.value for at in measured.values()])
+    values = values if _shares(mode, values) else reached(values, values)
+    return float(np.average(values, weights=[at.samples for at in measured.values()]))
+
+
+def without(measured: Measured, hospital: str) -> Measured:
+    """What all other hospitals measured."""
+    return {name: at for name, at in measured.items() if name != hospital}
+
+
+def _shares(mode: str, *values: np.ndarray) -> bool:
+    """Whether these are shares: the largest is best, and all are in 0..1."""
+    return mode == "max" and all(np.nanmin(own) >= 0 and np.nanmax(own) <= 1 for own in values)
 
 
 def shared_by_all(found: Mapping[str, Measured]) -> dict[str, Measured]:
@@ -157,7 +176,7 @@ def two_stage(apart: np.ndarray, weights: np.ndarray, times: int, rng: np.random
     return means
 
 
-def difference(one: Measured, other: Measured, mode: str = "max", seed: int = 0) -> Difference:
+def difference(one: Measured, other: Measured, mode: str = "max", seed: int = 0, times: int = TIMES) -> Difference:
     """By how much the first of two ways to train is better over all hospitals that measured both.
 
     Args:
@@ -165,20 +184,42 @@ def difference(one: Measured, other: Measured, mode: str = "max", seed: int = 0)
         other: what it is compared with.
         mode: which end of the metric is best, ``max`` or ``min``.
         seed: of the draws of hospitals.
+        times: how often hospitals are drawn.
 
     Raises:
-        ConfigError: no hospital measured both, or they were measured on other draws.
+        ConfigError: no hospital measured both on the same draws.
     """
     rows = _apart(one, other, mode)
     names = [name for name, (_, drawn) in rows.items() if drawn is not None]
     require(bool(names), "study: no hospital has the metric on half of its draws; take another key_metric")
-    apart = np.stack([drawn for name in names if (drawn := rows[name][1]) is not None])
+    draws = [drawn for name in names if (drawn := rows[name][1]) is not None]
+    most = max(map(len, draws))  # a hospital that sent fewer has each of its draws more often
+    apart = np.stack([np.resize(drawn, most) for drawn in draws])
     weights = np.array([one[name].samples for name in names], np.float64)
-    gain = float(np.average([rows[name][0] for name in names], weights=weights))
-    means = two_stage(apart, weights, TIMES, stream(seed, "two stages"))
+    points = np.array([rows[name][0] for name in names])
+    pair = [{name: measured[name] for name in names} for measured in (one, other)]
+    if not all(_shares(mode, np.array([at.value for at in measured.values()])) for measured in pair):
+        points, apart = reached(points, apart), reached(apart, apart)
+    gain = float(np.average(points, weights=weights))
+    means = two_stage(apart, weights, times, stream(seed, "two stages"))
     low, high = np.percentile(means, PERCENTILES).tolist()
-    mine, its = (mean_of({name: found[name] for name in names}) for found in (one, other))
+    mine, its = (mean_of(measured, mode) for measured in pair)
     return Difference(mine, its, len(names), gain, low, high)
+
+
+def clear_without_each(one: Measured, other: Measured, mode: str, seed: int) -> bool:
+    """Whether the first is clearly better whichever hospital of several is left out."""
+    names = [name for name in one if name in other] if len(one) > 1 else []
+    times = left_out_times(len(names))
+    try:
+        return all(difference(without(one, name), other, mode, seed, times).low > 0 for name in names)
+    except ConfigError:  # no other hospital measured both
+        return False
+
+
+def left_out_times(hospitals: int) -> int:
+    """Draws of so many hospitals while each is left out in turn."""
+    return max(1000, min(TIMES, LEFT_OUT // max(1, hospitals)))
 
 
 def usual_margin(metric: str, level: float) -> float:
@@ -241,16 +282,15 @@ def _said(gain: float, drawn: np.ndarray | None, tested: int, reach: float, marg
 def _apart(one: Measured, other: Measured, mode: str) -> dict[str, tuple[float, np.ndarray | None]]:
     """By hospital, by how much the first is better, and on draws: what is not defined is made up of others.
 
-    Raises:
-        ConfigError: a hospital measured them on other draws.
+    A hospital that measured the two on other draws is left out.
     """
     sign, found = (1.0 if mode == "max" else -1.0), dict[str, tuple[float, np.ndarray | None]]()
     for name, mine in one.items():
         if name not in other:
             continue
         its = other[name]
-        same = (mine.draw, mine.tested, mine.draws.shape) == (its.draw, its.tested, its.draws.shape)
-        require(same, f"study: {name} measured two candidates on other draws; start it again in a new folder")
+        if (mine.draw, mine.tested, mine.draws.shape) != (its.draw, its.tested, its.draws.shape):
+            continue
         drawn = sign * (mine.draws - its.draws)
         gone = np.isnan(drawn)
         if 2 * gone.sum() > len(drawn) or not len(drawn):

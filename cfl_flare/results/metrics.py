@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.clustering.measures import agreement, size_entropy
-from cfl_flare.core.shares import capped
+from cfl_flare.core.shares import bounded_weights, reached
 from cfl_flare.methods import Participant, ServerState
 from cfl_flare.methods.slots import cluster_slot
 from cfl_flare.results.key_metric import ACCURACY, Metric, is_share
 
 # FedDSMIC's bottom accuracy is the mean over this many of the worst participants (sec. 5.3).
 BOTTOM = 5
-# How many median deviations from the median a value counts as, at most.
-REACH = 5.0
 
 
 @dataclass(frozen=True)
@@ -55,48 +53,50 @@ class RoundMetrics:
         return {**self.scalars(), **self.steady}
 
 
-def average(metrics: Mapping[str, Mapping[str, float]], weights: Mapping[str, float]) -> dict[str, float]:
-    """Mean of each metric over participants, weighted.
+def average(
+    metrics: Mapping[str, Mapping[str, float]],
+    weights: Mapping[str, float],
+    sites: Mapping[str, str] | None = None,
+    share: float | None = None,
+) -> dict[str, float]:
+    """Mean of each metric over participants, weighted; with a share, no site has more than that of the weight.
 
     >>> average({"a": {"acc": 1.0}, "b": {"acc": 0.0}}, {"a": 3.0, "b": 1.0})
     {'acc': 0.75}
+    >>> average({"a": {"acc": 1.0}, "b": {"acc": 0.0}, "c": {"acc": 0.0}}, {"a": 1e9, "b": 1.0, "c": 1.0}, {}, 1 / 3)
+    {'acc': 0.3333333333333333}
     """
-    names = sorted({key for own in metrics.values() for key in own})
-    out = {}
-    for name in names:
-        pairs = [(own[name], weights[p]) for p, own in metrics.items() if name in own]
-        out[name] = float(np.average([v for v, _ in pairs], weights=[w for _, w in pairs]))
-    return out
+    means = {}
+    for name in sorted({key for own in metrics.values() for key in own}):
+        having = bounded_weights({p: weights[p] for p, own in metrics.items() if name in own}, sites or {}, share)
+        means[name] = float(np.average([metrics[p][name] for p in having], weights=[*having.values()]))
+    return means
 
 
 def steady_average(
-    metrics: Mapping[str, Mapping[str, float]], weights: Mapping[str, float], sites: Mapping[str, str], share: float
+    metrics: Mapping[str, Mapping[str, float]],
+    weights: Mapping[str, float],
+    sites: Mapping[str, str],
+    share: float | None,
 ) -> dict[str, float]:
     """Mean of each metric over participants, weighted, that no single site decides.
 
-    A site has no more than its share of the weight. Values that are no shares, whose mean no value in [0, 1] moves
-    far, are taken as at most `REACH` times the median deviation from their median away; of one or two participants
-    nobody knows which is the outlier.
+    A site has no more than its share of the weight, and its values no more than their `reached` place among all. Shares
+    are in 0..1 and are taken as they are, unless the weights are bounded, too.
 
     >>> metrics = {"a": {"loss": 1.0}, "b": {"loss": 1.2}, "c": {"loss": 1e9}}
-    >>> round(steady_average(metrics, dict.fromkeys("abc", 1.0), {}, 1.0)["loss"], 3)
+    >>> round(steady_average(metrics, dict.fromkeys("abc", 1.0), {}, None)["loss"], 3)
     1.467
     """
-    out = {}
+    bounded: dict[str, dict[str, float]] = {p: {} for p in metrics}
     for name in sorted({key for own in metrics.values() for key in own}):
-        values = np.array([own[name] for own in metrics.values() if name in own])
-        own = {p: weights[p] for p in metrics if name in metrics[p]}
-        of_site: dict[str, float] = {}
-        for p, weight in own.items():
-            of_site[sites.get(p, p)] = of_site.get(sites.get(p, p), 0.0) + weight
-        allowed = capped(of_site, share)
-        w = [weight * (allowed[sites.get(p, p)] / of_site[sites.get(p, p)]) for p, weight in own.items()]
-        if len(values) > 2 and not is_share(name, values.min(), values.max()):
-            middle = np.median(values)
-            reach = REACH * np.median(np.abs(values - middle))
-            values = np.clip(values, middle - reach, middle + reach)
-        out[name] = float(np.average(values, weights=w))
-    return out
+        having = [p for p, own in metrics.items() if name in own]
+        values = np.array([metrics[p][name] for p in having])
+        if share is not None or not is_share(name, values.min(), values.max()):
+            values = reached(values, values)
+        for p, value in zip(having, values.tolist()):
+            bounded[p][name] = value
+    return average(bounded, weights, sites, share)
 
 
 def not_by_all(metrics: Mapping[str, Mapping[str, float]], found: Mapping[str, int]) -> dict[str, int]:
@@ -122,9 +122,9 @@ def measure_round(
 ) -> RoundMetrics:
     """Completes a round's record.
 
-    Means are weighted by n_i, as in the thesis's tables; in ``..._unweighted`` all participants count the same. A mean
-    is of those for whom the measure is defined; their number is in ``defined`` if some that were measured, or would
-    have been if they had test samples, lack it.
+    Means are weighted by n_i, as in the thesis's tables, within a site's share. In ``..._unweighted`` all participants
+    count the same. A mean is of those for whom the measure is defined. Their number is in ``defined`` if some that were
+    measured, or would have been if they had test samples, lack it.
 
     Args:
         record: what the server recorded during the round.
@@ -133,13 +133,15 @@ def measure_round(
         participants: all of them.
         state: after the round.
         clusters: K, or 0.
-        share: the largest share of one site's weight in a mean that decides; None for no bound.
+        share: the largest share of one site's weight in a mean; None for no bound.
         ranked: the metrics of which the worst participants are recorded.
     """
     record = dict(record)
     weights = {name: float(p.samples) for name, p in participants.items()}
-    record.update(average(metrics, weights))
-    record.update({f"{k}_unweighted": v for k, v in average(metrics, dict.fromkeys(weights, 1.0)).items()})
+    sites = {name: p.site for name, p in participants.items()}
+    record.update(average(metrics, weights, sites, share))
+    alike = average(metrics, dict.fromkeys(weights, 1.0), sites, share)
+    record.update({f"{name}_unweighted": mean for name, mean in alike.items()})
     having = Counter(name for own in metrics.values() for name in own if name.startswith("served_"))
     if fewer := not_by_all(metrics, having):
         record["defined"] = dict(sorted(fewer.items()))
@@ -158,7 +160,8 @@ def measure_round(
     sizes = [len(names) for names in members.values()]
     record["cluster_sizes"] = sizes
     record["clusters"] = {
-        f"cluster-{k}": average({n: metrics[n] for n in names if n in metrics}, weights) for k, names in members.items()
+        f"cluster-{k}": average({n: metrics[n] for n in names if n in metrics}, weights, sites, share)
+        for k, names in members.items()
     }
     if clusters:
         kept = {k for k in range(clusters) if cluster_slot(k) in state.bank}  # others were merged away, or come later
@@ -182,10 +185,10 @@ def _steady(
     """The record's means as `steady_average` has them: of all participants, and of each cluster's."""
     weights = {name: float(p.samples) for name, p in participants.items()}
     sites = {name: p.site for name, p in participants.items()}
-    found = steady_average(metrics, weights, sites, share or 1.0)
-    alike = steady_average(metrics, dict.fromkeys(weights, 1.0), sites, share or 1.0)
+    found = steady_average(metrics, weights, sites, share)
+    alike = steady_average(metrics, dict.fromkeys(weights, 1.0), sites, share)
     found.update({f"{name}_unweighted": value for name, value in alike.items()})
     for k, names in members.items():
-        own = steady_average({n: metrics[n] for n in names if n in metrics}, weights, sites, share or 1.0)
+        own = steady_average({n: metrics[n] for n in names if n in metrics}, weights, sites, share)
         found.update({f"cluster-{k}/{name}": value for name, value in own.items()})
     return found

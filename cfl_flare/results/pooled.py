@@ -84,7 +84,7 @@ def with_pooled(
         counts: participants'; None of those that sent none.
         participants: all of them.
         assignment: the cluster of each that has one.
-        share: the largest share of one site's samples in the value that decides; None for no bound.
+        share: the largest share of one site's samples; None for no bound.
     """
     sent = {name: own for name, own in counts.items() if own is not None}
     groups: dict[str, dict[str, np.ndarray]] = {"": sent}
@@ -92,17 +92,13 @@ def with_pooled(
         groups.setdefault(f"cluster-{assignment[name]}", {})[name] = sent[name]
     sites = {name: p.site for name, p in participants.items()}
     record = {**measured.record, "clusters": {k: dict(own) for k, own in measured.record["clusters"].items()}}
-    steady = dict(measured.steady)
     for where, own in groups.items():
         if not own:
             continue
-        for name, value in _values(bounded_sum(own, sites, 1.0)).items():
-            (record["clusters"][where] if where else record)[name] = value
-        decides = _values(bounded_sum(own, sites, share or 1.0))
-        steady |= {f"{where}/{name}" if where else name: value for name, value in decides.items()}
+        (record["clusters"][where] if where else record).update(_values(bounded_sum(own, sites, share or 1.0)))
     fewer = not_by_all(measured.participants, {name: len(sent) for name in (POOLED, POOLED_F1) if name in record})
     record |= {"defined": {**record.get("defined", {}), **fewer}} if fewer else {}
-    return replace(measured, record=record, steady=steady)
+    return replace(measured, record=record)
 
 
 def _values(counts: np.ndarray) -> dict[str, float]:

@@ -164,9 +164,11 @@ class Recorder:
                 writer.writerow([*row, *(measured.get(key) for key in metrics)])
         atomic_write(self.folder / CROSS_SITE, lines.getvalue())
 
-    def bootstrap(self, found: Mapping[str, Replicates], participants: Mapping[str, Participant]) -> None:
+    def bootstrap(
+        self, found: Mapping[str, Replicates], participants: Mapping[str, Participant], share: float | None = None
+    ) -> None:
         """Writes what the final models reach on draws of the test splits; the summary will have the intervals."""
-        draws = Draws.of(found, participants)
+        draws = Draws.of(found, participants, share)
         if draws.values:
             self._draws = draws
             draws.save(self.folder / BOOTSTRAP)

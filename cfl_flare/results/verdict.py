@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a study says: whether to cluster, into how many groups, and which hospitals gain.
 
-Candidates are chosen by validation samples. Test samples only tell how good what was chosen is, and a clustered
-candidate is recommended only if it is clearly better than the best other one there. So choosing among many candidates
-makes no test figure too good. Where too few samples decide, or the measure says nothing, the study cannot tell.
+`cfl_flare.results.decision` says how it comes to that.
 """
 
 from __future__ import annotations
@@ -23,12 +21,6 @@ from cfl_flare.results.comparison import (
     Difference,
     Gain,
     Measured,
-    difference,
-    gains,
-    majority,
-    mean_of,
-    shared_by_all,
-    usual_margin,
 )
 from cfl_flare.results.key_metric import ACCURACY, Metric
 
@@ -135,6 +127,8 @@ class Verdict:
         cluster: whether to cluster.
         chosen: what to train.
         unsure: why the study cannot tell whether to cluster; empty where it can.
+        left_out: how many hospitals were left out in turn, and the choice made again without each.
+        reversed_without: the hospitals without which the choice is another, and which.
         basis: on what it rests, ``validation`` and ``test``.
         margin: the difference that matters to one hospital.
         majority: the accuracy of naming the most frequent class everywhere; None where it is not known.
@@ -157,6 +151,8 @@ class Verdict:
     compared: tuple[Compared, ...]
     hospitals: tuple[Hospital, ...] = ()
     unsure: str = ""
+    left_out: int = 0
+    reversed_without: Mapping[str, str] = field(default_factory=dict)
     basis: Mapping[str, Basis] = field(default_factory=dict)
     margin: float = MARGIN
     majority: float | None = None
@@ -173,8 +169,10 @@ class Verdict:
         if self.basis:
             rest = [self.basis[split].text(split) for split in ("validation", "test")]
             said.append(f"Chosen by {rest[0]}; judged by {rest[1]}.")
+        if self.left_out and not self.reversed_without:
+            said.append(f"Without any one of {self.left_out} hospitals the choice is the same.")
         if self.majority is not None and is_accuracy(self.metric):
-            said.append(f"Naming the most frequent class everywhere has accuracy {_figure(self.majority)}.")
+            said.append(f"Naming the most frequent class everywhere has accuracy {figure(self.majority)}.")
         for name, words in ((self.one_model, "one model for all"), (self.alone, "each hospital alone")):
             found = self._pair(self.chosen.name, name)
             if found is not None:
@@ -187,7 +185,7 @@ class Verdict:
         if self.mode == "min" and self.margin > WIDE * level:
             share = f"{self.margin / level:.0%} of" if level else "above"
             said.append(
-                f"The margin {self.margin:g} is {share} one model's {plain(self.metric, 60)}, {_figure(level)}: "
+                f"The margin {self.margin:g} is {share} one model's {plain(self.metric, 60)}, {figure(level)}: "
                 "hospitals within chance may differ by that much. Leave --margin out for a twentieth of it."
             )
         return said
@@ -215,9 +213,9 @@ class Verdict:
         found = pair.found
         sign = 1 if self.mode == "max" else -1
         low, high = sorted((sign * found.low, sign * found.high))
-        by = f"{_signed(sign * found.gain)}, 95 % interval {_signed(low)} to {_signed(high)}"
+        by = f"{signed(sign * found.gain)}, 95 % interval {signed(low)} to {signed(high)}"
         clear = "clear" if found.clear else "within chance"
-        return f"{plain(self.metric, 60)} {_figure(found.one)} against {_figure(found.other)} ({by}, {clear})"
+        return f"{plain(self.metric, 60)} {figure(found.one)} against {figure(found.other)} ({by}, {clear})"
 
     def _who(self, reference: str) -> list[str]:
         """Which hospitals gain and lose against a reference."""
@@ -228,11 +226,11 @@ class Verdict:
         by = {says: [n for n, g in found.items() if g.says == says] for says in (GAINS, LOSES, CHANCE, UNKNOWN)}
         if one:
             parts = [f"{len(by[GAINS])} of {len(found)} hospitals gain over one model"]
-            parts += [f"{_named(by[LOSES])} {'loses' if len(by[LOSES]) == 1 else 'lose'}"] if by[LOSES] else []
+            parts += [f"{listed(by[LOSES])} {'loses' if len(by[LOSES]) == 1 else 'lose'}"] if by[LOSES] else []
             parts += [f"{len(by[CHANCE])} within chance"] if by[CHANCE] else []
         else:
             parts = [f"{len(by[GAINS])} of {len(found)} hospitals are better off than alone"]
-            parts += [f"{_named(by[LOSES])} better off alone"] if by[LOSES] else []
+            parts += [f"{listed(by[LOSES])} better off alone"] if by[LOSES] else []
             parts += [f"{len(by[CHANCE])} within chance"] if by[CHANCE] else []
         if by[UNKNOWN]:
             needed = sorted(n for name in by[UNKNOWN] if (n := found[name].needed) is not None)
@@ -242,148 +240,23 @@ class Verdict:
         return ["; ".join(parts) + "."]
 
 
-def decide(
-    tested: Mapping[str, Measured],
-    validated: Mapping[str, Measured],
-    entrants: Sequence[Entrant],
-    rounds: int,
-    metric: str,
-    mode: str = "max",
-    margin: float | None = None,
-    seed: int = 0,
-    one_model: str = "fedavg",
-    alone: str = "local",
-    fewest: int = 0,
-    everyone: int | None = None,
-) -> Verdict:
-    """Chooses by validation samples, and judges by test samples.
-
-    Args:
-        tested: what the candidates that are left measured on test samples.
-        validated: the same on validation samples.
-        entrants: these candidates; one of them is one model for all, and one each hospital alone.
-        rounds: after which they were measured.
-        metric: what was measured.
-        mode: which end of it is best.
-        margin: the difference that matters to one hospital; None for the usual one.
-        seed: of the draws of hospitals.
-        one_model: the name of one model for all.
-        alone: the name of each hospital alone.
-        fewest: samples of the rarer class that each split needs, or of any kind where there are no classes.
-        everyone: how many hospitals take part; None for those that measured.
-    """
-    without = [one for one in entrants if not one.clusters]
-    clustered = preferred([one for one in entrants if one.clusters], validated, mode, seed, alone)
-    other = preferred(without, validated, mode, seed, alone)
-    assert other is not None
-    splits = {"validation": validated[one_model], "test": tested[one_model]}
-    basis = {split: Basis.of_measured(measured, everyone) for split, measured in splits.items()}
-    best = [tested[one.name] for one in (clustered, other) if one is not None]
-    unsure = _too_few(basis, fewest) or _no_better_than_naming(best, metric, seed)
-    if unsure:
-        other = preferred([one for one in without if one.name != alone], validated, mode, seed, alone) or other
-    pairs = [] if clustered is None else [(clustered.name, one.name) for one in without]
-    pairs += [(other.name, name) for name in (one_model, alone) if name != other.name]
-    compared = tuple(Compared(one, its, difference(tested[one], tested[its], mode, seed)) for one, its in pairs)
-    chosen = other
-    if clustered is not None and not unsure:
-        better = any(c.found.low > 0 for c in compared if (c.one, c.other) == (clustered.name, other.name))
-        chosen = clustered if better else other
-    own, means = tested[chosen.name], {name: mean_of(measured) for name, measured in tested.items()}
-    margin = margin or usual_margin(metric, means[one_model])
-    to_one, to_alone = (
-        {} if chosen.name == name else gains(own, tested[name], mode, margin) for name in (one_model, alone)
-    )
-    hospitals = [Hospital(n, one.tested, one.value, to_one.get(n), to_alone.get(n)) for n, one in own.items()]
-    return Verdict(
-        metric=metric,
-        mode=mode,
-        cluster=bool(chosen.clusters),
-        chosen=chosen,
-        best_clustered=clustered,
-        best_other=other,
-        rounds=rounds,
-        tested=means,
-        compared=compared,
-        hospitals=tuple(hospitals),
-        unsure=unsure,
-        basis=basis,
-        margin=margin,
-        majority=None if (naming := majority(tested[one_model])) is None else mean_of(naming),
-        one_model=one_model,
-        alone=alone,
-    )
-
-
-def _too_few(basis: Mapping[str, Basis], fewest: int) -> str:
-    """Why the samples cannot decide; empty if they can."""
-    for split, rests in basis.items():
-        if rests.deciding < fewest:
-            kind = "" if rests.rarer is None else " that are not of the most frequent class"
-            return f"{rests.deciding} {split} samples{kind} are too few, {fewest} are needed (--fewest-events)"
-    return ""
-
-
-def _no_better_than_naming(best: Sequence[Measured], metric: str, seed: int) -> str:
-    """Why an accuracy says nothing: whoever names the most frequent class everywhere has it, too; empty if not so.
-
-    Args:
-        best: what the best candidates measured.
-        metric: what it is.
-        seed: of the draws of hospitals.
-    """
-    if not is_accuracy(metric):
-        return ""
-    namings = [(measured, majority(measured)) for measured in best]
-    found = [difference(measured, naming, seed=seed) for measured, naming in namings if naming is not None]
-    if not found or any(one.low > 0 for one in found):
-        return ""
-    top = max(found, key=lambda one: one.gain)
-    return (
-        f"accuracy {_figure(top.one)} is no better than naming the most frequent class everywhere, "
-        f"{_figure(top.other)} ({_signed(top.gain)}, 95 % interval {_signed(top.low)} to {_signed(top.high)}); "
-        "judge by another key_metric, such as loss or auroc"
-    )
-
-
-def preferred(
-    entrants: Sequence[Entrant],
-    validated: Mapping[str, Measured],
-    mode: str = "max",
-    seed: int = 0,
-    alone: str = "local",
-) -> Entrant | None:
-    """The simplest of those that are not clearly worse than the best one on validation samples; None without any.
-
-    The rule of one standard error (Breiman et al. 1984, sec. 3.4.3) with the interval of the difference in place of the
-    error. Fewer models are simpler: one for all, then few clusters, without private layers first, and last one for each
-    hospital. One model with private layers is still one: with them or without, the better one is taken.
-    """
-    sign, known = (1 if mode == "max" else -1), shared_by_all({one.name: validated[one.name] for one in entrants})
-    means = {name: sign * mean_of(measured) for name, measured in known.items()}
-    ranked = sorted(entrants, key=lambda one: (-means[one.name], one.private))
-    alike = ranked[:1]
-    alike += [
-        one for one in ranked[1:] if difference(validated[ranked[0].name], validated[one.name], mode, seed).low <= 0
-    ]
-    return min(alike, key=lambda one: (one.name == alone, one.clusters, one.clusters and one.private), default=None)
-
-
 def is_accuracy(metric: str) -> bool:
     """Whether candidates are compared by accuracy."""
     return Metric(metric).of_participants.name == ACCURACY
 
 
-def _figure(value: float) -> str:
+def figure(value: float) -> str:
     """Three digits after the point, unless they say nothing of so small or large a number."""
     return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.2e}"
 
 
-def _signed(value: float) -> str:
-    return ("+" if value > 0 else "") + _figure(value)
+def signed(value: float) -> str:
+    """A figure with its sign."""
+    return ("+" if value > 0 else "") + figure(value)
 
 
-def _named(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first `MOST_NAMES` names, and how many others there are."""
     shown = [plain(name, 60) for name in names[:MOST_NAMES]]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")

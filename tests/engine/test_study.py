@@ -26,10 +26,10 @@ from cfl_flare.engine.study.settings import StudySettings
 from cfl_flare.methods import IFCA, FedAvg, FedCUAU, Local, WeCFL
 from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.comparison import AtHospital, Measured
+from cfl_flare.results.decision import decide
 from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.run_dir import ROUNDS, load_run, read_lines
 from cfl_flare.results.store import Store
-from cfl_flare.results.verdict import decide
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Binary, Survival
 from tests.play import DATA, MODEL

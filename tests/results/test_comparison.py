@@ -80,9 +80,12 @@ def test_what_is_not_defined_at_a_hospital_leaves_it_out_of_all_three_numbers():
 
 
 @pytest.mark.parametrize("changed", [{"draw": 8}, {"tested": 99}])
-def test_other_draws_are_not_compared(changed):
-    with pytest.raises(ConfigError, match="a measured two candidates on other draws"):
-        difference({"a": at(0.9, [0.9] * 5)}, {"a": at(0.9, [0.9] * 5, **changed)})
+def test_a_hospital_with_other_draws_is_left_out(changed):
+    one, other = ({"a": at(0.9, [v] * 5), "b": at(v, [v] * 5)} for v in (0.9, 0.8))
+    found = difference(one, {**other, "a": at(0.1, [0.1] * 5, **changed)})
+    assert found.hospitals == 1 and found.gain == pytest.approx(0.1)
+    fewer = {name: at(0.5, [0.5] * 3) if name == "a" else own for name, own in other.items()}
+    assert difference({**one, "a": at(0.9, [0.9] * 3)}, fewer).hospitals == 2  # hospitals may have other numbers
 
 
 def spread(middle: float, half: float) -> list[float]:

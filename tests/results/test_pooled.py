@@ -108,7 +108,7 @@ def test_a_site_that_says_that_it_has_10_to_the_9_samples_decides_with_its_share
     counts = {**dict.fromkeys("abc", decided(GOOD)), "d": huge}
     found = with_pooled(measured(), counts, PEOPLE, {}, 1 / 3)
     for name in ("pooled_auroc", "pooled_macro_f1"):
-        assert found.record[name] < 0.001  # as reported
+        assert found.record[name] > 0.5  # in the record, too
         assert found.deciding()[name] > 0.6
     free = with_pooled(measured(), counts, PEOPLE, {}, None)
     assert free.deciding()["pooled_auroc"] == free.record["pooled_auroc"]

@@ -20,9 +20,10 @@ from cfl_flare.core.errors import AbortedError, CFLError, ConfigError, RunFailed
 from cfl_flare.core.text import plain
 from cfl_flare.engine.study.candidates import ALONE, ONE_MODEL, Candidate, clustered_candidates
 from cfl_flare.engine.study.settings import StudySettings
-from cfl_flare.results.comparison import MARGIN, Measured, difference, mean_of, shared_by_all
+from cfl_flare.results.comparison import MARGIN, Measured, clear_without_each, difference, mean_of, shared_by_all
+from cfl_flare.results.decision import decide
 from cfl_flare.results.key_metric import Metric, is_share
-from cfl_flare.results.verdict import Verdict, decide
+from cfl_flare.results.verdict import Verdict
 
 VALIDATION: Final = "validation"
 TEST: Final = "test"
@@ -244,10 +245,9 @@ class Study:
                 return None if layers is None else candidate.with_private(layers)
         return None
 
-    @staticmethod
-    def _means(found: Mapping[str, Measured]) -> dict[str, float]:
+    def _means(self, found: Mapping[str, Measured]) -> dict[str, float]:
         """Each candidate's mean over the hospitals that measured all of them."""
-        return {name: mean_of(measured) for name, measured in shared_by_all(found).items()}
+        return {name: mean_of(of, self.trainer.metric.mode) for name, of in shared_by_all(found).items()}
 
     @staticmethod
     def _too_few(found: Mapping[str, Measured]) -> dict[str, str]:
@@ -274,13 +274,19 @@ class Study:
         return sorted(means, key=lambda name: -sign * means[name])
 
     def _worse(self, found: Mapping[str, Measured], means: Mapping[str, float]) -> dict[str, str]:
-        """Those that are clearly worse than the best one, the worst ones first, at most half of all."""
+        """Those that are clearly worse than the best one, the worst ones first, at most half of all.
+
+        They are so without any one hospital, too: no single one takes a candidate out of the study.
+        """
+        mode, seed = self.trainer.metric.mode, self._seed
         ranked, dropped = self._ranked(means), dict[str, str]()
         best = ranked[0]
         stay = {one.name for one in self._all(ranked) if one.stays}
         for name in reversed(ranked[1:]):
-            apart = difference(found[name], found[best], self.trainer.metric.mode, self._seed)
-            if name not in stay and apart.high < 0 and len(dropped) < len(ranked) // 2:
+            if name in stay or len(dropped) >= len(ranked) // 2:
+                continue
+            apart = difference(found[name], found[best], mode, seed)
+            if apart.high < 0 and clear_without_each(found[best], found[name], mode, seed):
                 low, high = (f"{-end:.3f}" for end in (apart.high, apart.low))
                 dropped[name] = f"{best} is better by {-apart.gain:.3f}, 95 % interval {low} to {high}"
         return dropped

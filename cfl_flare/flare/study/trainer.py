@@ -13,7 +13,7 @@ from torch import nn
 
 from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.errors import ConfigError, RunFailedError
-from cfl_flare.core.shares import capped
+from cfl_flare.core.shares import bounded_weights
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Result
 from cfl_flare.engine.study.candidates import Candidate, private_layers, search_candidate, search_rounds
@@ -77,7 +77,7 @@ class AtSites:
         schedule = controller.schedule
         self.rounds = schedule.num_rounds
         self.metric = leading(schedule.early_stopping.named, [*task.ranges(measures)])
-        self._draws: dict[tuple[str, str], int] = {}
+        self._draws: dict[tuple[str, str], tuple[int, int]] = {}
 
     @property
     def participants(self) -> int:
@@ -137,7 +137,8 @@ class AtSites:
             result, drawn = results[name], results[name].bootstrap
             if key not in result.metrics or drawn is None or key not in drawn.values:
                 continue
-            if self._draws.setdefault((name, split), drawn.draw) != drawn.draw:
+            draws = drawn.draw, len(drawn.values[key])
+            if self._draws.setdefault((name, split), draws) != draws:
                 self._controller.warning(f"{candidate.name}: {name} is left out: it measured other draws than before")
                 continue
             values, tested = np.array(drawn.values[key], np.float64), self._controller.counts[name][split]
@@ -149,10 +150,4 @@ class AtSites:
     def _weights(self) -> dict[str, float]:
         """Each participant's training samples; of a site's, no more than its share counts."""
         everyone, share = self._controller.everyone, self._controller.schedule.max_weight_share
-        if share is None:
-            return {p.name: p.samples for p in everyone}
-        sites = dict.fromkeys((p.site for p in everyone), 0.0)
-        for p in everyone:
-            sites[p.site] += p.samples
-        allowed = capped(sites, share)
-        return {p.name: p.samples * allowed[p.site] / sites[p.site] for p in everyone}
+        return bounded_weights({p.name: p.samples for p in everyone}, {p.name: p.site for p in everyone}, share)
