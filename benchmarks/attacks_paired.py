@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What attackers who know the defences do, over several seeds, each paired with its seed's run without attack.
 
-Reads the cells that ``attacks.py run --out benchmarks/results/attacks/adaptive`` left, and writes ``adaptive.json`` and
-``adaptive.md`` next to that folder. A row is there if all its seeds are.
+Reads the cells that ``attacks.py run`` left in the folder, and writes ``paired.json`` and ``paired.md``. A row is there
+if all its seeds are.
 
-    python benchmarks/attacks_paired.py --out benchmarks/results/attacks
+    python benchmarks/attacks.py run --out benchmarks/results/attacks-adaptive --rounds 8 --attackers 1 --seeds 0 1 2
+    python benchmarks/attacks_paired.py --out benchmarks/results/attacks-adaptive
 """
 
 from __future__ import annotations
@@ -71,13 +72,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     out = parser.parse_args().out
-    lines = read(out / "adaptive")
+    lines = read(out)
     seeds = sorted({one["seed"] for one in lines})
     table = rows(lines, seeds)
     commits = sorted({one["commit"] for one in lines})
     (rounds,) = {one["rounds"] for one in lines}
     facts = {"seeds": seeds, "rounds": rounds, "cells": len(lines), "commits": commits, "rows": table}
-    (out / "adaptive.json").write_text(json.dumps({**provenance(), **facts}, indent=1) + "\n")
+    (out / "paired.json").write_text(json.dumps({**provenance(), **facts}, indent=1) + "\n")
     about = (
         f"One of {HOSPITALS} hospitals in 3 groups by labels attacks; {rounds} rounds of {TRAINING.local_steps} steps; "
         f"seeds {', '.join(map(str, seeds))}; commits {', '.join(commits)}; {len(lines)} cells. Accuracy of the honest "
@@ -94,7 +95,7 @@ def main() -> None:
             f"| {shown(row['against no defence'])} | {'' if row['caught'] is None else format(row['caught'], '.0%')} "
             f"| {row['honest caught']:.0%} |"
         )
-    (out / "adaptive.md").write_text("\n".join(text) + "\n")
+    (out / "paired.md").write_text("\n".join(text) + "\n")
 
 
 if __name__ == "__main__":
