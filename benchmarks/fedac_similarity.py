@@ -158,7 +158,6 @@ def main() -> None:
     Path(f"{given.out}.json").write_text(
         json.dumps(provenance() | {"model": altered.model, "rows": kept}, indent=1) + "\n"
     )
-    Path(f"{given.out}.md").write_text(markdown(rows))
 
 
 if __name__ == "__main__":

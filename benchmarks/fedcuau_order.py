@@ -7,7 +7,7 @@ the distance of its last layer's update from the mean one. It is compared with t
 participant's label distribution from that of all (sum_i |p_k(y = i) - p(y = i)|, Prop. 1), for several seeds, learning
 rates and numbers of local epochs (the paper has one epoch, and a learning rate of 0.1).
 
-    CFL_DATA_ROOT=... python benchmarks/fedcuau_order.py --seeds 0 1 2 --out benchmarks/results/fedcuau/order
+    CFL_DATA_ROOT=... python benchmarks/fedcuau_order.py --seeds 0 1 2 --out benchmarks/results/fedcuau/order.json
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def main() -> None:
     options.add_argument("--epochs", nargs="+", type=int, default=[1, 5])
     options.add_argument("--model", help="one of the package's networks; default the plan's")
     options.add_argument("--participants", type=int, default=PLANS["fedcuau"].participants)
-    options.add_argument("--out", type=Path, required=True, help="the files' name without its ending")
+    options.add_argument("--out", type=Path, required=True, help="a JSON file")
     given = options.parse_args()
     torch.set_num_threads(1)
     plan = PLANS["fedcuau"].altered(
@@ -155,9 +155,7 @@ def main() -> None:
         "rows": rows,
         "results": results,
     }
-    Path(f"{given.out}.json").write_text(json.dumps(content) + "\n")
-    Path(f"{given.out}.md").write_text(markdown(rows))
-    draw(results, Path(f"{given.out}.png"))
+    given.out.write_text(json.dumps(content) + "\n")
 
 
 if __name__ == "__main__":

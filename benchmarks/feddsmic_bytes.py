@@ -6,13 +6,14 @@ Reports of measured cells count a model once a round for all participants, as th
 counted as the methods send it: what a participant is sent and sends back in a round, times participants and rounds.
 Participants that have a cluster already are sent as much as those in round 0, for all of these methods.
 
-    python benchmarks/feddsmic_bytes.py --out benchmarks/results/feddsmic/bytes
+    python benchmarks/feddsmic_bytes.py --out benchmarks/results/feddsmic/bytes.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,16 +48,8 @@ def traffic(method_spec: str, network: dict[str, Any]) -> tuple[int, int]:
     return down, up
 
 
-def main() -> None:
-    """The command line."""
-    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--out", type=Path, required=True, help="the files' name without its ending")
-    given = options.parse_args()
-    rows: list[dict[str, Any]] = []
-    for name, network in NETWORKS.items():
-        for row in ROWS:
-            down, up = traffic(PLANS["feddsmic"].method(row)[0], network)
-            rows.append({"network": name, "row": row, "bytes_down": down, "bytes_up": up})
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The table, in gigabytes of all rounds."""
     lines = [f"Gigabytes of {ROUNDS} rounds with {PARTICIPANTS} participants, each a site of its own.", ""]
     lines += ["| network | row | down | up | both, in FedAvg's |", "|---|---|---|---|---|"]
     scale = PARTICIPANTS * ROUNDS / 1e9
@@ -65,11 +58,22 @@ def main() -> None:
         both = (r["bytes_down"] + r["bytes_up"]) / first[r["network"]]
         figures = f"{scale * r['bytes_down']:.2f} | {scale * r['bytes_up']:.2f} | {both:.2f}"
         lines.append(f"| {r['network']} | {r['row']} | {figures} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """The command line."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--out", type=Path, required=True, help="a JSON file")
+    given = options.parse_args()
+    rows: list[dict[str, Any]] = []
+    for name, network in NETWORKS.items():
+        for row in ROWS:
+            down, up = traffic(PLANS["feddsmic"].method(row)[0], network)
+            rows.append({"network": name, "row": row, "bytes_down": down, "bytes_up": up})
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    given.out.with_suffix(".json").write_text(
-        json.dumps(provenance() | {"participants": PARTICIPANTS, "rounds": ROUNDS, "rows": rows}, indent=1) + "\n"
-    )
+    content = provenance() | {"participants": PARTICIPANTS, "rounds": ROUNDS, "rows": rows}
+    given.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def main() -> None:
             if len(found["participants"]) > 1:
                 found["slopes"] = {key: round(slope(found["participants"], key), 2) for key in keys}
             given.out.write_text(json.dumps({"model": MODEL, **result}, indent=1) + "\n")
-    return draw(result["methods"], given.out.with_suffix(".png"))
+    return None
 
 
 if __name__ == "__main__":

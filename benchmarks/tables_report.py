@@ -228,15 +228,20 @@ def quoted(published: Mapping[str, Any], plan: Plan) -> str:
     return " / ".join(shown(*published.get(k, (None,))) for k in plan.compared) + f" ({published['tables'][0]})"
 
 
+def texts(found: Sequence[Cell], name: str) -> dict[str, str]:
+    """A report of that name as JSON and as Markdown, by the endings of the files."""
+    plan, rows, settings = found[0].plan, table_rows(found), way(found[0])
+    content = {"plan": plan.name, "commands": commands(rows), **settings, "rows": rows}
+    return {".json": json.dumps(content, indent=1) + "\n", ".md": markdown(rows, plan, settings, name)}
+
+
 def write_report(cells: Path, out: Path) -> None:
     """Writes ``<out>.json``, ``<out>.md`` and figures: ``<out>.png`` of the accuracy, and of what else is compared."""
     found = finished(cells)
-    plan, rows, settings = found[0].plan, table_rows(found), way(found[0])
     out.parent.mkdir(parents=True, exist_ok=True)
-    content = {"plan": plan.name, "commands": commands(rows), **settings, "rows": rows}
-    Path(f"{out}.json").write_text(json.dumps(content, indent=1) + "\n")
-    Path(f"{out}.md").write_text(markdown(rows, plan, settings, out.name))
+    for ending, text in texts(found, out.name).items():
+        Path(f"{out}{ending}").write_text(text)
     draw(found, "accuracy", Path(f"{out}.png"))
-    for name in plan.compared:
+    for name in found[0].plan.compared:
         if name != "accuracy" and any(FIGURES[name].key in r for cell in found for r in cell.rounds):
             draw(found, name, Path(f"{out}-{name.replace('_', '-')}.png"))

@@ -4,24 +4,18 @@
 
 For each data set and partition of which cells with three seeds or more are kept, the better of ``local`` and ``fedavg``
 (by the mean) is the yardstick, and each method's difference to it is paired by seed. The table says them, with ``+``
-or ``-`` behind one whose 95 % interval leaves zero out; ``summary`` is what `cited.py` writes into the page.
-
-    python benchmarks/which_method.py --out docs/images/which-method.png         the same as a figure
+or ``-`` behind one whose 95 % interval leaves zero out; ``summary`` is what `cited.py` writes into the page, and
+`pictures` draws the same.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from kept import interval, kept, signed, value
-from matplotlib.figure import Figure
-from png import save
 
 RESULTS = ("digits", "shared-sets", "paired")
 WITHOUT_CLUSTERS = ("local", "fedavg")
@@ -97,32 +91,3 @@ def summary(results: Sequence[str], figure: str) -> str:
         own = [f"*{place.yardstick}*" if place.yardstick == row else verdict(place.differences(row)) for place in found]
         lines.append(f"| {' | '.join([f'`{row}`', *own, *(wins(found, row, other) for other in WITHOUT_CLUSTERS)])} |")
     return "\n".join(lines)
-
-
-def draw(results: Sequence[str], figure: str, path: Path) -> None:
-    """The same as colours; places at which a row was not measured stay white."""
-    found = places(results, figure)
-    rows = rows_of(found)
-    table = [[statistics.fmean(d) if (d := place.differences(row)) else np.nan for place in found] for row in rows]
-    drawn = Figure(figsize=(1.1 * len(found) + 3, 0.3 * len(rows) + 2), layout="constrained")
-    axes = drawn.subplots()
-    image = axes.imshow(np.array(table), cmap="RdBu", vmin=-30, vmax=30, aspect="auto")
-    axes.set_xticks(range(len(found)), [place.name for place in found], rotation=40, ha="right", fontsize="small")
-    axes.set_yticks(range(len(rows)), rows, fontsize="small")
-    for i, line in enumerate(table):
-        for j, number in enumerate(line):
-            if not np.isnan(number):
-                axes.text(j, i, signed(number, 1), ha="center", va="center", fontsize="x-small")
-    drawn.colorbar(image, label="points of accuracy above the better of local and fedavg")
-    save(drawn, path)
-
-
-def main() -> None:
-    """The command line."""
-    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--out", type=Path, required=True)
-    draw(RESULTS, "accuracy", options.parse_args().out)
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,7 @@ A page asks for it by a comment on a line of its own:
 - ``<!-- help: run -->``: what the command prints as its help.
 
 Pages may link to files of the repository outside ``docs``: those that are part of the site (`OUTSIDE`) are linked
-there, others are named.
+there, others are named. Reports and their pictures are written for the site, from the cells of `benchmarks/results`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import logging
 import os
 import posixpath
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -39,6 +40,10 @@ from cfl_flare.core.settings import settings_of as stated
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Method, Penalty
 from cfl_flare.methods.combinations import Combination
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+from reports import BUILT, write_all
+
 log = logging.getLogger("mkdocs.hooks.cfl_flare")
 ROOT = Path(__file__).resolve().parents[1]
 # What the site shows of the repository beside its docs.
@@ -49,6 +54,7 @@ OUTSIDE = (
     "examples/*/README.md",
     "benchmarks/results/*/*.md",
     "benchmarks/results/**/*.png",
+    "docs/images/*.png",
 )
 REPORTS = (
     *("paired", "digits", "shared-sets", "family", "family-cifar10", "blood", "private"),
@@ -73,10 +79,14 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages and figures that lie outside ``docs``."""
-    for path in (path for pattern in OUTSIDE for path in sorted(ROOT.glob(pattern))):
-        name = path.relative_to(ROOT).as_posix()
-        files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+    """Adds the pages and figures that lie outside ``docs``, or are written for the site."""
+    write_all()
+    for folder in (ROOT, BUILT):
+        for path in (path for pattern in OUTSIDE for path in sorted(folder.glob(pattern))):
+            base = folder / "docs" if path.is_relative_to(folder / "docs") else folder
+            name = path.relative_to(base).as_posix()
+            if not files.get_file_from_path(name):
+                files.append(File(name, str(base), config.site_dir, config.use_directory_urls))
     return files
 
 
@@ -95,7 +105,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def _link(found: re.Match[str], file: File, files: Files) -> str:
     """A link to a file of the repository, as one of the site's; just its text where the site does not have it."""
     image, text, target, anchor = found[1], found[2], found[3], found[4] or ""
-    inside = Path(file.src_dir or "") != ROOT
+    inside = Path(file.src_dir or "") not in (ROOT, BUILT)
     there = posixpath.normpath(posixpath.join("docs" * inside, posixpath.dirname(file.src_uri), target))
     page = there.removeprefix("docs/")
     if there.startswith("docs/") or files.get_file_from_path(page):
@@ -220,7 +230,7 @@ def measured(name: str) -> str:
     """The rows of a method, without penalties, or of a penalty, one table a report."""
     tables = []
     for report in REPORTS:
-        path = ROOT / "benchmarks" / "results" / report / f"{report}.md"
+        path = BUILT / "benchmarks" / "results" / report / f"{report}.md"
         title, rows = read_report(path)
         mine = [row for row in rows if name in row.names and (name in PENALTIES or not row.penalties)]
         if not mine:

@@ -13,6 +13,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import cited
 import kept
+import reports
+import tables_report
 
 ROOT = cited.ROOT
 RESULTS = kept.RESULTS
@@ -71,6 +74,12 @@ def loaded(name: str) -> Any:
     return json.loads((RESULTS / name).read_text())
 
 
+@cache
+def report_of(plan: str) -> Any:
+    """What a plan's report has."""
+    return json.loads(tables_report.texts(tables_report.finished(reports.PLANS[plan]), plan)[".json"])
+
+
 def numbers(value: Any) -> Iterator[float]:
     """All that are in some JSON."""
     value = list(value.values()) if isinstance(value, dict) else value
@@ -82,12 +91,12 @@ def numbers(value: Any) -> Iterator[float]:
 
 
 def kept(path: Path) -> list[float]:
-    """The numbers of a file of results; a report's are in the file beside it, with all their digits."""
-    if path.suffix == ".md" and path.with_suffix(".json").exists():
+    """The numbers of a file of results; a report's are those of its cells or of the file beside it, with all digits."""
+    if path.suffix == ".md":
         path = path.with_suffix(".json")
-    if path.suffix != ".json":
+    if path.suffix != ".json" or not (path.exists() or path.stem in reports.PLANS):
         return []
-    content = loaded(str(path))
+    content = loaded(str(path)) if path.exists() else report_of(path.stem)
     return list(numbers(QUOTED[path.name](content) if path.name in QUOTED else content))
 
 
