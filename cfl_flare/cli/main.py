@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; bad input is one line on stderr and exit status 2."""
     commands = {"run": run, "export": export, "methods": methods, "partition": partition, "show": show}
     commands |= {"onboard": onboard, "study": study, "report": report, "watch": watch}
-    commands |= {"site": operate, "columns": operate, "predict": operate}
+    commands |= {"site": operate, "columns": operate, "predict": operate, "templates": templates}
     try:
         arguments = parser().parse_args(argv)
         commands[arguments.subcommand](arguments)
@@ -121,6 +121,13 @@ def study(arguments: argparse.Namespace) -> None:
     from cfl_flare.cli.study import study as run_it
 
     run_it(arguments)
+
+
+def templates(arguments: argparse.Namespace) -> None:
+    """``cfl-flare templates``."""
+    from cfl_flare.cli.templates import write_templates
+
+    write_templates(arguments.out.absolute())
 
 
 def export(arguments: argparse.Namespace) -> None:

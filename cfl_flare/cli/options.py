@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cfl_flare.cli.report import add_report
@@ -126,6 +127,8 @@ def parser() -> argparse.ArgumentParser:
     add_site(commands)
     add_columns(commands)
     add_predict(commands)
+    templates = commands.add_parser("templates", help="write FLARE's job templates, for 'nvflare job create'")
+    templates.add_argument("out", metavar="DIR", type=Path, help="where their folders go; older ones are replaced")
     return top
 
 

@@ -131,7 +131,6 @@ def test_the_operator_s_guide(trial):
 def test_the_user_s_guide(trial):
     reader = Reader(trial.folder / "author", trial, {"28,28": "14,14", "28, 28": "14, 14"})
     blood(reader.folder / "bloodmnist.npz")
-    (reader.folder / "job_templates").symlink_to(ROOT / "job_templates")
     said = {line: reader.type(line) for line in lines("user-guide.md")}
     assert load_run(reader.folder / "runs" / "first" / "wecfl-k3").summary["final"]["ari"] == 1
     assert "wecfl (K=2)" in said["cfl-flare show results"]

@@ -45,7 +45,8 @@ def results(workspace: Path) -> Run:
 
 
 def test_a_template_becomes_a_job(nvflare, tmp_path):
-    nvflare("config", "-jt", str(ROOT / "job_templates"))
+    assert main(["templates", str(tmp_path / "templates")]) == 0
+    nvflare("config", "-jt", str(tmp_path / "templates"))
     assert "cfl_ifca_pt" in nvflare("job", "list_templates")
     both = ["k=2", "lr=0.05", "momentum=0e0", "local_epochs=1", "lr_milestones=[2]", "input_shape=[1,8,8]"]
     both += ["seed=4", "run_name=ward"]
@@ -68,7 +69,8 @@ def test_a_template_becomes_a_job(nvflare, tmp_path):
 
 
 def test_a_setting_that_was_changed_in_one_file_only_stops_the_job(nvflare, tmp_path):
-    template = str(ROOT / "job_templates" / "cfl_cam_pt")
+    assert main(["templates", str(tmp_path)]) == 0
+    template = str(tmp_path / "cfl_cam_pt")
     nvflare("job", "create", "-w", template, "-j", "job", "-force", "-f", "config_fed_server.conf", "k=4")
     nvflare("simulator", "job", "-w", "flare", "-n", "2", "-t", "2")
     log, own = ((tmp_path / "flare" / place / "log.txt").read_text() for place in ("server", "site-1"))

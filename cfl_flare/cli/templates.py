@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes FLARE's job templates, one for each line of the table below: ``python job_templates/generate.py``.
+"""The command ``cfl-flare templates``, which writes FLARE's job templates: one for each line of the table below.
 
 A template is the recipe's job for real sites with every setting written out, so that ``nvflare job create`` can change
 each by ``key=value``.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
+import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,10 +92,11 @@ nvflare job submit -j my-job
 """
 
 
-def main(target: Path) -> None:
+def write_templates(folder: Path) -> None:
     """Writes all templates below a folder."""
     for name, (method, penalties, summary) in TEMPLATES.items():
-        write(target / name, method, penalties, summary)
+        write(folder / name, method, penalties, summary)
+    print(f"templates written to {folder}; for FLARE to list them: nvflare config -jt {shlex.quote(str(folder))}")
 
 
 def write(folder: Path, method: str, penalties: tuple[str, ...], summary: str) -> None:
@@ -167,7 +168,3 @@ def leaves(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 waiting += [] if key == "made_by" else inner
             elif key not in FIXED:
                 yield key, value
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
