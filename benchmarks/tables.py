@@ -8,8 +8,7 @@ was stopped goes on from its last checkpoint. Several of these processes may wor
 next free cell. A row is a name of the plan's or any method, with penalties and private layers if it says some, and a
 plan's settings can be changed for some cells. With ``--flare`` a cell is a job in FLARE's simulator instead, which ends
 with the same models. ``report`` reads the file of cells and writes a table as JSON and Markdown, with the published
-figures beside ours, and a figure. ``ensembles`` adds the logits of finished cells' models, from their folders. ``keep``
-adds one file's cells to another that is committed.
+figures beside ours, and a figure. ``keep`` adds one file's cells to another that is committed.
 
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --table 3.1
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --rows fedavg ifca --partitions dirichlet --seeds 0 1
@@ -205,13 +204,6 @@ def keep(given: argparse.Namespace) -> None:
     add_cells(given.to, finished(given.cells))
 
 
-def ensembles(given: argparse.Namespace) -> None:
-    """``ensembles``."""
-    from tables_ensembles import write_ensembles  # the script beside this one
-
-    write_ensembles(given.cells, given.partition, given.suffix, given.out)
-
-
 def main() -> None:
     """The command line."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -237,12 +229,6 @@ def main() -> None:
     keeping.set_defaults(do=keep)
     keeping.add_argument("--cells", type=Path, required=True)
     keeping.add_argument("--to", type=Path, required=True)
-    summing = commands.add_parser("ensembles", help="thesis Table 7.5 from the models of finished cells")
-    summing.set_defaults(do=ensembles)
-    summing.add_argument("--cells", type=Path, required=True)
-    summing.add_argument("--partition", choices=PLANS["family"].partitions, default="cluster_dirichlet")
-    summing.add_argument("--suffix", default="-m50-r60-s0", help="of the cells' names (%(default)s)")
-    summing.add_argument("--out", type=Path, required=True, help="the file's name without its ending")
     given = options.parse_args()
     try:
         given.do(given)

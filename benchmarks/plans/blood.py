@@ -11,9 +11,25 @@ With ``--set data_seed=0`` the seeds are those of initial models and batches alo
     tables.py run --plan blood --table robust --set outliers=10 --out cells  outliers
     tables.py run --plan blood --rows k5 --partitions labels --set outliers=10 --out cells  with one cluster more
     tables.py run --plan blood --table robust --seeds 0 1 2 3 4 --set data_seed=0 --out cells  initial seeds
+
+The plan ``private`` has private layers at ten hospitals in two groups, by the cells that they see or by their scanners:
+FedAvg, WeCFL and IFCA without private layers, with private normalisation layers (FedAvg's is FedBN) and with a private
+head (FedAvg's is FedPer, bit for bit, and has its name), beside Ditto. The thesis's network for such images has no
+normalisation layer; its one for Fashion-MNIST has. A seed is of data, initial models and batches. IFCA's participants
+choose by 64 of their samples: all of them would take most of the time.
+
+    tables.py run --plan private --seeds 0 1 2 3 4 --out cells
+
+The plans ``blood-ten`` and ``pneumonia`` have discrimination and calibration by method, at ten hospitals.
+Accuracy names neither: a model may rank patients well and give probabilities that are far from what happens. Hospitals
+differ by the cells or findings that they see, or by their scanners. A seed is of data, initial models and batches.
+
+    tables.py run --plan pneumonia --seeds 0 1 2 --out cells
+    tables.py run --plan blood-ten --seeds 0 1 2 --out cells
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +38,7 @@ from sklearn.metrics import adjusted_rand_score
 from cfl_flare.data import Npz
 from cfl_flare.results.run_dir import ASSIGNMENTS, load_run, read_lines
 from cfl_flare.training.settings import TrainSettings
-from plans.plan import BASELINES, Plan, model
+from plans.plan import BASELINES, PRIVATE, Plan, model
 
 
 def stable(lines: Sequence[Mapping[str, object]]) -> int | None:
@@ -98,4 +114,80 @@ PLAN = Plan(
     columns=("accuracy", "macro_f1", "worst_accuracy", "sound", "sound_ari", "ari", "nmi", "clusters_in_use", "stable"),
     compared=("accuracy", "macro_f1"),
     after=after,
+)
+WECFL, IFCA = "wecfl:k=2", "ifca:k=2,assignment_samples=64"
+NORM, HEAD = f"{PRIVATE}norm", f"{PRIVATE}head"
+
+PRIVATE_LAYERS = replace(
+    PLAN,
+    name="private",
+    title="Private layers on blood cells at ten hospitals",
+    model=model("fashion-cnn", (3, 28, 28), 8),
+    participants=10,
+    rounds=20,
+    evaluate_every=10,
+    indicator_samples=0,
+    partitions={
+        "labels": {**LABELS, "groups": 2},
+        "scanners": {"partition": "scanner", "groups": 2},
+    },
+    rows={
+        **BASELINES,
+        "fedavg": ("fedavg",),
+        "fedavg-norm": ("fedavg", NORM),
+        "fedper": ("fedper",),
+        "ditto": ("ditto",),
+        "wecfl": (WECFL,),
+        "wecfl-norm": (WECFL, NORM),
+        "wecfl-head": (WECFL, HEAD),
+        "ifca": (IFCA,),
+        "ifca-norm": (IFCA, NORM),
+        "ifca-head": (IFCA, HEAD),
+    },
+    sweeps={},
+    tables={},
+    columns=("accuracy", "macro_f1", "worst_accuracy", "ari", "clusters_in_use"),
+    averaged=("last", 1),
+    after=None,
+)
+CALIBRATED = {
+    **BASELINES,
+    **{name: (name,) for name in ("fedavg", "fedprox", "finetune", "fedper", "ditto")},
+    **{name: (f"{name}:k=2",) for name in ("ifca", "fesem", "wecfl", "cgpfl")},
+    **{f"{name}-cam": (f"{name}-cam:k=2,warmup=30%",) for name in ("ifca", "fesem")},
+    "fedavg+": ("fedavg+:k=2",),
+    "cfl": ("cfl:eps1=0.6,eps2=1.1",),
+}
+
+TEN = replace(
+    PLAN,
+    name="blood-ten",
+    title="Blood cells at ten hospitals: AUROC and calibration",
+    training=TrainSettings(lr=0.01, local_steps=10, measures=("auroc", "auprc", "balanced_accuracy", "brier", "ece")),
+    participants=10,
+    rounds=20,
+    evaluate_every=10,
+    indicator_samples=0,
+    partitions={
+        "labels": {**LABELS, "groups": 2},
+        "scanners": {"partition": "scanner", "groups": 2},
+    },
+    rows=CALIBRATED,
+    sweeps={},
+    tables={},
+    columns=("accuracy", "balanced_accuracy", "auroc", "ece", "brier", "worst_accuracy", "ari"),
+    compared=("accuracy", "auroc"),
+    averaged=("last", 1),
+    after=None,
+)
+PNEUMONIA = replace(
+    TEN,
+    name="pneumonia",
+    title="Pneumonia in X-rays at ten hospitals: AUROC and calibration",
+    source=Npz(path="pneumoniamnist.npz"),
+    model=model("fashion-cnn", (1, 28, 28), 2),
+    partitions={
+        "labels": {"partition": "cluster_dirichlet", "a_between": 0.5, "a_within": 10.0, "groups": 2},
+        "scanners": {"partition": "scanner", "groups": 2},
+    },
 )
