@@ -233,6 +233,13 @@ def server_disks(kit: Path, model: str | None, state_root: Path) -> Iterator[Fin
             yield Finding("disk: finished jobs", f"{store} is below the temporary folder", lost)
 
 
+def kit_of(named: str | None) -> Path | None:
+    """The kit that is named, else the current folder if it is one, else None."""
+    here = Path.cwd()
+    here_is_kit = (here / "startup").is_dir() and (here / "local").is_dir()
+    return Path(named) if named else here if here_is_kit else None
+
+
 def default_state_root(kit: Path | None) -> Path:
     """Where a job keeps what outlives it: ``$CFL_STATE_ROOT``, else ``cfl_state`` beside the kit."""
     chosen = os.environ.get("CFL_STATE_ROOT")

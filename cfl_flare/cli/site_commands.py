@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,9 @@ from cfl_flare.cli.predict import predict_file
 from cfl_flare.cli.specs import own_source
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import UnfitError
+from cfl_flare.core.text import plain
 from cfl_flare.data import DataConfig
+from cfl_flare.results.job_record import JobRecord
 
 if TYPE_CHECKING:
     from cfl_flare.flare.kit import Preparation
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 def site(arguments: argparse.Namespace) -> None:
     """``cfl-flare site``."""
     commands = {"prepare": prepare_kits, "unprepare": unprepare, "clean": clean, "check": check_site}
-    {**commands, "columns": site_columns}[arguments.what](arguments)
+    {**commands, "columns": site_columns, "runs": show_runs, "allow": allow_job}[arguments.what](arguments)
 
 
 def columns(arguments: argparse.Namespace) -> None:
@@ -98,6 +101,37 @@ def _prepare(kit: Path, resources: Preparation, policies: Sequence[PolicyChange]
         print("note: jobs may stream this kit's logs to the server; --keep-logs forbids it")
 
 
+def _records(arguments: argparse.Namespace) -> list[JobRecord]:
+    root = check.default_state_root(check.kit_of(arguments.kit))
+    records = JobRecord.all_below(root)
+    require(bool(records), f"site: no job has left a record below {root}; name the site's kit by --kit")
+    return records
+
+
+def show_runs(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site runs``."""
+    jobs = [job for record in _records(arguments) for job in record.jobs()]
+    if arguments.json:
+        for job in jobs:
+            print(json.dumps(job))
+        return
+    table = Table("begun", "job", "name", "method", "sites", "samples", "rounds", "", box=None, padding=(0, 1, 0, 0))
+    for job in jobs:
+        decision = "allowed" if job["allowed"] else "refused" if job["refused"] else "ended" if job["ended"] else ""
+        samples = sum(job.get("participants", {}).values())
+        rounds = f"{job['answered']} of {job.get('rounds', '?')}"
+        cells = (job["time"], job["job"], job["name"], job.get("method", ""), ", ".join(job["sites"]), samples, rounds)
+        table.add_row(*(escape(plain(str(cell))) for cell in (*cells, decision)))
+    Console().print(table)
+
+
+def allow_job(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site allow``."""
+    records = [record for record in _records(arguments) if record.allow(arguments.job)]
+    require(bool(records), f"site: {arguments.job!r} is no job that was refused here; 'cfl-flare site runs' lists them")
+    print(f"{arguments.job}: its sites may now train together here; its author submits it again")
+
+
 def check_site(arguments: argparse.Namespace) -> None:
     """``cfl-flare site check``.
 
@@ -120,9 +154,7 @@ def check_site(arguments: argparse.Namespace) -> None:
 
 def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
     yield from check.versions()
-    here = Path.cwd()
-    here_is_kit = (here / "startup").is_dir() and (here / "local").is_dir()
-    kit = Path(arguments.kit) if arguments.kit else here if here_is_kit else None
+    kit = check.kit_of(arguments.kit)
     if kit is not None:
         yield from check.kit(kit)
     config, root = DataConfig(min_samples=arguments.min_samples), check.default_state_root(kit)

@@ -55,6 +55,16 @@ def add_site(commands: Any) -> None:
         command.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     days = "a job stays for so many days after its end (%(default)g)"
     clean.add_argument("--days", type=float, default=30.0, metavar="N", help=days)
+    runs = what.add_parser("runs", help="the jobs in which this site took part, and those that it refused")
+    runs.add_argument("--json", action="store_true", help="a line of JSON for each")
+    allow = what.add_parser(
+        "allow", help="let a job run that this site refused, as its sites differ from earlier ones'"
+    )
+    allow.add_argument(
+        "job", metavar="JOB", help="its id, or how that begins, or its name; its author submits it again"
+    )
+    for command in (runs, allow):
+        command.add_argument("--kit", help="of this startup kit; default: $CFL_STATE_ROOT says where, else the folder")
     check = what.add_parser("check", help="report what would prevent this site from taking part in a job")
     check.add_argument("--data", metavar="D", help=f"{DATA}; default: what a job finds, by $CFL_DATA")
     check.add_argument("--model", metavar="NET", help="the job's model, as for 'cfl-flare run'; default: one that fits")

@@ -18,6 +18,7 @@ FAILURES = {
     "class": "its policy does not allow a class that the job names, or the class is not installed there",
     "path": "its policy does not allow the path that the job names",
     "floor": "its policy asks for tighter bounds of a mean than the job's: min_sites_per_cluster and the like",
+    "difference": "its earlier jobs had almost the same sites, so that models of few follow; its operator can allow it",
     "encrypts": "a filter there encrypts models, which the server has to compare",
     "missing": "the data that it should read is not there",
     "columns": "its table's columns are not those that the job names or the sites agreed on",
@@ -70,6 +71,12 @@ class FloorError(ConfigError):
     """A job's clusters may have fewer sites than this site's policy asks for."""
 
     failure = "floor"
+
+
+class DifferenceError(ConfigError):
+    """With earlier jobs of other sites, a job's models would give those of too few sites by subtraction."""
+
+    failure = "difference"
 
 
 class EncryptionError(ConfigError):

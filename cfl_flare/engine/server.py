@@ -213,6 +213,16 @@ class Server:
             self._round.fail([participant], f"{error.code}: {error}")
         raise error
 
+    @property
+    def training(self) -> set[str]:
+        """Who was asked to train in the current round."""
+        return {name for name, task in self._round.tasks.items() if task.train}
+
+    @property
+    def averaged(self) -> set[str]:
+        """Whose updates were taken in the last round; empty before the first."""
+        return set((self.progress.record or {}).get("trained", ()))
+
     def hosted_by(self, site: str) -> list[str]:
         """The names of a site's participants."""
         return [name for name, p in self.participants.items() if p.site == site]

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 import torch
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import AppConstants
@@ -34,11 +35,12 @@ from cfl_flare.engine.site import Site
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.compat import check_study, component_policy, data_config, simulated, study_of
 from cfl_flare.flare.egress import check_filters
-from cfl_flare.flare.paths import store_for
-from cfl_flare.flare.policy import check_floor, limited_paths
+from cfl_flare.flare.paths import state_root, store_for
+from cfl_flare.flare.policy import Policy, check_floor, limited_paths
 from cfl_flare.flare.schema import CLIPPED
 from cfl_flare.flare.site_run import SiteRun, log_failure
 from cfl_flare.methods import Method, build_method
+from cfl_flare.results.job_record import JobRecord
 from cfl_flare.results.store import Store
 from cfl_flare.training.devices import Place
 from cfl_flare.training.settings import TrainSettings
@@ -90,6 +92,9 @@ class ClusteredExecutor(Executor):
         self._site: Site | None = None
         self._run: SiteRun | None = None
         self._abort_signal = Signal()
+        self._together: tuple[list[str], bool] | None = None
+        self._averaged: list[str] = []
+        self._data, self._answered = "", 0
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Carries out a task; a failure is logged here, and its code alone is reported to the server."""
@@ -157,6 +162,7 @@ class ClusteredExecutor(Executor):
         """One round for all participants that were given a task."""
         content = wire.content_of(wire.from_shareable(shareable).meta)
         site = self._prepared(content, fl_ctx)
+        self._record(content, shareable, fl_ctx)
         tasks, models, content = wire.decode_task(shareable, site.runtime.division.public)
         number = content["round"]
         self._run = self._run or SiteRun(
@@ -167,8 +173,38 @@ class ClusteredExecutor(Executor):
         if self._own.site_sums:
             results = added_up(results, models, site.method)
         reply = wire.encode_results(results, {"round": number})
+        self._answered += any(result.update is not None for result in results)
         self._clean_up(number)
         return reply
+
+    def _record(self, content: dict[str, Any], shareable: Shareable, fl_ctx: FLContext) -> None:
+        """Writes what this site is about to take part in; nothing in a simulation.
+
+        Raises:
+            DifferenceError: with this site's earlier jobs, its models would give those of too few sites.
+            FileError: the record cannot be read or written.
+        """
+        if simulated(fl_ctx):
+            return
+        name, job, sites = fl_ctx.get_identity_name(), fl_ctx.get_job_id(), content["together"]
+        record, rounds = JobRecord(state_root(fl_ctx), name), shareable.get_header(AppConstants.NUM_ROUNDS)
+        if content["averaged"] not in ([], self._averaged):
+            record.average(job, content["averaged"], self._data)
+            self._averaged = content["averaged"]
+        if name in sites and (sites, content["sampled"]) != self._together:
+            hosted = self._site.hosted if self._site is not None else {}
+            facts = {
+                "name": plain((fl_ctx.get_prop(FLContextKey.JOB_META) or {}).get(JobMetaKey.JOB_NAME, "")),
+                "data": self._data,
+                "run": self.run_name,
+                "method": unmarked(self.method)["method"],
+                "model": unmarked(self.model)["class_path"],
+                "rounds": rounds,
+                "participants": {person: len(data.train) for person, data in hosted.items()},
+            }
+            record.join(job, sites, Policy.of(fl_ctx).min_sites_per_cluster, content["sampled"], facts)
+            self._together = (sites, content["sampled"])
+        record.begin(job, content["round"], self._answered)
 
     def _clean_up(self, number: int) -> None:
         if self._own.memory_gc_rounds and (number + 1) % self._own.memory_gc_rounds == 0:
@@ -187,6 +223,7 @@ class ClusteredExecutor(Executor):
                 raise ColumnsError(f"data table: the columns are those of {COLUMNS} here; use the source site")
             if isinstance(source, SiteData):
                 source = replace(source, study=check_study(source.study, study_of(fl_ctx)))
+                self._data = "" if source.path is not None else str(source.located()[0].resolve())
             together = content["sites"] if simulated(fl_ctx) else None
             self._place = Place.of(at_site.device, at_site.gpu_memory, content["index"], together)
             site = self._empty_site(build_method(unmarked(self.method), policy), self.private, fl_ctx)

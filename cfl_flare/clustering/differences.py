@@ -1,0 +1,44 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What follows from several means by subtraction: a sum of so few members that it says too much of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import combinations
+
+import numpy as np
+
+# An eigenvalue of 1 says that a sum follows exactly; this is what rounding leaves of it.
+EXACT = 1 - 1e-6
+
+
+def exposed(sets: Collection[frozenset[str]], floor: int) -> set[frozenset[str]]:
+    """The smallest groups of fewer than ``floor`` members of whom a weighted sum follows from the sums over these sets.
+
+    All combinations of sums count, not differences of two alone. Members that are in the same sets cannot be told
+    apart, so they count as one class. A group follows if the space that the sets span has a vector in it.
+
+    >>> four, three = frozenset("abcd"), frozenset("abc")
+    >>> exposed([four, three], 3), exposed([four], 3)
+    ({frozenset({'d'})}, set())
+    >>> frozenset("c") in exposed([frozenset("abc"), frozenset("cde"), frozenset("abde")], 2)  # of which no two do
+    True
+    """
+    classes: dict[tuple[bool, ...], list[str]] = {}
+    for member in sorted(frozenset().union(*sets)):
+        classes.setdefault(tuple(member in of for of in sets), []).append(member)
+    small = [i for i, members in enumerate(classes.values()) if len(members) < floor]
+    if not small:
+        return set()
+    rows, names = np.array([*classes], np.float64), [*classes.values()]
+    projector = rows @ np.linalg.pinv(rows)
+    groups: set[frozenset[str]] = set()
+    for count in range(1, floor):
+        for chosen in combinations(small, count):
+            group = frozenset(name for i in chosen for name in names[i])
+            if len(group) >= floor or any(known <= group for known in groups):
+                continue
+            if np.linalg.eigvalsh(projector[np.ix_(chosen, chosen)])[-1] > EXACT:
+                groups.add(group)
+    return groups
