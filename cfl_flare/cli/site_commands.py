@@ -129,7 +129,7 @@ def allow_job(arguments: argparse.Namespace) -> None:
     """``cfl-flare site allow``."""
     records = [record for record in _records(arguments) if record.allow(arguments.job)]
     require(bool(records), f"site: {arguments.job!r} is no job that was refused here; 'cfl-flare site runs' lists them")
-    print(f"{arguments.job}: its sites may now train together here; its author submits it again")
+    print(f"{arguments.job}: allowed: its sites may train together; its author submits it again, with another seed")
 
 
 def check_site(arguments: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from cfl_flare.core.errors import PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import stream
 from cfl_flare.engine.early_stopping import EarlyStopping
+from cfl_flare.engine.means import Means, SubtractionError
 from cfl_flare.engine.min_cluster_size import ClusterFloor, check_floor, under_floor
 from cfl_flare.engine.partial_sums import no_sums
 from cfl_flare.engine.robust import Guard
@@ -62,6 +63,7 @@ class Server:
         rejected: the number of refused results, by reason code.
         only_train: participants that cannot measure a model without training it, and are not asked to.
         drawn: which measures participants compute on draws of their test splits; none for all.
+        means: that were made before, against which those of each round are held; None in a simulation.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Server:
         self.progress = progress or Progress()
         self.rejected = self.progress.rejected
         self.only_train: set[str] = set()
+        self.means: Means | None = None
         self._common: list[str] = []
         self._whole: dict[str, Params] = {}
         self._round = self._new_round({}, {})
@@ -220,8 +223,9 @@ class Server:
 
     @property
     def averaged(self) -> set[str]:
-        """Whose updates were taken in the last round; empty before the first."""
-        return set((self.progress.record or {}).get("trained", ()))
+        """Whose updates were averaged in the last round; empty before the first."""
+        record = self.progress.record or {"aggregated": False}
+        return set(record["trained"] if record["aggregated"] else ())
 
     def hosted_by(self, site: str) -> list[str]:
         """The names of a site's participants."""
@@ -318,8 +322,8 @@ class Server:
         updates, trained, sums = self._trusted(before)
         enough = max(count_of(self.settings.min_answers, self._round.training), self.method.plan(before).fewest)
         analysis: dict[str, Any] = {}
-        if len(updates) >= enough:
-            assignment = self._step(before, updates)
+        assignment = self._step(before, updates) if len(updates) >= enough else None
+        if assignment is not None:
             if assignment and not sums:  # it is of single models
                 assignment = {name: self.state.assignment[name] for name in trained}
                 analysis = self._analyse(before, updates, assignment)
@@ -343,7 +347,7 @@ class Server:
             "round": before.round,
             "trained": trained,
             "failed": dict(self._round.failures),
-            "aggregated": len(updates) >= enough,
+            "aggregated": assignment is not None,
             "moved": moved,
             **({"clipped": self._round.clipped} if self._round.clipped else {}),
             **analysis,
@@ -362,16 +366,25 @@ class Server:
             self.fail([name], f"outlier: {why}")
         return without(updates, outliers), [name for name in trained if name not in outliers], sums
 
-    def _step(self, before: ServerState, updates: Sequence[Update]) -> Assignment:
-        """E-step, under the floor of a cluster's size if there is one, and M-step; returns the assignment.
+    def _step(self, before: ServerState, updates: Sequence[Update]) -> Assignment | None:
+        """E-step, under the floor of a cluster's size if there is one, and M-step.
 
         The M-step's means say where the models of the bank go; a server's optimizer, if there is one, says how far.
+
+        Returns:
+            The assignment; None if its means, with earlier ones, would give those of too few sites.
         """
         equipped = replace(without_moments(before), logits=self._logits, archive=self.archive, notes={})
         equipped = self.floor.shown_to(equipped)
         assignment = self.method.assign(equipped, self._guard.weighed(updates))
         assignment = under_floor(self.method, equipped, updates, assignment)
         updates = self._guard.averaged(before, updates, assignment)
+        if self.means is not None:
+            try:
+                self.means.make(before, updates, self.participants)
+            except SubtractionError as error:
+                self.fail(sorted(self.training), str(error))
+                return None
         moved = self.method.aggregate(equipped, updates, assignment) if len(updates) else before.after({}, assignment)
         self.state = self._optimizer.step(before, moved)
         return assignment

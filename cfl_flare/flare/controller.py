@@ -19,15 +19,17 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from cfl_flare.core.config import from_dict, require, unmarked
-from cfl_flare.core.errors import CFLError
+from cfl_flare.core.errors import CFLError, DifferenceError
 from cfl_flare.core.settings import keep, kept, shows
 from cfl_flare.engine.job_settings import AssignSettings, ControllerSettings
+from cfl_flare.engine.means import FOLDER, Means
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.client_api.controller import Scripts
 from cfl_flare.flare.client_api.failures import check_failure
 from cfl_flare.flare.compat import component_policy, data_config, simulated
+from cfl_flare.flare.paths import state_root
 from cfl_flare.flare.patience import Patience
 from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
@@ -40,6 +42,7 @@ from cfl_flare.results.recorder import Recorder
 from cfl_flare.training.settings import TrainSettings
 
 RESULTS = "cfl"
+REFUSED = f"site_failed: {DifferenceError.failure}"
 # The settings that sites share with the aggregator.
 OF_AGGREGATOR = ("method", "model", "private")
 # The first task's time limit is at least this, in seconds: it starts the site's process and reads the data.
@@ -79,6 +82,7 @@ class ClusteredController(PerSiteController):
         self.facts, self.made_by, self.judge = facts, made_by, judge
         self.aggregator_id = aggregator_id
         self.left_out: dict[str, str] = {}
+        self._newest: list[str] = []
         self._hosting: dict[str, dict[str, Any]] = {}
         self._attempt = Attempt()
 
@@ -129,6 +133,7 @@ class ClusteredController(PerSiteController):
         self._recorder = Recorder(Path(self.get_run_dir()) / RESULTS, facts, self.aggregator.model)
         more = (self._recorder, self.fl_ctx, resumed, persistor.archive, training)
         self.aggregator.begin(participants, self._schedule, *more)
+        self.aggregator.running.means = self._earlier_means()
         label = self.aggregator.running.method.label
         self._recorder.begin(label, self._schedule.num_rounds, self._schedule.early_stopping.named)
         if self.judge is not None:
@@ -156,6 +161,13 @@ class ClusteredController(PerSiteController):
         if simulated(self.fl_ctx):
             return self._settings.in_simulation()
         return self._settings.at_real_sites(self.judge is None)
+
+    def _earlier_means(self) -> Means | None:
+        """What this server has averaged in all its jobs; nothing is held against a simulation, or without a floor."""
+        floor = self._schedule.floor.sites
+        if simulated(self.fl_ctx) or floor == 1:
+            return None
+        return Means(state_root(self.fl_ctx) / FOLDER / f"{self.fl_ctx.get_identity_name()}.jsonl", floor)
 
     def _gathered(self) -> list[Participant]:
         """All participants, of the sites that can take part."""
@@ -201,6 +213,7 @@ class ClusteredController(PerSiteController):
 
     def _admit(self) -> None:
         """Sites that have connected since the job's start take part from the coming round."""
+        self._turn_away()
         server, heard = self.aggregator.running, [site for site in self.late if self._attendance.heard(site)]
         self.late = [site for site in self.late if site not in heard]
         new = sorted({*heard} - {p.site for p in server.participants.values()}, key=natural)
@@ -212,7 +225,18 @@ class ClusteredController(PerSiteController):
         names = [p.name for p in admitted if p.name not in server.participants]
         everyone = [*server.participants.values(), *(p for p in admitted if p.name in names)]
         server.admit(sorted(everyone, key=lambda p: natural(p.site)))
+        self._newest = new
         self.info(f"round {server.state.round}: {', '.join(names) or 'nobody'} joined")
+
+    def _turn_away(self) -> None:
+        """Leaves out those that joined in the last round if others, who trained without them before, then refused."""
+        server, newest = self.aggregator.running, self._newest
+        failures, self._newest = (server.progress.record or {}).get("failed", {}), []
+        refused = {server.participants[name].site for name, why in failures.items() if why.startswith(REFUSED)}
+        if newest and refused - {*newest}:
+            self.left_out |= dict.fromkeys(newest, "others refuse to train with it, after jobs without it")
+            self.warning(f"{', '.join(newest)}: left out: {', '.join(sorted(refused))} refuse to train with it")
+            server.admit([p for p in server.participants.values() if p.site not in newest])
 
     def _exchange(self, task: str, data: Mapping[str, FLModel], on_result: Callable[[FLModel], bool]) -> bool:
         """One exchange with scripts; if a site fails, its participant does."""
@@ -331,7 +355,7 @@ class ClusteredController(PerSiteController):
         """What a site's task says beside what it asks: who trains, and who did in the last round if some did not."""
         server = self.aggregator.running
         everyone, names = {p.site for p in server.participants.values()}, server.training
-        averaged = {server.participants[name].site for name in server.averaged}
+        averaged = {p.site for name, p in server.participants.items() if name in server.averaged}
         together = {"together": sorted(everyone if names else ()), "sampled": 0 < len(names) < len(server.participants)}
         return {**self._hosting[site], **together, "averaged": sorted(averaged if averaged < everyone else ())}
 

@@ -113,7 +113,7 @@ class JobRecord:
         if why is not None:
             raise DifferenceError(
                 f"job {facts['name']} ({job}) of {', '.join(names)}: {why}. If the hospitals agree to that, run "
-                f"'cfl-flare site allow {job}' and submit the job again"
+                f"'cfl-flare site allow {job}', and let its author submit it again with another seed"
             )
 
     def average(self, job: str, sites: Collection[str], data: str) -> None:

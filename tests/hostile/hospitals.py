@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,9 @@ class Hospitals:
         sites: Collection[str],
         title: str = "heart",
         method: str = "fedavg",
+        method_settings: Mapping[str, Any] = MappingProxyType({}),
         silent: Collection[tuple[int, str]] = (),
+        late: str | None = None,
         training: Mapping[str, Any] = TRAINING,
         **settings: Any,
     ) -> Job:
@@ -125,20 +127,24 @@ class Hospitals:
             sites: that its author chose.
             title: its name.
             method: its method.
+            method_settings: and that one's settings.
             silent: rounds and sites that do not answer in them.
+            late: a site that connects after the first round.
             training: how participants train.
             settings: of the server.
         """
         self._jobs += 1
         job, identity, done = Job(), f"{self._jobs:08x}-job", []
         components: dict[str, Any] = {}
+        how = marked({"method": method, **method_settings})
         shared = {"training": marked(dict(training)), "data": marked({})}
         executors = {
             site: ClusteredExecutor(
-                method=marked({"method": method}),
+                method=how,
                 model=marked(MODEL),
                 source=marked(describe(SiteData(), "data")),
                 run_name=title,
+                seed=settings.get("seed", 0),
                 **shared,
             )
             for site in sites
@@ -148,6 +154,8 @@ class Hospitals:
             (site,) = targets
             asked = fobs.loads(fobs.dumps(task.data))
             number = -1 if task.name == "check" else job.controller.aggregator.running.state.round
+            if late is not None and number == 0:
+                job.controller.late = [late]
             if (number, site) in silent:
                 return
             self._monkeypatch.setenv("CFL_DATA", str(self.data / f"{site}.npz"))
@@ -163,11 +171,12 @@ class Hospitals:
             if event == "_fatal_system_error":
                 job.panics.append(str(fl_ctx.get_prop("__event_data__")))
 
+        connected = [site for site in sites if site != late]
         fl_ctx = self.context(
-            "server", identity, title, sites, get_component=lambda name: components.get(name), fire_event=fire_event
+            "server", identity, title, connected, get_component=lambda name: components.get(name), fire_event=fire_event
         )
         controller = ClusteredController(facts=shared, **{"num_rounds": 1, **settings})
-        aggregator = ClusteringAggregator(marked({"method": method}), marked(MODEL))
+        aggregator = ClusteringAggregator(how, marked(MODEL))
         aggregator.fl_ctx = fl_ctx
         components |= {"aggregator": aggregator, "persistor": ClusterModelPersistor(title)}
         components["_Server_Runner"] = SimpleNamespace()
@@ -188,3 +197,8 @@ class Hospitals:
         """The lines of a site's record of runs."""
         file = self.root / "_jobs" / f"{site}.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+    def means(self) -> list[list[list[str]]]:
+        """The sets whose means the server has made, by round."""
+        file = self.root / "_means" / "server.jsonl"
+        return [json.loads(line)["sets"] for line in file.read_text().splitlines()]

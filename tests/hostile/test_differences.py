@@ -9,6 +9,11 @@ import numpy as np
 import pytest
 
 from cfl_flare.cli import main
+from cfl_flare.clustering.differences import exposed
+from cfl_flare.flare.study.controller import StudyController
+from cfl_flare.results.study import load_study
+from tests.e2e.deployment import TRUSTING
+from tests.flare import study_bench
 from tests.hostile.hospitals import Hospitals
 
 
@@ -29,7 +34,7 @@ def follows(first, second, site):
 def test_without_a_floor_two_jobs_give_one_hospitals_model(tmp_path, monkeypatch):
     """The attack itself, where the operators agreed to it."""
     trusting = Hospitals(tmp_path, monkeypatch, floor=1)
-    first, second = (trusting.submit(sites, max_weight_share=1.0) for sites in (trusting.names, trusting.names[:3]))
+    first, second = (trusting.submit(sites, **TRUSTING) for sites in (trusting.names, trusting.names[:3]))
     assert follows(first, second, "hospital-4") < 1e-4
 
 
@@ -47,7 +52,9 @@ def test_a_job_with_one_site_fewer_is_refused_until_operators_allow_it(hospitals
     shown = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
     assert [job["refused"] for job in shown if job["site"] == sites[0]] == [False, True]
     assert main(["site", "allow", line["job"]]) == 0  # these kits have one state root, so for all of them
-    allowed = hospitals.submit(sites, "lungs", num_rounds=3)
+    again = hospitals.submit(sites, "lungs", num_rounds=3)
+    assert "another seed" in again.panics[0]  # the server keeps from making the very mean that gives one hospital's
+    allowed = hospitals.submit(sites, "lungs", num_rounds=3, seed=1)
     assert not allowed.panics and {site for _, site in allowed.updates} == set(sites)
     assert main(["site", "runs"]) == 0
     assert "allowed" in capsys.readouterr().out
@@ -83,9 +90,76 @@ def test_who_did_not_answer_counts_for_the_next_job(hospitals):
     assert means == [hospitals.names[:3]]
 
 
+def test_a_site_that_does_not_answer_in_a_job_that_starts_as_an_earlier_one(hospitals):
+    """The author cannot choose that, but may wait for it, or set a time limit that one of them misses."""
+    first = hospitals.submit(hospitals.names)
+    second = hospitals.submit(hospitals.names, silent=[(0, "hospital-4")])
+    assert len(second.updates) == 3 and "another seed" in second.panics[0]
+    start = first.models["global"] - sum(first.updates[0, name] for name in hospitals.names) / 4
+    np.testing.assert_allclose(second.models["global"], start, atol=1e-7)
+    third = hospitals.submit(hospitals.names, silent=[(0, "hospital-4")], num_rounds=2)  # back in the second round
+    assert not third.panics and third.models["global"].any()
+    other = hospitals.submit(hospitals.names, silent=[(0, "hospital-4")], seed=1)
+    assert not other.panics and follows(first, other, "hospital-4") > 0.3
+
+
+def test_clusters_of_two_jobs_that_start_alike(tmp_path, monkeypatch):
+    """The author chooses methods, and the server the clusters; a hospital in one and not in the other would show."""
+    trial = Hospitals(tmp_path, monkeypatch, count=8)
+    for method, seeds in (("fedavg", [0]), ("wecfl", [0, 1, 2, 3])):
+        for seed in seeds:
+            trial.submit(trial.names, method=method, method_settings={"k": 2, "seed": seed} if seeds[1:] else {})
+    sets = {frozenset(means) for line in trial.means() for means in line}
+    assert not exposed(sets, 3)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "wecfl", "ifca"])
+def test_a_site_that_joins_late_does_not_end_the_others_job(hospitals, method):
+    assert not hospitals.submit(hospitals.names[:3]).failures()
+    clusters = {} if method == "fedavg" else {"k": 2}
+    job = hospitals.submit(hospitals.names, "late", method, clusters, num_rounds=5, late="hospital-4", seed=1)
+    assert not job.panics and job.failures() == {"difference"}
+    assert "refuse to train with it" in job.controller.left_out["hospital-4"]
+    assert {site for number, site in job.updates if number == 4} == set(hospitals.names[:3])
+
+
 def test_rounds_that_take_some_sites_each(hospitals):
     job = hospitals.submit(hospitals.names, sample=3, num_rounds=2)
     assert job.failures() == {"difference"} and not job.updates
+
+
+@pytest.fixture(scope="module")
+def ten():
+    """Ten sites of one participant each, in the study's bench."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study_bench, "SITES", tuple(f"site-{i}" for i in range(1, 11)))
+        yield {"participants": 10, "num_rounds": 2, "rungs": 1, "min_samples_per_cluster": 1, "max_weight_share": 1.0}
+
+
+def means_of(job):
+    """Whose updates were averaged from which model, over all candidates of a study."""
+    file = job.folder / "cfl_state" / "_means" / "server.jsonl"
+    return {frozenset(means) for line in file.read_text().splitlines() for means in json.loads(line)["sets"]}
+
+
+def test_candidates_of_a_study_start_from_models_of_their_own(tmp_path, ten):
+    """Else the models of two candidates, whose clusters differ by a hospital, gave its update to 1.6e-6."""
+    job = study_bench.Bench(tmp_path / "job", real=True).play(**ten)
+    assert not job.panics
+    sets = means_of(job)
+    sites = {frozenset(member.split()[0] for member in means) for means in sets}
+    assert exposed(sites, 3) and not exposed(sets, 3)
+    study = load_study(job.results)
+    assert {"fedavg", "wecfl-k2", "wecfl-k3"} <= study["rungs"][0]["means"].keys() and not study["rungs"][0]["dropped"]
+
+
+def test_a_candidate_whose_clusters_differ_by_a_hospital_is_dropped(tmp_path, ten, monkeypatch):
+    """If they did start from the same model, as those of a job's author could."""
+    monkeypatch.setattr(StudyController, "_schedule_of", lambda self, candidate: self._scheduled())
+    job = study_bench.Bench(tmp_path / "job", real=True).play(**ten)
+    assert not job.panics and not exposed(means_of(job), 3)
+    dropped = load_study(job.results)["rungs"][0]["dropped"]
+    assert "wecfl-k3" in dropped and "another seed" in dropped["wecfl-k3"]
 
 
 def test_data_of_another_study_is_not_held_against_a_job(hospitals):

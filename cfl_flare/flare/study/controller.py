@@ -16,6 +16,7 @@ from cfl_flare.core.archive import Archive
 from cfl_flare.core.config import build, from_dict, unmarked
 from cfl_flare.core.errors import AbortedError, CFLError, RunFailedError
 from cfl_flare.core.params import Layout
+from cfl_flare.core.seeds import derive
 from cfl_flare.core.settings import shows
 from cfl_flare.engine.job_settings import ControllerSettings
 from cfl_flare.engine.settings import ServerSettings
@@ -91,6 +92,7 @@ class StudyController(ClusteredController):
         self._module = build(self.model, nn.Module, "model", policy)
         self._settings = self._settings.judged(self._training.built_task(policy), Layout.of(self._module))
         self._schedule = self._settings.at_real_sites() if real else self._settings.in_simulation()
+        self._means = self._earlier_means()
         every_candidate(self._module, self._schedule.num_rounds, self._methods)  # its names are folders
         self._task = self._training.built_task(policy)
         self._candidates = first_candidates(self._module, self._methods, self._task)
@@ -148,7 +150,7 @@ class StudyController(ClusteredController):
             split: on which it is measured; what is measured on test samples is in no run's results.
         """
         self.aggregator = self._aggregator(candidate)
-        schedule = self._scheduled()
+        schedule = self._schedule_of(candidate)
         division, store = self.aggregator.division(self.fl_ctx), self._folder.checkpoints(candidate.name)
         begun = Checkpoint.read(store, division.whole)[0] if store.versions() else None
         self._store, self._running = store, (candidate.name, split)
@@ -162,11 +164,22 @@ class StudyController(ClusteredController):
         state, progress = (None, None) if begun is None else (begun.state, begun.progress)
         more = (recorder, self.fl_ctx, state, Archive(store.folder / ARCHIVE), self._training, progress)
         self.aggregator.begin(people, schedule, *more)
+        self.aggregator.running.means = self._means
         measures = self._training.measures
         judged = leading(schedule.early_stopping.named, [*self._task.ranges(measures)]).name
         self.aggregator.running.drawn = (judged, *measures)
         if recorder is not None:
             recorder.begin(candidate.method.label, schedule.num_rounds, schedule.early_stopping.named)
+
+    def _schedule_of(self, candidate: Candidate) -> ServerSettings:
+        """The schedule of one candidate. At real sites each starts from models of its own.
+
+        From one model, two candidates whose clusters differ by a hospital would give that hospital's update. Splits,
+        batches and draws of the test splits are the sites', and stay the same for all.
+        """
+        schedule = self._scheduled()
+        real = not simulated(self.fl_ctx)
+        return replace(schedule, seed=derive(schedule.seed, candidate.name)) if real else schedule
 
     def _aggregator(self, candidate: Candidate) -> ClusteringAggregator:
         facts: dict[str, Any] = self.facts or {}
