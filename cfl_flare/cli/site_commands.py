@@ -117,11 +117,10 @@ def show_runs(arguments: argparse.Namespace) -> None:
         return
     table = Table("begun", "job", "name", "method", "sites", "samples", "rounds", "", box=None, padding=(0, 1, 0, 0))
     for job in jobs:
-        decision = "allowed" if job["allowed"] else "refused" if job["refused"] else "ended" if job["ended"] else ""
         samples = sum(job.get("participants", {}).values())
         rounds = f"{job['answered']} of {job.get('rounds', '?')}"
         cells = (job["time"], job["job"], job["name"], job.get("method", ""), ", ".join(job["sites"]), samples, rounds)
-        table.add_row(*(escape(plain(str(cell))) for cell in (*cells, decision)))
+        table.add_row(*(escape(plain(str(cell))) for cell in (*cells, job["decision"])))
     Console().print(table)
 
 

@@ -60,9 +60,7 @@ def add_site(commands: Any) -> None:
     allow = what.add_parser(
         "allow", help="let a job run that this site refused, as its sites differ from earlier ones'"
     )
-    allow.add_argument(
-        "job", metavar="JOB", help="its id, or how that begins, or its name; its author submits it again"
-    )
+    allow.add_argument("job", metavar="JOB", help="its id, or how that begins, as its log and 'site runs' show it")
     for command in (runs, allow):
         command.add_argument("--kit", help="of this startup kit; default: $CFL_STATE_ROOT says where, else the folder")
     check = what.add_parser("check", help="report what would prevent this site from taking part in a job")

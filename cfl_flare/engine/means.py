@@ -17,17 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from cfl_flare.clustering.differences import exposed
-from cfl_flare.core.errors import CFLError, FileError
+from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import append, json_lines, make_folder
 from cfl_flare.methods import Participant, ServerState, Update
 from cfl_flare.methods.state import heads
 from cfl_flare.results import schema
 
 FOLDER, SETS = "_means", "sets"
-
-
-class SubtractionError(CFLError):
-    """With means that were made before, one would give that of too few sites."""
 
 
 class Means:
@@ -49,7 +45,9 @@ class Means:
                 raise FileError(f"cannot read {file}: a line does not say whose means were made; correct or remove it")
             self._sets.update(map(frozenset, line[SETS]))
 
-    def make(self, before: ServerState, updates: Sequence[Update], participants: Mapping[str, Participant]) -> None:
+    def make(
+        self, before: ServerState, updates: Sequence[Update], participants: Mapping[str, Participant]
+    ) -> str | None:
         """Notes a round's means, before they are made.
 
         Args:
@@ -57,8 +55,10 @@ class Means:
             updates: with the means in which they count.
             participants: all of the run's.
 
+        Returns:
+            Why they must not be made: with earlier ones, a mean over too few sites would follow. None if they may.
+
         Raises:
-            SubtractionError: with earlier ones, a mean over too few sites would follow; nothing is noted.
             FileError: they cannot be written.
         """
         starts = {slot: _checksum(model.vector) for slot, model in before.bank.items()}
@@ -69,17 +69,18 @@ class Means:
                     members.setdefault(mean, set()).add(f"{participants[update.participant].site} {starts[slot]}")
         new = set(map(frozenset, members.values())) - self._sets
         if not new:
-            return
+            return None
         linked = self._linked(new)
         groups = exposed(linked | new, self._floor) - exposed(linked, self._floor)
         if groups:
-            raise SubtractionError(
+            return (
                 "difference: with means that were made before from the same model, one over fewer than "
                 f"{self._floor} sites would follow; wait for sites that are missing, or give the run another seed"
             )
         make_folder(self._file.parent, private=True)
         append(self._file, json.dumps({SETS: sorted(map(sorted, new))}) + "\n")
         self._sets |= new
+        return None
 
     def _linked(self, new: set[frozenset[str]]) -> set[frozenset[str]]:
         """The sets that have members in common with new ones, or with such sets."""

@@ -19,12 +19,13 @@ from cfl_flare.engine.checks import check_result, check_update
 from cfl_flare.engine.clipping import Norms, Statistics, clipped
 from cfl_flare.engine.partial_sums import Carried, weighed
 from cfl_flare.engine.replicates import check_replicates
-from cfl_flare.engine.site import Result, Task
+from cfl_flare.engine.site import CrossModel, Result, Task
 from cfl_flare.engine.spool import Spool
 from cfl_flare.methods import Method, Participant, ServerState, Update
-from cfl_flare.methods.slots import travelling
+from cfl_flare.methods.slots import cluster_slot, travelling
 from cfl_flare.methods.state import Download, Mapped
 from cfl_flare.results.curves import Scored
+from cfl_flare.training.ensemble import Served
 
 
 class Round:
@@ -170,3 +171,19 @@ class Round:
 def _layout_bytes(bank: Mapping[str, Params], slot: str) -> int:
     whole, _, role = slot.partition(":")
     return bank[slot].layout.nbytes if slot in bank else bank[whole].layout.of_part(role).nbytes
+
+
+def cross_models(
+    left: Mapping[str, Served], clusters: int, bank: Mapping[str, Params], whole: dict[str, Params]
+) -> tuple[CrossModel, ...]:
+    """The clusters' models, or the run's other ones if it has no clusters; one made of parts is added to ``whole``."""
+    found = []
+    names = [cluster_slot(k) for k in range(clusters)]
+    for name, served in {k: left[k] for k in names if k in left}.items() or left.items():
+        slots = []
+        for i, model in enumerate(served.models):
+            slots.append(next((s for s, known in bank.items() if known is model), f"whole/{name}/{i}"))
+            if slots[-1] not in bank:
+                whole[slots[-1]] = model
+        found.append(CrossModel(name, tuple(slots), served.vote, served.parts))
+    return tuple(found)

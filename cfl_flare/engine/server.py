@@ -15,16 +15,15 @@ from cfl_flare.core.errors import PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import stream
 from cfl_flare.engine.early_stopping import EarlyStopping
-from cfl_flare.engine.means import Means, SubtractionError
+from cfl_flare.engine.means import Means
 from cfl_flare.engine.min_cluster_size import ClusterFloor, check_floor, under_floor
 from cfl_flare.engine.partial_sums import no_sums
 from cfl_flare.engine.robust import Guard
-from cfl_flare.engine.round import Round
+from cfl_flare.engine.round import Round, cross_models
 from cfl_flare.engine.server_optimizer import ServerOptimizer, check_server_optimizer, without_moments
 from cfl_flare.engine.settings import ServerSettings, count_of
-from cfl_flare.engine.site import CrossModel, Result, Task
+from cfl_flare.engine.site import Result, Task
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
-from cfl_flare.methods.slots import cluster_slot
 from cfl_flare.methods.state import Download, Predict, without
 from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.results.analysis import analyse, gram
@@ -157,7 +156,7 @@ class Server:
         if self.finished and self._bootstrap:
             tasks = {name: replace(task, bootstrap=self._bootstrap, drawn=self.drawn) for name, task in tasks.items()}
         if self.finished and self.settings.cross_site_evaluation:
-            cross = self._cross()
+            cross = cross_models(self._left(), self.method.clusters_in(self.state), self.state.bank, self._whole)
             tasks = {name: replace(task, cross=cross) for name, task in tasks.items()}
         self._round.close()
         self._round = self._new_round(tasks, downloads)
@@ -166,20 +165,6 @@ class Server:
     def _new_round(self, tasks: Mapping[str, Task], downloads: Mapping[str, Download]) -> Round:
         of_run = (self.layout.nbytes, no_sums(self.method, self.settings), self.settings.clip_norm)
         return Round(self.participants, tasks, downloads, self.bank, *of_run, self._scored)
-
-    def _cross(self) -> tuple[CrossModel, ...]:
-        """The clusters' models, or the run's other ones if it has no clusters; one made of parts travels whole."""
-        found = []
-        left = self._left()
-        clusters = [cluster_slot(k) for k in range(self.method.clusters_in(self.state))]
-        for name, served in {k: left[k] for k in clusters if k in left}.items() or left.items():
-            slots = []
-            for i, model in enumerate(served.models):
-                slots.append(next((s for s, known in self.state.bank.items() if known is model), f"whole/{name}/{i}"))
-                if slots[-1] not in self.state.bank:
-                    self._whole[slots[-1]] = model
-            found.append(CrossModel(name, tuple(slots), served.vote, served.parts))
-        return tuple(found)
 
     def models(self) -> dict[str, Served]:
         """The models that the run would leave if it ended now; private layers are as they were at its start."""
@@ -215,17 +200,6 @@ class Server:
         if own and participant not in self._round.results:
             self._round.fail([participant], f"{error.code}: {error}")
         raise error
-
-    @property
-    def training(self) -> set[str]:
-        """Who was asked to train in the current round."""
-        return {name for name, task in self._round.tasks.items() if task.train}
-
-    @property
-    def averaged(self) -> set[str]:
-        """Whose updates were averaged in the last round; empty before the first."""
-        record = self.progress.record or {"aggregated": False}
-        return set(record["trained"] if record["aggregated"] else ())
 
     def hosted_by(self, site: str) -> list[str]:
         """The names of a site's participants."""
@@ -367,24 +341,19 @@ class Server:
         return without(updates, outliers), [name for name in trained if name not in outliers], sums
 
     def _step(self, before: ServerState, updates: Sequence[Update]) -> Assignment | None:
-        """E-step, under the floor of a cluster's size if there is one, and M-step.
+        """E-step, under the floor of a cluster's size if there is one, and M-step; returns the assignment.
 
-        The M-step's means say where the models of the bank go; a server's optimizer, if there is one, says how far.
-
-        Returns:
-            The assignment; None if its means, with earlier ones, would give those of too few sites.
+        The M-step's means say where the models of the bank go; a server's optimizer, if there is one, says how far. If
+        with earlier ones they would give those of too few sites, none is made, and there is no assignment.
         """
         equipped = replace(without_moments(before), logits=self._logits, archive=self.archive, notes={})
         equipped = self.floor.shown_to(equipped)
         assignment = self.method.assign(equipped, self._guard.weighed(updates))
         assignment = under_floor(self.method, equipped, updates, assignment)
         updates = self._guard.averaged(before, updates, assignment)
-        if self.means is not None:
-            try:
-                self.means.make(before, updates, self.participants)
-            except SubtractionError as error:
-                self.fail(sorted(self.training), str(error))
-                return None
+        if self.means is not None and (why := self.means.make(before, updates, self.participants)) is not None:
+            self.fail([*self._round.tasks], why)
+            return None
         moved = self.method.aggregate(equipped, updates, assignment) if len(updates) else before.after({}, assignment)
         self.state = self._optimizer.step(before, moved)
         return assignment

@@ -176,7 +176,8 @@ class ClusteringAggregator(ModelAggregator):
         """The coming round's message to each site: the tasks of its participants, and each model once."""
         server = self.running
         by_site: dict[str, dict[str, Task]] = {}
-        for name, task in server.tasks().items():
+        stated = self._stated(tasks := server.tasks())
+        for name, task in tasks.items():
             by_site.setdefault(server.participants[name].site, {})[name] = task
         number = server.state.round
         total = number if server.finished else server.settings.num_rounds  # after it, sites keep their served models
@@ -184,8 +185,21 @@ class ClusteringAggregator(ModelAggregator):
         for site, tasks in by_site.items():
             slots = travelling(slot for task in tasks.values() for slot in task.needed)
             models = wire.encode_models(with_parts(server.bank, slots))
-            messages[site] = wire.message(models, {"tasks": wire.encode_tasks(tasks), "round": number}, number, total)
+            messages[site] = wire.message(
+                models, {**stated, "tasks": wire.encode_tasks(tasks), "round": number}, number, total
+            )
         return messages
+
+    def _stated(self, tasks: Mapping[str, Task]) -> dict[str, Any]:
+        """What sites are told of each other: who is in the run, and who was averaged in the last round, if not all."""
+        people, record = self.running.participants, self.running.progress.record or {"aggregated": False}
+        everyone, training = {p.site for p in people.values()}, sum(task.train for task in tasks.values())
+        averaged = (
+            {people[name].site for name in record["trained"] if name in people} if record["aggregated"] else set()
+        )
+        sampled = 0 < training < len(people)
+        together = sorted(everyone) if training else []
+        return {"together": together, "sampled": sampled, "averaged": sorted(averaged) if averaged < everyone else []}
 
     def accept_model(self, model: FLModel) -> bool:
         """Checks a site's results one by one; what does not fit is left out, with its reason.

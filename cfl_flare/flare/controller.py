@@ -352,12 +352,8 @@ class ClusteredController(PerSiteController):
         return went
 
     def _told(self, site: str) -> dict[str, Any]:
-        """What a site's task says beside what it asks: who trains, and who did in the last round if some did not."""
-        server = self.aggregator.running
-        everyone, names = {p.site for p in server.participants.values()}, server.training
-        averaged = {p.site for name, p in server.participants.items() if name in server.averaged}
-        together = {"together": sorted(everyone if names else ()), "sampled": 0 < len(names) < len(server.participants)}
-        return {**self._hosting[site], **together, "averaged": sorted(averaged if averaged < everyone else ())}
+        """What a site's task says beside what it asks."""
+        return self._hosting[site]
 
     def _accept(self, result: FLModel) -> bool:
         return self.aggregator.accept_model(result)

@@ -40,7 +40,8 @@ from cfl_flare.flare.policy import Policy, check_floor, limited_paths
 from cfl_flare.flare.schema import CLIPPED
 from cfl_flare.flare.site_run import SiteRun, log_failure
 from cfl_flare.methods import Method, build_method
-from cfl_flare.results.job_record import JobRecord
+from cfl_flare.results.job_record import MEAN, ROUND, JobRecord
+from cfl_flare.results.schema import LONGEST
 from cfl_flare.results.store import Store
 from cfl_flare.training.devices import Place
 from cfl_flare.training.settings import TrainSettings
@@ -162,7 +163,7 @@ class ClusteredExecutor(Executor):
         """One round for all participants that were given a task."""
         content = wire.content_of(wire.from_shareable(shareable).meta)
         site = self._prepared(content, fl_ctx)
-        self._record(content, shareable, fl_ctx)
+        self._record(unmarked(self.method)["method"], content, shareable, fl_ctx)
         tasks, models, content = wire.decode_task(shareable, site.runtime.division.public)
         number = content["round"]
         self._run = self._run or SiteRun(
@@ -177,7 +178,7 @@ class ClusteredExecutor(Executor):
         self._clean_up(number)
         return reply
 
-    def _record(self, content: dict[str, Any], shareable: Shareable, fl_ctx: FLContext) -> None:
+    def _record(self, method: str, content: dict[str, Any], shareable: Shareable, fl_ctx: FLContext) -> None:
         """Writes what this site is about to take part in; nothing in a simulation.
 
         Raises:
@@ -189,7 +190,7 @@ class ClusteredExecutor(Executor):
         name, job, sites = fl_ctx.get_identity_name(), fl_ctx.get_job_id(), content["together"]
         record, rounds = JobRecord(state_root(fl_ctx), name), shareable.get_header(AppConstants.NUM_ROUNDS)
         if content["averaged"] not in ([], self._averaged):
-            record.average(job, content["averaged"], self._data)
+            record.note(MEAN, job, sites=content["averaged"], data=self._data)
             self._averaged = content["averaged"]
         if name in sites and (sites, content["sampled"]) != self._together:
             hosted = self._site.hosted if self._site is not None else {}
@@ -197,14 +198,14 @@ class ClusteredExecutor(Executor):
                 "name": plain((fl_ctx.get_prop(FLContextKey.JOB_META) or {}).get(JobMetaKey.JOB_NAME, "")),
                 "data": self._data,
                 "run": self.run_name,
-                "method": unmarked(self.method)["method"],
+                "method": method,
                 "model": unmarked(self.model)["class_path"],
                 "rounds": rounds,
                 "participants": {person: len(data.train) for person, data in hosted.items()},
             }
             record.join(job, sites, Policy.of(fl_ctx).min_sites_per_cluster, content["sampled"], facts)
             self._together = (sites, content["sampled"])
-        record.begin(job, content["round"], self._answered)
+        record.note(ROUND, job, round=content["round"], answered=self._answered)
 
     def _clean_up(self, number: int) -> None:
         if self._own.memory_gc_rounds and (number + 1) % self._own.memory_gc_rounds == 0:
@@ -223,7 +224,7 @@ class ClusteredExecutor(Executor):
                 raise ColumnsError(f"data table: the columns are those of {COLUMNS} here; use the source site")
             if isinstance(source, SiteData):
                 source = replace(source, study=check_study(source.study, study_of(fl_ctx)))
-                self._data = "" if source.path is not None else str(source.located()[0].resolve())
+                self._data = "" if source.path is not None else str(source.located()[0].resolve())[-LONGEST:]
             together = content["sites"] if simulated(fl_ctx) else None
             self._place = Place.of(at_site.device, at_site.gpu_memory, content["index"], together)
             site = self._empty_site(build_method(unmarked(self.method), policy), self.private, fl_ctx)

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from cfl_flare.clustering.differences import exposed
-from cfl_flare.core.errors import DifferenceError, FileError
-from cfl_flare.core.files import MOST_LINES, append, json_lines, make_folder, open_regular, writing
-from cfl_flare.core.text import shown
+from cfl_flare.core.errors import DifferenceError
+from cfl_flare.core.files import MOST_LINES, append, make_folder, parse_json, read_text, writing
 from cfl_flare.results import schema
 
 # In the state root. No run has such a name.
@@ -61,25 +60,16 @@ class JobRecord:
         """
         if not self.file.exists():
             return []
+        texts = read_text(self.file, MOST_LINES).split("\n")
         lines = []
-        for number, line in enumerate(json_lines(self.file), start=1):
-            fields = KINDS.get(str(line.get("kind")), {})
-            whole = bool(fields) and schema.text(line.get("job")) and schema.text(line.get("time"))
-            if not whole or not all(key in line and fits(line[key]) for key, fits in fields.items()):
-                raise FileError(
-                    f"cannot read {self.file}: line {number} is damaged: {shown(line)}; correct or remove it"
-                )
-            lines.append(line)
-        with open_regular(self.file, MOST_LINES) as file:
-            if file.read().count(b"\n") > len(lines) or not self._ends(file):
-                raise FileError(f"cannot read {self.file}: its last line is damaged; remove that line")
+        for number, text in enumerate(texts[:-1] if texts[-1] == "" else texts, start=1):
+            where = f"{self.file}: line {number}"
+            line = parse_json(text, where)
+            fields = KINDS.get(
+                str(line.get("kind")) if isinstance(line, dict) else "", {"kind": lambda kind: str(kind) in KINDS}
+            )
+            lines.append(schema.checked(line, where, {"job": schema.text, "time": schema.text, **fields}))
         return lines
-
-    @staticmethod
-    def _ends(file: Any) -> bool:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - 1))
-        return not size or file.read() == b"\n"
 
     def join(self, job: str, sites: Collection[str], floor: int, sampled: bool, facts: Mapping[str, Any]) -> None:
         """Writes that the site is about to take part in means over these sites, unless too much would follow of few.
@@ -116,40 +106,29 @@ class JobRecord:
                 f"'cfl-flare site allow {job}', and let its author submit it again with another seed"
             )
 
-    def average(self, job: str, sites: Collection[str], data: str) -> None:
-        """Writes whose models were averaged in a round, where they were not all that had been asked."""
-        with self._locked():
-            self._write(MEAN, job, sites=sorted(sites), data=data)
+    def note(self, kind: str, job: str, **fields: Any) -> None:
+        """Appends a line: `ROUND` before the site works in one, `MEAN` where fewer were averaged than had been asked.
 
-    def begin(self, job: str, number: int, answered: int) -> None:
-        """Writes that the site is about to work in a round.
-
-        Args:
-            job: its id.
-            number: the round.
-            answered: in how many rounds this process has sent an update before.
+        Raises:
+            FileError: it cannot be written.
         """
         with self._locked():
-            self._write(ROUND, job, round=number, answered=answered)
+            self._write(kind, job, **fields)
 
     def allow(self, job: str) -> bool:
         """Writes that the operator allows the sets of sites of a refused job, now and later. False if there is none.
 
         Args:
-            job: its id, or how that begins, or its name.
+            job: its id, or how that begins. A name is its author's, who may have given it to several.
         """
         with self._locked():
-            refused = [
-                line
-                for line in self.lines()
-                if line["kind"] == JOB and line["refused"] and (line["job"].startswith(job) or line["name"] == job)
-            ]
+            refused = [line for line in self.lines() if line.get("refused") and line["job"].startswith(job)]
             for line in refused:
                 self._write(ALLOW, line["job"], **{key: line[key] for key in KINDS[ALLOW]})
         return bool(refused)
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Its jobs, oldest first: each line of one, with the round that was begun last, and whether it was allowed.
+        """Its jobs, oldest first, each with the ``decision``, and in how many rounds the site ``answered``.
 
         Raises:
             FileError: a line is damaged, or the file cannot be read.
@@ -157,17 +136,13 @@ class JobRecord:
         lines = self.lines()
         allowed = {line["job"] for line in lines if line["kind"] == ALLOW}
         reached = {line["job"]: line for line in lines if line["kind"] == ROUND}
-        return [
-            {
-                **{key: value for key, value in line.items() if key != "kind"},
-                "site": self.site,
-                "answered": reached.get(line["job"], {}).get("answered", 0),
-                "ended": reached.get(line["job"], {}).get("round") == line.get("rounds"),
-                "allowed": line["refused"] and line["job"] in allowed,
-            }
-            for line in lines
-            if line["kind"] == JOB
-        ]
+        jobs = []
+        for line in (line for line in lines if line["kind"] == JOB):
+            last = reached.get(line["job"], {"round": None, "answered": 0})
+            decision = "refused" if line["refused"] else "ended" if last["round"] == line.get("rounds") else "begun"
+            decision = "allowed" if line["refused"] and line["job"] in allowed else decision
+            jobs.append({**line, "site": self.site, "answered": last["answered"], "decision": decision})
+        return jobs
 
     def _write(self, kind: str, job: str, **fields: Any) -> None:
         time = datetime.now(timezone.utc).isoformat(timespec="seconds")

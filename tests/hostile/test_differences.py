@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hostile author, or a curious hospital, subtracts models over almost the same sites."""
 
+import errno
 import json
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from cfl_flare.cli import main
 from cfl_flare.clustering.differences import exposed
 from cfl_flare.flare.study.controller import StudyController
+from cfl_flare.results.job_record import ROUND, JobRecord
 from cfl_flare.results.study import load_study
 from tests.e2e.deployment import TRUSTING
 from tests.flare import study_bench
@@ -50,7 +53,7 @@ def test_a_job_with_one_site_fewer_is_refused_until_operators_allow_it(hospitals
     assert line["refused"] and line["sites"] == sites and line["name"] == "lungs"
     assert main(["site", "runs", "--json"]) == 0
     shown = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
-    assert [job["refused"] for job in shown if job["site"] == sites[0]] == [False, True]
+    assert [job["decision"] for job in shown if job["site"] == sites[0]] == ["ended", "refused"]
     assert main(["site", "allow", line["job"]]) == 0  # these kits have one state root, so for all of them
     again = hospitals.submit(sites, "lungs", num_rounds=3)
     assert "another seed" in again.panics[0]  # the server keeps from making the very mean that gives one hospital's
@@ -183,6 +186,30 @@ def test_a_damaged_record_ends_this_sites_part_with_one_clear_error(hospitals, d
     assert job.failures() == {"file"} and "hospital-1" not in {site for _, site in job.updates}
     assert main(["site", "runs"]) == 2
     assert str(file) in capsys.readouterr().err
+
+
+def test_on_a_full_disk_a_site_takes_no_part(hospitals, monkeypatch):
+    hospitals.submit(hospitals.names)
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("cfl_flare.results.job_record.append", full)
+    job = hospitals.submit(hospitals.names)
+    assert job.failures() == {"disk"} and not job.updates
+
+
+def test_two_jobs_at_once_write_whole_lines(tmp_path):
+    def write(number):
+        for i in range(50):
+            JobRecord(tmp_path, "ward").note(ROUND, f"job-{number}", round=i, answered=i)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(JobRecord(tmp_path, "ward").lines()) == 200
 
 
 def test_the_record_is_private_and_append_only(hospitals):

@@ -103,7 +103,7 @@ class StudyExecutor(ClusteredExecutor):
         """
         content = wire.content_of(wire.from_shareable(shareable).meta)
         data = self._prepared(content, fl_ctx)
-        self._record(content, shareable, fl_ctx)
+        self._record("study", content, shareable, fl_ctx)
         name, split = asked(content, self._known)
         run = self._run_of(self._known[name], data, fl_ctx)
         tasks, models, content = wire.decode_task(shareable, run.site.runtime.division.public)
