@@ -136,7 +136,7 @@ def ten():
     """Ten sites of one participant each, in the study's bench."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study_bench, "SITES", tuple(f"site-{i}" for i in range(1, 11)))
-        yield {"participants": 10, "num_rounds": 2, "rungs": 1, "min_samples_per_cluster": 1, "max_weight_share": 1.0}
+        yield {"participants": 10, "num_rounds": 2, "rungs": 1}
 
 
 def means_of(job):
