@@ -20,6 +20,7 @@ import numpy as np
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import DataError, FileError, MissingDataError, PathError
 from cfl_flare.core.files import check_memory, open_regular
+from cfl_flare.core.text import plain
 
 ROOT = "CFL_DATA_ROOT"
 # An npz file's arrays may have this many bytes, and this many more for each byte of the file: no set of images is
@@ -118,7 +119,7 @@ def find(path: str, where: str, folder: bool | None = False) -> Path:
     else:
         hint = f"{'' if root else f'{ROOT} is not set; set it to the folder that it is in, or '}give its whole path"
     what = {True: "folder", False: "file", None: "file or folder"}[folder]
-    raise MissingDataError(f"{where}: path = {path!r} is not a {what}; tried {', '.join(map(str, tried))}; {hint}")
+    raise MissingDataError(f"{where}: path = {path!r} is not a {what}; tried {', '.join(plain(str(t), 500) for t in tried)}; {hint}")
 
 
 def find_root(root: str | None, where: str, writes: bool = False) -> Path:
