@@ -119,7 +119,8 @@ def find(path: str, where: str, folder: bool | None = False) -> Path:
     else:
         hint = f"{'' if root else f'{ROOT} is not set; set it to the folder that it is in, or '}give its whole path"
     what = {True: "folder", False: "file", None: "file or folder"}[folder]
-    raise MissingDataError(f"{where}: path = {path!r} is not a {what}; tried {', '.join(plain(str(t), 500) for t in tried)}; {hint}")
+    places = ", ".join(plain(str(place), 500) for place in tried)
+    raise MissingDataError(f"{where}: path = {path!r} is not a {what}; tried {places}; {hint}")
 
 
 def find_root(root: str | None, where: str, writes: bool = False) -> Path:

@@ -33,7 +33,7 @@ from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.settings import FEWEST_SCORED, SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.flare import compatibility, wire
-from cfl_flare.flare.compat import check_study, component_policy, data_config, simulated, study_of
+from cfl_flare.flare.compat import check_study, component_policy, data_config, on_one_machine, simulated, study_of
 from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.paths import state_root, store_for
 from cfl_flare.flare.policy import Policy, check_floor, limited_paths
@@ -203,7 +203,8 @@ class ClusteredExecutor(Executor):
                 "rounds": rounds,
                 "participants": {person: len(data.train) for person, data in hosted.items()},
             }
-            record.join(job, sites, Policy.of(fl_ctx).min_sites_per_cluster, content["sampled"], facts)
+            floor = 1 if on_one_machine(fl_ctx) else Policy.of(fl_ctx).min_sites_per_cluster
+            record.join(job, sites, floor, content["sampled"], facts)
             self._together = (sites, content["sampled"])
         record.note(ROUND, job, round=content["round"], answered=self._answered)
 

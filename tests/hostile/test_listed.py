@@ -353,7 +353,7 @@ def test_a_site_that_claims_10_to_the_9_samples_does_not_choose_the_best_round()
 
     settings = {"key_metric": "pooled_auroc", "max_weight_share": 1 / 3, "training": ASKED, "num_rounds": 3}
     run = play(in_round(2, scores(liar(False))), WECFL, **settings)
-    assert max(run.records[1][name] for name in ("pooled_auroc", "pooled_macro_f1")) < 0.01  # as it is reported
+    assert min(run.records[1][name] for name in ("pooled_auroc", "pooled_macro_f1")) > 0.3  # a third of it is its own
     steady = play(in_round(2, scores(liar(False))), WECFL, stop_cond="pooled_auroc < 0.3", **settings)
     other = {**settings, "key_metric": "pooled_macro_f1", "stop_cond": "pooled_macro_f1 < 0.3"}
     assert steady.controller.aggregator.running.progress.stopped is None and len(steady.records) == 3
