@@ -20,6 +20,7 @@ from nvflare.fuel.utils.wfconf import resolve_var_refs
 from nvflare.private.fed.app.default_app_validator import DefaultAppValidator
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
+from cfl_flare.cli.templates import write_templates
 from cfl_flare.core.errors import PathError
 from cfl_flare.data import Npz, SiteData, files
 from cfl_flare.data.files import reading_within
@@ -107,7 +108,8 @@ def test_what_flare_leaves_as_it_is_passes(tmp_path, text):
 
 
 def test_a_job_s_references_to_its_own_items_pass(tmp_path):
-    for i, template in enumerate(sorted((ROOT / "job_templates").glob("cfl_*"))):
+    write_templates(tmp_path / "templates")
+    for i, template in enumerate(sorted((tmp_path / "templates").glob("cfl_*"))):
         texts = {f"config_fed_{side}__conf": (template / f"config_fed_{side}.conf").read_text() for side in SIDES}
         assert refusal(app(tmp_path / str(i), **texts)) == ""
     assert i > 5

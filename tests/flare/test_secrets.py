@@ -276,7 +276,7 @@ def train(**changes) -> Shareable:
     """The server's task of a round."""
     task = {"slots": ["global"], "train": True, "evaluate": False, "scalars": {}, "choices": [], "joined": {}}
     content = {"tasks": {"site-1": {**task, "cross": []}}, "round": 0, "memory_of": None, "index": 0, "sites": 1}
-    content |= {"together": ["site-1"], "sampled": False, "averaged": []}
+    content |= {"together": ["site-1", "site-2", "site-3"], "sampled": False, "averaged": []}
     arrays = {"head.weight": np.zeros((2, 16), np.float32), "head.bias": np.zeros(2, np.float32)}
     return wire.to_shareable({"global": DXO(DataKind.WEIGHTS, data=arrays)}, {**content, **changes})
 
