@@ -163,10 +163,10 @@ class ClusteredController(PerSiteController):
         return self._settings.at_real_sites(self.judge is None)
 
     def _earlier_means(self) -> Means | None:
-        """What this server has averaged in all its jobs; nothing is held against a simulation, or without a floor."""
-        floor = self._schedule.floor.sites
-        if simulated(self.fl_ctx) or floor == 1:
+        """What this server has averaged in all its jobs; a job that holds nothing back is noted, and never refused."""
+        if simulated(self.fl_ctx):
             return None
+        floor = self._schedule.floor.sites if self._schedule.hold_small_clusters else 1
         return Means(state_root(self.fl_ctx) / FOLDER / f"{self.fl_ctx.get_identity_name()}.jsonl", floor)
 
     def _gathered(self) -> list[Participant]:
