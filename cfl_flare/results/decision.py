@@ -48,12 +48,16 @@ class Choice:
         other: the preferred one without.
         cluster: whether the first is clearly better on test samples.
         alone: the name of each hospital alone.
+        gain: by how much the first is better on test samples; 0 without any.
+        lead: by how much training alone is better than the best one model on validation samples.
     """
 
     clustered: Entrant | None
     other: Entrant
     cluster: bool
     alone: str
+    gain: float
+    lead: float
 
     @classmethod
     def of(
@@ -72,10 +76,24 @@ class Choice:
             for grouped in (True, False)
         )
         assert other is not None
-        cluster = clustered is not None and (
-            difference(tested[clustered.name], tested[other.name], mode, seed, times).low > 0
-        )
-        return cls(clustered, other, cluster, alone)
+        apart = clustered and difference(tested[clustered.name], tested[other.name], mode, seed, times)
+        cluster, gain = (apart.low > 0, apart.gain) if apart else (False, 0.0)
+        known = shared_by_all({one.name: validated[one.name] for one in entrants if not one.clusters})
+        means = {name: mean_of(measured, mode) * (1 if mode == "max" else -1) for name, measured in known.items()}
+        lead = means.pop(alone, 0.0) - max(means.values(), default=0.0)
+        return cls(clustered, other, cluster, alone, gain, lead)
+
+    def stands(self, rest: Choice) -> bool:
+        """Whether the choice stands beside what it is without one hospital.
+
+        Of fewer hospitals, less is clear. So a gain stands if half of it is left, clear or not, and no gain stands if
+        there is no clear one without the hospital.
+        """
+        if self.cluster:
+            return 2 * rest.gain >= self.gain
+        if self.other.name == self.alone and not rest.cluster:
+            return 2 * rest.lead >= self.lead
+        return self.words == rest.words
 
     @property
     def words(self) -> str:
@@ -117,7 +135,7 @@ def decide(
     choice = Choice.of(tested, validated, entrants, mode, seed, alone)
     clustered, other = choice.clustered, choice.other
     others = _without_each(choice, tested, validated, entrants, mode, seed)
-    reversing = {name: words for name, words in others.items() if words != choice.words}
+    reversing = {name: words for name, words in others.items() if words}
     splits = {"validation": validated[one_model], "test": tested[one_model]}
     basis = {split: Basis.of_measured(measured, everyone) for split, measured in splits.items()}
     best = [tested[one.name] for one in (clustered, other) if one is not None]
@@ -164,14 +182,17 @@ def _without_each(
     mode: str,
     seed: int,
 ) -> dict[str, str]:
-    """By hospital, what the choice is without it; of one hospital there is nothing to leave out."""
+    """By hospital, what the choice is without it, if that reverses it; of one there is nothing to leave out."""
     names = list(dict.fromkeys(name for split in (tested, validated) for of in split.values() for name in of))
     words = dict[str, str]()
     for name in names if len(names) > 1 else []:
         rest = [{way: without(of, name) for way, of in split.items()} for split in (tested, validated)]
         try:
             times = left_out_times(len(names))
-            words[name] = Choice.of(rest[0], rest[1], entrants, mode, seed, choice.alone, times).words
+            left = Choice.of(rest[0], rest[1], entrants, mode, seed, choice.alone, times)
+            words[name] = (
+                "" if choice.stands(left) else f"not {choice.words}" * (left.words == choice.words) or left.words
+            )
         except ConfigError:  # no other hospital measured two of the candidates
             words[name] = "no choice"
     return words
