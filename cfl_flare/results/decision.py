@@ -190,9 +190,8 @@ def _without_each(
         try:
             times = left_out_times(len(names))
             left = Choice.of(rest[0], rest[1], entrants, mode, seed, choice.alone, times)
-            words[name] = (
-                "" if choice.stands(left) else f"not {choice.words}" * (left.words == choice.words) or left.words
-            )
+            instead = left.words if left.words != choice.words else "less than half of that gain"
+            words[name] = "" if choice.stands(left) else instead
         except ConfigError:  # no other hospital measured two of the candidates
             words[name] = "no choice"
     return words
