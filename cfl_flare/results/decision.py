@@ -86,11 +86,11 @@ class Choice:
     def stands(self, rest: Choice) -> bool:
         """Whether the choice stands beside what it is without one hospital.
 
-        Of fewer hospitals, less is clear. So a gain stands if half of it is left, clear or not, and no gain stands if
-        there is no clear one without the hospital.
+        Of fewer hospitals, less is clear. So a gain stands if it still is clear, or half of it is left. That there is
+        none stands if there is no clear one without the hospital.
         """
         if self.cluster:
-            return 2 * rest.gain >= self.gain
+            return rest.cluster or 2 * rest.gain >= self.gain
         if self.other.name == self.alone and not rest.cluster:
             return 2 * rest.lead >= self.lead
         return self.words == rest.words
