@@ -18,6 +18,8 @@ from cfl_flare.core.files import read_json
 AUTHORIZATION, DEFAULT = "authorization.json", "authorization.json.default"
 CODE, READS = "byoc", CommandCategory.SHELL_COMMANDS
 # FLARE's rights: categories of commands, commands without one, and two of jobs.
+# A role may have a single command; its condition is then stronger than its category's.
+READ_COMMANDS = {command for command, category in COMMAND_CATEGORIES.items() if category == READS}
 COMMANDS = {command for name, command in vars(AdminCommandNames).items() if name.isupper()}
 RIGHTS = {*COMMAND_CATEGORIES.values(), *(COMMANDS - COMMAND_CATEGORIES.keys()), CODE, "server-predeployed-flwr"}
 
@@ -35,15 +37,19 @@ def permitted_roles(local: Path, right: str) -> str:
     policy = next((local / name for name in (AUTHORIZATION, DEFAULT) if (local / name).is_file()), None)
     if policy is None:
         return "anyone"  # a simulator's workspace
-    granted = {role: rights.get(right, "none") for role, rights in _rights(policy).items()}
-    return ", ".join(role for role, condition in granted.items() if condition != "none") or "nobody"
+    names = {right, *(READ_COMMANDS if right == READS else ())}
+    granted = {role: [rights.get(name, "none") for name in names] for role, rights in _rights(policy).items()}
+    return ", ".join(role for role, of in granted.items() if {*of} != {"none"}) or "nobody"
 
 
 def closed(local: Path) -> str | None:
     """The text of FLARE's default policy of a kit, in which nobody may read files; None if it has no default."""
     if not (local / DEFAULT).is_file():
         return None
-    permissions = {role: {**rights, READS: "none"} for role, rights in _rights(local / DEFAULT).items()}
+    permissions = {
+        role: {**rights, **dict.fromkeys(rights.keys() & READ_COMMANDS, "none"), READS: "none"}
+        for role, rights in _rights(local / DEFAULT).items()
+    }
     return json.dumps({"format_version": "1.0", "permissions": permissions}, indent=2) + "\n"
 
 

@@ -394,6 +394,20 @@ POLICY_OF_FLARE = {
 }
 
 
+def test_a_single_command_is_no_way_around_its_category(tmp_path):
+    folder, rights = kit(tmp_path / "site"), {"shell_commands": "none", "cat": "any", "view": "any"}
+    default = {"format_version": "1.0", "permissions": {"project_admin": "any", "lead": rights}}
+    (folder / "local" / "authorization.json.default").write_text(json.dumps(default))
+    assert permitted_roles(folder / "local", READS) == "project_admin, lead"
+    assert main(["site", "prepare", str(folder)]) == 0
+    written = json.loads((folder / "local" / "authorization.json").read_text())
+    policy, _ = parse_policy_config(written, COMMAND_CATEGORIES)
+    for role in ("project_admin", "lead"):
+        asked = [AuthzContext(right, Person("admin", "elsewhere", role)) for right in ("check_status", "cat", "ls")]
+        assert [policy.evaluate("hospitals", one)[0] for one in asked] == [True, False, False]
+    assert permitted_roles(folder / "local", READS) == "nobody"
+
+
 def test_the_admin_console_reads_no_files_of_a_prepared_site(tmp_path, capsys):
     """FLARE's default lets project administrators cat a site's logs, in which values of its data stand."""
     folder, server, own = (kit(tmp_path / name) for name in ("site", "server", "own"))
