@@ -194,9 +194,8 @@ class ClusteringAggregator(ModelAggregator):
         """What sites are told of each other: who is in the run, and who was averaged in the last round, if not all."""
         people, record = self.running.participants, self.running.progress.record or {"aggregated": False}
         everyone, training = {p.site for p in people.values()}, sum(task.train for task in tasks.values())
-        averaged = (
-            {people[name].site for name in record["trained"] if name in people} if record["aggregated"] else set()
-        )
+        counted = {*record["trained"]} - {*record.get("held_back", ())} if record["aggregated"] else set()
+        averaged = {people[name].site for name in counted if name in people}
         sampled = 0 < training < len(people)
         together = sorted(everyone) if training else []
         return {"together": together, "sampled": sampled, "averaged": sorted(averaged) if averaged < everyone else []}

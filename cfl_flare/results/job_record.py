@@ -163,10 +163,17 @@ def _too_much(sites: list[str], others: Collection[Mapping[str, Any]], floor: in
     if floor > 1 and sampled:
         return "each round takes some of them (sample), so that the rounds' models give those of single sites"
     sets = {frozenset(line["sites"]) for line in others}
-    groups = exposed(sets | {frozenset(sites)}, floor) - exposed(sets, floor) if floor > 1 else set()
+    jobs: dict[str, set[str]] = {}  # by their authors' choice, whoever missed a round or came late
+    for old in others:
+        jobs.setdefault(old["job"], set()).update(old["sites"] if old["kind"] != MEAN else ())
+    groups: set[frozenset[str]] = set()
+    for known in (sets, {*map(frozenset, jobs.values())}) if floor > 1 else ():
+        groups |= exposed(known | {frozenset(sites)}, floor) - exposed(known, floor)
     if not groups:
         return None
     few = min(groups, key=lambda group: (len(group), sorted(group)))
     line = min(others, key=lambda line: len({*line["sites"]} ^ {*sites}), default=None)
-    known = "" if line is None else f", as with those of job {line.get('name', '')} ({line['job']}) of {line['time']}"
-    return f"the model of {', '.join(sorted(few))} alone follows by subtraction{known}; {floor} sites are asked for"
+    with_job = (
+        "" if line is None else f", as with those of job {line.get('name', '')} ({line['job']}) of {line['time']}"
+    )
+    return f"the model of {', '.join(sorted(few))} alone follows by subtraction{with_job}; {floor} sites are asked for"

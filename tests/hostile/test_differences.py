@@ -93,6 +93,23 @@ def test_who_did_not_answer_counts_for_the_next_job(hospitals):
     assert means == [hospitals.names[:3]]
 
 
+def test_a_refused_job_is_refused_again(hospitals):
+    """The one site that trained in it was held back, so that its model is not known."""
+    assert not hospitals.submit(hospitals.names[:3]).failures()
+    for seed in (1, 2):
+        job = hospitals.submit(hospitals.names, "joined", num_rounds=2, seed=seed)
+        assert {site for _, site in job.updates} == {"hospital-4"}
+    assert not [line for line in hospitals.record("hospital-1") if line["kind"] == "mean"]
+
+
+@pytest.mark.parametrize("missed", [{"silent": [(1, "hospital-4")]}, {"late": "hospital-4"}])
+def test_a_missed_round_opens_no_job_without_that_site(hospitals, missed):
+    """Means of one job's rounds are of models that moved; those of two jobs may start alike."""
+    assert not hospitals.submit(hospitals.names, num_rounds=3, **missed).failures()
+    assert hospitals.submit(hospitals.names[:3], "without", seed=1).failures() == {"difference"}
+    assert not hospitals.submit(hospitals.names, "with", seed=1).failures()
+
+
 def test_a_site_that_does_not_answer_in_a_job_that_starts_as_an_earlier_one(hospitals):
     """The author cannot choose that, but may wait for it, or set a time limit that one of them misses."""
     first = hospitals.submit(hospitals.names)
