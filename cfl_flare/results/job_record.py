@@ -167,7 +167,7 @@ def _too_much(sites: list[str], others: Collection[Mapping[str, Any]], floor: in
     for old in others:
         jobs.setdefault(old["job"], set()).update(old["sites"] if old["kind"] != MEAN else ())
     groups: set[frozenset[str]] = set()
-    for known in (sets, {*map(frozenset, jobs.values())}) if floor > 1 else ():
+    for known in {frozenset(sets), frozenset(map(frozenset, jobs.values()))} if floor > 1 else ():
         groups |= exposed(known | {frozenset(sites)}, floor) - exposed(known, floor)
     if not groups:
         return None
