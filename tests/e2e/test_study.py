@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 from nvflare.recipe.sim_env import SimEnv
 
 from cfl_flare.cli import main
@@ -62,7 +63,7 @@ def test_hospitals_take_part_in_a_study_that_is_submitted_once(trial, capsys):
     assert ended == "FINISHED:COMPLETED"
     found = load_study(results / "cfl")
     assert {"local", "fedavg", "wecfl-k2"} <= set(found["rungs"][0]["means"])
-    assert found["verdict"]["sentences"][0] in (results / "cfl" / "report.html").read_text()
+    assert str(escape(found["verdict"]["sentences"][0])) in (results / "cfl" / "report.html").read_text()
     # hospital-2's own filter rounds what it sends, and sends no draws: it trains, and is in no comparison.
     verdict = found["verdict"]
     assert [one["name"] for one in verdict["hospitals"]] == ["hospital-1", "hospital-3"]
