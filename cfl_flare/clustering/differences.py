@@ -6,11 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import combinations
+from math import comb
 
 import numpy as np
 
+from cfl_flare.core.errors import DifferenceError
+
 # An eigenvalue of 1 says that a sum follows exactly; this is what rounding leaves of it.
 EXACT = 1 - 1e-6
+# More groups than this take minutes to look at.
+MOST_GROUPS = 2_000_000
 
 
 def exposed(sets: Collection[frozenset[str]], floor: int) -> set[frozenset[str]]:
@@ -18,6 +23,9 @@ def exposed(sets: Collection[frozenset[str]], floor: int) -> set[frozenset[str]]
 
     All combinations of sums count, not differences of two alone. Members that are in the same sets cannot be told
     apart, so they count as one class. A group follows if the space that the sets span has a vector in it.
+
+    Raises:
+        DifferenceError: there are too many groups to look at.
 
     >>> four, three = frozenset("abcd"), frozenset("abc")
     >>> exposed([four, three], 3), exposed([four], 3)
@@ -31,6 +39,12 @@ def exposed(sets: Collection[frozenset[str]], floor: int) -> set[frozenset[str]]
     small = [i for i, members in enumerate(classes.values()) if len(members) < floor]
     if not small:
         return set()
+    many = sum(comb(len(small), count) for count in range(1, floor))
+    if many > MOST_GROUPS:
+        raise DifferenceError(
+            f"{len(sets)} means leave {many:,} groups of fewer than {floor} sites to look at, more than {MOST_GROUPS:,}. "
+            "So nobody knows whether a model of few follows; lower min_sites_per_cluster, or take another seed"
+        )
     rows, names = np.array([*classes], np.float64), [*classes.values()]
     projector = rows @ np.linalg.pinv(rows)
     groups: set[frozenset[str]] = set()

@@ -96,7 +96,10 @@ class JobRecord:
                 line["kind"] == ALLOW and (line["sites"], line["sampled"]) == (names, sampled) for line in same
             )
             others = [line for line in same if not line.get("refused") and line["job"] != job]
-            why = None if allowed else _too_much(names, others, floor, sampled)
+            try:
+                why = None if allowed else _too_much(names, others, floor, sampled)
+            except DifferenceError as error:  # nobody knows
+                why = str(error)
             new = {**facts, "sites": names, "sampled": sampled, "refused": why is not None}
             if not any(old["job"] == job and old["kind"] == JOB and {**old, **new} == old for old in lines):
                 self._write(JOB, job, **new)

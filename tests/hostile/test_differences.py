@@ -12,6 +12,7 @@ import pytest
 
 from cfl_flare.cli import main
 from cfl_flare.clustering.differences import exposed
+from cfl_flare.core.errors import DifferenceError
 from cfl_flare.flare.study.controller import StudyController
 from cfl_flare.results.job_record import ROUND, JobRecord
 from cfl_flare.results.study import load_study
@@ -236,3 +237,22 @@ def test_the_record_is_private_and_append_only(hospitals):
     hospitals.submit(hospitals.names)
     assert file.read_bytes().startswith(before)
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_too_many_groups_to_look_at_are_refused_and_not_searched_for_hours():
+    sites = [f"s{i:02}" for i in range(40)]
+    sets = {frozenset(sites)} | {frozenset(sites[i : i + 20]) for i in range(20)}
+    assert exposed(sets, 3)  # which is ordinary
+    with pytest.raises(DifferenceError, match="groups of fewer than 10 sites to look at"):
+        exposed(sets, 10)
+
+
+def test_a_job_of_which_nobody_knows_is_refused_until_it_is_allowed(tmp_path, monkeypatch):
+    monkeypatch.setattr("cfl_flare.clustering.differences.MOST_GROUPS", 2)
+    record, facts = JobRecord(tmp_path, "a"), {"name": "ward", "data": "ward.csv"}
+    record.join("1", ["a", "b", "c", "d"], 4, False, facts)
+    for _ in range(2):
+        with pytest.raises(DifferenceError, match="nobody knows whether a model of few follows.*site allow 2'"):
+            record.join("2", ["a", "b", "c", "e"], 4, False, facts)
+    assert record.allow("2")
+    record.join("3", ["a", "b", "c", "e"], 4, False, facts)
