@@ -42,7 +42,7 @@ def exposed(sets: Collection[frozenset[str]], floor: int) -> set[frozenset[str]]
     many = sum(comb(len(small), count) for count in range(1, floor))
     if many > MOST_GROUPS:
         raise DifferenceError(
-            f"{len(sets)} means leave {many:,} groups of fewer than {floor} sites to look at, more than {MOST_GROUPS:,}. "
+            f"{len(sets)} means leave {many:,} groups of fewer than {floor} sites to look at, above {MOST_GROUPS:,}. "
             "So nobody knows whether a model of few follows; lower min_sites_per_cluster, or take another seed"
         )
     rows, names = np.array([*classes], np.float64), [*classes.values()]
