@@ -252,7 +252,7 @@ def test_a_job_of_which_nobody_knows_is_refused_until_it_is_allowed(tmp_path, mo
     record, facts = JobRecord(tmp_path, "a"), {"name": "ward", "data": "ward.csv"}
     record.join("1", ["a", "b", "c", "d"], 4, False, facts)
     for _ in range(2):
-        with pytest.raises(DifferenceError, match="nobody knows whether a model of few follows.*site allow 2'"):
+        with pytest.raises(DifferenceError, match=r"nobody knows whether a model of few follows.*site allow 2'"):
             record.join("2", ["a", "b", "c", "e"], 4, False, facts)
     assert record.allow("2")
     record.join("3", ["a", "b", "c", "e"], 4, False, facts)
