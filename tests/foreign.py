@@ -21,7 +21,7 @@ import torch, PIL.Image, cfl_flare.cli.predict, cfl_flare.engine.newcomers, cfl_
 from cfl_flare.cli import main
 
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (taken + 2**30, taken + 2**30))
+resource.setrlimit(resource.RLIMIT_AS, (taken + 2**30, resource.RLIM_INFINITY))
 done = []
 for words in json.load(sys.stdin):
     signal.alarm(60)

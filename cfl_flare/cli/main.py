@@ -34,7 +34,7 @@ from cfl_flare.cli.specs import (
 )
 from cfl_flare.cli.watch import watch
 from cfl_flare.core.config import check_run_name, one_line, require
-from cfl_flare.core.errors import CFLError, ConfigError, RunFailedError, UnfitError
+from cfl_flare.core.errors import CFLError, ConfigError, NoPlotsError, RunFailedError, UnfitError
 from cfl_flare.core.files import explained
 from cfl_flare.core.text import plain
 from cfl_flare.data import PARTITIONS, SOURCES, DataConfig, DataSource, SiteData
@@ -299,12 +299,15 @@ def show(arguments: argparse.Namespace) -> None:
         raise (RunFailedError(f"{error}; what is known is above") if known else error) from error
     folders = [str(one.folder.relative_to(arguments.run)) for one in runs] if len(runs) > 1 else []
     print_whole(console, results_table(runs, folders))
+    files: list[Path] = []
     try:
         files = [path for one in runs for path in draw(one)]
         if len(runs) > 1 and Path(arguments.run) not in [
             one.folder for one in runs
         ]:  # its own figures have these names
             files += draw_comparison(runs, Path(arguments.run))
+    except NoPlotsError as error:  # the table is there
+        print(f"no figures: {error}", file=sys.stderr)
     except (CFLError, OSError, ImportError):
         raise
     except Exception as error:  # whatever a foreign file's numbers and names do to a figure

@@ -140,6 +140,10 @@ class AbortedError(CFLError):
     """The job was aborted while a participant was working."""
 
 
+class NoPlotsError(ConfigError):
+    """What makes pictures is not installed, or does not run here: for want of memory, for instance."""
+
+
 class RunFailedError(CFLError):
     """A run ended before its last round."""
 

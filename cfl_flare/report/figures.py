@@ -18,7 +18,7 @@ from cfl_flare.report.html.cross_site import cross_site
 from cfl_flare.report.html.measures import convergence
 from cfl_flare.report.html.moves import moves
 from cfl_flare.report.html.number_of_clusters import number_of_clusters
-from cfl_flare.report.html.section import Plot, Section, attempt
+from cfl_flare.report.html.section import Plot, Section
 from cfl_flare.report.html.specs import CONFIG
 from cfl_flare.report.html.text import cut
 from cfl_flare.report.html.view import View
@@ -67,7 +67,7 @@ def _draw(
 ) -> list[Path]:
     plots = {}
     for name, make in sections.items():
-        if (section := attempt(name, make)) is not None and section.plots:
+        if (section := make()) is not None and section.plots:
             file = "key_metric" if name == ACCURACY and metrics != {ACCURACY} else name
             plots[folder / f"{file}.png"] = section.plots
     return save(title, plots)

@@ -15,12 +15,16 @@ from importlib.resources import files
 from typing import Any
 
 from cfl_flare.core.config import one_line
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.errors import NoPlotsError
 from cfl_flare.report.html.text import as_json
 
 # In a process of its own: vl-convert holds an engine for JavaScript, which takes 120 MB and could end the run.
 MAKE = """
-import base64, io, json, sys, vl_convert
+import base64, io, json, resource, sys, vl_convert
+
+# The engine reserves more address space than it uses, so that a soft limit on it is lifted as far as one may.
+most = resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 def picture(ending, spec):
     if ending == "png":
@@ -47,7 +51,7 @@ def script() -> str:
     """The script, which defines ``vegaEmbed``; it takes a few seconds, once a process.
 
     Raises:
-        ConfigError: vl-convert is not installed, or does not run here.
+        NoPlotsError: vl-convert is not installed, or does not run here.
     """
     made: str = _made(None)
     return made
@@ -60,7 +64,7 @@ def pictures(specs: Sequence[tuple[str, dict[str, Any]]]) -> list[bytes]:
         specs: the ending of each, ``png``, ``svg`` or ``pdf``, and its specification in Vega-Lite.
 
     Raises:
-        ConfigError: vl-convert is not installed, or does not run here.
+        NoPlotsError: vl-convert is not installed, or does not run here.
     """
     return [b64decode(content) for content in _made(specs)] if specs else []
 
@@ -72,7 +76,7 @@ def _made(wanted: Sequence[tuple[str, dict[str, Any]]] | None) -> Any:
         return json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
-        raise ConfigError(
+        raise NoPlotsError(
             f"the report's plots cannot be made: {said[-1] if said else one_line(error)}; pip install vl-convert-python"
         ) from error
 
