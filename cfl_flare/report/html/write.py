@@ -87,8 +87,8 @@ def try_to_write(folder: Path, runs: Sequence[Run] = ()) -> str | None:
         elif (folder / STUDY).is_file():
             write(study_report(folder), folder / REPORT)
         else:
-            draw(run := load_run(folder))
-            write(run_report(run), folder / REPORT)
+            write(run_report(run := load_run(folder)), folder / REPORT)
+            draw(run)  # last: of a damaged file there is no picture, and the report shows the rest
     except Exception as error:
         return (
             f"no report: {one_line(error)}; 'cfl-flare report' writes it from the results, and 'cfl-flare show' figures"
