@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from provenance import commit
 
-from cfl_flare.core.archive import Archive
+from cfl_flare.core.arrays import Archive
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Result

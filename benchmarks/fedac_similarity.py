@@ -30,7 +30,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_distances, euclidean_distances
 
 from cfl_flare.cli.specs import build_named
-from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.results.run_dir import load_run
 

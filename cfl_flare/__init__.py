@@ -7,7 +7,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cfl_flare.core.version import __version__
+from cfl_flare.core import __version__
 
 if TYPE_CHECKING:
     from cfl_flare.core.errors import CFLError, ConfigError, DataError

@@ -19,8 +19,8 @@ import numpy as np
 from jpeg_npz import JpegNpz
 from learners import learner_of, runtime_of
 
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import from_dict, require
-from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import DataConfig
 from cfl_flare.methods import FedCUAU, FedPer, Method
 from cfl_flare.results.run_dir import load_run

@@ -13,9 +13,9 @@ from cfl_flare.cli.report import add_report
 from cfl_flare.cli.setting_options import add_settings
 from cfl_flare.cli.site_options import add_columns, add_predict, add_site
 from cfl_flare.cli.watch import add_watch
+from cfl_flare.core import __version__
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.core.version import __version__
 from cfl_flare.data import SOURCES, DataConfig
 from cfl_flare.engine.job_settings import (
     AssignSettings,

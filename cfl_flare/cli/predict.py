@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from cfl_flare.cli.specs import model_spec
+from cfl_flare.core.arrays import load_arrays as read_arrays
 from cfl_flare.core.config import build, one_line, require
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.files import atomic_write, below
-from cfl_flare.core.safetensors_io import load_arrays as read_arrays
 from cfl_flare.core.text import plain, shown
 from cfl_flare.data.columns import Columns
 from cfl_flare.data.features import check_columns, encoded, names_of

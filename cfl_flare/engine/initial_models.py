@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import ConfigError, DataError, PayloadError
 from cfl_flare.core.params import Layout, Params
-from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data.files import read_npz
 from cfl_flare.methods import Method
 from cfl_flare.training.resident import untrained

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cfl_flare.core.archive import Archive
+from cfl_flare.core.arrays import Archive
 from cfl_flare.core.config import build, from_dict
 from cfl_flare.core.errors import FileError, PayloadError
 from cfl_flare.core.networks import describe_network
@@ -31,8 +31,8 @@ from cfl_flare.results.curves import Scored
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import ARCHIVE, Store
-from cfl_flare.training.devices import Place
 from cfl_flare.training.ensemble import Served
+from cfl_flare.training.runtime import Place
 from cfl_flare.training.settings import TrainSettings
 
 logger = logging.getLogger(__name__)

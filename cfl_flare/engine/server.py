@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from cfl_flare.core.archive import Archive
+from cfl_flare.core.arrays import Archive
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Layout, Params

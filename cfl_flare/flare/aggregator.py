@@ -15,7 +15,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
 
-from cfl_flare.core.archive import Archive
+from cfl_flare.core.arrays import Archive
 from cfl_flare.core.config import build, from_dict, require, unmarked
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Layout, Params

@@ -12,9 +12,9 @@ from typing import Any
 import nvflare
 from nvflare.apis.fl_context import FLContext
 
+from cfl_flare.core import PACKAGE, __version__
 from cfl_flare.core.config import require, unmarked
 from cfl_flare.core.errors import SettingsError, SoftwareError
-from cfl_flare.core.version import PACKAGE, __version__
 
 
 def series(version: str) -> str:

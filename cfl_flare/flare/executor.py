@@ -43,7 +43,7 @@ from cfl_flare.methods import Method, build_method
 from cfl_flare.results.job_record import MEAN, ROUND, JobRecord
 from cfl_flare.results.schema import LONGEST
 from cfl_flare.results.store import Store
-from cfl_flare.training.devices import Place
+from cfl_flare.training.runtime import Place
 from cfl_flare.training.settings import TrainSettings
 
 

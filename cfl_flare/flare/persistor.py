@@ -11,7 +11,7 @@ from nvflare.app_common.abstract.learnable import Learnable
 from nvflare.app_common.abstract.learnable_persistor import LearnablePersistor
 from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey, make_model_learnable
 
-from cfl_flare.core.archive import Archive
+from cfl_flare.core.arrays import Archive
 from cfl_flare.core.config import check_run_name
 from cfl_flare.core.params import Layout
 from cfl_flare.flare.paths import store_for

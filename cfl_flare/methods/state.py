@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.clustering.floor import Census, Sizes
-from cfl_flare.core.archive import Archive
+from cfl_flare.core.arrays import Archive
 from cfl_flare.core.params import Layout, Params
 
 Assignment = Mapping[str, int]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.clustering.number import changes, dispersion
-from cfl_flare.core.archive import LatestModels
+from cfl_flare.core.arrays import LatestModels
 from cfl_flare.core.params import Params
 
 Halves = Callable[[Sequence[str]], tuple[list[str], list[str]]]

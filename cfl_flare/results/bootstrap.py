@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, PayloadError
-from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.core.shares import bounded_weights
 from cfl_flare.results.key_metric import is_share
 from cfl_flare.results.schema import each, number, text, whole

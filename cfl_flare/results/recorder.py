@@ -19,10 +19,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from cfl_flare.clustering.gap import NUMBER
+from cfl_flare.core.arrays import save_arrays
 from cfl_flare.core.config import require, unmarked
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import append, atomic_write, held, make_folder, writing
-from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.methods import Method, Participant, ServerState, describe_method
 from cfl_flare.results.bootstrap import BOOTSTRAP, Draws

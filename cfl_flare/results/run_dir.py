@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cfl_flare.clustering.gap import NUMBER, is_clear
+from cfl_flare.core.arrays import load_arrays as read_arrays
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import atomic_write, below, json_lines, read_json
-from cfl_flare.core.safetensors_io import load_arrays as read_arrays
 from cfl_flare.results import schema
 from cfl_flare.results.key_metric import ACCURACY, Metric, reported
 

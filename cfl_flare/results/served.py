@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cfl_flare.core.arrays import load_arrays as read_arrays
+from cfl_flare.core.arrays import save_arrays
 from cfl_flare.core.config import build, require, unmarked
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.files import make_folder, read_json
 from cfl_flare.core.params import Layout
-from cfl_flare.core.safetensors_io import load_arrays as read_arrays
-from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.core.text import plain, shown
 from cfl_flare.methods import GLOBAL
 from cfl_flare.results.model_file import (

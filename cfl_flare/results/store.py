@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.errors import CFLError, FileError, PayloadError
 from cfl_flare.core.files import atomic_write, make_folder, open_regular, parse_json, private_file, read_text, writing
 from cfl_flare.core.params import Layout, Params
-from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.methods import ServerState
 
 logger = logging.getLogger(__name__)

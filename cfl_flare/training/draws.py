@@ -18,8 +18,8 @@ from torch import Tensor
 
 from cfl_flare.training import measures as of
 from cfl_flare.training.ensemble import predicted
+from cfl_flare.training.losses import concordances
 from cfl_flare.training.measures import Measure, one_against_the_rest
-from cfl_flare.training.survival import concordances
 from cfl_flare.training.tasks import Binary, Classification, LearningTask, Multilabel, Regression, Survival
 
 # Of outputs or predictions, targets, the task, and counts ``(n, draws)`` float64: ``(draws,)``, NaN where not defined.

@@ -18,15 +18,13 @@ from torch import Tensor
 from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.params import Params
 from cfl_flare.core.seeds import stream
-from cfl_flare.training.batches import Batches
 from cfl_flare.training.bootstrap import Replicates, draw_of, drawn_rows, key_of, replicates
 from cfl_flare.training.ensemble import Served, combined
 from cfl_flare.training.histograms import score_counts
-from cfl_flare.training.loss import balanced
-from cfl_flare.training.maml import ahead, descend
-from cfl_flare.training.memory import PRIVATE, MemoryView
+from cfl_flare.training.losses import balanced
 from cfl_flare.training.penalties import Step, Term
-from cfl_flare.training.runtime import Runtime, Split
+from cfl_flare.training.resident import ahead, descend
+from cfl_flare.training.runtime import PRIVATE, Batches, MemoryView, Runtime, Split
 from cfl_flare.training.settings import batch_bounds
 
 
@@ -152,7 +150,7 @@ class Learner:
             epochs: passes over the training data, in place of the run's steps.
             frozen: the parameters that do not change, as for `Layout.select`; their state is reset.
             inner_lr: eta of first-order MAML: each step uses the gradient at the point that a step of this length on a
-                batch of its own leads to; see `cfl_flare.training.maml`. None for plain steps.
+                batch of its own leads to; see `cfl_flare.training.resident`. None for plain steps.
 
         Returns:
             The trained model.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""One module that stays in memory; loading a model copies one vector into it."""
+"""One module that stays in memory; loading a model copies one vector into it. First-order MAML steps ahead with it."""
 
 from __future__ import annotations
 
@@ -144,3 +144,40 @@ def untrained(make_model: Callable[[], nn.Module], seed: int, index: int) -> Par
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "initial", index))
         return ResidentModel(make_model()).read()
+
+
+def descend(resident: ResidentModel, lr: float) -> None:
+    """One plain gradient step, w - lr * grad, with the gradient computed last."""
+    with torch.no_grad():
+        resident.parameters.sub_(resident.gradient, alpha=lr)
+
+
+@contextlib.contextmanager
+def ahead(resident: ResidentModel, lr: float, backward: Callable[[], None]) -> Iterator[None]:
+    """The inner step of first-order MAML (FedDSMIC Alg. 2, Eq. 15-16; Fallah et al. 2020, Per-FedAvg (FO)).
+
+    It trains a model to perform well after one more gradient step on a participant's own data. A step has two
+    independent batches D and D'::
+
+        w_hat = w - eta grad l(w; D)
+        w     = w - eps grad l(w_hat; D')
+
+    Inside the context the model is w_hat, and a gradient that is computed there is that of Eq. 16. After it the model
+    is w again, from which the run's optimizer steps, with its learning rate eps, momentum and weight decay. Penalties
+    are part of l in both. D' is the batch that plain SGD draws, so that eta = 0 is plain SGD; D has a random stream of
+    its own. D' alone updates BatchNorm's running statistics.
+
+    Args:
+        resident: holds w.
+        lr: eta.
+        backward: computes grad l(w; D).
+    """
+    before = resident.parameters.detach().clone()
+    with resident.keeping_statistics():
+        backward()
+    descend(resident, lr)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            resident.parameters.copy_(before)

@@ -1,13 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the participants of a process share, and their samples as tensors."""
+"""What the participants of a process share: device, model and settings; and what each has: samples, batches, memory."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,10 +24,58 @@ from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification, LearningTask
 
+if TYPE_CHECKING:
+    from cfl_flare.training.augment import Augment
+
 # Stacked models kept for the next participant: the candidates, the frozen part of a sum, and what is being measured.
 PREDICTORS = 3
 # Untrained models kept for the next participant.
 UNTRAINED = 4
+# The name of a participant's private layers. No method uses it: names of its own are identifiers.
+PRIVATE = ":private"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device for one site's process.
+
+    Attributes:
+        device: such as ``cpu`` or ``cuda:1``.
+        memory: the share of a GPU's memory that the process may take; None for all of it.
+    """
+
+    device: str
+    memory: float | None = None
+
+    @classmethod
+    def of(cls, device: str, memory: float | None = None, index: int = 0, together: int | None = None) -> Place:
+        """The place of one of a job's sites: those that ask for ``cuda`` are spread over the machine's GPUs in turn.
+
+        Args:
+            device: as requested; one with a number is taken as it is.
+            memory: the requested share; None is an even one, where the sites that compete for a GPU are known.
+            index: the site's, among those of the job.
+            together: how many sites share this machine; None if that is not known, and each may have its own.
+        """
+        devices = torch.cuda.device_count() if device == "cuda" else 0
+        if not devices:
+            return cls(device, memory)
+        number = index % devices
+        if memory is None and together is not None:
+            rivals = len(range(number, together, devices))
+            memory = 1 / rivals if rivals > 1 else None
+        return cls(f"cuda:{number}", memory)
+
+    def limit(self) -> None:
+        """Makes torch's allocator keep to the share of memory; beyond it, this process is out of memory."""
+        if self.memory is not None and torch.device(self.device).type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(self.memory, torch.device(self.device))
+
+    def __str__(self) -> str:
+        if torch.device(self.device).type != "cuda":
+            return self.device
+        share = "" if self.memory is None else f", at most {self.memory:.0%} of its memory"
+        return f"{self.device} ({torch.cuda.get_device_name(self.device)}{share})"
 
 
 @dataclass(frozen=True)
@@ -49,6 +98,73 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.y)
+
+
+class Batches:
+    """Batches of a training split, each of them transformed if there are transforms.
+
+    A transformed batch is made when it is asked for, and equal each time. All are kept at once only where `samples`,
+    which other models need beforehand, has made them.
+
+    Args:
+        data: the training split.
+        indices: the samples of each batch.
+        augment: the transforms; None for none.
+        seeds: of each batch's draws.
+    """
+
+    def __init__(self, data: Split, indices: list[Tensor], augment: Augment | None = None, seeds: Sequence[int] = ()):
+        self._data, self._indices, self._augment, self._seeds = data, indices, augment, seeds
+        self._made: list[Split] = []
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, number: int) -> Split:
+        """One batch."""
+        if self._made:
+            return self._made[number]
+        x, y = self._data.x[self._indices[number]], self._data.y[self._indices[number]]
+        return Split(x, y) if self._augment is None else Split(*self._augment(x, y, self._seeds[number]))
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of samples of each batch."""
+        return [len(chosen) for chosen in self._indices]
+
+    def samples(self) -> Tensor:
+        """The samples of all batches, one after the other, ``(n, *input_shape)`` float32."""
+        if self._augment is None:
+            return self._data.x[torch.cat(self._indices)]
+        self._made = [self[i] for i in range(len(self))]
+        return torch.cat([batch.x for batch in self._made])
+
+
+class MemoryView(MutableMapping[str, Params]):
+    """A part of a participant's memory: the names that begin with a prefix, without it.
+
+    Args:
+        memory: the whole memory.
+        prefix: of this part's names.
+    """
+
+    def __init__(self, memory: MutableMapping[str, Params], prefix: str):
+        self._memory, self._prefix = memory, prefix
+
+    def __getitem__(self, name: str) -> Params:
+        return self._memory[self._prefix + name]
+
+    def __setitem__(self, name: str, value: Params) -> None:
+        self._memory[self._prefix + name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._memory[self._prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix(self._prefix) for name in self._memory if name.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class Runtime:

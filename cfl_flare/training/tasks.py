@@ -23,6 +23,7 @@ from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.labels import FORMS, form_of
 from cfl_flare.training.ensemble import predicted
+from cfl_flare.training.losses import concordance, cox_loss, soft_dice
 from cfl_flare.training.measures import (
     LARGEST,
     OF_A_FINDING,
@@ -35,7 +36,6 @@ from cfl_flare.training.measures import (
     accuracy,
     macro_f1,
 )
-from cfl_flare.training.survival import concordance, cox_loss
 
 
 @dataclass(frozen=True)
@@ -335,19 +335,6 @@ class Segmentation(LearningTask):
         """Soft Dice over the batch, the mean over the classes but the background, and cross-entropy."""
         entropy = F.cross_entropy(outputs, targets, weights, label_smoothing=smoothing)
         return self.dice * (1 - soft_dice(outputs, targets)) + (1 - self.dice) * entropy
-
-
-def soft_dice(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Dice of probabilities, (2 sum p t + 1) / (sum p + sum t + 1): the mean over all classes but the background.
-
-    Args:
-        outputs: logits ``(n, classes, h, w)``.
-        targets: ``(n, h, w)`` int64.
-    """
-    shares = outputs.softmax(dim=1)[:, 1:]
-    there = torch.stack([targets == c for c in range(1, outputs.shape[1])], dim=1).to(shares.dtype)
-    both, either = (shares * there).sum(dim=(0, 2, 3)), (shares + there).sum(dim=(0, 2, 3))
-    return ((2 * both + 1) / (either + 1)).mean()
 
 
 TASKS: dict[str, type[LearningTask]] = {

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
-from cfl_flare.core.safetensors_io import load_arrays, save_arrays
+from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.results.run_dir import load_run
 from tests.cli.test_onboard_command import npz
 from tests.foreign import bomb, commands, odd_files

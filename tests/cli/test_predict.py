@@ -14,8 +14,8 @@ import torch
 
 from cfl_flare import load_model
 from cfl_flare.cli import main
+from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.data import DataConfig, DataSource, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.settings import ServerSettings, SiteSettings

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cfl_flare.core.archive import Archive, LatestModels
+from cfl_flare.core.arrays import Archive, LatestModels
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Params
 from tests.tiny import LAYOUT, coin

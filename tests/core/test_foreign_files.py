@@ -8,9 +8,9 @@ import os
 import numpy as np
 import pytest
 
+from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.errors import ConfigError, DataError, FileError, PayloadError
 from cfl_flare.core.files import below, check_memory, json_lines, open_regular, parse_json, read_json
-from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.data.files import read_npz
 from cfl_flare.data.table import Table
 from cfl_flare.results.run_dir import load_run

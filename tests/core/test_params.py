@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 
+from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
-from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.models import MLP, FashionCNN
 
 FLOATS = hnp.from_dtype(np.dtype(np.float32), allow_nan=False, allow_infinity=False, min_value=-1e6, max_value=1e6)

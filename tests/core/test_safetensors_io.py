@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from torch import nn
 
+from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Layout, Params
-from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.results.store import Store, StoreError
 
 ARRAYS = {"b": np.arange(3, dtype=np.float32), "a": np.array([[1, 2]]), "empty": np.zeros((0, 2), np.float32)}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from nvflare.recipe.sim_env import SimEnv
 
-from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.settings import ServerSettings

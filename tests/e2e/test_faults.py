@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from nvflare.recipe.utils import set_per_site_config
 
-from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data import SiteData
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.per_site import DEAF, LOST

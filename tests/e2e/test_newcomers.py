@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cfl_flare.cli import main
-from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.results.run_dir import Run, load_run
 from cfl_flare.results.served import read_model

@@ -12,7 +12,7 @@ import torch
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.utils import set_per_site_config
 
-from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data import Digits
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.kit import allow

@@ -7,7 +7,7 @@ import csv
 import numpy as np
 import pytest
 
-from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.results.run_dir import load_run
 from tests.cli.test_predict import check_reported
 from tests.e2e.both import both_ways, check_same_models

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from cfl_flare.cli import main
-from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data import Npz, SiteData
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import Logistic

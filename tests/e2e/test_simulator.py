@@ -20,8 +20,8 @@ from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.recipe.sim_env import SimEnv
 
 from cfl_flare.cli import main
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import describe, parse_spec
-from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import DataConfig, Digits, Npz
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.loop import run_loop

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import from_dict
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.settings import ServerSettings

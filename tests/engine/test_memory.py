@@ -11,8 +11,8 @@ import sklearn.cluster  # noqa: F401 - its import is no part of a round
 import torch
 from torch import nn
 
+from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.params import Layout, Params
-from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Result
 from cfl_flare.methods import IFCA, FedAvg, Method, Participant, Update, WeCFL

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import parse_spec
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
-from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import onboard_unseen
@@ -25,9 +25,8 @@ from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.served import read_model
 from cfl_flare.results.store import Store
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.memory import PRIVATE
 from cfl_flare.training.resident import untrained
-from cfl_flare.training.runtime import Runtime, Split
+from cfl_flare.training.runtime import PRIVATE, Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 from tests.play import DATA, MODEL, make_model, play
 from tests.tiny import Biased

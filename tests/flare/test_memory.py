@@ -13,7 +13,7 @@ from cfl_flare.flare.site_run import SiteRun
 from cfl_flare.methods import FedAvg, Local, Update, build_method
 from cfl_flare.results.history import Note, read_notes
 from cfl_flare.results.store import Store
-from cfl_flare.training.memory import PRIVATE
+from cfl_flare.training.runtime import PRIVATE
 from cfl_flare.training.settings import TrainSettings
 from tests.tiny import Biased, Coin, coin
 

@@ -10,7 +10,7 @@ import pytest
 from nvflare.apis.dxo import DataKind, from_shareable
 from nvflare.apis.signal import Signal
 
-from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.engine.study.candidates import first_candidates
 from cfl_flare.engine.study.halving import Study
 from cfl_flare.engine.study.in_process import InProcess

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from nvflare.recipe.sim_env import SimEnv
 
-from cfl_flare.core.safetensors_io import load_arrays
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data import Digits
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.job import client_apps

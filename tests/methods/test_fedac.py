@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cfl_flare.clustering.number import changes, dispersion
-from cfl_flare.core.archive import Archive, LatestModels
+from cfl_flare.core.arrays import Archive, LatestModels
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Digits

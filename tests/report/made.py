@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cfl_flare.core.safetensors_io import save_arrays
+from cfl_flare.core.arrays import save_arrays
 
 # What a site might call itself, or answer.
 HOSTILE = (

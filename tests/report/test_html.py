@@ -416,7 +416,7 @@ def several(folder: Path) -> Path:
 
 def with_draws(folder: Path, low: float, high: float) -> None:
     """Draws of which b's are between so much above a's."""
-    from cfl_flare.core.safetensors_io import save_arrays
+    from cfl_flare.core.arrays import save_arrays
     from cfl_flare.results.bootstrap import BOOTSTRAP, FACTS
 
     for name, drawn in (("a", np.zeros((6, 101))), ("b", np.tile(np.linspace(low, high, 101), (6, 1)))):

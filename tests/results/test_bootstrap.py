@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from cfl_flare import paired_difference
+from cfl_flare.core.arrays import save_arrays
 from cfl_flare.core.errors import ConfigError, PayloadError
-from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.data import Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.settings import ServerSettings

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings

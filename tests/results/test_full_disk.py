@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from cfl_flare.core.errors import FileError, failure_of
 from cfl_flare.core.files import append, atomic_write
-from cfl_flare.core.safetensors_io import save_arrays
+from cfl_flare.core.arrays import save_arrays
 
 disk = Path(sys.argv[1])
 atomic_write(disk / "old", "old")

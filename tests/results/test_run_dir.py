@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
+from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.config import marked
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.networks import describe_network
 from cfl_flare.core.params import Params
-from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.methods import FedAvg, Participant, ServerState, WeCFL
 from cfl_flare.models import MLP, FashionCNN
 from cfl_flare.results.metrics import RoundMetrics

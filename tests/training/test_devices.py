@@ -5,7 +5,7 @@
 import pytest
 import torch
 
-from cfl_flare.training.devices import Place
+from cfl_flare.training.runtime import Place
 
 
 @pytest.fixture

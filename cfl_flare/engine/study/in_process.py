@@ -34,7 +34,7 @@ from cfl_flare.results.run_dir import ROUNDS, read_lines
 from cfl_flare.results.store import Store, StoreError
 from cfl_flare.results.study import SEARCH
 from cfl_flare.training.bootstrap import SECONDS
-from cfl_flare.training.devices import Place
+from cfl_flare.training.runtime import Place
 
 CHECKPOINTS = "checkpoints"
 Watch = Callable[[str, int], AbstractContextManager[Callable[[RoundMetrics], None]]]

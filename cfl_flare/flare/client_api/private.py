@@ -19,10 +19,10 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.recipe.spec import Recipe
 
+from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.files import make_folder, writing
 from cfl_flare.core.private import bounded
-from cfl_flare.core.safetensors_io import load_arrays, save_arrays
 from cfl_flare.flare.paths import store_for
 
 TRAIN, EVALUATE, SUBMIT = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION, AppConstants.TASK_SUBMIT_MODEL

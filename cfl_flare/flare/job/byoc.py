@@ -14,7 +14,7 @@ from pathlib import Path
 from nvflare.apis.job_def import SERVER_SITE_NAME
 from nvflare.job_config.api import FedJob
 
-from cfl_flare.core.version import PACKAGE
+from cfl_flare.core import PACKAGE
 
 # Of a larger message FLARE 2.9's connection by http, its default, breaks at a site: aiohttp's own limit.
 MOST_CARRIED = 4 * 2**20

@@ -15,10 +15,10 @@ from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.job_config.api import FedJob
 from torch import nn
 
+from cfl_flare.core.arrays import save_arrays
 from cfl_flare.core.config import build, require
 from cfl_flare.core.params import Layout
 from cfl_flare.core.private import matching
-from cfl_flare.core.safetensors_io import save_arrays
 from cfl_flare.methods import Method
 
 # What FedAvgRecipe takes and a job with several models cannot, and what there is in its place.

@@ -12,7 +12,7 @@ from typing import Any
 from nvflare.app_common.abstract.fl_model import FLModel
 from torch import nn
 
-from cfl_flare.core.archive import Archive
+from cfl_flare.core.arrays import Archive
 from cfl_flare.core.config import build, from_dict, unmarked
 from cfl_flare.core.errors import AbortedError, CFLError, RunFailedError
 from cfl_flare.core.params import Layout

@@ -13,7 +13,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from cfl_flare.core.version import __version__
+from cfl_flare.core import __version__
 from cfl_flare.report.html import bundle
 from cfl_flare.report.html.section import Plot, Section
 from cfl_flare.report.html.specs import CONFIG

@@ -22,8 +22,8 @@ from nvflare.recipe.utils import (
     set_per_site_config,
 )
 
+from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.safetensors_io import load_arrays
 from cfl_flare.data import Digits
 from cfl_flare.data.sources import SiteData
 from cfl_flare.flare import ClusteredRecipe

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Cox's proportional hazards: the partial likelihood with ties, and the concordance of risks with times."""
+"""Losses that torch lacks, with the concordance of risks and times, and the weights of classes in a loss."""
 
 from __future__ import annotations
 
@@ -88,3 +88,29 @@ def concordances(risk: Tensor, time: Tensor, event: Tensor, counts: Tensor) -> T
         pairs += (counts[rows] * (known.float() @ others).double()).sum(0)
         right += (counts[rows] * ((known & higher).float().add_((known & equal), alpha=0.5) @ others).double()).sum(0)
     return right / pairs
+
+
+def soft_dice(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Dice of probabilities, (2 sum p t + 1) / (sum p + sum t + 1): the mean over all classes but the background.
+
+    Args:
+        outputs: logits ``(n, classes, h, w)``.
+        targets: ``(n, h, w)`` int64.
+    """
+    shares = outputs.softmax(dim=1)[:, 1:]
+    there = torch.stack([targets == c for c in range(1, outputs.shape[1])], dim=1).to(shares.dtype)
+    both, either = (shares * there).sum(dim=(0, 2, 3)), (shares + there).sum(dim=(0, 2, 3))
+    return ((2 * both + 1) / (either + 1)).mean()
+
+
+def balanced(labels: Tensor, classes: int) -> Tensor:
+    """Weights with which each class that occurs has the same share of all samples: n / (classes that occur * n_c).
+
+    A class that does not occur has weight 1: it counts in label smoothing alone.
+
+    >>> balanced(torch.tensor([0, 0, 0, 2]), 3)
+    tensor([0.6667, 1.0000, 2.0000])
+    """
+    counts = torch.bincount(labels, minlength=classes)
+    weights = len(labels) / ((counts > 0).sum() * counts.clamp(min=1))
+    return torch.where(counts > 0, weights, torch.ones_like(weights))
