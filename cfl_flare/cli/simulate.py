@@ -134,7 +134,7 @@ def in_process(plan: RunPlan, folder: Path, display: Display) -> None:
 def through_flare(plan: RunPlan, simulation: Simulation, out: Path) -> Callable[[Path, Display], None]:
     """A plan as a job for FLARE's simulator: a function of its results' folder and the display."""
     from cfl_flare.flare import ClusteredRecipe, simulator
-    from cfl_flare.flare.paths import STATE_ROOT
+    from cfl_flare.flare.policy import STATE_ROOT
 
     recipe = ClusteredRecipe.of(plan)
     env = simulator(simulation.sites, out / "flare")

@@ -83,15 +83,14 @@ def kit(folder: Path) -> Iterator[Finding]:
     Raises:
         ConfigError: the folder is not a kit.
     """
-    from cfl_flare.flare.allowed import CLASSES
-    from cfl_flare.flare.console import AUTHORIZATION, CODE, READS, permitted_roles
+    from cfl_flare.flare.allowed import AUTHORIZATION, CLASSES, CODE, READS, permitted_roles
     from cfl_flare.flare.kit import preparation
 
     found = preparation(folder, CLASSES)
     ready = found.after is None
     way_out = "" if ready else f"cfl-flare site prepare {folder}"
     listed = "has cfl_flare's classes" if ready else "lacks cfl_flare's classes, or allows more of it than these"
-    if found.before is None and not ready:
+    if not found.exists and not ready:
         way_out += ", after FLARE's 'deploy prepare' if you use it: that deletes local/resources.json"
     yield Finding("class allow-list", listed, way_out, not ready)
     if is_site(folder) or is_server(folder):
@@ -104,7 +103,7 @@ def kit(folder: Path) -> Iterator[Finding]:
     if is_site(folder):
         streams = "jobs may stream logs to the server" if found.streams_logs else "stay here"
         yield Finding("logs", streams, f"cfl-flare site prepare {folder}" if found.streams_logs else "")
-    local = found.resources.parent
+    local = found.file.parent
     yield policy(local)
     yield Finding("custom code", f"jobs that carry code, such as training scripts: from {permitted_roles(local, CODE)}")
     if is_site(folder):

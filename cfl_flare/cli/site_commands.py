@@ -26,8 +26,7 @@ from cfl_flare.data import DataConfig
 from cfl_flare.results.job_record import JobRecord
 
 if TYPE_CHECKING:
-    from cfl_flare.flare.kit import Preparation
-    from cfl_flare.flare.policy import PolicyChange
+    from cfl_flare.flare.kit import Change, Preparation
 
 
 def site(arguments: argparse.Namespace) -> None:
@@ -44,8 +43,8 @@ def columns(arguments: argparse.Namespace) -> None:
 def prepare_kits(arguments: argparse.Namespace) -> None:
     """``cfl-flare site prepare``: looks at all kits before it writes to the first."""
     changes = [_changes(Path(kit), arguments) for kit in arguments.kits]
-    for kit, (resources, *policies) in zip(arguments.kits, changes):
-        _prepare(Path(kit), resources, policies, arguments.dry_run)
+    for kit, (resources, others) in zip(arguments.kits, changes):
+        _prepare(Path(kit), resources, others, arguments.dry_run)
 
 
 def unprepare(arguments: argparse.Namespace) -> None:
@@ -70,33 +69,31 @@ def clean(arguments: argparse.Namespace) -> None:
         print(f"{kit}: {len(jobs)} jobs {verb}, {size:.1f} MB")
 
 
-def _changes(kit: Path, arguments: argparse.Namespace) -> tuple[Preparation, PolicyChange, PolicyChange]:
+def _changes(kit: Path, arguments: argparse.Namespace) -> tuple[Preparation, list[Change]]:
     from cfl_flare.flare.allowed import CLASSES
-    from cfl_flare.flare.kit import preparation
-    from cfl_flare.flare.policy import PolicyChange, console_change
+    from cfl_flare.flare.kit import console_change, policy_change, preparation
 
     inside = arguments.keep_logs and check.is_site(kit)
     resources = preparation(kit, [*CLASSES, *arguments.allow], inside)
-    local = resources.resources.parent
-    console = console_change(local) if inside else PolicyChange(local, None, [])
+    local = resources.file.parent
     names = ("min_sites_per_cluster", "min_samples_per_cluster", "max_weight_share", "max_participants")
     limits = {name: getattr(arguments, name) for name in names}
-    return resources, PolicyChange.of(local, arguments.data_root, **limits), console
+    policy = policy_change(local, arguments.data_root, **limits)
+    return resources, [policy, console_change(local)] if inside else [policy]
 
 
-def _prepare(kit: Path, resources: Preparation, policies: Sequence[PolicyChange], dry_run: bool) -> None:
-    for line in (*resources.diff, *(line for policy in policies for line in policy.diff)):
+def _prepare(kit: Path, resources: Preparation, others: Sequence[Change], dry_run: bool) -> None:
+    changes = (resources, *others)
+    for line in (line for change in changes for line in change.diff):
         print(line)
-    changes: list[tuple[Path, Preparation | PolicyChange]] = [(resources.resources, resources)]
-    changes += [(policy.file, policy) for policy in policies]
-    if all(change.after is None for _, change in changes):
+    if all(change.after is None for change in changes):
         print(f"{kit}: nothing to change")
-    for file, change in changes:
+    for change in changes:
         if change.after is not None and dry_run:
-            print(f"{file}: not written (--dry-run)")
+            print(f"{change.file}: not written (--dry-run)")
         elif change.after is not None:
             backup = change.write()
-            print(f"{file}: written" + (f"; the old file is {backup.name}" if backup else ""))
+            print(f"{change.file}: written" + (f"; the old file is {backup.name}" if backup else ""))
     if resources.streams_logs and check.is_site(kit):
         print("note: jobs may stream this kit's logs to the server; --keep-logs forbids it")
 

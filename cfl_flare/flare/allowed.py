@@ -1,24 +1,34 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The classes of cfl_flare that a job may name: a prepared kit's allow-list holds them one by one.
+"""What a prepared kit lets jobs name, and what it lets FLARE's admin console read.
 
 FLARE calls whatever the path of a component names, with the job's arguments: a class, a function, or what a module has
 imported. A list with the prefix ``cfl_flare.`` would let a job that carries no code call the command line, at every
-site and at the server.
+site and at the server. So a prepared kit's allow-list holds the classes of cfl_flare one by one.
+
+By default the admin console shows a kit's files, and so what logs say of the data.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from nvflare.apis.fl_constant import AdminCommandNames
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.security.security import COMMAND_CATEGORIES, CommandCategory
 
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import ConfigError, FileError
+from cfl_flare.core.files import read_json
 from cfl_flare.flare.compat import allow_list_key
 
 PREFIX = "cfl_flare."
 ALL = "*"
 JOB_CHECK = "cfl_flare.flare.job_check.JobCheck"
+REJOIN = "cfl_flare.flare.rejoin.Rejoin"
 VALIDATOR = "app_validator"
 
 CLASSES = (
@@ -55,8 +65,8 @@ CLASSES = (
 )
 
 # What jobs use of FLARE's classes: the job's results, a receiver that writes to the run's folder, privacy filters, and
-# the streamer that a site adds to a job itself if its operator lets logs leave. Which of them sites take is said in
-# `cfl_flare.flare.job_check`.
+# the streamer that a site adds to a job itself if its operator lets logs leave. `cfl_flare.flare.job_check` decides
+# which of them sites take.
 OF_FLARE = (
     "nvflare.app_common.filters.exclude_vars.ExcludeVars",
     "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy",
@@ -69,18 +79,22 @@ OF_FLARE = (
 )
 
 
-def narrowed(listed: Sequence[str]) -> list[str]:
-    """A list without the prefix, which earlier versions wrote."""
-    return [entry for entry in listed if entry not in (PREFIX, PREFIX.rstrip("."))]
+AUTHORIZATION, DEFAULT = "authorization.json", "authorization.json.default"
+CODE, READS = "byoc", CommandCategory.SHELL_COMMANDS
+# FLARE's rights: categories of commands, commands without one, and two of jobs.
+# A role may have a single command; its condition is then stronger than its category's.
+READ_COMMANDS = {command for command, category in COMMAND_CATEGORIES.items() if category == READS}
+COMMANDS = {command for name, command in vars(AdminCommandNames).items() if name.isupper()}
+RIGHTS = {*COMMAND_CATEGORIES.values(), *(COMMANDS - COMMAND_CATEGORIES.keys()), CODE, "server-predeployed-flwr"}
 
 
 def with_allowed(content: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
     """Resources that also allow these classes. A list of their own, or else FLARE's default list, is extended.
 
-    The prefix of all of cfl_flare is taken out of it.
+    The prefix of all of cfl_flare, which earlier versions wrote, is taken out of it.
     """
-    key = allow_list_key()
-    listed = narrowed(content.get(key, DEFAULT_CLASS_ALLOW_LIST))
+    key, all_of_ours = allow_list_key(), (PREFIX, PREFIX.rstrip("."))
+    listed = [entry for entry in content.get(key, DEFAULT_CLASS_ALLOW_LIST) if entry not in all_of_ours]
     added = [] if ALL in listed else [c for c in classes if c not in listed]
     return {"format_version": 2, **content, key: listed + added}
 
@@ -88,14 +102,14 @@ def with_allowed(content: dict[str, Any], classes: Sequence[str]) -> dict[str, A
 def with_job_check(content: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
     """A kit's resources with the check of jobs; see `cfl_flare.flare.job_check`.
 
-    Of FLARE's default list the classes that jobs of cfl_flare use stay, and those that are named; later, what the
-    operator has added stays as well. An ``app_validator`` of the operator's is asked by ours.
+    Of FLARE's default list, the classes that jobs of cfl_flare use stay, and those that are named. Later, what the
+    operator has added stays as well. Our check asks the operator's own ``app_validator``.
     """
     key = allow_list_key()
     if not checks_jobs(content):
         listed = [entry for entry in content.get(key, ()) if entry not in DEFAULT_CLASS_ALLOW_LIST]
-        own = content.get(VALIDATOR)
-        check = {"path": JOB_CHECK, "args": {"then": own} if own else {}}
+        operators = content.get(VALIDATOR)
+        check = {"path": JOB_CHECK, "args": {"then": operators} if operators else {}}
         content = {"format_version": 2, **content, key: listed, VALIDATOR: check}
     return with_allowed(content, [*OF_FLARE, *classes])
 
@@ -104,3 +118,57 @@ def checks_jobs(content: Any) -> bool:
     """Whether a kit with these resources checks jobs."""
     validator = content.get(VALIDATOR) if isinstance(content, dict) else None
     return isinstance(validator, dict) and validator.get("path") == JOB_CHECK
+
+
+def with_rejoin(content: dict[str, Any]) -> dict[str, Any]:
+    """A server's resources with the component that takes sites into running jobs; see `cfl_flare.flare.rejoin`."""
+    components = content.get("components", [])
+    if any(component.get("path") == REJOIN for component in components):
+        return content
+    return {**content, "components": [*components, {"id": "cfl_rejoin", "path": REJOIN, "args": {}}]}
+
+
+def permitted_roles(local: Path, right: str) -> str:
+    """The roles that have a right at a kit.
+
+    Args:
+        local: the kit's folder ``local``.
+        right: `CODE`, to send jobs with their own code, or `READS`, to read files by the admin console.
+
+    Raises:
+        ConfigError: the kit's policy cannot be read.
+    """
+    policy = next((local / name for name in (AUTHORIZATION, DEFAULT) if (local / name).is_file()), None)
+    if policy is None:
+        return "anyone"  # a simulator's workspace
+    names = {right, *(READ_COMMANDS if right == READS else ())}
+    granted = {role: {rights.get(name, "none") for name in names} for role, rights in _rights(policy).items()}
+    return ", ".join(role for role, conditions in granted.items() if conditions != {"none"}) or "nobody"
+
+
+def closed(local: Path) -> str | None:
+    """The text of FLARE's default policy of a kit, in which nobody may read files; None if it has no default."""
+    if not (local / DEFAULT).is_file():
+        return None
+    permissions = {
+        role: {**rights, **dict.fromkeys(rights.keys() & READ_COMMANDS, "none"), READS: "none"}
+        for role, rights in _rights(local / DEFAULT).items()
+    }
+    return json.dumps({"format_version": "1.0", "permissions": permissions}, indent=2) + "\n"
+
+
+def _rights(policy: Path) -> dict[str, dict[str, Any]]:
+    """By role, the condition of each right; a role with one condition has it for all rights that FLARE knows."""
+    try:
+        permissions = read_json(policy)["permissions"]
+        require(all(isinstance(rights, (str, list, dict)) for rights in permissions.values()), "a role has no rights")
+    except (FileError, ConfigError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"site: {policy} is not an authorization policy of FLARE's ({error}); restore the kit's own file"
+        ) from error
+    named = {right for rights in permissions.values() if isinstance(rights, dict) for right in rights}
+    known = sorted({*RIGHTS, *named})
+    return {
+        role: rights if isinstance(rights, dict) else dict.fromkeys(known, rights)
+        for role, rights in permissions.items()
+    }

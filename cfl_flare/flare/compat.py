@@ -1,8 +1,16 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Private hooks of FLARE 2.9 for what a process must know: its policy, its study, whether it is simulated.
+"""All that cfl_flare takes from FLARE 2.9 beyond its public interface: what is private, patched or guessed.
 
-Those of a running job's tasks are in `per_site`, those of lost and returning sites in `rejoin`.
+Each function names FLARE's symbol, and what breaks without it. What FLARE lets a subclass override stays in that class:
+
+- ``ModelController._build_shareable``, ``_accept_train_result``, ``_prepare_task``, ``_process_result`` in `per_site`.
+  Without them one broken answer ends the job, and filters do not see single models.
+- ``Recipe._prepare_client_apps``, ``_apply_per_site_config``, ``_cse_added`` in `job.recipe`. Without them sites have
+  no settings of their own, and FLARE's evaluation looks for one model.
+- ``ScriptRunner._external_process_argv`` in `job.client_apps`. Without it the server hears of no script's error.
+- ``nvflare.client.api.APIContext`` in `client_api.cfl_launcher`, which runs where cfl_flare need not be installed.
+  Without it scripts send no arrays, and no function measures models.
 """
 
 from __future__ import annotations
@@ -14,11 +22,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_def import get_job_meta_study
+from nvflare.apis.job_def import Job, get_job_meta_study
+from nvflare.apis.shareable import Shareable
+from nvflare.fuel.f3.cellnet import cell
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.utils.config import Config, ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
 from cfl_flare.core.config import from_dict, require, unmarked
@@ -27,8 +40,10 @@ from cfl_flare.data import DataConfig, DataSource
 
 # What FLARE's parsers of HOCON and YAML replace by variables, and where they read other files or addresses.
 REPLACED = re.compile(r"\$\{|\binclude\b", re.IGNORECASE)
+# The id of each job in FLARE's simulator, which it writes out where it is used.
 SIMULATED_JOB = "simulate_job"
-# They write some sixty lines a round at level INFO: each task, each message, each transfer.
+ENCRYPTED = ": a filter there encrypts models, which the server has to compare; remove it from the site's privacy.json"
+# They write a line at level INFO for each task, each message, each transfer.
 CHATTY = (
     "nvflare.apis.impl.wf_comm_server",
     "nvflare.app_common.np.np_downloader",
@@ -40,6 +55,8 @@ CHATTY = (
 
 def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
     """The site's component policy, for classes that FLARE itself does not see in a job.
+
+    It asks ``fed_utils.authorize_build_component``. Without it a job could name any class as its data or its model.
 
     Returns:
         A function of a class path that raises a ClassError where the policy refuses it.
@@ -60,7 +77,10 @@ def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
 
 
 def check_site_names(names: Sequence[str], fewest: int) -> None:
-    """Raises a ConfigError for a site's name that FLARE cannot use, or fewer sites than the job starts with."""
+    """Raises a ConfigError for a site's name that FLARE cannot use, or fewer sites than the job starts with.
+
+    It asks ``recipe.utils._validate_per_site_targets``. Without it FLARE refuses the job after it was written.
+    """
     from nvflare.recipe.utils import _validate_per_site_targets  # not needed in the processes of a job
 
     try:
@@ -72,7 +92,8 @@ def check_site_names(names: Sequence[str], fewest: int) -> None:
 def keep_quiet() -> None:
     """Leaves a job's log to what happens: FLARE's loggers of single messages speak from level WARNING on.
 
-    A level that the operator gives one of them in ``local/log_config.json`` stays.
+    A level that the operator gives one of them in ``local/log_config.json`` stays. The names are those of FLARE's
+    modules. Without this a round writes some sixty lines.
     """
     for name in CHATTY:
         logger = logging.getLogger(name)
@@ -81,13 +102,19 @@ def keep_quiet() -> None:
 
 
 def simulated(fl_ctx: FLContext) -> bool:
-    """Whether this process is in FLARE's simulator, and not in a provisioned kit, which has its start-up file."""
+    """Whether this process is in FLARE's simulator, and not in a provisioned kit, which has its start-up file.
+
+    That the files tell it is a guess. Without it real sites would have a simulation's limits.
+    """
     startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir())
     return not any((startup / name).exists() for name in ("fed_client.json", "fed_server.json"))
 
 
 def on_one_machine(fl_ctx: FLContext) -> bool:
-    """Whether all sites are of one user on one machine: in FLARE's simulator, or in that user's POC workspace."""
+    """Whether all sites are of one user on one machine: in FLARE's simulator, or in that user's POC workspace.
+
+    It asks ``poc_commands.get_poc_workspace``. Without it a POC's sites refuse jobs as real hospitals do.
+    """
     from nvflare.tool.poc.poc_commands import get_poc_workspace  # slow, and needed where a job would be refused alone
 
     if simulated(fl_ctx):
@@ -119,7 +146,7 @@ def study_of(fl_ctx: FLContext) -> str:
 
 
 def allow_list_key() -> str:
-    """The name of the allow-list in a site's resources file."""
+    """The name of the allow-list in a site's resources file, ``component_path_authorizer.CLASS_ALLOW_LIST``."""
     from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIST
 
     return str(CLASS_ALLOW_LIST)
@@ -160,8 +187,98 @@ class _Literal(ConfigLoader):
 def parse_literally() -> None:
     """From now on, FLARE's parsers in this process refuse text that refers to variables, files or addresses.
 
-    Otherwise it reads those of a job when it is submitted and deployed, before anybody is asked.
+    It replaces the loaders in ``ConfigFactory._fmt2Loader``. Without it FLARE reads what a job refers to when the job
+    is submitted and deployed, before anybody is asked.
     """
     for form, loader in ConfigFactory._fmt2Loader.items():
         if form != ConfigFormat.JSON and not isinstance(loader, _Literal):
             ConfigFactory._fmt2Loader[form] = _Literal(form, loader)
+
+
+def fail_undecodable(engine: Any, fail: Callable[[str, str], None]) -> None:
+    """From now on, an answer that cannot be decoded is an empty one, and its site is reported with the reason.
+
+    It wraps ``cell.decode_payload``. Without it FLARE exits the server's job process at such an answer.
+
+    Args:
+        engine: the job's.
+        fail: called with the site's name, or ``"?"``, and the reason.
+    """
+    decode = cell.decode_payload
+
+    def guarded(message: Message, *args: Any, **kwargs: Any) -> None:
+        try:
+            decode(message, *args, **kwargs)
+        except Exception as error:
+            if message.get_header(StreamHeaderKey.TOPIC) != ServerCommandNames.SUBMIT_UPDATE:
+                raise
+            # An unknown token is that of a client that was killed while it was sending, and has come back since.
+            client = engine.client_manager.clients.get(message.get_header(CellMessageHeaderKeys.TOKEN))
+            name = "?" if client is None else client.name
+            encrypted = ENCRYPTED if "tenseal" in str(error) else ""
+            fail(name, f"undecodable: {type(error).__name__}{encrypted}")
+            peer = FLContext()  # without a job's id, so that FLARE drops the answer
+            peer.set_prop(ReservedKey.IDENTITY_NAME, name, private=False)
+            message.payload = Shareable()
+            message.payload.set_peer_context(peer)
+
+    cell.decode_payload = guarded
+
+
+def hear_heartbeats(communicator: Any, engine: Any, hear: Callable[[str], None]) -> None:
+    """From now on, a function gets the name of each site of the job that gives a sign, under FLARE's lock.
+
+    It wraps ``WFCommServer.client_is_active`` of this communicator. Without it a round waits for a dead site until its
+    time is up.
+    """
+    is_active = communicator.client_is_active
+
+    def client_is_active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
+        if any(client.name == client_name for client in engine.get_clients()):
+            hear(client_name)
+        is_active(client_name, reason, fl_ctx)
+
+    communicator.client_is_active = client_is_active
+
+
+def survive_failed_tasks(engine: Any) -> None:
+    """A site whose task fails with a grave code has failed its round: ``ServerRunner.ABORT_RETURN_CODES`` are emptied.
+
+    Without it FLARE ends the job for all.
+    """
+    engine.get_component("_Server_Runner").ABORT_RETURN_CODES = []
+
+
+def new_members(engine: Any) -> list[str]:
+    """The sites where the server has started the job since it was last asked; this process knows them from now on.
+
+    It asks ``ServerEngine._retrieve_clients_data``. Without it the job knows only the sites with which it began.
+    """
+    members = engine._retrieve_clients_data(engine.args.job_id) or {}
+    known = {client.token for client in engine.get_clients()}
+    names = [client.name for token, client in members.items() if token not in known]
+    if names:
+        engine.client_manager.set_clients(members)
+    return names
+
+
+def deployment(engine: Any, job: Job, app: str, fl_ctx: FLContext) -> Any:
+    """The message that deploys a job's app at a site: ``JobRunner._make_deploy_message``.
+
+    Without it a site that connects in the middle of a job cannot take part.
+    """
+    return engine.job_runner._make_deploy_message(job, job.get_application(app, fl_ctx), app, fl_ctx)
+
+
+def await_outcome(engine: Any, job_id: str, site: str) -> None:
+    """FLARE waits at the job's end for this site, too: ``JobRunner._pending_client_outcomes``.
+
+    Without it a site that was taken in has no outcome, and the job ends before the site's process has.
+    """
+    with engine.job_runner.lock:
+        engine.job_runner._pending_client_outcomes.setdefault(job_id, set()).add(site)
+
+
+def apps_of(job: Any) -> dict[str, Any]:
+    """A job's app configurations by target: ``FedJob._deploy_map``. Without it no recipe sees its own filters."""
+    return {target: app.app_config for target, app in job._deploy_map.items()}

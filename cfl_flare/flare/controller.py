@@ -26,14 +26,13 @@ from cfl_flare.engine.means import FOLDER, Means
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
+from cfl_flare.flare.attendance import Patience
 from cfl_flare.flare.client_api.controller import Scripts
-from cfl_flare.flare.client_api.failures import check_failure
+from cfl_flare.flare.client_api.results import check_failure
 from cfl_flare.flare.compat import component_policy, data_config, simulated
-from cfl_flare.flare.paths import state_root
-from cfl_flare.flare.patience import Patience
 from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
-from cfl_flare.flare.policy import Policy
+from cfl_flare.flare.policy import Policy, state_root
 from cfl_flare.flare.schema import decode_check_in
 from cfl_flare.flare.tracking import bounds, track
 from cfl_flare.methods import Participant

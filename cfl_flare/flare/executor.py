@@ -35,8 +35,7 @@ from cfl_flare.engine.site import Site
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.compat import check_study, component_policy, data_config, on_one_machine, simulated, study_of
 from cfl_flare.flare.egress import check_filters
-from cfl_flare.flare.paths import state_root, store_for
-from cfl_flare.flare.policy import Policy, check_floor, limited_paths
+from cfl_flare.flare.policy import Policy, check_floor, limited_paths, state_root, store_for
 from cfl_flare.flare.schema import CLIPPED
 from cfl_flare.flare.site_run import SiteRun, log_failure
 from cfl_flare.methods import Method, build_method

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A startup kit: what its component policy lets jobs use."""
+"""A startup kit on disk: how it is prepared for cfl_flare, what an operator changes in it, what jobs leave there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -22,74 +22,94 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import atomic_write, make_folder, parse_json, read_json, read_text, writing
-from cfl_flare.flare.allowed import OF_FLARE, PREFIX, VALIDATOR, checks_jobs, with_allowed, with_job_check
+from cfl_flare.core.settings import changed
+from cfl_flare.data.files import expanded
+from cfl_flare.flare.allowed import (
+    AUTHORIZATION,
+    OF_FLARE,
+    PREFIX,
+    READS,
+    REJOIN,
+    VALIDATOR,
+    checks_jobs,
+    closed,
+    with_allowed,
+    with_job_check,
+    with_rejoin,
+)
 from cfl_flare.flare.compat import allow_list_key
-from cfl_flare.flare.console import AUTHORIZATION, closed
+from cfl_flare.flare.policy import POLICY, STATE_ROOT, Policy
 
 RESOURCES = "resources.json"
 BACKUP = "resources.json.before-cfl"
-REJOIN = "cfl_flare.flare.rejoin.Rejoin"
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 STREAMS_LOGS = "allow_log_streaming"
 # FLARE's launchers that run a job in a container of its own, by their ids.
 CONTAINERS = ("docker_launcher", "k8s_launcher")
-STATE_ROOT = "CFL_STATE_ROOT"
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """A change of a kit.
+class Change:
+    """A change of one of a kit's files.
 
     Attributes:
-        resources: the file that FLARE reads first.
-        before: its text; None if it does not exist yet and is made from the kit's ``resources.json.default``.
+        file: the file.
         after: its new text; None if there is nothing to change.
         diff: lines of a unified diff, apart from the layout of the JSON.
-        streams_logs: whether the kit lets jobs send its logs to the server.
-        checks_jobs: whether it already refuses jobs as `cfl_flare.flare.job_check` does.
-        others: classes besides cfl_flare's and those of FLARE's that its jobs use, which it already allows.
-        ours: whether ``before`` is as an earlier preparation wrote it.
+        operators: the operator's own text, of which a backup is made; None if there is none.
     """
 
-    resources: Path
-    before: str | None
+    file: Path
     after: str | None
     diff: list[str]
-    streams_logs: bool
-    checks_jobs: bool
-    others: list[str]
-    ours: bool = False
+    operators: str | None = None
 
     def write(self) -> Path | None:
         """Makes the change; returns the backup of the operator's own file, if one was made.
 
-        A file that `preparation` wrote is never taken for the operator's own, and no backup is ever replaced: a second
-        one gets a number.
+        No backup is ever replaced: a second one gets a number.
 
         Raises:
             FileError: one of the files cannot be written; the old one is left.
         """
         if self.after is None:
             return None
-        make_folder(self.resources.parent)
-        backup = None if self.before is None or self.ours else self._back_up()
-        atomic_write(self.resources, self.after)
+        make_folder(self.file.parent)
+        backup = None if self.operators is None else self._back_up(self.operators)
+        atomic_write(self.file, self.after)
         return backup
 
-    def _back_up(self) -> Path:
+    def _back_up(self, text: str) -> Path:
         """Keeps the file itself, with its owner and its permissions, under the first free name."""
         for number in count(1):
-            backup = self.resources.with_name(BACKUP if number == 1 else f"{BACKUP}-{number}")
+            backup = self.file.with_name(BACKUP if number == 1 else f"{BACKUP}-{number}")
             try:
-                os.link(self.resources, backup)
+                os.link(self.file, backup)
             except FileExistsError:
                 continue
             except OSError:  # the file system has no hard links
                 if backup.exists():
                     continue
-                atomic_write(backup, self.before or "")
+                atomic_write(backup, text)
             return backup
         raise AssertionError("count() has no end")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation(Change):
+    """A change of the resources that FLARE reads first, which are made from the kit's default where there are none.
+
+    Attributes:
+        exists: whether there are resources besides the kit's default.
+        streams_logs: whether the kit lets jobs send its logs to the server.
+        checks_jobs: whether it already refuses jobs as `cfl_flare.flare.job_check` does.
+        others: classes besides cfl_flare's and those of FLARE's that its jobs use, which it already allows.
+    """
+
+    exists: bool
+    streams_logs: bool
+    checks_jobs: bool
+    others: list[str]
 
 
 def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> Preparation:
@@ -114,23 +134,58 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
     if not isinstance(listed, list):
         raise ConfigError(f"site: {source}: {allow_list_key()} should be a list of class paths")
     started = [name for name in ("fed_server.json", "fed_client.json") if (kit / "startup" / name).is_file()]
-    changed = with_job_check(content, classes) if started else with_allowed(content, classes)
+    prepared = with_job_check(content, classes) if started else with_allowed(content, classes)
     if "fed_server.json" in started:
-        changed = with_rejoin(changed)
+        prepared = with_rejoin(prepared)
     if keep_logs:
-        changed[STREAMS_LOGS] = False
-    old, new = (json.dumps(c, indent=2).splitlines() for c in (content, changed))
-    diff = list(difflib.unified_diff(old, new, source.name if source else "nothing", RESOURCES, lineterm="", n=2))
+        prepared[STREAMS_LOGS] = False
+    diff = _diff(written(content), written(prepared), source.name if source else "nothing", RESOURCES)
+    exists = source == local / RESOURCES
+    ours = any(str(entry).startswith(PREFIX) for entry in listed) and text == written(content)
     return Preparation(
-        local / RESOURCES,
-        text if source == local / RESOURCES else None,
-        written(changed) if diff else None,
-        diff,
-        bool(changed.get(STREAMS_LOGS, True)),
-        checks_jobs(content),
-        [entry for entry in listed if not str(entry).startswith(PREFIX) and entry not in OF_FLARE],
-        any(str(one).startswith(PREFIX) for one in listed) and text == written(content),
+        file=local / RESOURCES,
+        after=written(prepared) if diff else None,
+        diff=diff,
+        operators=text if exists and not ours else None,
+        exists=exists,
+        streams_logs=bool(prepared.get(STREAMS_LOGS, True)),
+        checks_jobs=checks_jobs(content),
+        others=[entry for entry in listed if not str(entry).startswith(PREFIX) and entry not in OF_FLARE],
     )
+
+
+def policy_change(local: Path, data_roots: Sequence[str] = (), **limits: float | None) -> Change:
+    """The change of a kit's policy that an operator asks for.
+
+    Args:
+        local: the kit's folder ``local``.
+        data_roots: folders to add.
+        limits: new values of other settings; None leaves the old one.
+
+    Raises:
+        ConfigError: the policy cannot be read, a value is out of its range, or a folder does not exist.
+    """
+    old = Policy.read(local / POLICY)
+    roots = [str(expanded(root).resolve()) for root in data_roots]
+    for root in roots:
+        require(Path(root).is_dir(), f"site: --data-root {root!r} is not a folder; make it first")
+    values: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    new = replace(old, data_roots=tuple(dict.fromkeys((*old.data_roots, *roots))), **values)
+    before, after = (written({name: getattr(policy, name) for name in changed(policy)}) for policy in (old, new))
+    return Change(local / POLICY, after if new != old else None, _diff(before, after, POLICY, POLICY))
+
+
+def console_change(local: Path) -> Change:
+    """The change that keeps FLARE's admin console from a site's files; none where the operator has a policy already."""
+    file, after = local / AUTHORIZATION, closed(local)
+    if after is None or file.exists():
+        return Change(file, None, [])
+    return Change(file, after, [f"+ {READS}: none for each role, in {AUTHORIZATION}"])
+
+
+def _diff(before: str, after: str, old: str, new: str) -> list[str]:
+    """Lines of a unified diff of two texts, with their names."""
+    return list(difflib.unified_diff(before.splitlines(), after.splitlines(), old, new, lineterm="", n=2))
 
 
 def written(content: dict[str, Any]) -> str:
@@ -142,9 +197,8 @@ def undone(kit: Path, dry_run: bool = False) -> str:
     """Takes back what `preparation` changed in a kit; the operator's limits in ``local/cfl.json`` stay.
 
     A file that is as `preparation` wrote it gives way to its newest backup, or to the kit's default. From a file that
-    was changed since, cfl_flare's classes and components are taken out.
-
-    An ``authorization.json`` that keeps the admin console from files goes as well, if nobody has changed it.
+    was changed since, cfl_flare's classes and components are taken out. An ``authorization.json`` that keeps the admin
+    console from files goes as well, if nobody has changed it.
 
     Returns:
         What was done, or would be in a ``dry_run``, in a line.
@@ -160,16 +214,7 @@ def undone(kit: Path, dry_run: bool = False) -> str:
         return f"{kit}: it is not prepared; nothing to change"
     backups = sorted(resources.parent.glob(f"{BACKUP}*"), key=lambda path: (len(path.name), path.name))
     if read_text(resources) != written(content):
-        classes = [entry for entry in listed if not str(entry).startswith(PREFIX)]
-        parts = [part for part in content.get("components", []) if part.get("path") != REJOIN]
-        changed = {**content, allow_list_key(): classes, **({"components": parts} if parts else {})}
-        if checks_jobs(content):
-            own, default = changed.pop(VALIDATOR)["args"].get("then"), resources.with_name(f"{RESOURCES}.default")
-            before = (read_json(default) if default.is_file() else {}).get(allow_list_key(), DEFAULT_CLASS_ALLOW_LIST)
-            of_flare = [entry for entry in before if entry in DEFAULT_CLASS_ALLOW_LIST]
-            others = [entry for entry in classes if entry not in OF_FLARE]
-            changed |= {allow_list_key(): [*dict.fromkeys((*of_flare, *others))], **({VALIDATOR: own} if own else {})}
-        action: Callable[[], object] = partial(atomic_write, resources, written(changed))
+        action: Callable[[], object] = partial(atomic_write, resources, written(_without_ours(content, resources)))
         line = "cfl_flare's classes are taken out"
     elif backups:
         action, line = partial(os.replace, backups[-1], resources), f"{backups[-1].name} is put back"
@@ -182,6 +227,21 @@ def undone(kit: Path, dry_run: bool = False) -> str:
             if console.is_file() and read_text(console) == closed(console.parent):
                 console.unlink()
     return f"{resources}: {line}" + (" (--dry-run: not done)" if dry_run else "")
+
+
+def _without_ours(content: dict[str, Any], resources: Path) -> dict[str, Any]:
+    """Resources without cfl_flare's classes and components, and with FLARE's classes that preparing took away."""
+    key = allow_list_key()
+    classes = [entry for entry in content[key] if not str(entry).startswith(PREFIX)]
+    parts = [part for part in content.get("components", []) if part.get("path") != REJOIN]
+    restored: dict[str, Any] = {**content, key: classes, **({"components": parts} if parts else {})}
+    if checks_jobs(content):
+        operators, default = restored.pop(VALIDATOR)["args"].get("then"), resources.with_name(f"{RESOURCES}.default")
+        before = (read_json(default) if default.is_file() else {}).get(key, DEFAULT_CLASS_ALLOW_LIST)
+        of_flare = [entry for entry in before if entry in DEFAULT_CLASS_ALLOW_LIST]
+        others = [entry for entry in classes if entry not in OF_FLARE]
+        restored |= {key: [*dict.fromkeys((*of_flare, *others))], **({VALIDATOR: operators} if operators else {})}
+    return restored
 
 
 @dataclass(frozen=True)
@@ -200,7 +260,7 @@ class OldJob:
 
 
 def old_jobs(kit: Path, days: float) -> list[OldJob]:
-    """The jobs that ended at a kit more than so many days ago, the oldest first. One that still runs is none of them.
+    """The jobs that ended at a kit more than ``days`` days ago, the oldest first; none that still runs.
 
     Raises:
         ConfigError: the folder is not a kit.
@@ -212,10 +272,10 @@ def old_jobs(kit: Path, days: float) -> list[OldJob]:
         folder = meta.parent
         if folder.is_symlink() or not JOB_ID.fullmatch(folder.name) or any(folder.name in line for line in commands):
             continue
-        found = [path.lstat() for path in (folder, *folder.rglob("*"))]
-        age = (time.time() - max(status.st_mtime for status in found)) / 86400
+        files = [path.lstat() for path in (folder, *folder.rglob("*"))]
+        age = (time.time() - max(status.st_mtime for status in files)) / 86400
         if age > days:
-            jobs.append(OldJob(folder, age, sum(status.st_size for status in found)))
+            jobs.append(OldJob(folder, age, sum(status.st_size for status in files)))
     return sorted(jobs, key=lambda job: -job.days)
 
 
@@ -247,20 +307,12 @@ def _component_args(kit: Path, name: str) -> dict[str, Any] | None:
     """The arguments of a component of the kit's resources; None if there is none of that id."""
     source = _first_file(_local(kit), RESOURCES)
     content = read_json(source) if source else {}
-    found = content.get("components") if isinstance(content, dict) else None
-    for component in found if isinstance(found, list) else ():
+    components = content.get("components") if isinstance(content, dict) else None
+    for component in components if isinstance(components, list) else ():
         if isinstance(component, dict) and component.get("id") == name:
             args = component.get("args")
             return args if isinstance(args, dict) else {}
     return None
-
-
-def with_rejoin(content: dict[str, Any]) -> dict[str, Any]:
-    """A server's resources with the component that takes sites into running jobs; see `cfl_flare.flare.rejoin`."""
-    components = content.get("components", [])
-    if any(component.get("path") == REJOIN for component in components):
-        return content
-    return {**content, "components": [*components, {"id": "cfl_rejoin", "path": REJOIN, "args": {}}]}
 
 
 def allow(resources: Path, classes: list[str]) -> None:

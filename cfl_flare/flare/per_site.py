@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FLARE's controller, with a task of its own for each site, and for none of whom a round waits in vain."""
+"""FLARE's controller with a task for each site; no round waits in vain for a site."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.dxo import DXO, DataKind
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandNames, SiteType
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode, SiteType
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import ALL_SITES
 from nvflare.apis.shareable import Shareable
@@ -19,19 +20,13 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
-from nvflare.fuel.f3.cellnet import cell
-from nvflare.fuel.f3.message import Message
-from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
-from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.utils.fed_utils import extract_participants
 
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.text import plain, shown
-from cfl_flare.flare import rejoin
-from cfl_flare.flare.attendance import Attendance
-from cfl_flare.flare.compat import keep_quiet, simulated
-from cfl_flare.flare.patience import Patience
+from cfl_flare.flare import compat, rejoin
+from cfl_flare.flare.attendance import Attendance, Patience
 from cfl_flare.results.attempt import PREPARE
 
 RETURN_CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
@@ -41,7 +36,6 @@ DEAF = (
     "running site does that); restart the site"
 )
 UNWAITED = "no result; it has missed too many tasks in a row to be waited for"
-ENCRYPTED = ": a filter there encrypts models, which the server has to compare; remove it from the site's privacy.json"
 # Seconds between questions to the server whether a site has connected meanwhile.
 ASK_EVERY = 5.0
 
@@ -50,15 +44,15 @@ class PerSiteController(ModelController):
     """A ModelController that sends each site its own data, and that no single site can stop.
 
     One broadcast cannot carry different data for different sites: FLARE copies a task's data once, after the first
-    site has asked for it. So each site gets a task of its own, and the round waits for all of them together; not for a
-    site that is lost, see `cfl_flare.flare.attendance.Attendance`, until it is heard again, nor for one that has left
-    too many tasks unanswered, see `cfl_flare.flare.patience.Patience`, until it answers.
+    site has asked for it. So each site gets a task of its own, and the round waits for all of them together. It does
+    not wait for a site that is lost until that site is heard again; see `cfl_flare.flare.attendance.Attendance`. Nor
+    does it wait for one that has left too many tasks unanswered, until it answers; see `Patience` there.
 
     Attributes:
         site_errors: why each site's last result cannot be used: FLARE's return code, or a reason.
         late: sites where the job has been started, or started again, in its middle.
         plain: tasks are plain FLModels with one model each, as FLARE's Client API expects.
-        patience: for whom rounds wait.
+        patience: which sites answer.
     """
 
     def __init__(self, *args: Any, plain: bool = False, **kwargs: Any):
@@ -67,62 +61,34 @@ class PerSiteController(ModelController):
         self.late: list[str] = []
         self.plain = plain
         self.patience = Patience()
-        self._attendance = Attendance.ignored()
+        self._attendance = Attendance(math.inf, math.inf)
         self._tasks: dict[str, Task] = {}
         self._processing = 0
         self._deaf: set[str] = set()
         self._ended: set[str] = set()
-        self._asks, self._asked = False, 0.0
+        self._asks, self._last_request = False, 0.0
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Prepares a job: at real sites, it follows which of them are heard."""
         super().start_controller(fl_ctx)
-        keep_quiet()
-        self._survive_undecodable_answers()
-        if simulated(fl_ctx):
+        compat.keep_quiet()
+        compat.fail_undecodable(self.engine, self._give_up)
+        if compat.simulated(fl_ctx):
             return
         self._attendance, self._asks = Attendance(), True
-        hear = self.communicator.client_is_active
+        compat.hear_heartbeats(self.communicator, self.engine, self._hear)
+        compat.survive_failed_tasks(self.engine)
 
-        def client_is_active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
-            ours = any(client.name == client_name for client in self.engine.get_clients())
-            if ours:
-                self.hear(client_name)
-            if ours and self._attendance.hear(client_name):
-                self.info(f"{client_name} is heard again; it takes part from the next round")
-            hear(client_name, reason, fl_ctx)
-
-        self.communicator.client_is_active = client_is_active
-        # FLARE ends the job if one site returns one of these codes; here that site's round has failed.
-        self.engine.get_component("_Server_Runner").ABORT_RETURN_CODES = []
+    def _hear(self, site: str) -> None:
+        self.hear(site)
+        if self._attendance.hear(site):
+            self.info(f"{site} is heard again; it takes part from the next round")
 
     def hear(self, site: str) -> None:
         """A site has given a sign of life; called under FLARE's lock."""
 
     def end(self, site: str) -> None:
         """A site's job process has failed, so that FLARE is about to end the job."""
-
-    def _survive_undecodable_answers(self) -> None:
-        """An answer that cannot be decoded fails its site's round, where FLARE would exit the server's job process."""
-        decode = cell.decode_payload
-
-        def guarded(message: Message, *args: Any, **kwargs: Any) -> None:
-            try:
-                decode(message, *args, **kwargs)
-            except Exception as error:
-                if message.get_header(StreamHeaderKey.TOPIC) != ServerCommandNames.SUBMIT_UPDATE:
-                    raise
-                # An unknown token is that of a client that was killed while it was sending, and has come back since.
-                client = self.engine.client_manager.clients.get(message.get_header(CellMessageHeaderKeys.TOKEN))
-                name = "?" if client is None else client.name
-                encrypted = ENCRYPTED if "tenseal" in str(error) else ""
-                self._give_up(name, f"undecodable: {type(error).__name__}{encrypted}")
-                peer = FLContext()  # without a job's id, so that FLARE drops the answer
-                peer.set_prop(ReservedKey.IDENTITY_NAME, name, private=False)
-                message.payload = Shareable()
-                message.payload.set_peer_context(peer)
-
-        cell.decode_payload = guarded
 
     def _give_up(self, site: str, reason: str) -> None:
         """Ends a site's standing task."""
@@ -175,14 +141,12 @@ class PerSiteController(ModelController):
         return super()._prepare_task(data=data, task_name=task_name, timeout=timeout, callback=checked)
 
     def _refuse(self, site: str, reason: str) -> None:
-        """Notes why a site's result is refused."""
         self.site_errors[site] = plain(reason)
         self.warning(f"{site}: result refused: {self.site_errors[site]}")
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """Drops a result that arrives after its round has ended."""
         self.warning(f"{client.name}: late result of task {task_name!r} dropped; raise task_timeout if this goes on")
         self._answered(client.name, late=True)
 
@@ -225,9 +189,8 @@ class PerSiteController(ModelController):
                 self.site_errors[site] = LOST
                 continue
             self.set_fl_context(model)
-            task = self._prepare_task(data=model, task_name=task_name, timeout=timeout, callback=on_result)
-            self._tasks[site] = task
-            self.send(task, fl_ctx=self.fl_ctx, targets=[site])
+            self._tasks[site] = self._prepare_task(model, task_name, timeout, on_result)
+            self.send(self._tasks[site], fl_ctx=self.fl_ctx, targets=[site])
         waited_for = self.patience.waited_for(self._tasks)
         before = time.monotonic()
         while self.get_num_standing_tasks():
@@ -266,25 +229,22 @@ class PerSiteController(ModelController):
 
     def _look_for_sites(self) -> None:
         """Asks the server, now and then, to start the job at sites that have connected, or come back."""
-        if not self._asks or time.monotonic() < self._asked + ASK_EVERY:
+        if not self._asks or time.monotonic() < self._last_request + ASK_EVERY:
             return
-        self._asked = time.monotonic()
+        self._last_request = time.monotonic()
         self._ask_server()
-        members = self.engine._retrieve_clients_data(self.engine.args.job_id) if self._asks else None
-        known = {client.token: client.name for client in self.engine.get_clients()}
-        new = [client.name for token, client in (members or {}).items() if token not in known]
-        if not new:
+        if not self._asks:
             return
-        self.engine.client_manager.set_clients(members)
-        for site in new:
+        known = {client.name for client in self.engine.get_clients()}
+        for site in compat.new_members(self.engine):
             self._attendance.expect(site)
             self._deaf.discard(site)
             self.patience.answer(site)
-            self.info(f"{site} has {'come back' if site in known.values() else 'connected'}; the job is started there")
-        self.late += new
+            self.info(f"{site} has {'come back' if site in known else 'connected'}; the job is started there")
+            self.late.append(site)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Ends the job; the server is told for whom it need not wait."""
+        """Ends the job; the server is told for which sites it need not wait."""
         super().stop_controller(fl_ctx)
         if self._asks:
             self._ask_server(ends=True)

@@ -14,7 +14,7 @@ from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey,
 from cfl_flare.core.arrays import Archive
 from cfl_flare.core.config import check_run_name
 from cfl_flare.core.params import Layout
-from cfl_flare.flare.paths import store_for
+from cfl_flare.flare.policy import store_for
 from cfl_flare.methods import ServerState
 from cfl_flare.results.store import ARCHIVE, Store, state_metadata, state_of
 

@@ -1,29 +1,30 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a kit's operator allows jobs to do, in ``local/cfl.json``, where no job can change it."""
+"""What an operator decides and no job can change: ``local/cfl.json`` of the kit, and where runs keep their state."""
 
 from __future__ import annotations
 
-import difflib
-import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.utils.file_utils import resolve_path_under_root
 
-from cfl_flare.core.config import from_dict, require
+from cfl_flare.core.config import check_run_name, from_dict, require
 from cfl_flare.core.errors import ConfigError, FileError, FloorError
-from cfl_flare.core.files import atomic_write, read_json
+from cfl_flare.core.files import read_json
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.data.files import expanded, reading_within
+from cfl_flare.data.files import reading_within
 from cfl_flare.engine.settings import BOUNDS, LARGEST_SHARE
-from cfl_flare.flare.compat import on_one_machine, simulated
-from cfl_flare.flare.console import AUTHORIZATION, READS, closed
+from cfl_flare.flare.compat import SIMULATED_JOB, on_one_machine, simulated
+from cfl_flare.results.store import Store
 
 POLICY, SHARE = "cfl.json", "max_weight_share"
+STATE_ROOT = "CFL_STATE_ROOT"
 
 
 @dataclass(frozen=True)
@@ -45,23 +46,13 @@ class Policy:
     def __post_init__(self) -> None:
         check_settings(self, POLICY)
         roots = self.data_roots
-        fits = isinstance(roots, (list, tuple)) and all(isinstance(r, str) and Path(r).is_absolute() for r in roots)
-        require(fits, f"{POLICY}: data_roots = {roots!r} should be a list of folders, each with its whole path")
+        absolute = isinstance(roots, (list, tuple)) and all(isinstance(r, str) and Path(r).is_absolute() for r in roots)
+        require(absolute, f"{POLICY}: data_roots = {roots!r} should be a list of folders, each with its whole path")
         object.__setattr__(self, "data_roots", tuple(roots))
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """What a file of this policy holds: the settings that are not the defaults."""
-        values = {**asdict(self), "data_roots": list(self.data_roots)}
-        return {f.name: values[f.name] for f in fields(self) if getattr(self, f.name) != f.default}
 
     @classmethod
     def of(cls, fl_ctx: FLContext) -> Policy:
-        """The policy of the kit in which this process runs.
-
-        Raises:
-            ConfigError: the file is not JSON, or sets what does not exist.
-        """
+        """The policy of the kit in which this process runs; see `read`."""
         return cls.read(Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()) / POLICY)
 
     @classmethod
@@ -79,56 +70,6 @@ class Policy:
             raise ConfigError(f"{file}: not readable as JSON ({error}); correct it, or remove it") from error
         require(isinstance(content, dict), f"{file}: should hold a JSON object with settings")
         return from_dict(cls, content, str(file))
-
-
-@dataclass(frozen=True)
-class PolicyChange:
-    """A change of a kit's policy.
-
-    Attributes:
-        file: that holds the policy.
-        after: its new text; None if there is nothing to change.
-        diff: lines of a unified diff.
-    """
-
-    file: Path
-    after: str | None
-    diff: list[str]
-
-    def write(self) -> None:
-        """Makes the change."""
-        if self.after is not None:
-            atomic_write(self.file, self.after)
-
-    @classmethod
-    def of(cls, local: Path, data_roots: Sequence[str] = (), **limits: float | None) -> PolicyChange:
-        """The change of a kit's policy that an operator asks for.
-
-        Args:
-            local: the kit's folder ``local``.
-            data_roots: folders to add.
-            limits: new values of other settings; None leaves the old one.
-
-        Raises:
-            ConfigError: the policy cannot be read, a value is out of its range, or a folder does not exist.
-        """
-        old = Policy.read(local / POLICY)
-        roots = [str(expanded(root).resolve()) for root in data_roots]
-        for root in roots:
-            require(Path(root).is_dir(), f"site: --data-root {root!r} is not a folder; make it first")
-        changed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-        new = replace(old, data_roots=tuple(dict.fromkeys((*old.data_roots, *roots))), **changed)
-        before, after = (json.dumps(policy.content, indent=2) for policy in (old, new))
-        lines = difflib.unified_diff(before.splitlines(), after.splitlines(), POLICY, POLICY, lineterm="", n=2)
-        return cls(local / POLICY, after + "\n" if new != old else None, list(lines))
-
-
-def console_change(local: Path) -> PolicyChange:
-    """The change that keeps FLARE's admin console from a site's files; none where the operator has a policy already."""
-    file, after = local / AUTHORIZATION, closed(local)
-    if after is None or file.exists():
-        return PolicyChange(file, None, [])
-    return PolicyChange(file, after, [f"+ {READS}: none for each role, in {AUTHORIZATION}"])
 
 
 @contextmanager
@@ -162,3 +103,28 @@ def check_floor(bounds: Any, fl_ctx: FLContext) -> None:
                 f"{fl_ctx.get_identity_name()} asks for; set it in the job, or let the operator lower it with "
                 "'cfl-flare site prepare KIT --min-sites-per-cluster 1' and the like"
             )
+
+
+def state_root(fl_ctx: FLContext) -> Path:
+    """The operator's ``$CFL_STATE_ROOT``, else ``cfl_state`` beside the site's kit or the simulator's workspace."""
+    chosen = os.environ.get(STATE_ROOT)
+    if chosen:
+        return Path(chosen).expanduser()
+    kit = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()
+    workspace = kit.parent if fl_ctx.get_job_id() == SIMULATED_JOB else kit
+    return workspace.parent / "cfl_state"
+
+
+def store_for(run_name: str, fl_ctx: FLContext) -> Store:
+    """This site's store of a run.
+
+    Raises:
+        ConfigError: the name is not a folder's, or points outside the state root.
+    """
+    check_run_name(run_name, "run_name")
+    root = state_root(fl_ctx)
+    try:
+        folder = resolve_path_under_root(str(root), os.path.join(run_name, fl_ctx.get_identity_name()), "run_name")
+    except ValueError as error:
+        raise ConfigError(f"run: run_name = {run_name!r}: {error}") from error
+    return Store(Path(folder))

@@ -1,12 +1,22 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which sites count as lost."""
+"""For which sites a round waits: which are lost, which answer, and whose answer cannot be decoded."""
+
+import math
+import re
+from types import SimpleNamespace
 
 import pytest
+from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.fuel.f3.cellnet import cell
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.private.defs import CellMessageHeaderKeys
 
-from cfl_flare.flare.attendance import FETCHES, LONGEST_STEP, SILENCE, START, Attendance
+from cfl_flare.flare.attendance import FETCHES, LONGEST_STEP, SILENCE, START, Attendance, Patience
+from cfl_flare.flare.compat import fail_undecodable
 
-SITES = ("site-1", "site-2")
+SITES = ["site-1", "site-2"]
 
 
 def listened(attendance: Attendance, seconds: float, *heard: str) -> list[str]:
@@ -68,7 +78,7 @@ def test_a_site_that_is_started_again_is_expected(attendance):
 
 
 def test_in_a_simulation_nobody_is_lost():
-    attendance = Attendance.ignored()
+    attendance = Attendance(math.inf, math.inf)
     attendance.hear("site-2")
     assert listened(attendance, 10 * START, "site-1") == []
 
@@ -83,3 +93,68 @@ def test_a_site_is_deaf_once_it_has_been_heard_for_as_long_as_it_takes_to_fetch_
     assert not attendance.deaf("site-1")
     listened(attendance, FETCHES, "site-1")
     assert attendance.deaf("site-1")
+
+
+def test_a_site_that_misses_tasks_in_a_row_is_not_waited_for_until_it_answers():
+    patience = Patience(2)
+    assert not patience.miss("site-1")
+    assert patience.waited_for(SITES) == SITES
+    assert patience.miss("site-1")  # said once
+    assert not patience.miss("site-1")
+    assert patience.waited_for(SITES) == ["site-2"]
+    assert patience.answer("site-1") and not patience.answer("site-1")
+    assert patience.waited_for(SITES) == SITES
+
+
+def test_only_misses_in_a_row_count():
+    patience = Patience(2)
+    for _ in range(3):
+        assert not patience.miss("site-1")
+        assert not patience.answer("site-1")
+    assert patience.waited_for(SITES) == SITES
+
+
+def test_if_nobody_answers_all_are_waited_for():
+    patience = Patience(1)
+    assert patience.miss("site-1") and patience.miss("site-2")
+    assert patience.waited_for(SITES) == SITES
+
+
+def test_without_a_limit_all_are_waited_for():
+    patience = Patience()
+    assert not any(patience.miss("site-1") for _ in range(100))
+    assert patience.waited_for(SITES) == SITES
+
+
+def test_one_that_is_always_late_is_waited_for_once_more_and_no_longer():
+    patience = Patience(2)
+    waited = []
+    for _ in range(6):
+        waited.append("s" in patience.waited_for(["s", "t"]))
+        patience.miss("s")
+        patience.answer("s", late=True)
+    assert waited == [True, True, True, False, False, False]
+    assert patience.answer("s") and "s" in patience.waited_for(["s", "t"])
+
+
+@pytest.mark.parametrize(
+    "said, reason",
+    [
+        ("Type 'tenseal.tensors.ckksvector.CKKSVector' is not allowed", ": a filter there encrypts models, .*"),
+        ("Type 'torch.Tensor' is not allowed", ""),
+    ],
+)
+def test_an_answer_that_cannot_be_decoded_fails_its_site_alone(said, reason, monkeypatch):
+    def decode(message, *args, **kwargs):
+        raise ValueError(said)
+
+    monkeypatch.setattr(cell, "decode_payload", decode)
+    clients, failures = {"token": SimpleNamespace(name="site-2")}, []
+    engine = SimpleNamespace(client_manager=SimpleNamespace(clients=clients))
+    fail_undecodable(engine, lambda *failure: failures.append(failure))
+    answer = {StreamHeaderKey.TOPIC: ServerCommandNames.SUBMIT_UPDATE, CellMessageHeaderKeys.TOKEN: "token"}
+    cell.decode_payload(Message(answer, b"?"))
+    ((site, why),) = failures
+    assert site == "site-2" and re.fullmatch(f"undecodable: ValueError{reason}", why)
+    with pytest.raises(ValueError, match="not allowed"):  # what is no answer is FLARE's to handle
+        cell.decode_payload(Message({}, b"?"))

@@ -18,9 +18,8 @@ from cfl_flare.cli import main, site_check
 from cfl_flare.core.errors import ClassError, ConfigError
 from cfl_flare.data import SOURCES
 from cfl_flare.flare import ClusteredController, ClusteredExecutor, ClusteringAggregator, ClusterModelPersistor
-from cfl_flare.flare.allowed import CLASSES, OF_FLARE
+from cfl_flare.flare.allowed import CLASSES, CODE, OF_FLARE, READS, permitted_roles
 from cfl_flare.flare.compat import component_policy
-from cfl_flare.flare.console import CODE, READS, permitted_roles
 from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.job_check import JobCheck
 from cfl_flare.flare.kit import preparation

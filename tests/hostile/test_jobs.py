@@ -198,7 +198,7 @@ def test_only_a_job_s_server_process_says_who_is_lost_in_it(signature):
     fl_ctx.set_peer_context(peer)
     fl_ctx.set_prop(ReservedKey.ENGINE, engine)
     request[LOST], request[ENDS], request[SIGNATURE] = ["site-1"], True, signed.get(str(signature), signature)
-    reply = Rejoin()._asked("cfl_flare.rejoin", request, fl_ctx)
+    reply = Rejoin()._reply("cfl_flare.rejoin", request, fl_ctx)
     honest = signature == "the job's"
     assert reply.get_return_code() == (ReturnCode.OK if honest else ReturnCode.BAD_REQUEST_DATA)
     assert gone == ([("victim", "site-1")] if honest else [])

@@ -26,8 +26,7 @@ from cfl_flare.core.text import shown
 from cfl_flare.engine.job_settings import AssignSettings
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.site import Result, Task
-from cfl_flare.flare.client_api.failures import not_measured
-from cfl_flare.flare.client_api.results import ScriptResults, metric_of, usable
+from cfl_flare.flare.client_api.results import ScriptResults, metric_of, not_measured, usable
 from cfl_flare.flare.client_api.rules import HOW_TO_EVALUATE
 from cfl_flare.methods import describe_method
 from cfl_flare.methods.slots import cluster_slot, travelling, with_parts

@@ -23,7 +23,7 @@ from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.files import make_folder, writing
 from cfl_flare.core.private import bounded
-from cfl_flare.flare.paths import store_for
+from cfl_flare.flare.policy import store_for
 
 TRAIN, EVALUATE, SUBMIT = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION, AppConstants.TASK_SUBMIT_MODEL
 KINDS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]

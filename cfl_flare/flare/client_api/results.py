@@ -21,10 +21,13 @@ from cfl_flare.core.params import Params
 from cfl_flare.core.text import plain, shown
 from cfl_flare.engine.checks import MAX_METRICS, MAX_SAMPLES, MIN_WEIGHT, is_metric_name, is_number
 from cfl_flare.engine.server import Server
+from cfl_flare.flare.client_api.cfl_launcher import FAILED, NOT_MEASURED
 from cfl_flare.methods import Update
 from cfl_flare.methods.slots import cluster_slot
 
 STEPS = FLMetaKey.NUM_STEPS_CURRENT_ROUND
+# Of the name of an error's type.
+LONGEST_TYPE = 60
 # How many times more or fewer steps than in its first round a script may report.
 MOST_TIMES = 10
 # Filters that only leave arrays out.
@@ -220,3 +223,25 @@ def _as_array(value: Any) -> Any:
 def is_array(value: Any) -> bool:
     """Whether a value can be one of a model's arrays."""
     return isinstance(value, (np.ndarray, np.generic, int, float))
+
+
+def check_failure(result: FLModel) -> None:
+    """Raises a PayloadError if the launcher at the site says that the script has failed."""
+    if FAILED not in (result.meta or {}):
+        return
+    name = result.meta[FAILED]
+    if name == SystemExit.__name__:
+        raise PayloadError("site_failed", "its script ended before the job")
+    raise PayloadError("site_failed", f"{_type_of(name)} in its script")
+
+
+def not_measured(result: FLModel) -> str | None:
+    """Why the function that a job names has not measured a model; None if it has, or there is none."""
+    meta = result.meta or {}
+    return f"{_type_of(meta[NOT_MEASURED])} in its evaluate function" if NOT_MEASURED in meta else None
+
+
+def _type_of(name: Any) -> str:
+    """An error's type, if it is one."""
+    is_type = isinstance(name, str) and len(name) <= LONGEST_TYPE and name.isascii() and name.isidentifier()
+    return name if is_type else "an error"

@@ -1,18 +1,32 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the environment in which a recipe is to run, before anything is written or started."""
+"""What a job needs where it runs: enough sites, a folder that FLARE can work in, and the files that it carries there.
+
+These are cfl_flare itself, the user's own modules that the job names (BYOC), and the model that it starts from.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import os
 import re
-from collections.abc import Sequence
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from nvflare.apis.job_def import SERVER_SITE_NAME
+from nvflare.job_config.api import FedJob
 from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv
 
+from cfl_flare.core import PACKAGE
+from cfl_flare.core.arrays import save_arrays
 from cfl_flare.core.config import require
 from cfl_flare.core.private import Division
 from cfl_flare.engine.initial_models import initial_models
@@ -24,6 +38,11 @@ from cfl_flare.methods import Participant
 logger = logging.getLogger(__name__)
 # A model of one site, which counts in full.
 TRUSTING = {"min_sites_per_cluster": 1, "min_samples_per_cluster": 1, "max_weight_share": 1.0}
+# With a larger message, FLARE 2.9's connection by http, its default, breaks at a site: aiohttp's own limit.
+MOST_CARRIED = 4 * 2**20
+# Installed wherever cfl_flare is.
+INSTALLED = ("cfl_flare", "torch", "torchvision", "nvflare")
+INITIAL = "initial_model.safetensors"
 
 
 def check_env(env: ExecEnv, plan: RunPlan, named: Sequence[str]) -> None:
@@ -131,3 +150,107 @@ def warn_of_few_sites(plan: RunPlan, sites: int) -> None:
             needed,
             ", ".join(f"{name} = {value}" for name, value in TRUSTING.items()),
         )
+
+
+def packages_of(class_paths: Iterable[str]) -> list[str]:
+    """The top-level packages of classes, without those that are installed wherever cfl_flare is."""
+    names = [path.partition(".")[0] for path in class_paths]
+    return [name for name in dict.fromkeys(names) if name not in INSTALLED]
+
+
+def stage(job: FedJob, packages: Iterable[str], sites: Iterable[str]) -> tempfile.TemporaryDirectory[str]:
+    """Puts packages into a job's custom folders.
+
+    Args:
+        job: the job.
+        packages: top-level ones; those that are installed like any other library are skipped.
+        sites: the client apps' targets; the server gets them too.
+
+    Returns:
+        The folder from which the job is made; it must be kept until then.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="cfl-byoc-")
+    for package in packages:
+        path = _source_of(package)
+        if path is None:
+            continue
+        staged = Path(folder.name) / path.name
+        if path.is_dir():
+            shutil.copytree(path, staged, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, staged)
+        for target in (SERVER_SITE_NAME, *sites):
+            job.add_file_to(str(staged), target, dest_dir=path.name if path.is_dir() else None)
+    return folder
+
+
+def too_large(files: Iterable[str]) -> str | None:
+    """Why a job cannot be deployed to real sites with the files that it carries; None if it can.
+
+    FLARE sends all of them to each site, those for the server too.
+
+    Args:
+        files: and folders; what is named twice travels once.
+    """
+    sizes = {}
+    for place in {*map(Path, files)}:
+        inside = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+        sizes[place] = sum(path.stat().st_size for path in inside)
+    if sum(sizes.values()) <= MOST_CARRIED:
+        return None
+    largest = max(sizes, key=lambda place: sizes[place])
+    return (
+        f"the job carries files of {sum(sizes.values()) / 1e6:.1f} MB, of which {largest.name} has "
+        f"{sizes[largest] / 1e6:.1f} MB; FLARE's connections by http, its default, break at 4 MB, and such a job ends "
+        "with 'deployment timeout'. Install packages at the sites, and put a start model on the server and name it by "
+        "its absolute path"
+    )
+
+
+def _source_of(package: str) -> Path | None:
+    """Folder or file of a top-level package; None if it is installed like any other library (except cfl_flare)."""
+    if package == "cfl_flare":
+        return PACKAGE
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin)
+    if Path(sysconfig.get_paths()["purelib"]) in path.parents:
+        return None
+    return path.parent if path.name == "__init__.py" else path
+
+
+def place_checkpoint(path: str | None, job: FedJob) -> str | None:
+    """As in FLARE's recipes: an absolute path is the server's; a local file is sent with the job.
+
+    Returns:
+        The path as the server finds it.
+
+    Raises:
+        ConfigError: a relative path that is not a file here.
+    """
+    if path is None or os.path.isabs(path):
+        return path
+    require(
+        Path(path).is_file(),
+        f"recipe: initial_ckpt = {path!r} is not a file, seen from this folder; a relative path is a file that is "
+        "sent with the job, an absolute one is on the server",
+    )
+    job.add_file_to_server(str(Path(path).resolve()))
+    return Path(path).name
+
+
+def place_arrays(arrays: Mapping[str, np.ndarray], folder: Path, job: FedJob) -> str:
+    """Sends the arrays of which a job's model was made with the job, as the checkpoint that it starts from.
+
+    Args:
+        arrays: by name.
+        folder: where their file is until the job is made.
+        job: the job.
+
+    Returns:
+        The path as the server finds it.
+    """
+    save_arrays(folder / INITIAL, arrays, {})
+    job.add_file_to_server(str(folder / INITIAL))
+    return INITIAL

@@ -35,10 +35,17 @@ from cfl_flare.flare.client_api.rules import check_script, evaluates, fedprox_mu
 from cfl_flare.flare.compatibility import SOFTWARE
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.egress import check_readable
-from cfl_flare.flare.job.byoc import packages_of, stage, too_large
 from cfl_flare.flare.job.client_apps import ClientApps
-from cfl_flare.flare.job.environment import check_env, trust, warn_of_few_sites
-from cfl_flare.flare.job.fedavg_settings import check_not_here, exclude, place_arrays, place_checkpoint
+from cfl_flare.flare.job.environment import (
+    check_env,
+    packages_of,
+    place_arrays,
+    place_checkpoint,
+    stage,
+    too_large,
+    trust,
+    warn_of_few_sites,
+)
 from cfl_flare.flare.kit import allow
 from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
@@ -47,6 +54,19 @@ from cfl_flare.methods import Method, describe_method
 from cfl_flare.training.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
+# What FedAvgRecipe takes and a job with several models cannot, and what there is in its place.
+NOT_HERE = {
+    "aggregation_weights": "a method's weighting is 'samples' or 'uniform'",
+    "save_filename": "models are in clusters/, those of the best round in best/clusters/",
+    "best_model_filename": "models are in clusters/, those of the best round in best/clusters/",
+    "aggregator": "method says how models are clustered and averaged",
+    "aggregator_data_kind": "method says how models are clustered and averaged",
+    "model_persistor": "a bank of models is written after each round, and resume_from goes on from it",
+    "model_locator": "a bank of models is written after each round, and resume_from goes on from it",
+    "optimizer_args": "server_optimizer, server_lr and their like are for each cluster's model",
+    "enable_tensor_disk_offload": "the server puts large answers on its disk by itself",
+    "per_site_config": "use FLARE's function set_per_site_config(recipe, ...)",
+}
 
 
 class ClusteredRecipe(Recipe):
@@ -77,7 +97,8 @@ class ClusteredRecipe(Recipe):
         training: TrainSettings | Mapping[str, Any] | None = None,
         **settings: Any,
     ):
-        check_not_here(settings)
+        for name in settings:
+            require(name not in NOT_HERE, f"recipe: {name} is not there: {NOT_HERE.get(name)}; leave it out")
         plan = RunPlan.of(method=method, model=model, data=data, training=training, **settings)
         if plan.script.train_script is not None:
             given: dict[str, Any] = {"data": data, "training": training}
@@ -110,19 +131,15 @@ class ClusteredRecipe(Recipe):
             "training": marked(asdict(plan.training or TrainSettings())),
             "made_by": marked(SOFTWARE),
         }
-        pattern = plan.job.exclude_vars
-        leaving = (
-            None if pattern is None else exclude(pattern, plan.model, plan.method, plan.script.train_script is not None)
-        )
-        self._sites = self._client_apps(shared, leaving)
+        self._sites = self._client_apps(shared)
         self._controller = self._add_server(job, shared)
         # Polling is most of a small round's fixed cost; FLARE's own 2 s would be most of the round.
         job.to_server({"server": {"task_request_interval": plan.job.task_request_interval}})
         super().__init__(job)
 
-    def _client_apps(self, shared: Mapping[str, Any], leaving: Filter | None) -> ClientApps:
+    def _client_apps(self, shared: Mapping[str, Any]) -> ClientApps:
         """What runs at the sites."""
-        return ClientApps(self.plan, shared, leaving)
+        return ClientApps(self.plan, shared)
 
     def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> PerSiteController:
         """Adds what runs at the server; returns its controller."""
@@ -227,7 +244,7 @@ class ClusteredRecipe(Recipe):
             self._job.to_server(ServerRun(copy(receiver)), id="server_run")
 
     def _too_large(self) -> str | None:
-        """See `cfl_flare.flare.job.byoc.too_large`. Where all sites have the same app, it is the server's, too."""
+        """See `too_large`. Where all sites have the same app, it is the server's, too."""
         apps = self._job._deploy_map
         sent = [app for target, app in apps.items() if ALL_SITES in apps or target != SERVER_SITE_NAME]
         return too_large(path for app in sent for path, *_ in app.app_config.file_sources)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from nvflare.apis.filter import Filter
 from nvflare.job_config.base_fed_job import BaseFedJob
 from torch import nn
 
@@ -85,8 +84,8 @@ class StudyRecipe(ClusteredRecipe):
         check_candidates(plan, first_candidates(module, self.more, task))
         self._assemble(plan)
 
-    def _client_apps(self, shared: Mapping[str, Any], leaving: Filter | None) -> ClientApps:
-        return _StudyApps(self.plan, {**shared, **self._own()}, leaving)
+    def _client_apps(self, shared: Mapping[str, Any]) -> ClientApps:
+        return _StudyApps(self.plan, {**shared, **self._own()})
 
     def _own(self) -> dict[str, Any]:
         """What only a study's executors have."""

@@ -25,7 +25,7 @@ from cfl_flare.engine.study.halving import TEST, VALIDATION
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy, data_config
 from cfl_flare.flare.executor import ClusteredExecutor
-from cfl_flare.flare.paths import store_for
+from cfl_flare.flare.policy import store_for
 from cfl_flare.flare.site_run import SiteRun
 from cfl_flare.flare.study.messages import CANDIDATE, COUNTS, SPLIT, asked
 from cfl_flare.methods import build_method

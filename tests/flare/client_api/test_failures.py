@@ -21,7 +21,7 @@ from nvflare.client.in_process.api import TOPIC_GLOBAL_RESULT, TOPIC_LOCAL_RESUL
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.client_api import cfl_launcher
-from cfl_flare.flare.client_api.failures import LONGEST, check_failure, not_measured
+from cfl_flare.flare.client_api.results import LONGEST_TYPE, check_failure, not_measured
 from cfl_flare.models import MLP
 
 LAUNCHER = Path(cfl_launcher.__file__)
@@ -32,8 +32,8 @@ LAUNCHER = Path(cfl_launcher.__file__)
     [
         ("ValueError", "ValueError in its script"),
         ("SystemExit", "its script ended before the job"),
-        ("E" * LONGEST, "E" * LONGEST + " in its script"),
-        ("E" * (LONGEST + 1), "an error in its script"),
+        ("E" * LONGEST_TYPE, "E" * LONGEST_TYPE + " in its script"),
+        ("E" * (LONGEST_TYPE + 1), "an error in its script"),
         ("no patient 17", "an error in its script"),
         ("Err\x1b[2J", "an error in its script"),
         ("Fehler\N{LATIN SMALL LETTER U WITH DIAERESIS}", "an error in its script"),

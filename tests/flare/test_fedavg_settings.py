@@ -27,7 +27,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import Digits
 from cfl_flare.data.sources import SiteData
 from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.flare.job.fedavg_settings import NOT_HERE
+from cfl_flare.flare.job.recipe import NOT_HERE
 from cfl_flare.flare.tracking import series
 from cfl_flare.models import MLP
 from tests.flare.test_egress import Encryptor
@@ -97,7 +97,7 @@ def test_how_a_script_s_process_is_launched_is_flare_s():
 def test_what_flare_s_recipe_takes_is_there_or_refused_by_name():
     from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 
-    page = (Path(__file__).parents[3] / "docs" / "from-fedavg-recipe.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "from-fedavg-recipe.md").read_text()
     ours = {*inspect.signature(ClusteredRecipe).parameters}
     for name in inspect.signature(FedAvgRecipe).parameters:
         assert name == "self" or name in ours or name in NOT_HERE, name
