@@ -15,7 +15,7 @@ from typing import Any, Literal
 from cfl_flare.core.config import from_dict, parse_spec, require
 from cfl_flare.core.seeds import stream
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
-from cfl_flare.data.report import participant_names
+from cfl_flare.data.summary import participant_names
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import Method
 from cfl_flare.models import MODELS

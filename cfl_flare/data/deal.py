@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The base of all partition rules, and how a pooled data set is dealt out by one.
+"""The base of all partition rules, how one deals out a pooled data set, and what is set aside before it does.
 
-A rule yields shares: the part of each class that each participant gets; labels that are no class numbers are dealt out
-by the strata of `cfl_flare.data.labels`, each as a class. Training and test samples are dealt by the same
-shares, so that a participant is tested on what it is trained on; or both together, and each participant's samples are
-split afterwards. Samples that no share covers stay unused.
+A rule yields shares: the part of each class that each participant gets. Labels that are no class numbers are dealt out
+by the strata of `cfl_flare.data.labels`, each as a class. Training and test samples are dealt by the same shares, so
+that a participant is tested on what it is trained on. Some rules deal both together, and split each participant's
+samples afterwards. Samples that no share covers stay unused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from cfl_flare.core.config import from_dict, require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.settings import check_settings
-from cfl_flare.data.labels import strata
+from cfl_flare.data.files import find, read_npz
+from cfl_flare.data.labels import FORMS, form_of, strata
 from cfl_flare.data.samples import Samples
 
 REDRAWS = 1000
@@ -45,15 +46,12 @@ class Pool:
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
         return len(self.train)
 
 
 @dataclass(frozen=True)
 class Deal:
-    """A pooled data set, dealt out.
-
-    Indices count the source's training samples and then, going on, its test samples.
+    """A pooled data set, dealt out. Indices count the source's training samples and then, going on, its test samples.
 
     Attributes:
         train: indices of each participant's training samples, sorted.
@@ -97,6 +95,13 @@ class Partition(ABC):
         """Raises a ConfigError if the rule does not work for this number of participants."""
         require(participants >= 1, f"partition {self.name}: participants = {participants} should be >= 1")
 
+    def check_each_has_one(self, groups: int, what: str, participants: int) -> None:
+        """Raises a ConfigError if there are fewer participants than groups; ``what`` names the groups in it."""
+        require(
+            groups <= participants,
+            f"partition {self.name}: {what} need at least as many participants, not {participants}",
+        )
+
     @abstractmethod
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
         """The share of each class that each participant gets.
@@ -118,13 +123,15 @@ class Partition(ABC):
         """The true group of each participant as far as it is known before the draw, else None."""
         return [None] * participants
 
-    def truth_of(self, counts: np.ndarray) -> list[int | None]:
-        """The true group of each participant, from its training samples of each class ``(participants, classes)``."""
-        return self.truth(len(counts))
+    def truth_of(self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
+        """The true group of each participant after the draw.
 
-    def truth_in(self, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None] | None:
-        """The true group of each participant as the source names it, by its training samples; None if it does not."""
-        return None
+        Args:
+            counts: its training samples of each class, ``(participants, classes)``.
+            train: the source's training samples.
+            parts: the indices of each participant's training samples.
+        """
+        return self.truth(len(counts))
 
     def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
         """A participant's samples as the rule changes them; for rules that shift features or labels."""
@@ -141,7 +148,7 @@ def rounded(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
 
 def evened(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """As `rounded`, but what a participant loses by rounding in one class it is given in the next ones.
+    """As `rounded`, but the next classes make up for what a participant loses by rounding in one.
 
     Where classes have fewer samples than there are participants, this leaves no participant without samples.
     """
@@ -170,8 +177,8 @@ def apportioned(counts: np.ndarray, size: int) -> np.ndarray:
 def filled(odds: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
     """Draws each participant's labels from its own distribution, without replacement.
 
-    All draw at once. Where a class is drawn more often than it has samples, chance decides who gets them, and the
-    others draw again among the remaining classes; so no participant is served last.
+    All draw at once. If a class is drawn more often than it has samples, chance decides who gets them. The others draw
+    again among the remaining classes, so that no participant is served last.
 
     Args:
         odds: ``(participants, classes)`` label distributions, not necessarily of sum one.
@@ -191,19 +198,19 @@ def filled(odds: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.rand
             return None
         # A participant that draws no more gets a distribution all the same: the first class.
         first = np.eye(1, odds.shape[1]).repeat(len(odds), axis=0)
-        asked = rng.multinomial(need, np.divide(open_odds, mass, out=first, where=mass > 0))
-        for c in np.flatnonzero(asked.sum(axis=0) > left):
-            asked[:, c] = rng.multivariate_hypergeometric(asked[:, c], left[c])
-        counts += asked
-        left, need = left - asked.sum(axis=0), need - asked.sum(axis=1)
+        drawn = rng.multinomial(need, np.divide(open_odds, mass, out=first, where=mass > 0))
+        for c in np.flatnonzero(drawn.sum(axis=0) > left):
+            drawn[:, c] = rng.multivariate_hypergeometric(drawn[:, c], left[c])
+        counts += drawn
+        left, need = left - drawn.sum(axis=0), need - drawn.sum(axis=1)
     return counts
 
 
-def deal(own: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def deal(stratum: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Draws the indices of each participant's samples from strata ``(n,)``, by counts ``(participants, classes)``."""
     parts: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
     for c in np.flatnonzero(counts.any(axis=0)):
-        indices = rng.permutation(np.flatnonzero(own == c))
+        indices = rng.permutation(np.flatnonzero(stratum == c))
         # The last piece, beyond all counts, stays unused.
         for part, piece in zip(parts, np.split(indices, np.cumsum(counts[:, c]))):
             part.append(piece)
@@ -221,8 +228,8 @@ def split(counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.
         Its training and its test samples of each class, which add up to ``counts``.
     """
     sizes = counts.sum(axis=1)
-    wanted = np.clip(np.round(TEST_SHARE * sizes).astype(np.int64), 1, sizes)  # none where there is none
-    tests = np.stack([rng.multivariate_hypergeometric(own, size) for own, size in zip(counts, wanted)])
+    test_sizes = np.clip(np.round(TEST_SHARE * sizes).astype(np.int64), 1, sizes)  # none where there is none
+    tests = np.stack([rng.multivariate_hypergeometric(row, size) for row, size in zip(counts, test_sizes)])
     return counts - tests, tests
 
 
@@ -237,9 +244,9 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
         DataError: no draw gave all participants enough samples.
     """
     rule.check(participants)
-    own, test_own = rule.strata(train, test)
-    classes = int(max(own.max(), test_own.max())) + 1
-    totals, test_totals = np.bincount(own, minlength=classes), np.bincount(test_own, minlength=classes)
+    stratum, test_stratum = rule.strata(train, test)
+    classes = int(max(stratum.max(), test_stratum.max())) + 1
+    totals, test_totals = (np.bincount(part, minlength=classes) for part in (stratum, test_stratum))
     if rule.pooled:
         every = totals + test_totals
         test_totals = np.round(TEST_SHARE * every).astype(np.int64)
@@ -247,7 +254,7 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
     pool = Pool(totals, test_totals, min_samples)
     fewest, draws = 0, REDRAWS if rule.random else 1
     attempts = list(range(draws))
-    for whole in (rounded, evened):  # in this order, so that evening out changes only what needs it
+    for to_counts in (rounded, evened):  # in this order, so that evening out changes only what needs it
         for attempt in attempts.copy():
             rng = stream(seed, "partition", attempt)
             shares = rule.shares(participants, pool, rng)
@@ -255,21 +262,62 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
                 attempts.remove(attempt)
                 continue
             if rule.pooled:
-                counts, tests = split(whole(shares, totals + test_totals), rng)
+                counts, tests = split(to_counts(shares, totals + test_totals), rng)
             else:
-                counts, tests = whole(shares, totals), whole(shares, test_totals)
+                counts, tests = to_counts(shares, totals), to_counts(shares, test_totals)
             smallest, smallest_test = int(counts.sum(axis=1).min()), int(tests.sum(axis=1).min())
-            if smallest >= min_samples and (smallest_test >= 1 or rule.every):
-                if rule.equal_tests:
-                    tests = apportioned(tests, smallest_test)
-                if rule.pooled:
-                    parts = deal(np.concatenate((own, test_own)), np.concatenate((counts, tests)), rng)
-                else:
-                    parts = deal(own, counts, rng) + [len(train) + part for part in deal(test_own, tests, rng)]
-                truth = rule.truth_in(train, parts[:participants])
-                return Deal(parts[:participants], parts[participants:], truth or rule.truth_of(counts))
-            fewest = max(fewest, smallest)
+            if smallest < min_samples or (smallest_test < 1 and not rule.every):
+                fewest = max(fewest, smallest)
+                continue
+            if rule.equal_tests:
+                tests = apportioned(tests, smallest_test)
+            if rule.pooled:
+                parts = deal(np.concatenate((stratum, test_stratum)), np.concatenate((counts, tests)), rng)
+            else:
+                parts = deal(stratum, counts, rng) + [len(train) + part for part in deal(test_stratum, tests, rng)]
+            train_parts, test_parts = parts[:participants], parts[participants:]
+            return Deal(train_parts, test_parts, rule.truth_of(counts, train, train_parts))
     raise DataError(
         f"partition {rule.name}: no draw of {draws} gave each of {participants} participants {min_samples} training "
         f"samples and 1 test sample (best: {fewest}); {rule.advice}"
     )
+
+
+def draw_indicator(labels: np.ndarray, per_class: int, seed: int, where: str, spare: int = 0) -> np.ndarray:
+    """Indices of ``per_class`` samples (N_c) of each class, one class after the other (FedDSMIC sec. 4.2).
+
+    A server compares models' predictions on these. They depend on the labels and the seed alone, and a larger draw
+    contains the smaller ones. ``spare`` samples must be left of each class.
+
+    Raises:
+        ConfigError: a class has too few.
+        DataError: the labels are no class numbers.
+    """
+    chosen = [np.zeros(0, np.int64)]
+    if per_class and (form := form_of(labels, where)) != "class":
+        raise DataError(
+            f"{where}: labels are {FORMS[form]}, and indicator_samples = {per_class} are drawn of each class; name "
+            "labels that are class numbers, or take a method without indicator samples"
+        )
+    for c in np.unique(labels) if per_class else ():
+        members = np.flatnonzero(labels == c)
+        require(
+            len(members) >= per_class + spare,
+            f"{where}: class {c} has {len(members)} training samples, too few for indicator_samples = {per_class} of "
+            f"each class{' and others to train on' * bool(spare)}; lower indicator_samples, or give more samples",
+        )
+        chosen.append(stream(seed, "indicator samples", int(c)).permutation(members)[:per_class])
+    return np.concatenate(chosen)
+
+
+def read_indicator(path: str, per_class: int, seed: int) -> Samples:
+    """Draws indicator samples from the training split of a file in MedMNIST's layout, found as by the source npz.
+
+    Raises:
+        DataError: the file cannot be read, or its samples are not valid.
+        ConfigError: a class has too few.
+    """
+    file = find(path, "indicator_file")
+    arrays, where = read_npz(file, ["train_images", "train_labels"]), f"indicator_file {file}"
+    samples = Samples.of_images(where, arrays["train_images"], arrays["train_labels"]).check(where)
+    return samples.take(draw_indicator(samples.y, per_class, seed, where))

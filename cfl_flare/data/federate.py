@@ -15,37 +15,12 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.settings import Bounds, check_settings, setting
 from cfl_flare.core.text import shown, unique_names
-from cfl_flare.data.deal import Deal, Partition, dealt
-from cfl_flare.data.indicator_samples import drawn
+from cfl_flare.data.deal import Deal, Partition, dealt, draw_indicator
 from cfl_flare.data.labels import outputs_for
 from cfl_flare.data.partitions import Natural, build_partition
 from cfl_flare.data.preparation import Preparation
-from cfl_flare.data.report import PartitionReport, participant_names, report_of
 from cfl_flare.data.samples import DataSource, Samples, check_values, normalised, read, split_by_class, taken
-
-
-@dataclass(frozen=True)
-class ParticipantData:
-    """One participant's samples, normalised, float32.
-
-    Attributes:
-        name: its name.
-        train: its training split.
-        test: its test split.
-        group: its true group in a simulation, else None.
-        preparation: how its samples were filled up and scaled; None if the source has no such step.
-        stream: names its random streams, so that they do not depend on what a hospital is called; empty for its name.
-        clipped: how many of its numbers were too far from their mean; None if none is ever clipped.
-    """
-
-    name: str
-    train: Samples
-    test: Samples
-    group: int | None = None
-    preparation: Preparation | None = None
-    stream: str = ""
-    clipped: int | None = None
-
+from cfl_flare.data.summary import ParticipantData, PartitionReport, participant_names, report_of
 
 UNSEEN = Bounds(
     "a share in [0.0, 1.0) or a count", lambda value: 0 <= value < 1 if isinstance(value, float) else value >= 0
@@ -56,13 +31,13 @@ UNSEEN = Bounds(
 class DataConfig:
     """How the participants of a run get their data: in a simulation from one source's samples, else each its own.
 
-    In a simulation ``participants`` and ``partition`` are given. Where each site is one participant, with all that its
-    own source reads, they are not. A partition ``"name:setting=value"`` becomes its dictionary. With ``natural``, the
-    participants are all owners of samples, and `resolved` counts and names them.
+    A simulation needs ``participants`` and ``partition``. Without them each site is one participant, with all that its
+    own source reads. A partition ``"name:setting=value"`` becomes its dictionary. With ``natural``, the participants
+    are all owners of samples, and `resolved` counts and names them.
 
     Attributes:
-        owners: the names of all participants, where samples go to their owners and `resolved` has named them; else
-            they are ``p0``, ``p1``, ...
+        owners: the names of all participants, if samples go to their owners and `resolved` has named them; else they
+            are ``p0``, ``p1``, ...
     """
 
     participants: int | None = setting(
@@ -99,9 +74,9 @@ class DataConfig:
             "data: measured_on = 'validation', but no samples are set aside for it; give validation a share, as 0.25",
         )
         object.__setattr__(self, "owners", list(self.owners))
-        named = all(isinstance(name, str) for name in self.owners) and len(self.owners) in (0, self.participants)
+        are_names = all(isinstance(name, str) for name in self.owners) and len(self.owners) in (0, self.participants)
         require(
-            named and unique_names(self.owners) == self.owners,
+            are_names and unique_names(self.owners) == self.owners,
             f"data: owners = {shown(self.owners)} should be the names of all participants, as a run writes them",
         )
         if self.participants is None and self._natural:
@@ -128,7 +103,7 @@ class DataConfig:
             require(bool(self.names), f"data: unseen = {self.unseen} {left}")
 
     def check_public(self, source: DataSource | None) -> None:
-        """Raises a ConfigError if data of a site's own would be dealt out, whose parts' sizes tell its labels."""
+        """Raises a ConfigError if a site's own data would be dealt out: the sizes of its parts tell its labels."""
         require(
             self.partition is None or source is None or source.public,
             f"data: partition = {shown(self.partition)} deals out what {type(source).__name__} reads, the site's own; "
@@ -137,7 +112,6 @@ class DataConfig:
 
     @property
     def _natural(self) -> bool:
-        """Whether samples go to their owners."""
         return self.partition is not None and isinstance(build_partition(self.partition), Natural)
 
     def resolved(self, source: DataSource) -> DataConfig:
@@ -169,8 +143,10 @@ class DataConfig:
     def _indices(self, unseen: bool) -> list[int]:
         """The indices of the participants that are held back, or of the others; they depend on the seed alone."""
         count = self.participants or 0
-        held = max(1, round(self.unseen * count)) if isinstance(self.unseen, float) and self.unseen else self.unseen
-        held_back = set(stream(self.seed, "unseen").permutation(count)[: int(held)].tolist())
+        unseen_count = self.unseen
+        if isinstance(self.unseen, float) and self.unseen:
+            unseen_count = max(1, round(self.unseen * count))
+        held_back = set(stream(self.seed, "unseen").permutation(count)[: int(unseen_count)].tolist())
         return [i for i in range(count) if (i in held_back) == unseen]
 
     def _block(self, index: int, sites: int) -> list[int]:
@@ -208,7 +184,6 @@ class DataConfig:
         return self._people(source, self._indices(unseen=True)) if self.unseen else []
 
     def _people(self, source: DataSource, indices: Sequence[int]) -> list[ParticipantData]:
-        """The participants of a simulation with these indices."""
         rule, train, test, deal = self._deal(source)
         classes = outputs_for(train.y, test.y)
         streams, people = participant_names(len(deal.truth)), []
@@ -221,12 +196,12 @@ class DataConfig:
         if source.prepares:
             everyone = taken(train, test, np.sort(np.concatenate([deal.train[i] for i in self._indices(unseen=False)])))
         for i in indices:
-            own, own_test = (
+            splits = [
                 rule.alter(taken(train, test, parts[i]), deal.truth[i], classes, self.seed)
                 for parts in (deal.train, deal.test)
-            )
-            one = self._prepared(source, names[i], own, own_test, deal.truth[i], everyone)
-            people.append(replace(one, stream=streams[i]))
+            ]
+            participant = self._prepared(source, names[i], *splits, deal.truth[i], everyone)
+            people.append(replace(participant, stream=streams[i]))
         return people
 
     def _prepared(
@@ -255,7 +230,7 @@ class DataConfig:
         train, test = _read(source)
         participants = self.participants or Natural.able(train, test, self.min_samples)
         if self.indicator_samples:
-            indicator = drawn(train.y, self.indicator_samples, self.seed, "data", spare=1)
+            indicator = draw_indicator(train.y, self.indicator_samples, self.seed, "data", spare=1)
             train = train.take(np.setdiff1d(np.arange(len(train)), indicator))
         rule = build_partition(self.partition)
         return rule, train, test, dealt(train, test, rule, participants, self.seed, self.min_samples)
@@ -264,7 +239,7 @@ class DataConfig:
         """What became of a source's columns and, where samples go to their owners, of those that are too small."""
         if not self._natural:
             return source.described()
-        return [*source.described(), Natural.said(*_read(source), self.min_samples)]
+        return [*source.described(), Natural.described(*_read(source), self.min_samples)]
 
     def report(self, source: DataSource) -> PartitionReport:
         """How a source is dealt out to the participants of a simulation.
@@ -288,7 +263,7 @@ class DataConfig:
             ConfigError: a class has too few.
         """
         train, _ = _read(source)
-        chosen, preparation = train.take(drawn(train.y, per_class, self.seed, "data", spare=1)), None
+        chosen, preparation = train.take(draw_indicator(train.y, per_class, self.seed, "data", spare=1)), None
         if source.prepares:
             preparation = source.preparation(train, train)
         return chosen if preparation is None else replace(chosen, x=preparation.apply(chosen.x))

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rules by which the participants of a group share a mix of labels: cluster-wise non-IID, with known true groups."""
+"""Rules with known true groups, whose participants share a mix of labels, a device, or names of the labels."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,9 +12,13 @@ from typing import ClassVar
 import numpy as np
 
 from cfl_flare.core.config import require
+from cfl_flare.core.errors import DataError
+from cfl_flare.core.seeds import stream
 from cfl_flare.core.settings import setting
 from cfl_flare.data.deal import Partition, Pool
-from cfl_flare.data.label_skew import balanced_choices, blocks, split_evenly, used_classes
+from cfl_flare.data.label_skew import IID, balanced_choices, blocks, split_evenly, used_classes
+from cfl_flare.data.labels import FORMS, form_of
+from cfl_flare.data.samples import Samples
 
 # A draw is rejected if a group has less than this share of its expected size.
 SMALLEST_GROUP = 0.3
@@ -26,15 +31,10 @@ class Grouped(Partition):
     groups: int = setting(3, help="number of groups, of equal size", ge=1)
 
     def check(self, participants: int) -> None:
-        """Raises a ConfigError if a group would have no participant."""
         super().check(participants)
-        require(
-            self.groups <= participants,
-            f"partition {self.name}: groups = {self.groups} need at least as many participants, not {participants}",
-        )
+        self.check_each_has_one(self.groups, f"groups = {self.groups}", participants)
 
     def truth(self, participants: int) -> list[int | None]:
-        """The block of each participant."""
         return blocks(participants, self.groups)
 
 
@@ -58,7 +58,6 @@ class Skewed(Grouped):
         )
 
     def check(self, participants: int) -> None:
-        """Raises a ConfigError if the sizes do not add up to the participants."""
         if self.group_sizes is None:
             super().check(participants)
             return
@@ -69,7 +68,6 @@ class Skewed(Grouped):
         )
 
     def truth(self, participants: int) -> list[int | None]:
-        """The block of each participant."""
         if self.group_sizes is None:
             return super().truth(participants)
         return [g for g, size in enumerate(self.group_sizes) for _ in range(size)]
@@ -91,7 +89,6 @@ class ClusterDirichlet(Skewed):
     a_within: float = setting(10.0, help="concentration inside a group", gt=0)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-        """None while a group is too small."""
         sizes = self.group_sizes
         # Each group's part of the participants times the number of groups; all ones for equal groups.
         weights = np.ones(self.groups) if sizes is None else np.array(sizes) * len(sizes) / participants
@@ -130,11 +127,10 @@ class ClusterNClass(Skewed):
         )
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        """An equal part of each of a participant's classes."""
         used = used_classes(pool, self.n_group, "partition cluster_n_class: n_group")
         truth, choices = [g or 0 for g in self.truth(participants)], []
-        for g, own in enumerate(balanced_choices(used, self.n_group, max(truth) + 1, rng)):
-            choices += balanced_choices(own, self.n_client, truth.count(g), rng)
+        for g, classes in enumerate(balanced_choices(used, self.n_group, max(truth) + 1, rng)):
+            choices += balanced_choices(classes, self.n_client, truth.count(g), rng)
         return split_evenly(choices, pool)
 
 
@@ -142,15 +138,15 @@ class ClusterNClass(Skewed):
 class ClassGroups(Grouped):
     """Groups of classes are spread by one Dirichlet(alpha) each, and participants' samples split 80/20 (FedDSMIC 5).
 
-    They are spread over **all** participants, so that alpha = 10 is already near IID, and a participant's true group is
-    the one of which it has most training samples. With ``disjoint`` (our addition) they are spread over the group's own
+    They are spread over **all** participants, so that alpha = 10 is already near IID. A participant's true group is the
+    one from which it has most training samples. With ``disjoint`` (our addition) they are spread over the group's own
     block of participants. Classes are divided in their order. The source's training and test samples are dealt
-    together, and a fifth of each participant's, drawn at random, are its test samples; as the label rule of `Quantity`
-    it leaves the source's split as it is.
+    together, and a random fifth of each participant's are its test samples. As the label rule of `Quantity` it leaves
+    the source's split as it is.
 
-    A participant that would get almost nothing, as many do with a small alpha and many participants, gets what it needs
-    from its largest group: enough for ``min_samples`` training samples and a test sample after all rounding, 16 to 20
-    samples by default. With a higher ``min_samples`` all have more to be tested on, too: 24 leave 6.
+    With a small alpha, many participants would get almost nothing. Such a participant gets what it needs from its
+    largest group: enough for ``min_samples`` training samples and a test sample after all rounding, 16 to 20 samples by
+    default. A higher ``min_samples`` leaves all more test samples, too: 24 leave 6.
     """
 
     name: ClassVar[str] = "class_groups"
@@ -160,20 +156,17 @@ class ClassGroups(Grouped):
     disjoint: bool = setting(False, help="give a group's classes to its own participants alone")
 
     def check(self, participants: int) -> None:
-        """Only disjoint groups need at least one participant each."""
         if self.disjoint:
             super().check(participants)
-        else:
+        else:  # groups may then be more than participants
             Partition.check(self, participants)
 
     def truth(self, participants: int) -> list[int | None]:
-        """The blocks if they are disjoint; otherwise not known before the draw."""
         return super().truth(participants) if self.disjoint else [None] * participants
 
-    def truth_of(self, counts: np.ndarray) -> list[int | None]:
-        """The group of which each participant has most samples."""
+    def truth_of(self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
         if self.disjoint:
-            return super().truth_of(counts)
+            return self.truth(len(counts))
         division = self.division(counts.shape[1])
         sums = np.stack([counts[:, division == g].sum(axis=1) for g in range(self.groups)], axis=1)
         return [int(g) for g in sums.argmax(axis=1)]
@@ -183,7 +176,6 @@ class ClassGroups(Grouped):
         return np.arange(classes) * self.groups // classes
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        """One draw per group of classes."""
         require(
             self.groups <= pool.classes,
             f"partition class_groups: groups = {self.groups} is more than the data's {pool.classes} classes",
@@ -198,7 +190,7 @@ class ClassGroups(Grouped):
     def _without_empty(self, drawn: np.ndarray, division: np.ndarray, pool: Pool) -> np.ndarray:
         """The drawn shares ``(participants, groups)``, raised to the minimum for participants that would get less.
 
-        They get it from the group of which they have most. The slack covers the loss by rounding in each class.
+        They get it from their largest group. The slack covers the loss by rounding in each class.
         """
         train, test = (np.bincount(division, total, self.groups) for total in (pool.train, pool.test))
         slack = 1.5 * np.sqrt(np.bincount(division, minlength=self.groups))
@@ -208,3 +200,126 @@ class ClassGroups(Grouped):
         lifted = drawn.copy()
         lifted[poor, home[poor]] = np.maximum(drawn[poor, home[poor]], least[home[poor]])
         return lifted / lifted.sum(axis=0)
+
+
+@dataclass(frozen=True)
+class Shift(Grouped):
+    """A rule whose groups differ in their samples only: every participant gets the same share of every class."""
+
+    random: ClassVar[bool] = False
+
+    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
+        return IID().shares(participants, pool, rng)
+
+
+@dataclass(frozen=True)
+class LabelPermutation(Shift):
+    """Groups that share the images but name them differently: each group permutes the labels (concept shift).
+
+    It models hospitals that code the same findings by different schemes: one global model cannot serve two of them. The
+    group is the true group. The first group keeps the labels as they are, and no two have the same permutation.
+    """
+
+    name: ClassVar[str] = "label_permutation"
+
+    def strata(self, train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray]:
+        form = form_of(train.y, "partition label_permutation")
+        if form != "class":
+            raise DataError(
+                f"partition label_permutation: labels are {FORMS[form]}, and it exchanges class numbers; take scanner "
+                "or another rule"
+            )
+        return super().strata(train, test)
+
+    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
+        most = math.factorial(min(pool.classes, 20))
+        require(
+            self.groups <= most,
+            f"partition label_permutation: groups = {self.groups} is more than the {most} orders of {pool.classes} "
+            "classes",
+        )
+        return super().shares(participants, pool, rng)
+
+    def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
+        orders = [np.arange(classes)]
+        for g in range(1, (group or 0) + 1):  # each differs from those of all groups before it
+            rng = stream(seed, "label permutation", g)
+            order = rng.permutation(classes)
+            while any(np.array_equal(order, other) for other in orders):
+                order = rng.permutation(classes)
+            orders.append(order)
+        return Samples(samples.x, orders[-1][samples.y], samples.key)
+
+
+@dataclass(frozen=True)
+class Scanner(Shift):
+    """Groups of sites with different devices, which image the same classes differently (feature shift).
+
+    Labels are IID. Each group rotates, regrades, inverts and blurs its images by its own amounts; the first group's
+    images stay as they are. Masks are rotated with their images. The group is the true group.
+    """
+
+    name: ClassVar[str] = "scanner"
+
+    rotation: bool = setting(True, help="rotate by a quarter turn more for each group, and by 4 to 10 degrees")
+    contrast: bool = setting(True, help="apply a gamma of 0.5 to 0.7 or 1.4 to 2, and a contrast of 0.6 to 0.9")
+    inversion: bool = setting(
+        True, help="exchange black and white in every second group; alone it makes at most two groups"
+    )
+    blur: bool = setting(True, help="smooth by a Gaussian of 0.5 to 1 pixel")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.rotation or self.contrast or self.inversion or self.blur,
+            "partition scanner: rotation, contrast, inversion and blur are all off; leave one on",
+        )
+        require(
+            self.rotation or self.contrast or self.blur or self.groups <= 2,
+            f"partition scanner: groups = {self.groups} cannot differ by inversion alone; turn another shift on",
+        )
+
+    def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
+        x = samples.x
+        if x.ndim != 4:
+            raise DataError(f"partition scanner: samples have shape {x.shape[1:]}; it needs images (channels, h, w)")
+        if self.rotation and x.shape[2] != x.shape[3]:
+            raise DataError(f"partition scanner: images are {x.shape[2]}x{x.shape[3]}; to turn them, square them first")
+        if x.dtype != np.uint8 and (x.min() < 0 or x.max() > 1):
+            raise DataError(f"partition scanner: images go from {x.min():.3g} to {x.max():.3g}; it needs [0, 1]")
+        if not group:
+            return samples
+        bright = x.astype(np.float32) / 255 if x.dtype == np.uint8 else x.astype(np.float32)
+        rng = stream(seed, "scanner", group)
+        # All amounts are drawn first, so that no switch changes another's; none is close to zero.
+        angle, gamma = rng.choice((-1, 1), 2) * rng.uniform((4, 0.5), (10, 1))
+        contrast, sigma = rng.uniform(0.6, 0.9), rng.uniform(0.5, 1)
+        y = samples.y
+        if self.rotation:
+            bright = _rotated(bright, group, angle, order=1)
+            y = _rotated(y, group, angle, order=0) if form_of(y, "partition scanner") == "mask" else y
+        taken = self._regraded(bright, group, gamma, contrast, sigma)
+        return Samples(np.round(taken * 255).astype(np.uint8) if x.dtype == np.uint8 else taken, y, samples.key)
+
+    def _regraded(self, x: np.ndarray, group: int, gamma: float, contrast: float, sigma: float) -> np.ndarray:
+        """Images in [0, 1], ``(n, channels, h, w)``, float32."""
+        from scipy import ndimage
+
+        if self.blur:
+            x = ndimage.gaussian_filter(x, (0, 0, sigma, sigma))
+        if self.contrast:
+            x = 0.5 + contrast * (np.clip(x, 0, 1) ** 2**gamma - 0.5)
+        if self.inversion and (group + group // 4) % 2:  # so that eight groups differ in rotation or inversion
+            x = 1 - x
+        return np.clip(x, 0, 1).astype(np.float32)
+
+
+def _rotated(x: np.ndarray, group: int, angle: float, order: int) -> np.ndarray:
+    """Square images or masks ``(..., h, w)``, turned by a quarter for each group and by an angle in degrees.
+
+    ``order`` is that of the splines between pixels; 0 takes the nearest one, as masks need.
+    """
+    from scipy import ndimage
+
+    x = np.rot90(x, group % 4, axes=(-2, -1))
+    return ndimage.rotate(x, angle, axes=(-1, -2), reshape=False, order=order, mode="nearest")

@@ -27,7 +27,6 @@ class IID(Partition):
     random: ClassVar[bool] = False
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        """1/m each."""
         return np.full((participants, pool.classes), 1 / participants)
 
 
@@ -40,7 +39,6 @@ class Dirichlet(Partition):
     alpha: float = setting(0.1, help="concentration, 0.1 in the thesis; small is uneven", gt=0)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        """One draw per class."""
         return rng.dirichlet(np.full(participants, self.alpha), size=pool.classes).T
 
 
@@ -48,8 +46,8 @@ class Dirichlet(Partition):
 class NClass(Partition):
     """Every participant draws n classes, independently of the others; each is split evenly among those who drew it.
 
-    Thesis A.2, client-wise n-class, n = 2 there; FedAC 5.1, n = 3. A class that nobody drew stays unused. Few have all
-    their classes in common: 100 participants with 3 of 10 classes have about 68 different sets, and no true groups.
+    Thesis A.2, client-wise n-class, n = 2 there; FedAC 5.1, n = 3. A class that nobody drew stays unused. Few
+    participants share all their classes: 100 with 3 of 10 classes have about 68 different sets, and no true groups.
 
     With ``sets``, participants share their classes: participant j has the classes s, s + 1, ..., s + n - 1 (the first
     one follows the last) of set s = j mod sets, as in the code of pFedMe (Dinh et al. 2020). The set is the true group.
@@ -63,19 +61,13 @@ class NClass(Partition):
     )
 
     def check(self, participants: int) -> None:
-        """Raises a ConfigError if a set would have no participant."""
         super().check(participants)
-        require(
-            self.sets is None or self.sets <= participants,
-            f"partition n_class: sets = {self.sets} need at least as many participants, not {participants}",
-        )
+        self.check_each_has_one(self.sets or 0, f"sets = {self.sets}", participants)
 
     def truth(self, participants: int) -> list[int | None]:
-        """The set of each participant; None for draws."""
         return [None if self.sets is None else j % self.sets for j in range(participants)]
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        """An equal part of each of a participant's classes."""
         used = used_classes(pool, self.n, "partition n_class: n")
         if self.sets is None:
             return split_evenly([rng.choice(used, self.n, replace=False) for _ in range(participants)], pool)
@@ -93,8 +85,8 @@ class NClass(Partition):
 class LDA(Partition):
     """All participants have equally many samples, each with labels from its own Dirichlet(alpha) (FedCUAU 3.2).
 
-    Latent Dirichlet allocation. A class that is used up is excluded from the later draws, so that with a small alpha
-    some participants deviate from their distribution. What does not divide evenly stays unused.
+    Latent Dirichlet allocation. Once a class is used up, later draws exclude it, so that with a small alpha some
+    participants deviate from their distribution. What does not divide evenly stays unused.
     """
 
     name: ClassVar[str] = "lda"
@@ -103,7 +95,6 @@ class LDA(Partition):
     alpha: float = setting(0.1, help="concentration of the label distributions; small is uneven", gt=0)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-        """The drawn counts divided by the classes' totals."""
         return equal_draws(np.full(participants, self.alpha), pool, rng)
 
 
@@ -131,19 +122,13 @@ class HeterogeneityTiers(Partition):
             require(number and 0 < alpha < math.inf, f"{where}[{i}] = {alpha!r} should be a finite number > 0")
 
     def check(self, participants: int) -> None:
-        """Raises a ConfigError if a tier would have no participant."""
         super().check(participants)
-        require(
-            len(self.alphas) <= participants,
-            f"partition {self.name}: {len(self.alphas)} tiers need at least as many participants, not {participants}",
-        )
+        self.check_each_has_one(len(self.alphas), f"{len(self.alphas)} tiers", participants)
 
     def truth(self, participants: int) -> list[int | None]:
-        """The tier of each participant."""
         return blocks(participants, len(self.alphas))
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-        """The drawn counts divided by the classes' totals."""
         return equal_draws(np.array([self.alphas[tier or 0] for tier in self.truth(participants)]), pool, rng)
 
 
@@ -153,7 +138,7 @@ def blocks(participants: int, groups: int) -> list[int | None]:
 
 
 def equal_draws(alphas: np.ndarray, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-    """Shares by which all participants have equally many training samples, with labels from Dirichlet(own alpha)."""
+    """Shares by which all participants have equally many training samples, each with its own alpha."""
     odds = np.array([rng.dirichlet(np.full(pool.classes, alpha)) for alpha in alphas])
     size = pool.train.sum() // len(alphas)
     return shares_of(filled(np.maximum(odds, LAST_RESORT), np.full(len(alphas), size), pool.train, rng), pool)
@@ -178,8 +163,8 @@ def used_classes(pool: Pool, wanted: int, where: str) -> np.ndarray:
 def split_evenly(choices: Sequence[np.ndarray], pool: Pool) -> np.ndarray:
     """Shares by which each class is split evenly among the participants that chose it."""
     chosen = np.zeros((len(choices), pool.classes))
-    for own, classes in zip(chosen, choices):
-        own[classes] = 1
+    for row, classes in zip(chosen, choices):
+        row[classes] = 1
     return chosen / np.maximum(1, chosen.sum(axis=0))
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Partition rules by name, and the rules that modify another rule or use the source's keys."""
+"""Partition rules by name, and the rules that use the source's keys or modify another rule."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.settings import setting
 from cfl_flare.core.text import unique_names
 from cfl_flare.data.deal import Partition, Pool, filled
-from cfl_flare.data.groups import ClassGroups, ClusterDirichlet, ClusterNClass, Skewed
+from cfl_flare.data.groups import ClassGroups, ClusterDirichlet, ClusterNClass, LabelPermutation, Scanner, Skewed
 from cfl_flare.data.label_skew import IID, LDA, Dirichlet, HeterogeneityTiers, NClass, shares_of
 from cfl_flare.data.samples import Samples
-from cfl_flare.data.shifts import LabelPermutation, Scanner
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,8 @@ class Natural(Partition):
     """Each participant has all samples of one user or site, as named in the source's key column (LEAF).
 
     Set ``key`` in the source (npz, table) to name the column. By default all users with enough training samples take
-    part, also those without a test sample, which are trained and not measured. If ``participants`` are fewer, they are
-    drawn among those with enough training samples and a test sample. The others' samples stay unused.
+    part. One without a test sample trains and is not measured. If ``participants`` are fewer, they are drawn among
+    those with enough training samples and a test sample. The others' samples stay unused.
     """
 
     name: ClassVar[str] = "natural"
@@ -35,14 +34,21 @@ class Natural(Partition):
 
     @staticmethod
     def owners(train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The users, sorted, and the number of each training and test sample's user among them."""
+        """The users, sorted, and the place of each training and test sample's user among them."""
         if train.key is None or test.key is None:
             raise DataError("partition natural: the samples have no key; set key in the data source (npz or table)")
-        own, others = train.key, test.key
-        if own.dtype.kind != others.dtype.kind:
-            own, others = own.astype(str), others.astype(str)
-        users = np.union1d(own, others)
-        return users, np.searchsorted(users, own), np.searchsorted(users, others)
+        key, test_key = train.key, test.key
+        if key.dtype.kind != test_key.dtype.kind:
+            key, test_key = key.astype(str), test_key.astype(str)
+        users = np.union1d(key, test_key)
+        return users, np.searchsorted(users, key), np.searchsorted(users, test_key)
+
+    @classmethod
+    def sizes(cls, train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray]:
+        """The number of each user's training samples, and of its test samples."""
+        users, *numbers = cls.owners(train, test)
+        counts, tests = (np.bincount(part, minlength=len(users)) for part in numbers)
+        return counts, tests
 
     @staticmethod
     def names(train: Samples, parts: Sequence[np.ndarray]) -> list[str]:
@@ -57,23 +63,21 @@ class Natural(Partition):
         Raises:
             DataError: none has.
         """
-        users, own, _ = cls.owners(train, test)
-        counts = np.bincount(own, minlength=len(users))
-        found = int((counts >= min_samples).sum())
-        if not found:
+        counts, _ = cls.sizes(train, test)
+        able = int((counts >= min_samples).sum())
+        if not able:
             raise DataError(
-                f"partition natural: none of {len(users)} keys has {min_samples} training samples, the largest has "
+                f"partition natural: none of {len(counts)} keys has {min_samples} training samples, the largest has "
                 f"{counts.max()}; lower min_samples"
             )
-        return found
+        return able
 
     @classmethod
-    def said(cls, train: Samples, test: Samples, min_samples: int) -> str:
+    def described(cls, train: Samples, test: Samples, min_samples: int) -> str:
         """How many users take part, and what happens to the others."""
-        users, own, others = cls.owners(train, test)
-        counts, tests = (np.bincount(part, minlength=len(users)) for part in (own, others))
+        counts, tests = cls.sizes(train, test)
         small = counts < min_samples
-        line = f"natural: {(~small).sum()} of {len(users)} keys take part"
+        line = f"natural: {(~small).sum()} of {len(counts)} keys take part"
         if small.any():
             unused = int((counts + tests)[small].sum())
             line += f"; {small.sum()} have fewer than min_samples = {min_samples} training samples, and their {unused} "
@@ -82,10 +86,9 @@ class Natural(Partition):
         return line + (f"; {untested} have no test sample: they train, and are not measured" if untested else "")
 
     def strata(self, train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray]:
-        """The users, numbered over both splits."""
         return self.owners(train, test)[1:]
 
-    def truth_in(self, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
+    def truth_of(self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
         """The group that the source names for each participant.
 
         Raises:
@@ -93,7 +96,7 @@ class Natural(Partition):
         """
         if train.group is None:
             return [None] * len(parts)
-        found: list[int | None] = []
+        truth: list[int | None] = []
         for part in parts:
             groups = np.unique(train.group[part])
             if len(groups) > 1:
@@ -102,11 +105,10 @@ class Natural(Partition):
                     f"partition natural: the samples of key {str(train.key[part[0]])!r} are of {len(groups)} groups; "
                     "name a column that has one group for each key"
                 )
-            found.append(int(groups[0]))
-        return found
+            truth.append(int(groups[0]))
+        return truth
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        """1 for a participant's own user, else 0."""
         able = np.flatnonzero(pool.train >= pool.min_samples)
         if participants < len(able):
             able = np.flatnonzero((pool.train >= pool.min_samples) & (pool.test >= 1))
@@ -122,7 +124,7 @@ class Natural(Partition):
 
 @dataclass(frozen=True)
 class Outer(Partition):
-    """A rule that modifies another one, the label rule, whose settings are given beside its own.
+    """A rule that modifies another one, the label rule. The settings of both are given together.
 
     The label rule determines each participant's mix of labels, the true groups, and changes of the samples.
     """
@@ -135,7 +137,7 @@ class Outer(Partition):
         super().__post_init__()
         require(
             isinstance(self.rule, (str, Mapping)),
-            f"partition {self.name}: rule = {self.rule!r} should be a rule's name, with its settings beside",
+            f"partition {self.name}: rule = {self.rule!r} should be a rule's name; give its settings together with it",
         )
         require(
             not isinstance(self.inner, (Outer, Natural)),
@@ -144,42 +146,34 @@ class Outer(Partition):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Partition:
-        """The rule with these settings; those that are not its own are the label rule's."""
         names = {field.name for field in fields(cls)}
-        own = {key: value for key, value in settings.items() if key in names}
-        others = {key: value for key, value in settings.items() if key not in names}
-        if others:
-            rule = own.get("rule", cls.rule)
-            own["rule"] = {**(rule if isinstance(rule, Mapping) else {"partition": rule}), **others}
-        return super().of(own)
+        mine = {key: value for key, value in settings.items() if key in names}
+        of_label_rule = {key: value for key, value in settings.items() if key not in names}
+        if of_label_rule:
+            rule = mine.get("rule", cls.rule)
+            mine["rule"] = {**(rule if isinstance(rule, Mapping) else {"partition": rule}), **of_label_rule}
+        return super().of(mine)
 
     @property
     def inner(self) -> Partition:
-        """The label rule."""
         return build_partition({"partition": self.rule} if isinstance(self.rule, str) else self.rule)
 
     def check(self, participants: int) -> None:
-        """As the label rule."""
         self.inner.check(participants)
 
     def strata(self, train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray]:
-        """As the label rule."""
         return self.inner.strata(train, test)
 
     def truth(self, participants: int) -> list[int | None]:
-        """As the label rule."""
         return self.inner.truth(participants)
 
-    def truth_of(self, counts: np.ndarray) -> list[int | None]:
-        """As the label rule."""
-        return self.inner.truth_of(counts)
+    def truth_of(self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
+        return self.inner.truth_of(counts, train, parts)
 
     def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
-        """As the label rule."""
         return self.inner.alter(samples, group, classes, seed)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-        """As the label rule."""
         return self.inner.shares(participants, pool, rng)
 
 
@@ -204,7 +198,6 @@ class Quantity(Outer):
         super().__post_init__()
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-        """None where the drawn sizes are impossible."""
         if self.lo * participants > pool.train.sum():
             raise DataError(
                 f"partition quantity: {participants} participants of lo = {self.lo} training samples or more need "
@@ -221,8 +214,8 @@ class Quantity(Outer):
 class Crossed(Outer):
     """Groups by labels, each split among devices: hospitals differ in their patients and in their devices.
 
-    Each group of the label rule is split, in the order of the participants, among devices that alter images as the
-    groups of `Scanner` do: ``crossed:scanners=2,rule=cluster_dirichlet,groups=2`` has four true groups.
+    Each group of the label rule is split, in the order of the participants, among devices. These alter images as the
+    groups of `Scanner` do. ``crossed:scanners=2,rule=cluster_dirichlet,groups=2`` has four true groups.
     """
 
     name: ClassVar[str] = "crossed"
@@ -241,7 +234,6 @@ class Crossed(Outer):
         )
 
     def check(self, participants: int) -> None:
-        """Raises a ConfigError if a group has fewer participants than there are devices."""
         super().check(participants)
         groups = [g for g in self.inner.truth(participants) if g is not None]
         smallest = min(groups.count(g) for g in set(groups))
@@ -252,20 +244,17 @@ class Crossed(Outer):
         )
 
     def truth(self, participants: int) -> list[int | None]:
-        """Groups by labels and device, one after the other."""
         inner = [g or 0 for g in self.inner.truth(participants)]
         rank = [inner[:i].count(g) for i, g in enumerate(inner)]  # of a participant in its group
         return [g * self.scanners + r * self.scanners // inner.count(g) for g, r in zip(inner, rank)]
 
-    def truth_of(self, counts: np.ndarray) -> list[int | None]:
-        """As before the draw."""
+    def truth_of(self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
         return self.truth(len(counts))
 
     def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
-        """The label rule's samples, as the device images them."""
         by_labels, device = divmod(group or 0, self.scanners)
-        own = self.inner.alter(samples, by_labels, classes, seed)
-        return Scanner(groups=self.scanners).alter(own, device, classes, seed)
+        altered = self.inner.alter(samples, by_labels, classes, seed)
+        return Scanner(groups=self.scanners).alter(altered, device, classes, seed)
 
 
 PARTITIONS: dict[str, type[Partition]] = {

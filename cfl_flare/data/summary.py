@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A participant's data in numbers, and what is unusual about it."""
+"""A participant's data, and what it and a whole partition are in numbers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cfl_flare.data.federate import ParticipantData
+from cfl_flare.data.deal import Deal
 from cfl_flare.data.labels import form_of, outputs_for, strata
+from cfl_flare.data.preparation import Preparation
+from cfl_flare.data.samples import Samples
 
 # Normalised samples are in [-1, 1], or within a few deviations; beyond this they were never scaled.
 FAR = 20
@@ -22,6 +24,29 @@ COUNTED = {
     "time": "by event",
     "mask": "with pixels of class",
 }
+
+
+@dataclass(frozen=True)
+class ParticipantData:
+    """One participant's samples, normalised, float32.
+
+    Attributes:
+        name: its name.
+        train: its training split.
+        test: its test split.
+        group: its true group in a simulation, else None.
+        preparation: how its samples were filled up and scaled; None if the source has no such step.
+        stream: names its random streams, so that they do not depend on what a hospital is called; empty for its name.
+        clipped: how many of its numbers were too far from their mean; None if none is ever clipped.
+    """
+
+    name: str
+    train: Samples
+    test: Samples
+    group: int | None = None
+    preparation: Preparation | None = None
+    stream: str = ""
+    clipped: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +78,6 @@ class DataSummary:
 
     @classmethod
     def of(cls, data: ParticipantData) -> DataSummary:
-        """Summarises a participant's data."""
         x, y, test_y = data.train.x, data.train.y, data.test.y
         form, outputs = form_of(y, data.name), outputs_for(y, test_y)
         numbers = y if form == "number" else y[:, 0] if form == "time" else None
@@ -71,7 +95,6 @@ class DataSummary:
 
     @property
     def line(self) -> str:
-        """The numbers in one line."""
         shape = "x".join(map(str, self.shape))
         train, test = self.samples
         return f"{train} training and {test} test samples of {shape}, {COUNTED[self.form]} {self.counts}"
@@ -89,40 +112,33 @@ class DataSummary:
     @property
     def remarks(self) -> list[str]:
         """What is unusual but does not prevent a job from running, each with its way out."""
-        found = [*self._untested, *self._absent, *self._alike]
-        if self.identical:
-            found.append("all training samples are the same; check how they were written")
-        return [*found, *filter(None, [self.unscaled])]
-
-    @property
-    def _untested(self) -> list[str]:
-        """A remark on a test split without samples; empty if it has some."""
-        if self.samples[1]:
-            return []
-        return ["no test samples: it trains, and no figure says how good its model is here; keep some samples back"]
-
-    @property
-    def _absent(self) -> list[str]:
-        """A remark on labels that only test samples have; empty if there are none."""
+        lines = []
+        if not self.samples[1]:
+            lines.append(
+                "no test samples: it trains, and no figure says how good its model is here; keep some samples back"
+            )
         absent = [c for c, (n, m) in enumerate(zip(self.train, self.test)) if m and not n]
-        if not absent or self.form == "time":
-            return []
-        return [f"test labels {absent} never occur in training; check how the two were split"]
+        if absent and self.form != "time":
+            lines.append(f"test labels {absent} never occur in training; check how the two were split")
+        lines.append(self._alike)
+        if self.identical:
+            lines.append("all training samples are the same; check how they were written")
+        return [line for line in (*lines, self.unscaled) if line]
 
     @property
-    def _alike(self) -> list[str]:
+    def _alike(self) -> str:
         """A remark on training labels from which nothing can be learned; empty if they differ."""
         if self.form == "number" and self.span is not None and self.span[1] == self.span[2]:
-            return [f"all training samples have label {self.span[1]:.4g}; check the labels"]
+            return f"all training samples have label {self.span[1]:.4g}; check the labels"
         if self.form == "class" and np.count_nonzero(self.train) == 1:
-            return [f"all training samples have label {int(np.argmax(self.train))}; check the labels"]
+            return f"all training samples have label {int(np.argmax(self.train))}; check the labels"
         if self.form == "several" and not any(self.train):
-            return ["no training sample has a finding; check the labels"]
+            return "no training sample has a finding; check the labels"
         if self.form == "mask" and not any(self.train[1:]):
-            return ["no training mask has a class besides the background; check the masks"]
+            return "no training mask has a class besides the background; check the masks"
         if self.form == "time" and not self.train[1]:
-            return ["no training sample has the event; check the column of events"]
-        return []
+            return "no training sample has the event; check the column of events"
+        return ""
 
     @property
     def unscaled(self) -> str:
@@ -133,25 +149,81 @@ class DataSummary:
         return f"samples reach {largest:.0f} where 0 to 1 is expected; bring them to uint8, or floats in [0, 1]"
 
 
-def clipped_line(people: Iterable[ParticipantData]) -> list[str]:
-    """How many numbers of tables are clipped, in one line; none if none is ever clipped."""
-    found = [(one.clipped, one.preparation.clip) for one in people if one.clipped is not None and one.preparation]
-    count = sum(clipped for clipped, _ in found)
-    return (
-        [f"{count} numbers are further from their mean than {found[0][1]:g} deviations, and clipped"] if found else []
-    )
-
-
 def _counts(y: np.ndarray, form: str, outputs: int) -> tuple[int, ...]:
     """Samples by label, as `DataSummary.train` has them."""
+    labels = 2 if form == "time" else outputs
+    if form == "number":
+        return ()
     if form == "several":
-        found = y.sum(axis=0, dtype=np.int64)
-    elif form == "mask":
-        found = np.array([(y == c).any(axis=(1, 2)).sum() for c in range(outputs)])
-    elif form == "number":
-        found = np.zeros(0, np.int64)
-    elif not len(y):
-        found = np.zeros(2 if form == "time" else outputs, np.int64)
-    else:
-        found = np.bincount(strata(y), minlength=2 if form == "time" else outputs)
-    return tuple(found.tolist())
+        return tuple(y.sum(axis=0, dtype=np.int64).tolist())
+    if form == "mask":
+        return tuple(int((y == c).any(axis=(1, 2)).sum()) for c in range(outputs))
+    return tuple(np.bincount(strata(y), minlength=labels).tolist()) if len(y) else (0,) * labels
+
+
+def clipped_line(people: Iterable[ParticipantData]) -> list[str]:
+    """How many numbers of tables are clipped, in one line; none if none is ever clipped."""
+    clips = [(data.clipped, data.preparation.clip) for data in people if data.clipped is not None and data.preparation]
+    if not clips:
+        return []
+    count = sum(clipped for clipped, _ in clips)
+    return [f"{count} numbers are further from their mean than {clips[0][1]:g} deviations, and clipped"]
+
+
+@dataclass(frozen=True)
+class PartitionReport:
+    """A partition in numbers. Labels are those of the source, before a rule changes any.
+
+    Labels that are no class numbers are counted by the strata of `cfl_flare.data.labels`, each as a class.
+
+    Attributes:
+        rule: the rule's name.
+        names: the participants.
+        truth: their true groups, None where the rule has none.
+        train: ``(participants, classes)`` training samples of each class.
+        test: ``(participants, classes)`` test samples of each class.
+        train_total: ``(classes,)`` training samples of the source.
+        test_total: ``(classes,)`` test samples of the source.
+        train_unused: training samples of the source that no participant has.
+        test_unused: test samples of the source that no participant has.
+        disjoint: no sample was given to two participants, or to one for training and for testing.
+    """
+
+    rule: str
+    names: list[str]
+    truth: list[int | None]
+    train: np.ndarray
+    test: np.ndarray
+    train_total: np.ndarray
+    test_total: np.ndarray
+    train_unused: int
+    test_unused: int
+    disjoint: bool
+
+
+def participant_names(participants: int) -> list[str]:
+    """``p0, p1, ...``, with as many digits as the last one needs."""
+    width = len(str(participants - 1))
+    return [f"p{i:0{width}d}" for i in range(participants)]
+
+
+def report_of(train: Samples, test: Samples, deal: Deal, rule: str, names: list[str] | None = None) -> PartitionReport:
+    """Counts the samples of a deal of a source's splits by a rule, perhaps to participants of these names."""
+    y = np.concatenate((strata(train.y), strata(test.y, train.y)))
+    classes = int(y.max()) + 1
+    counts, test_counts = (
+        np.stack([np.bincount(y[part], minlength=classes) for part in parts]) for parts in (deal.train, deal.test)
+    )
+    times = np.bincount(np.concatenate((*deal.train, *deal.test)), minlength=len(y))  # that each sample was dealt
+    return PartitionReport(
+        rule=rule,
+        names=names or participant_names(len(deal.train)),
+        truth=list(deal.truth),
+        train=counts,
+        test=test_counts,
+        train_total=np.bincount(y[: len(train)], minlength=classes),
+        test_total=np.bincount(y[len(train) :], minlength=classes),
+        train_unused=int((times[: len(train)] == 0).sum()),
+        test_unused=int((times[len(train) :] == 0).sum()),
+        disjoint=bool((times <= 1).all()),
+    )

@@ -13,7 +13,7 @@ from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, DataSource
-from cfl_flare.data.indicator_samples import read_indicator
+from cfl_flare.data.deal import read_indicator
 from cfl_flare.data.samples import Samples, normalised
 from cfl_flare.methods import Method
 from cfl_flare.methods.state import Predict

@@ -27,7 +27,7 @@ from cfl_flare.core.config import build, from_dict, one_line, require, require_w
 from cfl_flare.core.errors import CFLError, ConfigError, DataError, PayloadError, RunFailedError
 from cfl_flare.core.files import atomic_write, check_memory
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
-from cfl_flare.data.indicator_samples import read_indicator
+from cfl_flare.data.deal import read_indicator
 from cfl_flare.engine.checks import check_arrays
 from cfl_flare.engine.indicator import Logits, logits_for
 from cfl_flare.engine.site import Result, Site, Task

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import PARTITIONS, DataConfig, Samples, build_partition, dealt, report_of
 from cfl_flare.data.deal import apportioned, evened, filled, rounded
+from cfl_flare.data.groups import Scanner
 from cfl_flare.data.label_skew import balanced_choices
-from cfl_flare.data.shifts import Scanner
 from cfl_flare.data.sources import DataSource
 
 some = settings(deadline=None, max_examples=25)

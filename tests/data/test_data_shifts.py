@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import Pool, Samples
-from cfl_flare.data.shifts import LabelPermutation, Scanner
+from cfl_flare.data.groups import LabelPermutation, Scanner
 
 
 def images(n=6, channels=1, size=12, dtype=np.uint8):

@@ -16,7 +16,7 @@ from cfl_flare.cli.options import Simulation
 from cfl_flare.cli.simulate import check_simulation
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.data.report import participant_names
+from cfl_flare.data.summary import participant_names
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.flare import ClusteredRecipe

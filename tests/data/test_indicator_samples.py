@@ -9,7 +9,7 @@ import pytest
 
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, Digits, Samples
-from cfl_flare.data.indicator_samples import drawn, read_indicator
+from cfl_flare.data.deal import draw_indicator, read_indicator
 from cfl_flare.data.samples import normalised
 from cfl_flare.data.sources import DataSource
 
@@ -61,7 +61,7 @@ def test_without_them_all_is_dealt_as_it_always_was():
     plain, none = DataConfig(4, RULE), DataConfig(4, RULE, indicator_samples=0)
     for one, other in zip(plain.host(Numbered(), "s", 0, 1), none.host(Numbered(), "s", 0, 1)):
         np.testing.assert_array_equal(one.train.x, other.train.x)
-    assert len(drawn(np.array([0, 1]), 0, 0, "data")) == 0
+    assert len(draw_indicator(np.array([0, 1]), 0, 0, "data")) == 0
 
 
 def test_a_class_with_too_few_is_refused():

@@ -12,10 +12,10 @@ from hypothesis.extra.numpy import arrays
 
 from cfl_flare.core.errors import DataError
 from cfl_flare.data import DataConfig, DataSource, ParticipantData, Samples, build_partition, dealt, report_of
-from cfl_flare.data.indicator_samples import drawn
+from cfl_flare.data.deal import draw_indicator
+from cfl_flare.data.groups import Scanner
 from cfl_flare.data.labels import FORMS, check_labels, form_of, of_one_form, outputs_for, strata
 from cfl_flare.data.samples import checked, split_by_class
-from cfl_flare.data.shifts import Scanner
 from cfl_flare.data.summary import DataSummary
 
 MASKS = np.zeros((3, 2, 2), np.uint8)
@@ -282,7 +282,7 @@ def test_what_needs_classes_says_so(form):
     message = f"labels are {FORMS[form]}, and indicator_samples = 2 are drawn of each class; name labels that are class"
     with pytest.raises(DataError, match=f"^data: {message}"):
         DataConfig(6, "iid", indicator_samples=2).host(Toy(form), "s", 0, 1)
-    assert not len(drawn(of_length(form, 9), 0, 0, "data"))
+    assert not len(draw_indicator(of_length(form, 9), 0, 0, "data"))
 
 
 def test_masks_are_turned_with_their_images():
