@@ -196,11 +196,11 @@ class DataConfig:
         if source.prepares:
             everyone = taken(train, test, np.sort(np.concatenate([deal.train[i] for i in self._indices(unseen=False)])))
         for i in indices:
-            splits = [
+            mine, my_tests = (
                 rule.alter(taken(train, test, parts[i]), deal.truth[i], classes, self.seed)
                 for parts in (deal.train, deal.test)
-            ]
-            participant = self._prepared(source, names[i], *splits, deal.truth[i], everyone)
+            )
+            participant = self._prepared(source, names[i], mine, my_tests, deal.truth[i], everyone)
             people.append(replace(participant, stream=streams[i]))
         return people
 
