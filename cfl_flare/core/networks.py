@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -20,24 +19,17 @@ import numpy as np
 
 from cfl_flare.core.config import MISSING, POSITIONAL, build, class_path, describe, made_by, one_line, plain_value
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.text import shown
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-# A dictionary shows so many arguments that are not known; of more, those without a default.
+# A dictionary shows this many unknown arguments; of more, those without a default.
 MOST_NAMED = 6
-PLAIN = (bool, int, float, str)
 OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # Sides of images, and of volumes, on which a network without a known input is tried.
 SIDES = {1: (64,), 2: (28, 32, 64, 224), 3: (16, 32, 64)}
-
-
-class _Unknown:
-    """An argument that is not known; it shows as what to replace."""
-
-    def __repr__(self) -> str:
-        return "..."
 
 
 def describe_network(network: Any, what: str = "model") -> dict[str, Any]:
@@ -71,13 +63,13 @@ def _way_out(cls: type, spec: Mapping[str, Any], unknown: list[str]) -> str:
     parameters = inspect.signature(cls).parameters
     required = [name for name in unknown if parameters[name].default is MISSING]
     named = unknown if len(unknown) <= MOST_NAMED else required
-    args = {**spec["args"], **dict.fromkeys(named, _Unknown())}
-    text = repr({**spec, "args": args}) if args else f"{{'class_path': {spec['class_path']!r}, 'args': {{...}}}}"
-    left = [name for name in unknown if name not in named]
-    text += " with a value for each '...'" if named else ""
-    text += (
-        f"; add those of {', '.join(left[:8])}{', ...' * (len(left) > 8)} that are not as by default" if left else ""
-    )
+    args = {**spec["args"], **dict.fromkeys(named, ...)} or {...}
+    text = repr({**spec, "args": args}).replace("Ellipsis", "...")
+    if named:
+        text += " with a value for each '...'"
+    unnamed = [name for name in unknown if name not in named]
+    if unnamed:
+        text += f"; add those of {', '.join(unnamed[:8])}{', ...' * (len(unnamed) > 8)} that are not as by default"
     functions = inspect.getmembers(sys.modules[cls.__module__], inspect.isfunction)
     makers = [name for name, f in functions if f.__module__ == cls.__module__ and made_by(f) is cls and name[0] != "_"]
     if not (unknown and makers):
@@ -87,40 +79,41 @@ def _way_out(cls: type, spec: Mapping[str, Any], unknown: list[str]) -> str:
 
 
 def _read(network: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
-    """The arguments of a network that differ from the defaults; and those that are not known, with the reason."""
-    args: dict[str, Any] = {}
-    unknown: dict[str, str] = {}
-    for name, parameter in inspect.signature(type(network)).parameters.items():
-        if parameter.kind in OPEN:
-            continue
-        value = _kept(network, name, parameter)
-        if value is MISSING:
-            unknown[name] = f"it does not keep its argument {name!r}"
-        elif value is not parameter.default:
-            try:
-                value = _written(value, name)
-            except ConfigError as error:
-                unknown[name] = str(error).partition(";")[0]
-                continue
-            if type(value) is not type(parameter.default) or value != parameter.default:
-                args[name] = value
-    return args | _children(network), unknown
+    """The arguments of a network that differ from the defaults; and those that are not known, with the reason.
 
-
-def _kept(network: nn.Module, name: str, parameter: inspect.Parameter) -> Any:
-    """What a network keeps of an argument; of ``bias`` and its like, whether there is such a parameter.
-
-    A module of that name may be the argument, or made from it: ``layers`` may be a number.
+    An argument is the attribute of its name, or of its name after an underscore. For a parameter, such as ``bias``, it
+    is whether the network has one. The modules of a sequence are its arguments without a name.
     """
     from torch import nn
 
     lists = (nn.ModuleList, nn.ModuleDict)
-    held: dict[str, Any] = {key: value is not None for key, value in network._parameters.items()}
-    named = getattr(parameter.annotation, "__name__", str(parameter.annotation))
-    other = isinstance(parameter.default, PLAIN) or named.startswith(("type", *(kind.__name__ for kind in PLAIN)))
-    held |= {} if other else {k: m for k, m in network._modules.items() if not isinstance(m, lists)}
-    held |= vars(network)
-    return next((held[key] for key in (name, f"_{name}") if key in held), MISSING)
+    attributes: dict[str, Any] = {name: value is not None for name, value in network._parameters.items()}
+    attributes |= {name: module for name, module in network._modules.items() if not isinstance(module, lists)}
+    attributes |= vars(network)
+    args: dict[str, Any] = {}
+    unknown: dict[str, str] = {}
+    parameters = inspect.signature(type(network)).parameters
+    for name, parameter in parameters.items():
+        value = attributes.get(name, attributes.get(f"_{name}", MISSING))
+        if isinstance(value, nn.Module) and "type" in str(parameter.annotation).lower():
+            value = MISSING  # it takes the class of its module
+        if parameter.kind in OPEN or value is parameter.default is not MISSING:
+            continue
+        if value is MISSING:
+            unknown[name] = f"it does not keep its argument {name!r}"
+            continue
+        try:
+            value = _written(value, name)
+        except ConfigError as error:
+            unknown[name] = str(error).partition(";")[0]
+            continue
+        if type(value) is not type(parameter.default) or value != parameter.default:
+            args[name] = value
+    if isinstance(network, nn.Sequential) and any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+        children = {name: _written(child, name) for name, child in network.named_children()}
+        numbered = list(children) == [str(index) for index in range(len(children))]
+        args[POSITIONAL] = list(children.values()) if numbered else [children]
+    return args, unknown
 
 
 def _written(value: Any, name: str) -> Any:
@@ -139,18 +132,6 @@ def _written(value: Any, name: str) -> Any:
     return plain_value(value, f"its argument {name!r}", module)
 
 
-def _children(network: nn.Module) -> dict[str, Any]:
-    """The positional arguments of a sequence of modules: the modules, or one dictionary if they have names."""
-    from torch import nn
-
-    starred = any(p.kind is OPEN[0] for p in inspect.signature(type(network)).parameters.values())
-    if not (starred and isinstance(network, nn.Sequential)):
-        return {}
-    described = {name: _written(child, name) for name, child in network.named_children()}
-    numbered = list(described) == [str(i) for i in range(len(described))]
-    return {POSITIONAL: list(described.values()) if numbered else [described]}
-
-
 def _problem(network: nn.Module, spec: Mapping[str, Any], unknown: Mapping[str, str]) -> str | None:
     """How the network that a description builds differs from the one that it should describe; None if not at all.
 
@@ -158,19 +139,18 @@ def _problem(network: nn.Module, spec: Mapping[str, Any], unknown: Mapping[str, 
     """
     import torch
 
-    required = inspect.signature(type(network)).parameters
+    parameters = inspect.signature(type(network)).parameters
     for name, reason in unknown.items():
-        if required[name].default is MISSING or "cannot be written" in reason:
+        if parameters[name].default is MISSING or "cannot be written" in reason:
             return reason
     blame = f" ({next(iter(unknown.values()))})" if unknown else ""
     try:
         with torch.device("meta"):
-            different = _sizes(network, _built(spec))
-        if different:
-            return different + blame
+            difference = _sizes(network, _built(spec))
+        if difference:
+            return difference + blame
     except ConfigError as error:
-        values = isinstance(error.__cause__, (NotImplementedError, RuntimeError))
-        if not values:
+        if not isinstance(error.__cause__, (NotImplementedError, RuntimeError)):
             return str(error)
         if unknown:  # a wrong one may need more memory than there is
             return f"{next(iter(unknown.values()))}, and its constructor computes, so that no size can be compared"
@@ -178,8 +158,8 @@ def _problem(network: nn.Module, spec: Mapping[str, Any], unknown: Mapping[str, 
         twin = _built(spec)
     except ConfigError as error:
         return str(error)
-    different = _parts(network, twin, set()) or _outputs(network, twin)
-    return None if different is None else different + blame
+    difference = _sizes(network, twin) or _difference(network, twin, "", set()) or _outputs(network, twin)
+    return None if difference is None else difference + blame
 
 
 def _built(spec: Mapping[str, Any]) -> nn.Module:
@@ -195,120 +175,103 @@ def _sizes(network: nn.Module, twin: nn.Module) -> str | None:
     from torch.nn.parameter import is_lazy
 
     def shapes(module: nn.Module) -> dict[str, Any]:
-        held = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-        return {name: "no shape yet" if is_lazy(array) else tuple(array.shape) for name, array in held}
+        arrays = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        return {name: "no shape yet" if is_lazy(array) else tuple(array.shape) for name, array in arrays}
 
-    mine, its = shapes(network), shapes(twin)
-    name = next((n for n in (*mine, *its) if mine.get(n) != its.get(n)), None)
-    return None if name is None else f"{name} has {mine.get(name, 'no place')} here, {its.get(name, 'no place')} there"
-
-
-def _parts(network: nn.Module, twin: nn.Module, seen: set[tuple[int, int]]) -> str | None:
-    """The first module of two networks that differs: in its class, its settings, its functions, its constants."""
-    from torch import nn
-
-    internal = vars(nn.Module()).keys()
-    seen.add((id(network), id(twin)))
-    mine, its = (list(module.named_modules()) for module in (network, twin))
-    if [(name, type(module)) for name, module in mine] != [(name, type(module)) for name, module in its]:
-        odd = next((a for a, b in zip(mine, its, strict=False) if (a[0], type(a[1])) != (b[0], type(b[1]))), mine[-1])
-        return f"its module {odd[0] or type(odd[1]).__name__!r} has no equal there"
-    for (name, a), (_, b) in zip(mine, its, strict=True):
-        place = f"{name}." if name else ""
-        held, other = vars(a), vars(b)
-        for key in sorted(held.keys() ^ other.keys()):
-            return f"only one of the two has {place}{key}"
-        for key in sorted(held.keys() - internal):
-            if not _alike(held[key], other[key], seen):
-                return f"{place}{key} is {_short(held[key])} here, {_short(other[key])} there"
-        for key in internal:
-            if key.endswith("hooks") and len(held[key]) != len(other[key]):
-                return f"{place}{key} are {len(held[key])} here, {len(other[key])} there"
-        for key, parameter in a._parameters.items():
-            if parameter is not None and parameter.requires_grad != getattr(b, key).requires_grad:
-                return f"{place}{key} is{'' if parameter.requires_grad else ' not'} trained here, unlike there"
-        for key in a._non_persistent_buffers_set:
-            if not _alike(a._buffers[key], b._buffers[key], seen):
-                return f"the values of {place}{key} are others there"
-    return None
-
-
-def _alike(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
-    """Whether two attributes hold the same: values, functions of the same code, objects that hold the same."""
-    import torch
-    from torch import nn
-
-    if a is b:
-        return True
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a.shape == b.shape and bool(torch.allclose(a.detach().cpu(), b.detach().to("cpu", a.dtype)))
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):  # a job's tuples are lists
-        return len(a) == len(b) and all(_alike(x, y, seen) for x, y in zip(a, b, strict=True))
-    if type(a) is not type(b):
-        return bool(np.isscalar(a) and np.isscalar(b) and a == b)
-    if isinstance(a, np.ndarray):
-        return np.array_equal(a, b)
-    if isinstance(a, Mapping):
-        return list(map(str, a)) == list(map(str, b)) and _alike([*a.values()], [*b.values()], seen)
-    if isinstance(a, FunctionType):
-        inside = [[f.__defaults__, f.__kwdefaults__, [c.cell_contents for c in f.__closure__ or ()]] for f in (a, b)]
-        return a.__code__ is b.__code__ and _alike(inside[0], inside[1], seen)
-    if isinstance(a, MethodType):
-        return _alike([a.__func__, a.__self__], [b.__func__, b.__self__], seen)
-    if isinstance(a, partial):
-        return _alike([a.func, a.args, a.keywords], [b.func, b.args, b.keywords], seen)
-    if (id(a), id(b)) in seen:  # an object that holds itself
-        return True
-    if isinstance(a, nn.Module):
-        return _sizes(a, b) is None and _parts(a, b, seen) is None
-    seen.add((id(a), id(b)))
-    return (type(a).__eq__ is not object.__eq__ and a == b) or (
-        hasattr(a, "__dict__") and _alike(vars(a), vars(b), seen)
+    here, there = shapes(network), shapes(twin)
+    name = next((n for n in (*here, *there) if here.get(n) != there.get(n)), None)
+    return (
+        None if name is None else f"{name} has {here.get(name, 'no place')} here, {there.get(name, 'no place')} there"
     )
 
 
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _difference(a: Any, b: Any, place: str, seen: set[tuple[int, int]]) -> str | None:
+    """The first place where parts of two networks differ: a module's class, a setting, a function, a constant.
+
+    Functions are alike that have the same code and hold the same, and so are objects of one class that hold the same.
+    """
+    import torch
+    from torch import nn
+
+    if a is b or (id(a), id(b)) in seen:  # an object may hold itself
+        return None
+    text = f"{place or 'it'} is {shown(a)} here, {shown(b)} there"
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        alike = a.shape == b.shape and torch.allclose(a.detach().cpu(), b.detach().to("cpu", a.dtype))
+        return None if alike else text
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return None if np.array_equal(a, b) else text
+    listed = isinstance(a, (list, tuple)) and isinstance(b, (list, tuple))  # a job's tuples are lists
+    if type(a) is not type(b) and not listed:
+        return None if np.isscalar(a) and np.isscalar(b) and a == b else text
+    here, there = _inside(a), _inside(b)
+    if not here and not there:
+        return None if a == b else text
+    if hasattr(a, "__dict__"):  # other values may be made for this comparison alone, and give their id away
+        if type(a).__eq__ is not object.__eq__ and not isinstance(a, Mapping) and a == b:
+            return None
+        seen.add((id(a), id(b)))
+    for key in {**here, **there}:
+        inner = f"{place}.{key}" if place else key
+        difference = _difference(here.get(key, "missing"), there.get(key, "missing"), inner, seen)
+        if difference is not None:
+            return difference if isinstance(a, nn.Module) else text
+    return None
+
+
+def _inside(value: Any) -> dict[str, Any]:
+    """What a value holds that decides how a network computes; nothing in a plain value."""
+    from torch import nn
+
+    if isinstance(value, nn.Module):
+        internal = vars(nn.Module()).keys()
+        parts = {name: item for name, item in vars(value).items() if name not in internal}
+        parts |= {name: len(vars(value)[name]) for name in internal if name.endswith("hooks")}
+        trained = {f"{name}.requires_grad": p.requires_grad for name, p in value._parameters.items() if p is not None}
+        constants = {name: value._buffers[name] for name in value._non_persistent_buffers_set}
+        return dict(sorted({**parts, **trained, **constants}.items())) | {**value._modules, "order": [*value._modules]}
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return {"code": value.__code__, "defaults": [value.__defaults__, value.__kwdefaults__], "cells": cells}
+    if isinstance(value, MethodType):
+        return {"function": value.__func__, "self": value.__self__}
+    if isinstance(value, partial):
+        return {"function": value.func, "arguments": [value.args, value.keywords]}
+    if isinstance(value, Mapping):
+        return {"keys": [*map(str, value)], "values": [*value.values()]}
+    if isinstance(value, (list, tuple)):
+        return {str(index): item for index, item in enumerate(value)}
+    return dict(getattr(value, "__dict__", {}))
 
 
 def _outputs(network: nn.Module, twin: nn.Module) -> str | None:
     """How two networks of the same parameters answer one input; None if alike, or if no input is known."""
-    import torch
-
     state = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     for given in _inputs(network):
-        with _measured(network), _measured(twin):
-            try:
-                expected = _seeded(network, given)
-            except Exception:  # an input of another kind; a network says so in many ways
-                continue
-            try:
-                answer = _seeded(partial(torch.func.functional_call, twin, state), given)
-            except Exception as error:
-                return f"its forward fails with {one_line(error)} there"
-        alike = _alike(expected, answer, set())
-        shape = tuple(given.shape)
-        return None if alike else f"with the same parameters its outputs for an input of {shape} are others there"
+        try:
+            expected = _answer(network, state, given)
+        except Exception:  # an input of another kind; a network says so in many ways
+            continue
+        try:
+            answer = _answer(twin, state, given)
+        except Exception as error:
+            return f"its forward fails with {one_line(error)} there"
+        if _difference(expected, answer, "", set()) is not None:
+            return f"with the same parameters its outputs for an input of {tuple(given.shape)} are others there"
+        return None
     return None
 
 
-def _seeded(network: Callable[..., Any], given: Any) -> Any:
-    """A network's answer, whose random numbers begin at a seed."""
+def _answer(network: nn.Module, state: dict[str, Any], given: torch.Tensor) -> Any:
+    """What a network with these arrays says in evaluation mode, with random numbers from a seed of their own."""
     import torch
 
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return network(given)
-
-
-@contextmanager
-def _measured(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and every module's own mode afterwards."""
     modes = {module: module.training for module in network.modules()}
     try:
         network.eval()
-        yield
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return torch.func.functional_call(network, state, (given,))
     finally:
         for module, mode in modes.items():
             module.training = mode

@@ -253,13 +253,13 @@ def test_arguments_that_are_kept_are_taken():
     [
         (Activated(torch.tanh), "act is <built-in method tanh"),
         (Activated(lambda x: -x), "act is <function"),
-        (Pooled("avg"), "features.1' has no equal"),
+        (Pooled("avg"), "features.1 is AvgPool2d("),
         (Scaled(5.0), "factor is 5.0 here, 1.0 there"),
-        (Buffered(5.0), "the values of factor are others there"),
+        (Buffered(5.0), "factor is tensor(5.) here, tensor(1.) there"),
         (Dropping(0.1), "drop.p is 0.1 here, 0.5 there"),
-        (Frozen(True), "layer.weight is not trained here"),
+        (Frozen(True), "layer.bias.requires_grad is False here, True there"),
         (Closed(2), "raised is"),
-        (Hooked(True), "_forward_hooks are 1 here, 0 there"),
+        (Hooked(True), "_forward_hooks is 1 here, 0 there"),
         (Signed(True), "with the same parameters its outputs for an input of (2, 3) are others there"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
@@ -315,7 +315,7 @@ def test_the_dictionary_of_a_refusal_has_what_is_known():
     ("network", "wanted"),
     [
         (Alters(4), "layer.weight has (4, 3) here, (8, 3) there"),
-        (Joined(nn.Linear(3, 4), nn.Linear(4, 2).requires_grad_(False)), "head.weight is not trained here"),
+        (Joined(nn.Linear(3, 4), nn.Linear(4, 2).requires_grad_(False)), "head.bias.requires_grad is False here"),
         (
             Joined(nn.Linear(3, 4), Forgetful(4, 5, 2, 2)),
             "'head' is a Forgetful, does not keep its argument 'features'",
