@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The papers' networks, for any number of channels and any image size, by their names.
 
-Each but the network for segmentation has a body and, last, a ``head``: the fully connected layer whose outputs are the
-logits. With ``num_classes`` 1 the one output is a logit, a number or a risk, as the run's task takes it.
+Each has a body and, last, a ``head``: the fully connected layer whose outputs are the logits. Only the network for
+segmentation has no head. With ``num_classes`` 1 the output is a logit, a number or a risk, as the run's task takes it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cfl_flare.core.config import require
+from cfl_flare.core.config import require, require_whole
 
 
 def _whole_numbers(values: object, what: str, example: str) -> tuple[int, ...]:
-    whole = isinstance(values, Sequence) and all(
+    valid = isinstance(values, Sequence) and all(
         isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= 1 for n in values
     )
-    require(whole, f"model {what} = {values!r} should be whole numbers >= 1, such as {example}")
+    require(valid, f"model {what} = {values!r} should be whole numbers >= 1, such as {example}")
     return tuple(int(n) for n in cast(Sequence[int], values))
 
 
@@ -38,11 +38,6 @@ def _image_shape(input_shape: Sequence[int], smallest: int, name: str) -> tuple[
         f"model {name}: images of {shape[1]}x{shape[2]} are too small, it needs {smallest}x{smallest}; use the mlp",
     )
     return shape[0], shape[1], shape[2]
-
-
-def _check_classes(num_classes: int, name: str) -> None:
-    whole = isinstance(num_classes, int) and not isinstance(num_classes, bool)
-    require(whole and num_classes >= 1, f"model {name}: num_classes = {num_classes!r} should be >= 1")
 
 
 class Network(nn.Module):
@@ -57,7 +52,6 @@ class Network(nn.Module):
     head: nn.Linear
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(n, num_classes)`` of samples ``(n, *input_shape)``."""
         return self.head(self.body(x))
 
 
@@ -70,11 +64,13 @@ class MLP(Network):
         hidden: width of each hidden layer.
     """
 
+    name: ClassVar[str] = "mlp"
+
     def __init__(self, input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (64,)):
         super().__init__()
-        _check_classes(num_classes, "mlp")
-        self.input_shape, self.num_classes = _whole_numbers(input_shape, "mlp: input_shape", "[1, 28, 28]"), num_classes
-        self.hidden = _whole_numbers(hidden, "mlp: hidden", "[64]")
+        require_whole(f"model {self.name}", num_classes=num_classes)
+        self.input_shape = _whole_numbers(input_shape, f"{self.name}: input_shape", "[1, 28, 28]")
+        self.num_classes, self.hidden = num_classes, _whole_numbers(hidden, f"{self.name}: hidden", "[64]")
         widths = [math.prod(self.input_shape), *self.hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for i, o in pairwise(widths):
@@ -84,16 +80,20 @@ class MLP(Network):
 
 
 class Logistic(MLP):
-    """Multinomial logistic regression, FedDSMIC's model for MNIST (its Table 1): one layer, convex in its parameters.
+    """Multinomial logistic regression, FedDSMIC's model for MNIST (its Table 1). It is convex in its parameters."""
 
-    Args:
-        input_shape: shape of one sample; it is flattened.
-        num_classes: number of outputs.
-    """
+    name = "logistic"
 
     def __init__(self, input_shape: Sequence[int], num_classes: int):
-        _check_classes(num_classes, "logistic")
         super().__init__(input_shape, num_classes, hidden=())
+
+
+def _convolution(channels: int, width: int, padding: int = 0, norm: bool = False) -> list[nn.Module]:
+    """A 5x5 convolution. Pooling before ReLU gives the same numbers for a quarter of the ReLU's work."""
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 5, padding=padding)]
+    if norm:
+        layers.append(nn.BatchNorm2d(width))
+    return [*layers, nn.MaxPool2d(2), nn.ReLU()]
 
 
 class ImageNetwork(Network):
@@ -109,13 +109,12 @@ class ImageNetwork(Network):
 
     def __init__(self, input_shape: Sequence[int], num_classes: int):
         super().__init__()
-        _check_classes(num_classes, self.name)
+        require_whole(f"model {self.name}", num_classes=num_classes)
         self.input_shape = _image_shape(input_shape, self.smallest, self.name)
         self.num_classes = num_classes
         self.body, self.head = self._layers(*self.input_shape)
 
     def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
-        """Body and head for images of this shape."""
         raise NotImplementedError
 
 
@@ -130,18 +129,8 @@ class FashionCNN(ImageNetwork):
     smallest = 4
 
     def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
-        # Pooling before ReLU gives the same numbers (both are monotone) for a quarter of the ReLU's work.
-        body = nn.Sequential(
-            nn.Conv2d(channels, 16, 5, padding=2),
-            nn.BatchNorm2d(16),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 5, padding=2),
-            nn.BatchNorm2d(32),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
+        convolutions = [*_convolution(channels, 16, 2, norm=True), *_convolution(16, 32, 2, norm=True)]
+        body = nn.Sequential(*convolutions, nn.Flatten())
         return body, nn.Linear((height // 4) * (width // 4) * 32, self.num_classes)
 
 
@@ -157,19 +146,9 @@ class CifarCNN(ImageNetwork):
 
     def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
         features = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
-        body = nn.Sequential(
-            nn.Conv2d(channels, 6, 5),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Conv2d(6, 16, 5),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(features, 120),
-            nn.ReLU(),
-            nn.Linear(120, 84),
-            nn.ReLU(),
-        )
+        convolutions = [*_convolution(channels, 6), *_convolution(6, 16), nn.Flatten()]
+        hidden = [nn.Linear(features, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()]
+        body = nn.Sequential(*convolutions, *hidden)
         return body, nn.Linear(84, self.num_classes)
 
 
@@ -183,17 +162,8 @@ class LeafCNN(ImageNetwork):
     smallest = 4
 
     def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
-        body = nn.Sequential(
-            nn.Conv2d(channels, 32, 5, padding=2),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 5, padding=2),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear((height // 4) * (width // 4) * 64, 2048),
-            nn.ReLU(),
-        )
+        convolutions = [*_convolution(channels, 32, 2), *_convolution(32, 64, 2), nn.Flatten()]
+        body = nn.Sequential(*convolutions, nn.Linear((height // 4) * (width // 4) * 64, 2048), nn.ReLU())
         return body, nn.Linear(2048, self.num_classes)
 
 
@@ -222,11 +192,10 @@ class ResNet18(ImageNetwork):
         from torchvision.models import resnet18  # slow to import, and only needed here
 
         parts = OrderedDict(resnet18(num_classes=self.num_classes).named_children())
-        if min(height, width) < SMALL_IMAGE:
-            parts["conv1"] = _stem(channels, 64, kernel=3, stride=1)
+        small = min(height, width) < SMALL_IMAGE
+        parts["conv1"] = _stem(channels, 64, kernel=3 if small else 7, stride=1 if small else 2)
+        if small:
             del parts["maxpool"]
-        else:
-            parts["conv1"] = _stem(channels, 64, kernel=7, stride=2)
         head = parts.pop("fc")
         return nn.Sequential(OrderedDict(**parts, flatten=nn.Flatten())), cast(nn.Linear, head)
 
@@ -260,25 +229,23 @@ class MobileNetV2(ImageNetwork):
 class UNet(nn.Module):
     """A small U-Net for segmentation (Ronneberger et al. 2015): three resolutions, 3x3 convolutions, one logit a pixel.
 
-    After each convolution comes a GroupNorm: its statistics are those of one image, so that the model has no running
-    ones, which would be averaged over participants with different images. It has no fully connected layer, and no head.
+    A GroupNorm follows each convolution. Its statistics are those of one image. Running statistics would be averaged
+    over participants with different images. The network has no fully connected layer, and no head.
 
     Args:
         input_shape: ``(channels, height, width)``; 4 divides height and width.
-        num_classes: number of outputs for each pixel, the background among them.
+        num_classes: of each pixel, the background among them.
         width: channels at the full resolution; each of the two lower ones has twice as many as the one above.
     """
 
     def __init__(self, input_shape: Sequence[int], num_classes: int, width: int = 16):
         super().__init__()
-        _check_classes(num_classes, "unet")
+        require_whole("model unet", num_classes=num_classes, width=width)
         self.input_shape, self.num_classes = _image_shape(input_shape, 1, "unet"), num_classes
         channels, height, wide = self.input_shape
         up_to = f"{-(-height // 4) * 4}x{-(-wide // 4) * 4}"
         divided = height % 4 == 0 and wide % 4 == 0
         require(divided, f"model unet: images of {height}x{wide} cannot be halved twice; pad or resize them to {up_to}")
-        whole = isinstance(width, int) and not isinstance(width, bool) and width >= 1
-        require(whole, f"model unet: width = {width!r} should be a whole number >= 1")
         self.width = width
         self.down1 = self._convolutions(channels, width)
         self.down2 = self._convolutions(width, 2 * width)
@@ -298,7 +265,6 @@ class UNet(nn.Module):
         return nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(n, num_classes, height, width)`` of images ``(n, channels, height, width)``."""
         full = self.down1(x)
         half = self.down2(F.max_pool2d(full, 2))
         low = self.bottom(F.max_pool2d(half, 2))

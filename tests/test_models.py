@@ -202,7 +202,7 @@ def test_refuses_what_is_no_image_or_too_small_a_one(name: str) -> None:
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.parametrize("classes", [0, -1, 2.0, "3", True])
 def test_refuses_a_number_of_classes_below_one(name: str, classes: object) -> None:
-    with pytest.raises(ConfigError, match=r"num_classes = .* should be >= 1"):
+    with pytest.raises(ConfigError, match=r"num_classes = .* should be a whole number >= 1"):
         MODELS[name]((1, 28, 28), classes)
 
 

@@ -221,7 +221,7 @@ RUNS = {
     "--model mlp:depth=2": r"model MLP: unknown setting 'depth'; it has: input_shape, num_classes, hidden",
     "--model mlp:hidden=64": r"model mlp: hidden = 64 should be whole numbers >= 1, such as \[64\]",
     "--model mlp:num_classes=5": r"p00: label 9 does not fit .*\(1, 5\); set the model's num_classes to 10",
-    "--model mlp:num_classes=0": r"model mlp: num_classes = 0 should be >= 1",
+    "--model mlp:num_classes=0": r"model mlp: num_classes = 0 should be a whole number >= 1",
     "--model mlp:num_classes=1": r"p00: label 9 does not fit .*\(1, 1\); set the model's num_classes to 10",
     "--model mlp:input_shape=[1,9,9]": r"MLP does not take samples of shape \(1, 8, 8\) .*input_shape to \[1, 8, 8\]",
     "--model fashion-cnn:input_shape=[a,b,c]": r"fashion-cnn: input_shape = \['a', 'b', 'c'\] should be whole numbers",

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-
 from cfl_flare.core.text import plain
 
 # All that a site says of a failure is one of these codes; its message and traceback stay in the site's own log. The
@@ -42,80 +40,59 @@ class CFLError(Exception):
 
     failure = "unexpected"
 
+    def __init_subclass__(cls, failure: str | None = None) -> None:
+        cls.failure = failure or cls.failure
 
-class ConfigError(CFLError, ValueError):
+
+class ConfigError(CFLError, ValueError, failure="config"):
     """A setting is wrong; raised before anything starts."""
 
-    failure = "config"
 
-
-class SoftwareError(ConfigError):
+class SoftwareError(ConfigError, failure="software"):
     """Server, sites and job have software of different versions."""
 
-    failure = "software"
 
-
-class SettingsError(ConfigError):
+class SettingsError(ConfigError, failure="settings"):
     """A site's settings in the job differ from the server's."""
 
-    failure = "settings"
 
-
-class ClassError(ConfigError):
+class ClassError(ConfigError, failure="class"):
     """A class that a job names is not allowed here, or cannot be imported."""
 
-    failure = "class"
 
-
-class FloorError(ConfigError):
+class FloorError(ConfigError, failure="floor"):
     """A job's clusters may have fewer sites than this site's policy asks for."""
 
-    failure = "floor"
 
-
-class DifferenceError(ConfigError):
+class DifferenceError(ConfigError, failure="difference"):
     """With earlier jobs of other sites, a job's models would give those of too few sites by subtraction."""
 
-    failure = "difference"
 
-
-class EncryptionError(ConfigError):
+class EncryptionError(ConfigError, failure="encrypts"):
     """A filter encrypts what a server has to compare."""
 
-    failure = "encrypts"
 
-
-class DataError(CFLError, ValueError):
+class DataError(CFLError, ValueError, failure="data"):
     """A data set cannot be read or does not fit the job."""
 
-    failure = "data"
 
-
-class MissingDataError(DataError):
+class MissingDataError(DataError, failure="missing"):
     """There is no data where it should be."""
 
-    failure = "missing"
 
-
-class ColumnsError(DataError):
+class ColumnsError(DataError, failure="columns"):
     """A table lacks a column, or has one that nobody agreed on."""
 
-    failure = "columns"
 
-
-class FitError(DataError):
+class FitError(DataError, failure="model"):
     """Samples or labels do not fit the model or the task."""
 
-    failure = "model"
 
-
-class PathError(DataError):
+class PathError(DataError, failure="path"):
     """A job names a path that the operator's policy does not allow."""
 
-    failure = "path"
 
-
-class PayloadError(CFLError, ValueError):
+class PayloadError(CFLError, ValueError, failure="payload"):
     """Something that was received, or read from a file, is refused; its message is one line of plain text.
 
     Args:
@@ -123,17 +100,13 @@ class PayloadError(CFLError, ValueError):
         message: what was wrong, with both values where two differ.
     """
 
-    failure = "payload"
-
     def __init__(self, code: str, message: str):
         super().__init__(plain(message))
         self.code = code
 
 
-class FileError(CFLError, OSError):
+class FileError(CFLError, OSError, failure="file"):
     """A file cannot be read or written: its disk is full, it is no regular file, it is too large."""
-
-    failure = "file"
 
 
 class AbortedError(CFLError):
@@ -157,9 +130,7 @@ class UnfitError(CFLError):
 
 
 def failure_of(error: BaseException, otherwise: str = "unexpected") -> str:
-    """The code by which a site reports an error.
-
-    A full disk or memory counts even where it was the cause of another error.
+    """The code by which a site reports an error. A full disk or memory counts as the cause of another error, too.
 
     Args:
         error: what was raised.
@@ -168,19 +139,23 @@ def failure_of(error: BaseException, otherwise: str = "unexpected") -> str:
     >>> failure_of(DataError("ward.csv: no column 'diagnosis'"))
     'data'
     """
-    causes = list(_with_causes(error))
-    if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in causes):
-        return "disk"
-    if any(_is_out_of_memory(one) for one in causes):
-        return "memory"
-    return error.failure if isinstance(error, CFLError) else otherwise
+    cause: BaseException | None = error
+    codes = set()
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            codes.add("disk")
+        elif _is_out_of_memory(cause):
+            codes.add("memory")
+        cause = cause.__cause__
+    own_code = error.failure if isinstance(error, CFLError) else otherwise
+    return min(codes, default=own_code)
 
 
 def failure_text(code: str) -> str:
     """What the server says of a site's failure.
 
-    >>> failure_text("data")
-    'data: its data cannot be read or does not fit the job; its own log says why'
+    >>> failure_text("memory")
+    'memory: it is out of memory; its own log says why'
 
     Raises:
         PayloadError: there is no such code.
@@ -188,12 +163,6 @@ def failure_text(code: str) -> str:
     if not isinstance(code, str) or code not in FAILURES:
         raise PayloadError("malformed", f"an error that is not one of {', '.join(FAILURES)}")
     return f"{code}: {FAILURES[code]}; its own log says why"
-
-
-def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
