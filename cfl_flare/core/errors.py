@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import errno
+
 from cfl_flare.core.text import plain
 
 # All that a site says of a failure is one of these codes; its message and traceback stay in the site's own log. The
@@ -148,7 +149,7 @@ def failure_of(error: BaseException, otherwise: str = "unexpected") -> str:
             codes.add("memory")
         cause = cause.__cause__
     own_code = error.failure if isinstance(error, CFLError) else otherwise
-    return min(codes, default=own_code)
+    return min(codes, default=own_code)  # a full disk before a full memory
 
 
 def failure_text(code: str) -> str:
