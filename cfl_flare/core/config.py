@@ -10,7 +10,6 @@ import importlib
 import inspect
 import re
 import reprlib
-import types
 import typing
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -25,14 +24,14 @@ from cfl_flare.core.text import shown
 
 T = TypeVar("T")
 
-# FLARE takes every dictionary in a component's arguments that has a "path", "class_path" or "name" for a component, and
-# builds it at once. This mark leaves ours alone: they are built later, by `build`, after the site's policy was asked.
+# FLARE builds at once every dictionary in a component's arguments that has a "path", "class_path" or "name". This mark
+# leaves ours alone: `build` makes them later, after it has asked the site's policy.
 MARK = {"config_type": "dict"}
-# Under which key the arguments of a class hold those without a name, such as the modules of a torch.nn.Sequential.
+# The key of a class's arguments without a name, such as the modules of a torch.nn.Sequential.
 POSITIONAL = "*"
-# Under which key a dataclass field holds what `cfl_flare.core.settings` states of it.
-SETTING = "setting"
 MISSING = inspect.Parameter.empty
+# Parameters that take any number of arguments.
+OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def marked(value: Any) -> Any:
@@ -49,37 +48,6 @@ def unmarked(value: Any) -> Any:
     return [unmarked(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _accepts(value: Any, annotation: Any) -> bool:
-    """Whether a value fits a field's annotation; sequences and nested types are left to the class itself."""
-    origin = typing.get_origin(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return any(_accepts(value, option) for option in typing.get_args(annotation))
-    if origin is typing.Literal:
-        return value in typing.get_args(annotation)
-    if annotation in (None, type(None)):
-        return value is None
-    if annotation in (bool, str):
-        return isinstance(value, annotation)
-    if annotation in (int, float):
-        return isinstance(value, (int, annotation)) and not isinstance(value, bool)
-    return True
-
-
-def check_types(instance: Any, where: str) -> None:
-    """Checks a dataclass's simple fields against their annotations.
-
-    Raises:
-        ConfigError: naming the field, its value and the type that it should have.
-    """
-    hints = typing.get_type_hints(type(instance))
-    for field in dataclasses.fields(instance):
-        value = getattr(instance, field.name)
-        if not _accepts(value, hints[field.name]):
-            name = field.metadata.get(SETTING, {}).get("name") or field.name
-            wanted = str(field.type).removeprefix("<class '").removesuffix("'>")
-            raise ConfigError(f"{where}: {name} = {value!r} should be {wanted}, not {type(value).__name__}")
-
-
 def require(condition: bool, message: str, kind: type[ConfigError] = ConfigError) -> None:
     """Raises a ConfigError, or one of that kind, with the message unless the condition holds."""
     if not condition:
@@ -88,14 +56,14 @@ def require(condition: bool, message: str, kind: type[ConfigError] = ConfigError
 
 def require_whole(where: str, most: int | None = None, /, **values: Any) -> None:
     """Raises a ConfigError for a value that is not a whole number of at least 1, and at most ``most``."""
+    limits = ">= 1" if most is None else f"in [1, {most}]"
     for name, value in values.items():
-        whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= (most or value)
-        limits = ">= 1" if most is None else f"in [1, {most}]"
-        require(whole, f"{where}: {name} = {value!r} should be a whole number {limits}")
+        valid = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= (most or value)
+        require(valid, f"{where}: {name} = {value!r} should be a whole number {limits}")
 
 
 def one_line(error: BaseException) -> str:
-    """An error of somebody else's code in one line: its type and the first line of what it says."""
+    """An error of another package in one line: its type and the first line of its message."""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
@@ -107,14 +75,13 @@ def from_dict(cls: Callable[..., T], values: Mapping[str, Any], where: str) -> T
         ConfigError: an unknown or missing name, or a value that the class does not take.
     """
     try:
-        known = inspect.signature(cls).parameters
+        parameters = inspect.signature(cls).parameters
     except (TypeError, ValueError) as error:  # more arguments without a name than there can be
         raise ConfigError(f"{where}: {one_line(error)}; correct its arguments") from error
-    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    named = {name: p for name, p in known.items() if p.kind not in kinds}
+    named = {name: p for name, p in parameters.items() if p.kind not in OPEN}
     unknown = [name for name in values if name not in named]
-    if unknown and len(named) == len(known):
-        raise ConfigError(f"{where}: unknown setting {shown(unknown[0])}; it has: {', '.join(known) or 'no settings'}")
+    if unknown and len(named) == len(parameters):
+        raise ConfigError(f"{where}: unknown setting {shown(unknown[0])}; it has: {', '.join(named) or 'no settings'}")
     missing = [name for name, p in named.items() if p.default is p.empty and name not in values]
     if missing:
         raise ConfigError(f"{where}: setting {missing[0]!r} is missing and has no default")
@@ -140,15 +107,13 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     """
     name, _, rest = text.partition(":")
     settings: dict[str, Any] = {}
-    depth, start = 0, 0
-    parts = []
-    for i, char in enumerate(rest):
+    parts, depth = [""] if rest else [], 0
+    for char in rest:
         depth += (char in "[(") - (char in "])")
         if char == "," and depth == 0:
-            parts.append(rest[start:i])
-            start = i + 1
-    if rest:
-        parts.append(rest[start:])
+            parts.append("")
+        else:
+            parts[-1] += char
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
@@ -158,7 +123,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
             settings[key.strip()] = ast.literal_eval(value)
         except (ValueError, SyntaxError, TypeError):
             listed = value.startswith("[") and value.endswith("]")
-            settings[key.strip()] = [one.strip() for one in value[1:-1].split(",")] if listed else value
+            settings[key.strip()] = [item.strip() for item in value[1:-1].split(",")] if listed else value
     return name.strip(), settings
 
 
@@ -201,7 +166,7 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
     path = class_path(obj, what)
     args: dict[str, Any] = {}
     for name, parameter in inspect.signature(type(obj)).parameters.items():
-        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        if parameter.kind in OPEN:
             continue
         if not hasattr(obj, name):  # even one with a default: nobody could say whether this object was built with it
             raise ConfigError(
@@ -255,27 +220,23 @@ def plain_value(value: Any, where: str, inner: Callable[[Any], Any] = lambda val
         return {str(k): plain_value(v, where, inner) for k, v in value.items()}
     if holds_settings(type(value)):
         path = class_path(value, where)
-        return {"class_path": path, "args": plain_value(_settings_in(value), f"{where}: {path.rpartition('.')[2]}")}
+        if hasattr(value, "to_diff_dict"):
+            args = {k: v for k, v in value.to_diff_dict().items() if k not in ("model_type", "transformers_version")}
+        else:
+            args = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        return {"class_path": path, "args": plain_value(args, f"{where}: {path.rpartition('.')[2]}")}
     described = inner(value)
     if described is not MISSING:
         return described
-    shown = " ".join(reprlib.repr(value).split())
     raise ConfigError(
-        f"{where} = {shown} cannot be written to a job file; a constructor's arguments should be numbers, text, lists "
-        "or dictionaries, and kept as attributes of the same names"
+        f"{where} = {shown(value)} cannot be written to a job file; a constructor's arguments should be numbers, text, "
+        "lists or dictionaries, and kept as attributes of the same names"
     )
 
 
 def holds_settings(cls: Any) -> bool:
     """Whether a class holds settings alone, and may be an argument: a dataclass, or Hugging Face's configuration."""
     return dataclasses.is_dataclass(cls) or hasattr(cls, "to_diff_dict")
-
-
-def _settings_in(value: Any) -> dict[str, Any]:
-    """The arguments of a configuration."""
-    if hasattr(value, "to_diff_dict"):
-        return {k: v for k, v in value.to_diff_dict().items() if k not in ("model_type", "transformers_version")}
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
 
 
 def build(
@@ -288,9 +249,9 @@ def build(
 ) -> T:
     """The one way in which a class that a job names becomes an object.
 
-    The site's component policy is asked first, then the class is imported, checked to be a ``base``, and called. In its
-    place there may be a function that is annotated to return such a class of its own module. Arguments that are such
-    dictionaries themselves are built first, in the same way; those may also be configurations (`holds_settings`).
+    It asks the site's component policy first. Then it imports the class, checks that it is a ``base``, and calls it. A
+    function may be named instead, if it is annotated to return such a class of its own module. Arguments that are such
+    dictionaries are built first, in the same way. They may also be configurations (`holds_settings`).
 
     Args:
         spec: ``{"class_path": "package.Class", "args": {...}}``.
@@ -298,7 +259,7 @@ def build(
         what: what it is ("model", "data"), for the errors.
         authorize: called with the class path before the import; raises to refuse it. None where there is no policy.
         inside: whether it is an argument of another class.
-        **extra: further arguments, beside those of the spec.
+        **extra: further arguments, in addition to those of the spec.
 
     Raises:
         ConfigError: no such module or class, not a ``base``, or arguments that do not fit.
@@ -325,8 +286,8 @@ def build(
     if not (isinstance(made, type) and (issubclass(made, base) or (inside and holds_settings(made)))):
         raise ConfigError(f"{what}: {path!r} is not a {base.__module__}.{base.__qualname__}; name a subclass of that")
     args = spec.get("args") or {}
-    fits = isinstance(args, Mapping) and isinstance(args.get(POSITIONAL, []), (list, tuple))
-    require(fits, f"{what} {name}: args = {reprlib.repr(args)} should be a dictionary of its arguments by name")
+    valid = isinstance(args, Mapping) and isinstance(args.get(POSITIONAL, []), (list, tuple))
+    require(valid, f"{what} {name}: args = {reprlib.repr(args)} should be a dictionary of its arguments by name")
     args = {key: _built(value, base, what, authorize) for key, value in args.items()}
     first = args.pop(POSITIONAL, ())
     cls = partial(cls, *first) if first else cls
@@ -347,8 +308,8 @@ def made_by(named: Any) -> Any:
 def class_paths(spec: Any) -> list[str]:
     """All classes and functions that a description names, those in its arguments too."""
     inside = list(spec.values()) if isinstance(spec, Mapping) else spec if isinstance(spec, (list, tuple)) else []
-    own = [spec["class_path"]] if isinstance(spec, Mapping) and isinstance(spec.get("class_path"), str) else []
-    return list(dict.fromkeys([*own, *(path for value in inside for path in class_paths(value))]))
+    paths = [spec["class_path"]] if isinstance(spec, Mapping) and isinstance(spec.get("class_path"), str) else []
+    return list(dict.fromkeys([*paths, *(path for value in inside for path in class_paths(value))]))
 
 
 def _built(value: Any, base: type, what: str, authorize: Callable[[str], None] | None) -> Any:
@@ -372,8 +333,7 @@ def check_run_name(name: str, what: str = "name") -> None:
     Raises:
         ConfigError: it holds more than letters, digits, ``.``, ``_`` and ``-``.
     """
-    fits = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name)
     require(
-        bool(fits),
-        f"run: {what} = {name!r} should be letters, digits, '.', '_' and '-', beginning with one of the first",
+        isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) is not None,
+        f"run: {what} = {name!r} should be letters, digits, '.', '_' and '-', beginning with a letter or a digit",
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cfl_flare.core.config import MISSING, POSITIONAL, build, class_path, describe, made_by, one_line, plain_value
+from cfl_flare.core.config import MISSING, OPEN, POSITIONAL, build, class_path, describe, made_by, one_line, plain_value
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.text import shown
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 # A dictionary shows this many unknown arguments; of more, those without a default.
 MOST_NAMED = 6
-OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # Sides of images, and of volumes, on which a network without a known input is tried.
 SIDES = {1: (64,), 2: (28, 32, 64, 224), 3: (16, 32, 64)}
 

@@ -12,20 +12,24 @@ import difflib
 import inspect
 import math
 import operator
+import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar
 
-from cfl_flare.core.config import SETTING, check_types, from_dict, require
+from cfl_flare.core.config import from_dict, require
+from cfl_flare.core.errors import ConfigError
 
 T = TypeVar("T")
+# The key of a dataclass field's metadata that holds what is stated of the setting.
+SETTING = "setting"
 LIMITS = {"ge": (">=", operator.ge), "gt": (">", operator.gt), "le": ("<=", operator.le), "lt": ("<", operator.lt)}
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Which values, beside None, a setting may have; ``text`` completes "should be ..."."""
+    """The values that a setting may have, apart from None; ``text`` completes "should be ..."."""
 
     text: str
     hold: Callable[[Any], bool]
@@ -39,7 +43,7 @@ SHARE_OR_COUNT = Bounds(
 
 @dataclass(frozen=True)
 class Setting:
-    """What is stated of a setting; ``field`` is its name in the dataclass, and see `setting`."""
+    """What is stated of a setting, see `setting`; ``field`` is its name in the dataclass."""
 
     name: str
     field: str
@@ -73,8 +77,8 @@ def setting(
         **limits: of a finite number: ``ge``, ``gt``, ``le``, ``lt``.
     """
     if choices:
-        shown = [repr(choice) for choice in choices]
-        text = " or ".join(shown) if len(shown) == 2 else f"one of {', '.join(shown)}"
+        texts = [repr(choice) for choice in choices]
+        text = " or ".join(texts) if len(texts) == 2 else f"one of {', '.join(texts)}"
         bounds = Bounds(text, lambda value: value in choices)
     elif limits:
         bounds = _interval(limits)
@@ -96,22 +100,48 @@ def settings_of(*classes: type) -> dict[str, Setting]:
 
     A subclass that gives a setting another default, and nothing else, takes the rest from its parent.
     """
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for cls in classes:
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
-            stated = _stated(cls, field.name)
+            parents = (parent.__dict__.get("__dataclass_fields__", {}).get(field.name) for parent in cls.__mro__)
+            stated = next((p.metadata[SETTING] for p in parents if p and SETTING in p.metadata), None)
             if stated is not None:
                 name = stated["name"] or field.name
-                known = {**stated, "name": name, "field": field.name, "type": hints[field.name]}
-                found.setdefault(name, Setting(**known, default=field.default))
-    return found
+                facts = {**stated, "name": name, "field": field.name, "type": hints[field.name]}
+                settings.setdefault(name, Setting(**facts, default=field.default))
+    return settings
 
 
-def _stated(cls: type, name: str) -> Mapping[str, Any] | None:
-    """What the nearest class that states a field as a setting says of it; None where none does."""
-    fields = (parent.__dict__.get("__dataclass_fields__", {}).get(name) for parent in cls.__mro__)
-    return next((field.metadata[SETTING] for field in fields if field and SETTING in field.metadata), None)
+def _accepts(value: Any, annotation: Any) -> bool:
+    """Whether a value fits a field's annotation; sequences and nested types are left to the class itself."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(_accepts(value, option) for option in typing.get_args(annotation))
+    if origin is typing.Literal:
+        return value in typing.get_args(annotation)
+    if annotation in (None, type(None)):
+        return value is None
+    if annotation in (bool, str):
+        return isinstance(value, annotation)
+    if annotation in (int, float):
+        return isinstance(value, (int, annotation)) and not isinstance(value, bool)
+    return True
+
+
+def check_types(instance: Any, where: str) -> None:
+    """Checks a dataclass's simple fields against their annotations.
+
+    Raises:
+        ConfigError: naming the field, its value and the type that it should have.
+    """
+    hints = typing.get_type_hints(type(instance))
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        if not _accepts(value, hints[field.name]):
+            name = field.metadata.get(SETTING, {}).get("name") or field.name
+            wanted = str(field.type).removeprefix("<class '").removesuffix("'>")
+            raise ConfigError(f"{where}: {name} = {value!r} should be {wanted}, not {type(value).__name__}")
 
 
 def check_settings(instance: Any, where: str) -> None:
@@ -121,11 +151,11 @@ def check_settings(instance: Any, where: str) -> None:
         ConfigError: naming the setting, its value and what it should be.
     """
     check_types(instance, where)
-    for name, known in settings_of(type(instance)).items():
-        value = getattr(instance, known.field)
-        if known.bounds is not None and value is not None:
-            wanted = known.bounds.text + " or None" * (type(None) in typing.get_args(known.type))
-            require(known.bounds.hold(value), f"{where}: {name} = {value!r} should be {wanted}")
+    for name, stated in settings_of(type(instance)).items():
+        value = getattr(instance, stated.field)
+        if stated.bounds is not None and value is not None:
+            wanted = stated.bounds.text + " or None" * (type(None) in typing.get_args(stated.type))
+            require(stated.bounds.hold(value), f"{where}: {name} = {value!r} should be {wanted}")
 
 
 def changed(instance: Any) -> list[str]:
@@ -155,26 +185,25 @@ def pick(cls: type[T], given: Mapping[str, Any], where: str) -> T:
 def keep(component: Any, given: Mapping[str, Any], *classes: type) -> list[str]:
     """Keeps the settings of dataclasses as attributes of a FLARE component, by the fields' names, for its export.
 
-    Nothing is checked before `kept`: a component that raises when it is built ends the whole job without a reason.
+    Nothing is checked before `from_attributes`: a component that raises when it is built ends the job without a reason.
 
     Returns:
         The names that no dataclass has.
     """
     rest = dict(given)
-    for cls in classes:
-        for known in settings_of(cls).values():
-            if known.field in rest or known.default is not MISSING:
-                setattr(component, known.field, rest.pop(known.field, known.default))
+    for stated in (stated for cls in classes for stated in settings_of(cls).values()):
+        if stated.field in rest or stated.default is not MISSING:
+            setattr(component, stated.field, rest.pop(stated.field, stated.default))
     return sorted(rest)
 
 
-def kept(cls: type[T], component: Any, where: str) -> T:
+def from_attributes(cls: type[T], component: Any, where: str) -> T:
     """A dataclass from the attributes that `keep` made.
 
     Raises:
         ConfigError: one is missing, or wrong.
     """
-    fields = [known.field for known in settings_of(cls).values()]
+    fields = [stated.field for stated in settings_of(cls).values()]
     return from_dict(cls, {name: getattr(component, name) for name in fields if hasattr(component, name)}, where)
 
 
@@ -189,14 +218,14 @@ def shows(*classes: type, as_fields: bool = False) -> Callable[[T], T]:
     """
 
     def decorate(function: T) -> T:
-        own = inspect.signature(function)  # type: ignore[arg-type]
-        shown = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
-        for known in settings_of(*classes).values():
-            name = known.field if as_fields else known.name
-            default = inspect.Parameter.empty if known.default is MISSING else known.default
-            more = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=known.type)
-            shown.setdefault(name, more)
-        function.__signature__ = own.replace(parameters=list(shown.values()))  # type: ignore[attr-defined]
+        signature = inspect.signature(function)  # type: ignore[arg-type]
+        parameters = {p.name: p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD}
+        for stated in settings_of(*classes).values():
+            name = stated.field if as_fields else stated.name
+            default = inspect.Parameter.empty if stated.default is MISSING else stated.default
+            parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=stated.type)
+            parameters.setdefault(name, parameter)
+        function.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
         return function
 
     return decorate

@@ -20,7 +20,7 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from cfl_flare.core.config import from_dict, require, unmarked
 from cfl_flare.core.errors import CFLError, DifferenceError
-from cfl_flare.core.settings import keep, kept, shows
+from cfl_flare.core.settings import from_attributes, keep, shows
 from cfl_flare.engine.job_settings import AssignSettings, ControllerSettings
 from cfl_flare.engine.means import FOLDER, Means
 from cfl_flare.engine.settings import ServerSettings
@@ -150,8 +150,8 @@ class ClusteredController(PerSiteController):
         told = unmarked(self.facts or {}).get("training") if self.judge is None else None
         training = from_dict(TrainSettings, told or {}, "training")
         training.lr_at(0)  # sites have the same, and of an error say no more than a code
-        self._own = kept(ControllerSettings, self, "run")
-        self._settings = kept(ServerSettings, self, "run")
+        self._own = from_attributes(ControllerSettings, self, "run")
+        self._settings = from_attributes(ServerSettings, self, "run")
         self.patience = Patience(self._own.max_missed_tasks)
         return training
 

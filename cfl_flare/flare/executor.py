@@ -22,7 +22,7 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from cfl_flare.core.config import build, from_dict, unmarked
 from cfl_flare.core.errors import AbortedError, ColumnsError, failure_of
-from cfl_flare.core.settings import keep, kept, shows
+from cfl_flare.core.settings import from_attributes, keep, shows
 from cfl_flare.core.text import plain
 from cfl_flare.data import DataSource, SiteData
 from cfl_flare.data.sources import COLUMNS
@@ -214,8 +214,8 @@ class ClusteredExecutor(Executor):
     def _prepared(self, content: dict[str, Any], fl_ctx: FLContext) -> Site:
         """The site, built at the first task that this process gets."""
         if self._site is None:
-            self._at_site = at_site = kept(SiteSettings, self, "run")
-            self._own = kept(ExecutorSettings, self, "run")
+            self._at_site = at_site = from_attributes(SiteSettings, self, "run")
+            self._own = from_attributes(ExecutorSettings, self, "run")
             torch.set_num_threads(at_site.torch_threads)
             policy = component_policy(fl_ctx)
             with limited_paths(fl_ctx):  # a source may read a file that describes its columns

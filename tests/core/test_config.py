@@ -17,7 +17,6 @@ from cfl_flare.core.config import (
     MARK,
     build,
     check_run_name,
-    check_types,
     describe,
     from_dict,
     marked,
@@ -26,6 +25,7 @@ from cfl_flare.core.config import (
     unmarked,
 )
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.settings import check_types
 from cfl_flare.models import MLP
 
 JSON = st.recursive(

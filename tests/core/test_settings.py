@@ -17,8 +17,8 @@ from cfl_flare.core.settings import (
     changed,
     check_known,
     check_settings,
+    from_attributes,
     keep,
-    kept,
     pick,
     setting,
     settings_of,
@@ -131,11 +131,11 @@ def test_a_component_keeps_settings_unchecked_by_their_fields_names() -> None:
     assert keep(component, {"degrees": -5, "clean": 3, "colour": "red"}, Oven) == ["colour"]
     assert vars(component) == {"degrees": -5, "share": 1.0, "rate": 0.5, "mode": None, "clean": 3}
     with pytest.raises(ConfigError, match="degrees = -5 should be >= 1"):
-        kept(Oven, component, "here")
+        from_attributes(Oven, component, "here")
     component = SimpleNamespace()
     keep(component, {}, Oven)
     with pytest.raises(ConfigError, match="here: setting 'degrees' is missing"):
-        kept(Oven, component, "here")
+        from_attributes(Oven, component, "here")
 
 
 def test_a_signature_lists_the_settings() -> None:
