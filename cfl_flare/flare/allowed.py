@@ -18,12 +18,12 @@ from typing import Any
 
 from nvflare.apis.fl_constant import AdminCommandNames
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIST
 from nvflare.security.security import COMMAND_CATEGORIES, CommandCategory
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import read_json
-from cfl_flare.flare.compat import allow_list_key
 
 PREFIX = "cfl_flare."
 ALL = "*"
@@ -93,10 +93,10 @@ def with_allowed(content: dict[str, Any], classes: Sequence[str]) -> dict[str, A
 
     The prefix of all of cfl_flare, which earlier versions wrote, is taken out of it.
     """
-    key, all_of_ours = allow_list_key(), (PREFIX, PREFIX.rstrip("."))
-    listed = [entry for entry in content.get(key, DEFAULT_CLASS_ALLOW_LIST) if entry not in all_of_ours]
+    before = content.get(CLASS_ALLOW_LIST, DEFAULT_CLASS_ALLOW_LIST)
+    listed = [entry for entry in before if entry not in (PREFIX, PREFIX.rstrip("."))]
     added = [] if ALL in listed else [c for c in classes if c not in listed]
-    return {"format_version": 2, **content, key: listed + added}
+    return {"format_version": 2, **content, CLASS_ALLOW_LIST: listed + added}
 
 
 def with_job_check(content: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
@@ -105,12 +105,11 @@ def with_job_check(content: dict[str, Any], classes: Sequence[str]) -> dict[str,
     Of FLARE's default list, the classes that jobs of cfl_flare use stay, and those that are named. Later, what the
     operator has added stays as well. Our check asks the operator's own ``app_validator``.
     """
-    key = allow_list_key()
     if not checks_jobs(content):
-        listed = [entry for entry in content.get(key, ()) if entry not in DEFAULT_CLASS_ALLOW_LIST]
+        listed = [entry for entry in content.get(CLASS_ALLOW_LIST, ()) if entry not in DEFAULT_CLASS_ALLOW_LIST]
         operators = content.get(VALIDATOR)
         check = {"path": JOB_CHECK, "args": {"then": operators} if operators else {}}
-        content = {"format_version": 2, **content, key: listed, VALIDATOR: check}
+        content = {"format_version": 2, **content, CLASS_ALLOW_LIST: listed, VALIDATOR: check}
     return with_allowed(content, [*OF_FLARE, *classes])
 
 

@@ -140,29 +140,18 @@ def data_config(data: Mapping[str, Any], fl_ctx: FLContext, source: DataSource |
     return replace(config, owners=())
 
 
-def study_of(fl_ctx: FLContext) -> str:
-    """The study that the job belongs to; for a job without one, FLARE says ``default``."""
-    return str(get_job_meta_study(fl_ctx.get_prop(FLContextKey.JOB_META)))
-
-
-def allow_list_key() -> str:
-    """The name of the allow-list in a site's resources file, ``component_path_authorizer.CLASS_ALLOW_LIST``."""
-    from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIST
-
-    return str(CLASS_ALLOW_LIST)
-
-
-def check_study(given: str | None, jobs: str) -> str:
-    """The study whose data a job reads, which is its own.
+def study_of(fl_ctx: FLContext, named: str | None = None) -> str:
+    """The study that the job belongs to, whose data it reads; for a job without one, FLARE says ``default``.
 
     Raises:
-        ConfigError: the job names another one.
+        ConfigError: the job names the data of another study.
     """
+    study = str(get_job_meta_study(fl_ctx.get_prop(FLContextKey.JOB_META)))
     require(
-        given in (None, jobs),
-        f"data site: study = {given!r}: the job is of study {jobs!r}, and reads no other's data; leave it out",
+        named in (None, study),
+        f"data site: study = {named!r}: the job is of study {study!r}, and reads no other's data; leave it out",
     )
-    return jobs
+    return study
 
 
 class _Literal(ConfigLoader):
@@ -277,6 +266,11 @@ def await_outcome(engine: Any, job_id: str, site: str) -> None:
     """
     with engine.job_runner.lock:
         engine.job_runner._pending_client_outcomes.setdefault(job_id, set()).add(site)
+
+
+def config_of(recipe: Any) -> Any:
+    """The configuration of a recipe's job: ``Recipe._job.job``. Without it the job carries cfl_flare's code."""
+    return recipe._job.job
 
 
 def apps_of(job: Any) -> dict[str, Any]:

@@ -34,15 +34,12 @@ SHARED = ("method", "model", "data", "training", "private", "seed", "run_name")
 
 
 def check_software(theirs: Mapping[str, str], who: str, place: str) -> None:
-    """Compares the versions here with those that made the job, or that run at the server.
+    """Raises a SoftwareError if a version here and that of the job or the server differ in their first two numbers.
 
     Args:
         theirs: version of each package, as `SOFTWARE`; missing ones are not checked.
         who: whose they are; the message begins with it.
         place: the name of this server or site.
-
-    Raises:
-        SoftwareError: a version differs in its first two numbers.
     """
     for package, version in SOFTWARE.items():
         other = theirs.get(package, version)
@@ -60,33 +57,30 @@ def check_known(unknown: Sequence[str], component: str, place: str) -> None:
     require(not unknown, f"job: {place} does not know the {component}'s settings {unknown}; leave them out")
 
 
-def check_settings(servers: Mapping[str, Any], own: Mapping[str, Any], place: str) -> None:
-    """Compares the two config files of a job, the server's and the sites'.
+def check_settings(servers: Mapping[str, Any], sites: Mapping[str, Any], place: str) -> None:
+    """Raises a SettingsError for the first setting that differs in the two config files of a job.
 
     Args:
         servers: the settings in the server's file.
-        own: those in the site's file that must be equal.
+        sites: those in the site's file that must be equal.
         place: the name of this site.
-
-    Raises:
-        SettingsError: a setting differs; the message names the first one.
     """
-    for name in (key for key in own if key in servers):
-        found = _difference(name, unmarked(servers[name]), unmarked(own.get(name)))
-        if found is not None:
-            where, one, other = found
-            raise SettingsError(
-                f"job: {where} = {reprlib.repr(one)} at the server, {reprlib.repr(other)} at {place}; set it to the "
-                "same value in config_fed_server and config_fed_client"
-            )
+    for name in (key for key in sites if key in servers):
+        _check_equal(name, unmarked(servers[name]), unmarked(sites[name]), place)
 
 
-def _difference(where: str, one: Any, other: Any) -> tuple[str, Any, Any] | None:
-    """The first part in which two settings differ, with both values; a missing value counts as None."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        found = (_difference(f"{where}.{key}", one.get(key), other.get(key)) for key in {**one, **other})
-        return next((difference for difference in found if difference is not None), None)
-    return None if one == other else (where, one, other)
+def _check_equal(where: str, servers: Any, sites: Any, place: str) -> None:
+    """The same for a part of a setting; a missing value counts as None."""
+    if isinstance(servers, Mapping) and isinstance(sites, Mapping):
+        for key in {**servers, **sites}:
+            _check_equal(f"{where}.{key}", servers.get(key), sites.get(key), place)
+        return
+    require(
+        servers == sites,
+        f"job: {where} = {reprlib.repr(servers)} at the server, {reprlib.repr(sites)} at {place}; set it to the same "
+        "value in config_fed_server and config_fed_client",
+        SettingsError,
+    )
 
 
 def unused_copy(fl_ctx: FLContext) -> str | None:

@@ -28,12 +28,8 @@ EVERY, BOOTSTRAP = "*", "bootstrap"
 
 def check_filters(fl_ctx: FLContext) -> None:
     """Raises an EncryptionError if a filter on a site's results, the job's or the site's own, encrypts models."""
-    runner = fl_ctx.get_prop(FLContextKey.RUNNER)
-    check_readable(
-        get_filters(
-            "task_result_filters", fl_ctx, getattr(runner, "task_result_filters", {}), wire.TRAIN_TASK, FilterKey.OUT
-        )
-    )
+    of_job = getattr(fl_ctx.get_prop(FLContextKey.RUNNER), "task_result_filters", {})
+    check_readable(get_filters("task_result_filters", fl_ctx, of_job, wire.TRAIN_TASK, FilterKey.OUT))
 
 
 def check_readable(filters: Iterable[Filter]) -> None:
@@ -53,16 +49,16 @@ class EgressFilter(Filter):
     """Withholds or rounds the numbers that are sent with a site's models; for the models, FLARE has filters.
 
     It belongs in the ``task_result_filters`` of the site's ``local/privacy.json``, where no job can remove it. It does
-    not change the models, the participants' names and, for a method whose participants choose their cluster themselves
-    (IFCA), that choice, without which the server cannot average.
+    not change the models, the participants' names, and the cluster that a participant has chosen itself (IFCA). The
+    server cannot average without that choice.
 
-    Measures follow from the histograms of scores that a job may ask for: they are sent only if no metric is withheld or
-    rounded.
+    Measures follow from the histograms of scores that a job may ask for. So these are sent only if no metric is
+    withheld or rounded.
 
     Args:
-        withhold: metrics that are not sent: ``accuracy``, ``macro_f1``, ``loss``, or what a training script calls its
-            own; ``*`` for all of them. ``scores`` are the histograms from which the server computes an AUROC,
-            with the counts of decisions, and ``bootstrap`` all metrics on the draws of the test split.
+        withhold: metrics that are not sent: ``accuracy``, ``macro_f1``, ``loss``, or a training script's own names;
+            ``*`` for all of them. ``scores`` are the histograms from which the server computes an AUROC, with the
+            counts of decisions, and ``bootstrap`` all metrics on the draws of the test split.
         round_to: the other metrics are rounded to multiples of this, such as 0.05, and no draws are sent; None sends
             them as they are.
         samples_step: counts of training samples, and of those that a study measures on, are rounded to multiples of
@@ -96,14 +92,14 @@ class EgressFilter(Filter):
             participant["samples"] = self._coarse(participant["samples"])
         for counts in content.get("splits", {}).values():  # of a study: how many samples it measures on
             counts.update({split: self._coarse(count) if count else 0 for split, count in counts.items()})
-        for said in content.get("results", {}).values():
-            said["metrics"] = self._allowed(said["metrics"])
-            if "cross" in said:
-                said["cross"] = {model: self._allowed(found) for model, found in said["cross"].items()}
-            if "bootstrap" in said:
-                self._resample(said)
-            if "samples" in said:
-                said["samples"] = self._coarse(said["samples"])
+        for result in content.get("results", {}).values():
+            result["metrics"] = self._allowed(result["metrics"])
+            if "cross" in result:
+                result["cross"] = {model: self._allowed(metrics) for model, metrics in result["cross"].items()}
+            if "bootstrap" in result:
+                self._resample(result)
+            if "samples" in result:
+                result["samples"] = self._coarse(result["samples"])
         if self.withhold or self.round_to is not None:
             dxo.data = {key: part for key, part in dxo.data.items() if not key.endswith(f"/{wire.SCORES}")}
         for model in dxo.data.values():
@@ -118,27 +114,27 @@ class EgressFilter(Filter):
         self._coarsen(dxo)
 
     def _allowed(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """The metrics to send, rounded. What is withheld is the end of a name: ``trained_loss``, ``val/loss``."""
+        """The metrics to send, rounded. ``withhold`` has the ends of names: of ``trained_loss``, ``val/loss``."""
         if EVERY in (self.withhold or ()):
             return {}
         ends = tuple(f"_{name}" for name in self.withhold or ())
         sent = {n: v for n, v in metrics.items() if not re.sub("[./-]", "_", f"_{n}").endswith(ends)}
         if self.round_to is None:
             return sent
-        plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in sent.items()}
-        return {n: self._rounded(n, v) for n, v in plain.items() if is_number(v)}  # what is no number has no multiple
+        values = {n: v.item() if isinstance(v, np.generic) else v for n, v in sent.items()}
+        return {n: self._rounded(n, v) for n, v in values.items() if is_number(v)}  # what is no number has no multiple
 
-    def _resample(self, said: dict[str, Any]) -> None:
+    def _resample(self, result: dict[str, Any]) -> None:
         """Leaves out the draws of a withheld metric, and all of them if metrics are rounded.
 
         The mean of many rounded draws would be finer than a rounded metric.
         """
-        drawn = said.pop("bootstrap")
+        drawn = result.pop("bootstrap")
         if BOOTSTRAP in (self.withhold or ()) or self.round_to is not None:
             return
-        sent = {name: own for name, own in drawn["values"].items() if self._allowed({name: 0.0})}
+        sent = {name: values for name, values in drawn["values"].items() if self._allowed({name: 0.0})}
         if sent:
-            said["bootstrap"] = {**drawn, "values": sent}
+            result["bootstrap"] = {**drawn, "values": sent}
 
     def _rounded(self, name: str, value: float) -> float:
         """A multiple of the step; a share stays one."""

@@ -33,7 +33,7 @@ from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.settings import FEWEST_SCORED, SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.flare import compatibility, wire
-from cfl_flare.flare.compat import check_study, component_policy, data_config, on_one_machine, simulated, study_of
+from cfl_flare.flare.compat import component_policy, data_config, on_one_machine, simulated, study_of
 from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.policy import Policy, check_floor, limited_paths, state_root, store_for
 from cfl_flare.flare.schema import CLIPPED
@@ -223,7 +223,7 @@ class ClusteredExecutor(Executor):
             if isinstance(source, Table) and os.environ.get(COLUMNS) and not simulated(fl_ctx):
                 raise ColumnsError(f"data table: the columns are those of {COLUMNS} here; use the source site")
             if isinstance(source, SiteData):
-                source = replace(source, study=check_study(source.study, study_of(fl_ctx)))
+                source = replace(source, study=study_of(fl_ctx, source.study))
                 self._data = "" if source.path is not None else str(source.located()[0].resolve())[-LONGEST:]
             together = content["sites"] if simulated(fl_ctx) else None
             self._place = Place.of(at_site.device, at_site.gpu_memory, content["index"], together)

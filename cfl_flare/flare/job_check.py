@@ -39,8 +39,9 @@ PLACE = re.compile(r"#\d")
 class JobCheck(AppValidator):
     """FLARE asks it before it deploys a job, at the server and at each site; ``cfl-flare site prepare`` puts it there.
 
-    It refuses texts that FLARE would replace by variables of the environment or of the kit, components at sites besides
-    executors and filters, and data and models as components. A job with code is its site's authorization's matter.
+    It refuses texts that FLARE would replace by variables of the environment or of the kit. It refuses data and models
+    as components and, at sites, components that are neither executors nor filters. The site's authorization decides on
+    jobs with code.
 
     In the kit's processes, configurations are parsed literally, and no source reads before a task says what it may.
 
@@ -56,10 +57,10 @@ class JobCheck(AppValidator):
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         """Why the job is refused, for its author, or an empty text; and what the operator's check says of it."""
         folder = Path(app_folder)
-        why = "" if (folder / "custom").exists() else next(_refusals(folder), "")
-        if why:
-            logger.warning("%s: job refused: %s", folder, why)
-            return why, {}
+        refusal = "" if (folder / "custom").exists() else next(_refusals(folder), "")
+        if refusal:
+            logger.warning("%s: job refused: %s", folder, refusal)
+            return refusal, {}
         return ("", {}) if self.then is None else self.then.validate(app_folder)
 
 
@@ -71,10 +72,10 @@ def _refusals(folder: Path) -> Iterator[str]:
             continue
         try:
             config = ConfigFactory.get_config_loader(form).load_config(str(file)).to_dict()
-            found = [*_replaced(config, "", config)] or [*_misplaced(config, side == CLIENT)]
+            refusals = [*_replaced(config, "", config)] or [*_misplaced(config, side == CLIENT)]
         except Exception as error:  # whatever the parsers raise
-            found = [f"cannot be read ({plain(str(error), 150)}); export the job again"]
-        yield from (plain(f"{file.name}: {why}", 300) for why in found)
+            refusals = [f"cannot be read ({plain(str(error), 150)}); export the job again"]
+        yield from (plain(f"{file.name}: {refusal}", 300) for refusal in refusals)
 
 
 def _replaced(item: Any, place: str, job: Mapping[str, Any]) -> Iterator[str]:
@@ -94,8 +95,8 @@ def _replaced(item: Any, place: str, job: Mapping[str, Any]) -> Iterator[str]:
 def _refers(text: str, job: Mapping[str, Any]) -> bool:
     """Whether FLARE, which formats each text again and again, could replace something in it.
 
-    A reference to a single value of the job, alone in its text, is none. Within a longer text it could build another
-    reference, and lists of references multiply.
+    A reference to a single value of the job is allowed if it stands alone in its text. Within a longer text it could
+    build another reference, and lists of references multiply.
     """
     text = text.strip()
     parts = re.split("[{}]", text)
@@ -115,7 +116,7 @@ def _refers(text: str, job: Mapping[str, Any]) -> bool:
 
 
 def _misplaced(config: dict[str, Any], at_site: bool) -> Iterator[str]:
-    """Components that are none, and at a site those that are neither executors nor filters."""
+    """Data and models in a component's place, and at a site components that are neither executors nor filters."""
     resolve_var_refs(JsonScanner(config), deepcopy(config))  # of the job's own items, as FLARE does
     components, workflows, executors, *chains = (config.get(key) or () for key in SECTIONS)
     filters = [part for chain in chains for entry in chain for part in entry["filters"]]

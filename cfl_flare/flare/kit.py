@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIST
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, FileError
@@ -37,7 +38,6 @@ from cfl_flare.flare.allowed import (
     with_job_check,
     with_rejoin,
 )
-from cfl_flare.flare.compat import allow_list_key
 from cfl_flare.flare.policy import POLICY, STATE_ROOT, Policy
 
 RESOURCES = "resources.json"
@@ -130,9 +130,9 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
         content = parse_json(text, str(source))
     except FileError as error:
         raise ConfigError(f"site: {error}, or restore the kit's own") from error
-    listed = content.get(allow_list_key(), []) if isinstance(content, dict) else None
+    listed = content.get(CLASS_ALLOW_LIST, []) if isinstance(content, dict) else None
     if not isinstance(listed, list):
-        raise ConfigError(f"site: {source}: {allow_list_key()} should be a list of class paths")
+        raise ConfigError(f"site: {source}: {CLASS_ALLOW_LIST} should be a list of class paths")
     started = [name for name in ("fed_server.json", "fed_client.json") if (kit / "startup" / name).is_file()]
     prepared = with_job_check(content, classes) if started else with_allowed(content, classes)
     if "fed_server.json" in started:
@@ -209,7 +209,7 @@ def undone(kit: Path, dry_run: bool = False) -> str:
     """
     resources = _local(kit) / RESOURCES
     content = read_json(resources) if resources.is_file() else {}
-    listed = content.get(allow_list_key(), []) if isinstance(content, dict) else []
+    listed = content.get(CLASS_ALLOW_LIST, []) if isinstance(content, dict) else []
     if not any(str(entry).startswith(PREFIX) for entry in listed):
         return f"{kit}: it is not prepared; nothing to change"
     backups = sorted(resources.parent.glob(f"{BACKUP}*"), key=lambda path: (len(path.name), path.name))
@@ -231,16 +231,16 @@ def undone(kit: Path, dry_run: bool = False) -> str:
 
 def _without_ours(content: dict[str, Any], resources: Path) -> dict[str, Any]:
     """Resources without cfl_flare's classes and components, and with FLARE's classes that preparing took away."""
-    key = allow_list_key()
-    classes = [entry for entry in content[key] if not str(entry).startswith(PREFIX)]
+    classes = [entry for entry in content[CLASS_ALLOW_LIST] if not str(entry).startswith(PREFIX)]
     parts = [part for part in content.get("components", []) if part.get("path") != REJOIN]
-    restored: dict[str, Any] = {**content, key: classes, **({"components": parts} if parts else {})}
+    restored: dict[str, Any] = {**content, CLASS_ALLOW_LIST: classes, **({"components": parts} if parts else {})}
     if checks_jobs(content):
         operators, default = restored.pop(VALIDATOR)["args"].get("then"), resources.with_name(f"{RESOURCES}.default")
-        before = (read_json(default) if default.is_file() else {}).get(key, DEFAULT_CLASS_ALLOW_LIST)
+        before = (read_json(default) if default.is_file() else {}).get(CLASS_ALLOW_LIST, DEFAULT_CLASS_ALLOW_LIST)
         of_flare = [entry for entry in before if entry in DEFAULT_CLASS_ALLOW_LIST]
         others = [entry for entry in classes if entry not in OF_FLARE]
-        restored |= {key: [*dict.fromkeys((*of_flare, *others))], **({VALIDATOR: operators} if operators else {})}
+        restored[CLASS_ALLOW_LIST] = [*dict.fromkeys((*of_flare, *others))]
+        restored |= {VALIDATOR: operators} if operators else {}
     return restored
 
 

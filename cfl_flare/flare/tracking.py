@@ -26,26 +26,25 @@ CLUSTER = re.compile(r"cluster-\d+/")
 def series(name: str) -> str:
     """The name of a number of a round's record in experiment tracking.
 
-    What comes before its first slash is the section in which TensorBoard shows it: the served models, those after the
-    local steps, the clustering, the round itself, and each cluster. A slash in a measure's own name, which a site
-    chose, becomes a point: it must neither open a section nor make a path that MLflow refuses, with all others.
+    TensorBoard shows it in the section before its first slash: the served models, those after the local steps, the
+    clustering, the round itself, or a cluster. A site may have chosen a measure's name. A slash in it becomes a point,
+    so that it opens no section and makes no path. MLflow refuses such a path with all other numbers.
 
     >>> [series(name) for name in ("served_worst_dice", "cluster-0/served_val/dice", "cluster-0/size")]
     ['served/worst_dice', 'cluster-0/served/val.dice', 'cluster-0/size']
     >>> [series(name) for name in ("pooled_auroc", "ari", "bytes_up")]
     ['served/pooled_auroc', 'clustering/ari', 'round/bytes_up']
     """
-    found = CLUSTER.match(name)
-    cluster = found.group() if found else ""
-    kind, _, measure = (own := name.removeprefix(cluster)).partition("_")
-    own = own.replace("/", ".")
+    prefix = CLUSTER.match(name)
+    cluster = prefix.group() if prefix else ""
+    number = name.removeprefix(cluster).replace("/", ".")
+    kind, _, measure = number.partition("_")
     if kind in ("served", "trained"):
-        own = f"{kind}/{measure.replace('/', '.')}"
-    elif kind == "pooled":
-        own = f"served/{own}"
-    elif not cluster:
-        own = f"round/{own}" if own in OF_ROUND else f"clustering/{own}"
-    return cluster + own
+        return f"{cluster}{kind}/{measure}"
+    if kind == "pooled":
+        return f"{cluster}served/{number}"
+    section = "" if cluster else "round/" if number in OF_ROUND else "clustering/"
+    return f"{cluster}{section}{number}"
 
 
 def bounds(intervals: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -58,15 +57,8 @@ def bounds(intervals: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def track(component: FLComponent, scalars: Mapping[str, float], number: int) -> None:
-    """Sends a round's numbers to the tracking components of this process.
-
-    Args:
-        component: the sender.
-        scalars: by name.
-        number: the round, counted from 0.
-    """
-    engine = component.engine
-    with engine.new_context() as fl_ctx:
+    """Sends the numbers of a round, which is counted from 0, to the tracking components of the sender's process."""
+    with component.engine.new_context() as fl_ctx:
         for name, value in scalars.items():
             dxo = create_analytic_dxo(series(name), value, AnalyticsDataType.SCALAR, global_step=number)
             send_analytic_dxo(component, dxo, fl_ctx)
@@ -79,27 +71,22 @@ def opens_runs_of_sites(component: Any) -> bool:
 
 
 class ServerRun(Widget):
-    """The server's own run, with the series of the clusters, beside those that a receiver opens for the sites.
+    """The server's own run, with the series of the clusters. A receiver opens a run for each site only.
 
     Args:
-        receiver: one of the same settings. At a site it opens a run for that site alone; here it is told that the
-            server is one.
+        receiver: one of the same settings. At a site it opens a run for that site alone. Here it gets a context that
+            says that the server is a site.
     """
 
     def __init__(self, receiver: AnalyticsReceiver):
         super().__init__()
         self.receiver = receiver
         receiver.events = [ANALYTIC_EVENT_TYPE]
-        # FLARE hands events to every component that it has built, this one too; it is to have them from here alone.
-        self._handle, receiver.handle_event = receiver.handle_event, _ignore
+        # FLARE hands events to every component that it has built, the receiver too. It must get them from here alone.
+        self._handle, receiver.handle_event = receiver.handle_event, lambda event_type, fl_ctx: None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Hands the events of this process to the receiver."""
         self._handle(event_type, _AtSite(fl_ctx))
-
-
-def _ignore(event_type: str, fl_ctx: FLContext) -> None:
-    """Handles no event."""
 
 
 class _AtSite(FLContext):
@@ -110,5 +97,4 @@ class _AtSite(FLContext):
         self.props = context.props
 
     def get_process_type(self, default: Any = None) -> Any:
-        """A site's."""
         return ProcessType.CLIENT_JOB

@@ -42,6 +42,11 @@ class FedProx(FedAvg):
 
     mu: float = setting(0.001, help="strength of the proximal term; FedCUAU's experiments use 0.001", ge=0)
 
+    @property
+    def traits(self) -> Traits:
+        """Its term is one that scripts of FLARE's know."""
+        return replace(super().traits, proximal=self.mu)
+
     def terms(self, download: Download, own: str) -> list[Term]:
         """mu/2 ||theta - Theta_g||^2, beside any other penalty."""
         return Proximal(mu=self.mu).terms(download, own, 0) + super().terms(download, own)

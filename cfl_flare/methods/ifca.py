@@ -66,6 +66,7 @@ class IFCA(Method):
             averages_only=not self.warm_start,
             mergeable=True,
             whole_models=not self.shared_backbone,
+            chooses_by_metric=not self.shared_backbone,
         )
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:

@@ -43,6 +43,9 @@ class Traits:
         no_private: why its participants can have no private layers; empty if they can.
         keeps_head: the head does not travel.
         indicator: the samples on which the server compares what models predict; None where it needs none.
+        chooses_by_metric: of several models a participant trains and predicts with the one that measures best, and its
+            steps on the site do nothing else, so that a training script's metric can choose.
+        proximal: the coefficient of the proximal term that it adds to the loss by itself, besides its penalties.
     """
 
     clusters: int = 0
@@ -62,6 +65,8 @@ class Traits:
     no_private: str = _of_parts("", lambda reasons: next(filter(None, reasons), ""))
     keeps_head: bool = _of_parts(False, any)
     indicator: Indicator | None = None
+    chooses_by_metric: bool = _of_parts(False, lambda parts: False)
+    proximal: float | None = _of_parts(None, lambda parts: None)
 
     def lacking(self, *names: str) -> list[str]:
         """Those of these traits that are not declared."""

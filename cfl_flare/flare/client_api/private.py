@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.files import make_folder, writing
 from cfl_flare.core.private import bounded
+from cfl_flare.flare.client_api.cfl_launcher import as_tensors
+from cfl_flare.flare.compat import config_of
 from cfl_flare.flare.policy import store_for
 
 TRAIN, EVALUATE, SUBMIT = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION, AppConstants.TASK_SUBMIT_MODEL
@@ -35,8 +37,8 @@ MARKER = "cfl_private"
 class PrivateArrays(DXOFilter):
     """Takes a site's private arrays out of all that leaves it, and puts them into the models that arrive.
 
-    It is a filter on tasks and on results, at the site. What a site keeps is what its script sent when it trained
-    last, or what arrived first; it is in ``private.safetensors`` in the run's folder below the site's state root.
+    It filters tasks and results, at the site. The site keeps what its script sent when it trained last, or what arrived
+    first. These arrays are in ``private.safetensors`` in the run's folder below the site's state root.
 
     Args:
         private: the arrays' names, or a regular expression that is searched in the names.
@@ -55,38 +57,38 @@ class PrivateArrays(DXOFilter):
         super().__init__(KINDS, KINDS)
         self.private, self.run_name, self.resume_from, self.travels = private, run_name, resume_from, travels
         check_run_name(run_name)
-        self._bound(())
+        self._check_pattern(())
 
-    def _bound(self, names: Collection[str]) -> None:
+    def _check_pattern(self, names: Collection[str]) -> None:
         """Raises a ConfigError if the names cannot be searched by a pattern in few steps."""
         if not isinstance(self.private, list):
             bounded(self.private, names, f"private = {self.private!r}")
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO | None:
         """Changes a model that arrives or leaves."""
-        self._bound(dxo.data.keys())
-        arrives = self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN
-        kept = self._kept(fl_ctx)
-        for name in kept:
+        self._check_pattern(dxo.data.keys())
+        path = self._path(fl_ctx)
+        stored = load_arrays(path)[0] if path.exists() else {}
+        for name in stored:
             require(
                 self._is_private(name),
                 f"run {self.run_name!r}: this site has kept {name!r} for itself, and private = {self.private!r} would "
                 "let it leave; name it there, or take another run_name without resume_from",
             )
-        found = {name: numbers(array) for name, array in dxo.data.items() if self._is_private(name)}
+        arrays = {name: numbers(array) for name, array in dxo.data.items() if self._is_private(name)}
         require(
-            bool(found or kept),
+            bool(arrays or stored),
             f"private = {self.private!r} matches none of {', '.join(map(str, dxo.data))}; name arrays of the model",
         )
-        if arrives:
-            return self._put_back(dxo, found, kept, fl_ctx)
-        if found and fl_ctx.get_prop(FLContextKey.TASK_NAME) == TRAIN:
-            moved = dxo.data_kind == DataKind.WEIGHT_DIFF
-            odd = [name for name, a in found.items() if name not in kept or a.shape != kept[name].shape]
+        if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
+            return self._put_back(dxo, arrays, stored, fl_ctx)
+        if arrays and fl_ctx.get_prop(FLContextKey.TASK_NAME) == TRAIN:
+            odd = [name for name, a in arrays.items() if name not in stored or a.shape != stored[name].shape]
             if odd:
                 self.log_warning(fl_ctx, f"private array {odd[0]} is not as it arrived: what was kept before stays")
             else:
-                self._keep({**kept, **{n: kept[n] + a if moved else a for n, a in found.items()}}, fl_ctx)
+                start = stored if dxo.data_kind == DataKind.WEIGHT_DIFF else {}
+                self._store({**stored, **{n: start[n] + a if start else a for n, a in arrays.items()}}, fl_ctx)
         dxo.data = {name: array for name, array in dxo.data.items() if self._leaves(name, array)}
         return dxo
 
@@ -96,35 +98,32 @@ class PrivateArrays(DXOFilter):
         return named and hasattr(value, "shape")
 
     def _put_back(
-        self, dxo: DXO, found: Mapping[str, np.ndarray], kept: Mapping[str, np.ndarray], fl_ctx: FLContext
+        self, dxo: DXO, arrays: Mapping[str, np.ndarray], stored: Mapping[str, np.ndarray], fl_ctx: FLContext
     ) -> DXO | None:
         """The model with the site's own arrays; those that arrive for the first time become the site's own."""
         if dxo.data_kind != DataKind.WEIGHTS:
             return None
-        if found.keys() - kept.keys():
-            self._keep({**found, **kept}, fl_ctx)
-        for name in found.keys() & kept.keys():
+        if arrays.keys() - stored.keys():
+            self._store({**arrays, **stored}, fl_ctx)
+        for name in arrays.keys() & stored.keys():
             require(
-                found[name].shape == kept[name].shape,
-                f"run {self.run_name!r}: {name} has shape {found[name].shape}, but this site keeps one of "
-                f"{kept[name].shape}; resume a run of the same model",
+                arrays[name].shape == stored[name].shape,
+                f"run {self.run_name!r}: {name} has shape {arrays[name].shape}, but this site keeps one of "
+                f"{stored[name].shape}; resume a run of the same model",
             )
-        dxo.data = {**dxo.data, **alike(kept, dxo.data.values())}
+        tensors = any(hasattr(value, "detach") for value in dxo.data.values())
+        dxo.data = {**dxo.data, **(as_tensors(stored) if tensors else stored)}
         return dxo
 
     def _is_private(self, name: str) -> bool:
         return name in self.private if isinstance(self.private, list) else bool(re.search(self.private, name))
 
-    def _keep(self, arrays: Mapping[str, np.ndarray], fl_ctx: FLContext) -> None:
+    def _store(self, arrays: Mapping[str, np.ndarray], fl_ctx: FLContext) -> None:
         broken = [name for name, array in arrays.items() if not np.isfinite(array).all()]
         if broken:
             self.log_warning(fl_ctx, f"private array {broken[0]} is not finite: those of the round before are kept")
         else:
             save_arrays(self._path(fl_ctx), arrays, {})
-
-    def _kept(self, fl_ctx: FLContext) -> dict[str, np.ndarray]:
-        path = self._path(fl_ctx)
-        return load_arrays(path)[0] if path.exists() else {}
 
     def _path(self, fl_ctx: FLContext) -> Path:
         """The site's file, which is empty or that of the resumed run when a job begins."""
@@ -132,12 +131,12 @@ class PrivateArrays(DXOFilter):
         marker = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / MARKER
         if not marker.exists():
             make_folder(path.parent, private=True)
-            before = None if self.resume_from is None else store_for(self.resume_from, fl_ctx).folder / FILE
-            if path.exists() and before != path:
+            resumed = None if self.resume_from is None else store_for(self.resume_from, fl_ctx).folder / FILE
+            if path.exists() and resumed != path:
                 with writing(path):
                     path.replace(path.with_name(f"previous-{FILE}"))
-            if before is not None and before != path and before.exists():
-                save_arrays(path, load_arrays(before)[0], {})
+            if resumed is not None and resumed != path and resumed.exists():
+                save_arrays(path, load_arrays(resumed)[0], {})
             with writing(marker):
                 marker.touch()
         return path
@@ -153,7 +152,7 @@ def keep_private(recipe: Recipe, private: str, run_name: str) -> None:
         private: a regular expression that is searched in the names of the model's arrays.
         run_name: of the folder below a site's state root in which it keeps them.
     """
-    job = recipe._job.job
+    job = config_of(recipe)
     job.set_app_packages([*job.app_packages, "cfl_flare"])  # it is installed at the sites, and not sent with the job
     for task in (TRAIN, EVALUATE, SUBMIT):
         recipe.add_client_input_filter(PrivateArrays(private, run_name), tasks=[task])
@@ -165,12 +164,3 @@ def numbers(array: Any) -> np.ndarray:
     if not hasattr(array, "detach"):
         return np.asarray(array)
     return np.asarray((array.float() if array.is_floating_point() else array).detach().cpu().numpy())
-
-
-def alike(arrays: Mapping[str, np.ndarray], others: Iterable[Any]) -> dict[str, Any]:
-    """The arrays as torch tensors if the others are tensors."""
-    if not any(hasattr(other, "detach") for other in others):
-        return dict(arrays)
-    import torch
-
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}

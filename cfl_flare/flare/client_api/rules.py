@@ -11,9 +11,9 @@ from symtable import symtable
 from typing import Any
 
 from cfl_flare.core.config import require
-from cfl_flare.methods import IFCA, FedProx, Method, Proximal
+from cfl_flare.methods import Method, Proximal
 
-# Steps on the site that a method must not override, as a script only trains the one model that it is sent.
+# Steps on the site: a script trains and measures the one model that it is sent, as `Method` does if none is overridden.
 ON_SITE = ("local_update", "serve", "finetuned")
 HOW_TO_EVALUATE = """
     input_model = flare.receive()
@@ -27,14 +27,10 @@ PENALTY_LINE = "loss = loss + cfl_flare.client.penalty(model)"
 
 
 def check_method(method: Method) -> None:
-    """Checks that a training script can carry out the site's part of a method.
-
-    Raises:
-        ConfigError: the method's sites do more than train the model that they are sent.
-    """
-    choice = isinstance(method, IFCA) and not method.shared_backbone
-    own = [step for step in ON_SITE if not choice and getattr(type(method), step) is not getattr(Method, step)]
-    own += ["finetune"] * method.finetune
+    """Raises a ConfigError if a method's sites do more than train the model that they are sent, or choose by metric."""
+    overridden = [step for step in ON_SITE if getattr(type(method), step) is not getattr(Method, step)]
+    unable = [] if method.traits.chooses_by_metric else overridden
+    unable += ["finetune"] * method.finetune
     compared = [p.name for p in method.penalties if getattr(p, "on", "parameters") != "parameters"]
     require(
         not compared,
@@ -42,22 +38,23 @@ def check_method(method: Method) -> None:
         "use on = 'parameters'",
     )
     require(
-        not own,
-        f"method {method.label}: a training script cannot do its {', '.join(own)} on the site; use fedavg, fedprox, "
+        not unable,
+        f"method {method.label}: a training script cannot do its {', '.join(unable)} on the site; use fedavg, fedprox, "
         "fesem, wecfl, cfl, fl-hc, fedgroup or ifca without it, or leave train_script out",
     )
 
 
 def evaluates(script: str) -> bool:
-    """Whether a script, or a module beside it, is written to evaluate a model without training it.
+    """Whether a script, or a module in its folder, is written to evaluate a model without training it.
 
-    It asks FLARE's ``is_evaluate()``, or has its trainer answer under one of FLARE's patches.
+    Such a script calls FLARE's ``is_evaluate()``, or its trainer answers under one of FLARE's patches.
     """
     for text in _texts(script):
         try:
-            called = {_called(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
+            functions = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
         except SyntaxError:  # FLARE will say so when it runs the script
             continue
+        called = {getattr(function, "attr", getattr(function, "id", "")) for function in functions}
         if "is_evaluate" in called or any(patch in text and {"patch", call} <= called for patch, call in PATCHES):
             return True
     return False
@@ -75,16 +72,16 @@ def check_evaluate(script: str, name: str) -> None:
     """
     where, path = f"recipe: evaluate = {name!r}", evaluate_module(script, name)
     module, _, function = name.rpartition(".")
-    fits = function.isidentifier() and (not module or module.isidentifier())
-    require(fits, f"{where} should be 'client.evaluate': a module beside the training script, and a function in it")
+    named = function.isidentifier() and (not module or module.isidentifier())
+    require(named, f"{where} should be 'client.evaluate': a module beside the training script, and a function in it")
     require(path.is_file(), f"{where}: there is no {path.name} beside {script!r}; name a function of the script's own")
     try:
-        found = symtable(path.read_text(errors="replace"), str(path), "exec").lookup(function)
-        there = found.is_assigned() or found.is_imported() or found.is_namespace()
+        symbol = symtable(path.read_text(errors="replace"), str(path), "exec").lookup(function)
+        defined = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
     except (KeyError, SyntaxError):
-        there = False
+        defined = False
     require(
-        there,
+        defined,
         f"{where}: {path.name} has no {function!r}; define it there, outside of other functions:\n"
         f"    def {function}(received):  # what flare.receive() returns\n"
         "        model.load_state_dict(received.params)\n"
@@ -98,13 +95,8 @@ def evaluate_module(script: str, name: str) -> Path:
     return Path(script) if module in ("", Path(script).stem) else Path(script).parent / f"{module}.py"
 
 
-def _called(call: ast.Call) -> str:
-    """The last part of a called name."""
-    return getattr(call.func, "attr", getattr(call.func, "id", ""))
-
-
 def has_terms(method: Method) -> bool:
-    """Whether the method adds to the loss: by penalties, or as FedProx does by itself."""
+    """Whether the method adds to the loss, by penalties or by itself."""
     return bool(method.penalties) or type(method).terms is not Method.terms
 
 
@@ -117,17 +109,17 @@ def check_script(
         script: its path.
         method: the job's.
         given: settings that have no meaning with a script, by name; None where one is not set.
-        measures_all: it is to measure every model in the end.
+        measures_all: the script has to measure every model in the end.
         evaluate: the function that measures models; None if the script does.
 
     Raises:
         ConfigError: there is no such script, or it does not fit the method or a setting.
     """
     require(Path(script).is_file(), f"recipe: train_script = {script!r} is not a file, seen from this folder; name one")
-    beside = [name for name, value in given.items() if value is not None]
+    unused = [name for name, value in given.items() if value is not None]
     require(
-        not beside,
-        f"recipe: {', '.join(beside)}: belongs to the script if there is a train_script; leave it out, or pass it in "
+        not unused,
+        f"recipe: {', '.join(unused)}: belongs to the script if there is a train_script; leave it out, or pass it in "
         "train_args",
     )
     check_method(method)
@@ -146,32 +138,33 @@ def check_script(
 
 
 def asks_for_penalties(script: str) -> bool:
-    """Whether a script, or a module beside it, calls `cfl_flare.client.penalty`."""
+    """Whether a script, or a module in its folder, calls `cfl_flare.client.penalty`."""
     return any("cfl_flare" in text and "penalty(" in text for text in _texts(script))
 
 
 def fedprox_mu(script: str, method: Method) -> float | None:
-    """The coefficient to send as FLARE's own metadata: for FedProx's term alone, and a script that looks for it there.
+    """The coefficient to send as FLARE's own metadata, for a proximal term alone and a script that looks for it there.
 
     FLARE's Lightning patch applies it by itself.
     """
-    own = [method.mu] if isinstance(method, FedProx) else []
-    own += [p.mu for p in method.penalties if isinstance(p, Proximal) and p.scope == "all"]
-    alone = len(own) == 1 and len(own) == len(method.penalties) + isinstance(method, FedProx)
+    by_itself = method.traits.proximal
+    terms = len(method.penalties) + (by_itself is not None)
+    pulls = [] if by_itself is None else [by_itself]
+    pulls += [p.mu for p in method.penalties if isinstance(p, Proximal) and p.scope == "all"]
     looks = any("fedprox" in text.lower() or "nvflare.client.lightning" in text for text in _texts(script))
-    return own[0] if alone and looks and not asks_for_penalties(script) else None
+    return pulls[0] if len(pulls) == terms == 1 and looks and not asks_for_penalties(script) else None
 
 
 def _texts(script: str) -> list[str]:
-    """The script and the modules beside it that it imports, directly or not; the file that makes the job is none."""
-    found: dict[Path, str] = {}
+    """The script and the modules in its folder that it imports, directly or not; not the file that makes the job."""
+    texts: dict[Path, str] = {}
     left = [Path(script).resolve()]
     while left:
         path = left.pop()
-        found[path] = path.read_text(errors="replace")
-        beside = {path.parent / f"{name}.py" for name in _imported(found[path])}
-        left += sorted(other for other in beside - found.keys() if other.is_file())
-    return list(found.values())
+        texts[path] = path.read_text(errors="replace")
+        imported = {path.parent / f"{name}.py" for name in _imported(texts[path])}
+        left += sorted(module for module in imported - texts.keys() if module.is_file())
+    return list(texts.values())
 
 
 def _imported(text: str) -> set[str]:

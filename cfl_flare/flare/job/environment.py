@@ -13,12 +13,10 @@ import os
 import re
 import shutil
 import sysconfig
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from nvflare.apis.job_def import SERVER_SITE_NAME
 from nvflare.job_config.api import FedJob
 from nvflare.recipe.poc_env import PocEnv
@@ -158,30 +156,19 @@ def packages_of(class_paths: Iterable[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in INSTALLED]
 
 
-def stage(job: FedJob, packages: Iterable[str], sites: Iterable[str]) -> tempfile.TemporaryDirectory[str]:
-    """Puts packages into a job's custom folders.
+def stage(job: FedJob, packages: Iterable[str], sites: Iterable[str], folder: Path) -> None:
+    """Puts top-level packages into the custom folders of the server and of the client apps' targets ``sites``.
 
-    Args:
-        job: the job.
-        packages: top-level ones; those that are installed like any other library are skipped.
-        sites: the client apps' targets; the server gets them too.
-
-    Returns:
-        The folder from which the job is made; it must be kept until then.
+    Those that are installed like any other library are skipped. The job is made from ``folder``.
     """
-    folder = tempfile.TemporaryDirectory(prefix="cfl-byoc-")
-    for package in packages:
-        path = _source_of(package)
-        if path is None:
-            continue
-        staged = Path(folder.name) / path.name
+    for path in filter(None, map(_source_of, packages)):
+        staged = folder / path.name
         if path.is_dir():
             shutil.copytree(path, staged, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(path, staged)
         for target in (SERVER_SITE_NAME, *sites):
             job.add_file_to(str(staged), target, dest_dir=path.name if path.is_dir() else None)
-    return folder
 
 
 def too_large(files: Iterable[str]) -> str | None:
@@ -220,16 +207,22 @@ def _source_of(package: str) -> Path | None:
     return path.parent if path.name == "__init__.py" else path
 
 
-def place_checkpoint(path: str | None, job: FedJob) -> str | None:
-    """As in FLARE's recipes: an absolute path is the server's; a local file is sent with the job.
+def place_model(plan: RunPlan, job: FedJob, folder: Path) -> str | None:
+    """Sends the model that a job starts from with the job, where that is a local file or was given as arrays.
+
+    As in FLARE's recipes, an absolute path is the server's. The arrays' file is in ``folder`` until the job is made.
 
     Returns:
-        The path as the server finds it.
+        The path as the server finds it; None if the server makes the model.
 
     Raises:
         ConfigError: a relative path that is not a file here.
     """
-    if path is None or os.path.isabs(path):
+    path = plan.job.initial_ckpt
+    if path is None and plan.arrays is not None and plan.job.resume_from is None:
+        path = str(folder / INITIAL)
+        save_arrays(Path(path), plan.arrays, {})
+    elif path is None or os.path.isabs(path):
         return path
     require(
         Path(path).is_file(),
@@ -238,19 +231,3 @@ def place_checkpoint(path: str | None, job: FedJob) -> str | None:
     )
     job.add_file_to_server(str(Path(path).resolve()))
     return Path(path).name
-
-
-def place_arrays(arrays: Mapping[str, np.ndarray], folder: Path, job: FedJob) -> str:
-    """Sends the arrays of which a job's model was made with the job, as the checkpoint that it starts from.
-
-    Args:
-        arrays: by name.
-        folder: where their file is until the job is made.
-        job: the job.
-
-    Returns:
-        The path as the server finds it.
-    """
-    save_arrays(folder / INITIAL, arrays, {})
-    job.add_file_to_server(str(folder / INITIAL))
-    return INITIAL

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,16 @@ from nvflare.recipe.spec import ExecEnv, Recipe
 
 from cfl_flare.core.config import MARK, as_spec, class_paths, marked, require
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.settings import settings_of, shows
+from cfl_flare.core.settings import changed, settings_of, shows
 from cfl_flare.data import DataSource
 from cfl_flare.data.files import from_here
+from cfl_flare.engine.job_settings import AssignSettings
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.engine.preflight import check_plans
-from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.client_api.rules import check_script, evaluates, fedprox_mu, has_terms
+from cfl_flare.flare.compat import apps_of
 from cfl_flare.flare.compatibility import SOFTWARE
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.egress import check_readable
@@ -39,8 +41,7 @@ from cfl_flare.flare.job.client_apps import ClientApps
 from cfl_flare.flare.job.environment import (
     check_env,
     packages_of,
-    place_arrays,
-    place_checkpoint,
+    place_model,
     stage,
     too_large,
     trust,
@@ -69,11 +70,24 @@ NOT_HERE = {
 }
 
 
+def _of_all_tasks(add: Callable[..., None]) -> Callable[..., None]:
+    """FLARE's method that adds a filter, which here covers all tasks of a script; see `ClusteredRecipe._covered`."""
+
+    @wraps(add)
+    def added(
+        self: ClusteredRecipe, filter: Filter, tasks: list[str] | None = None, *clients: Any, **named_clients: Any
+    ) -> None:
+        for task in self._covered(tasks):  # one by one: FLARE refuses sets of tasks that overlap
+            add(self, filter, [task], *clients, **named_clients)
+
+    return added
+
+
 class ClusteredRecipe(Recipe):
     """A federated job that finds groups of participants and trains a model for each.
 
-    Everything is checked here, before anything starts. What only a site can know (its data) is checked by the job's
-    first task, and a site that fails it is left out with its reason. A wrong setting raises a ConfigError that names
+    The recipe checks everything that it can before anything starts. The job's first task checks what only a site can
+    know, its data. A site that fails it is left out with its reason. A wrong setting raises a ConfigError that names
     it, its value and what it should be.
 
     Sites need: cfl_flare installed and its classes in the site's ``class_allow_list``, or a job with
@@ -103,9 +117,9 @@ class ClusteredRecipe(Recipe):
         if plan.script.train_script is not None:
             given: dict[str, Any] = {"data": data, "training": training}
             given |= {"participants": plan.data.participants, "partition": plan.data.partition}
-            given |= {name: value for name, value in asdict(plan.site).items() if value != getattr(SiteSettings, name)}
-            all_models, evaluate = plan.server.cross_site_evaluation, plan.script.evaluate
-            check_script(plan.script.train_script, plan.method, given, all_models, evaluate)
+            given |= {name: getattr(plan.site, name) for name in changed(plan.site)}
+            measures_all, evaluate = plan.server.cross_site_evaluation, plan.script.evaluate
+            check_script(plan.script.train_script, plan.method, given, measures_all, evaluate)
         check_plans([plan])
         self._assemble(plan)
 
@@ -119,7 +133,8 @@ class ClusteredRecipe(Recipe):
     def _assemble(self, plan: RunPlan) -> None:
         """Makes the job; what runs at the sites is added by `_prepare_client_apps`."""
         self.plan = plan
-        self._staged: Any = None
+        self._carried = tempfile.TemporaryDirectory(prefix="cfl-job-")  # it is kept until the job is made
+        self._has_packages = False
         self._assign: dict[str, Any] | None = None
         job = BaseFedJob(name=plan.job.name, min_clients=plan.job.min_clients, key_metric="")
         job.set_app_packages(["cfl_flare"])
@@ -138,7 +153,6 @@ class ClusteredRecipe(Recipe):
         super().__init__(job)
 
     def _client_apps(self, shared: Mapping[str, Any]) -> ClientApps:
-        """What runs at the sites."""
         return ClientApps(self.plan, shared)
 
     def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> PerSiteController:
@@ -146,25 +160,25 @@ class ClusteredRecipe(Recipe):
         plan = self.plan
         # The server has no use for what real sites read.
         dealt = {} if plan.data.participants is None else {"source": shared["source"]}
-        held = {**dealt, "data": shared["data"], **MARK} if plan.method.traits.indicator is not None else None
-        start = place_checkpoint(plan.job.initial_ckpt, job)
-        own = plan.job.private if plan.script.train_script is None else None  # a script's are filtered at the site
-        if plan.arrays is not None and start is None and plan.job.resume_from is None:
-            self._initial = tempfile.TemporaryDirectory(prefix="cfl-model-")  # until the job is made
-            start = place_arrays(plan.arrays, Path(self._initial.name), job)
-        of_run = (shared["method"], shared["model"], held, start, own)
-        job.to_server(ClusteringAggregator(*of_run), id="aggregator")
+        data = {**dealt, "data": shared["data"]}
+        aggregator = ClusteringAggregator(
+            shared["method"],
+            shared["model"],
+            {**data, **MARK} if plan.method.traits.indicator is not None else None,
+            place_model(plan, job, Path(self._carried.name)),
+            None if self._sites.scripted else plan.job.private,  # a script's are filtered at the site
+        )
+        job.to_server(aggregator, id="aggregator")
         persistor = ClusterModelPersistor(run_name=plan.job.name, resume_from=plan.job.resume_from)
         job.to_server(persistor, id="persistor")
         script = plan.script.train_script
-        if script is not None:
-            mu = fedprox_mu(script, plan.method)
-            terms = has_terms(plan.method) and mu is None
-            assign = replace(plan.assign, penalties=terms, fedprox_mu=mu, evaluates=self._evaluates({}))
-            tensors = plan.script.server_expected_format == "pytorch"
-            self._assign = marked(asdict(replace(assign, tensors=tensors)))
-        settings = {**dealt, "data": shared["data"], "training": shared["training"], **self._of_data, **MARK}
-        self._facts = settings if script is None else marked({"train_script": Path(script).name})
+        if script is None:
+            reader = plan.reader if dealt == {} else None  # at real sites, its name of a class may be in the job
+            positive = {} if reader is None or reader.positive is None else {"positive": reader.positive}
+            self._facts = {**data, "training": shared["training"], **positive, **plan.facts, **MARK}
+        else:
+            self._facts = marked({"train_script": Path(script).name})
+            self._assign = marked(asdict(self._assigned_by(script)))
         controller = ClusteredController(
             **asdict(plan.server),
             **asdict(plan.controller),
@@ -175,45 +189,45 @@ class ClusteredRecipe(Recipe):
         job.to_server(controller)
         return controller
 
-    @property
-    def _of_data(self) -> dict[str, Any]:
-        """What is known of the data, and may be in the job: what its source is called, or says, and no more."""
-        reader = self.plan.reader
-        positive = None if reader is None or self.plan.data.participants is not None else reader.positive
-        return {**({} if positive is None else {"positive": positive}), **self.plan.facts}
+    def _assigned_by(self, script: str) -> AssignSettings:
+        """How participants with a script choose a model, and what else the server must know of the script."""
+        mu, tensors = fedprox_mu(script, self.plan.method), self.plan.script.server_expected_format == "pytorch"
+        return replace(
+            self.plan.assign,
+            penalties=has_terms(self.plan.method) and mu is None,
+            fedprox_mu=mu,
+            evaluates=self._evaluates({}),
+            tensors=tensors,
+        )
 
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
-        """FLARE's hook; see `cfl_flare.flare.job.client_apps.ClientApps.set_per_site`."""
         self._sites.set_per_site(config)
         if self._assign is not None:  # the same dictionary as the server's
             scripts = {str(site.get("train_script", self.plan.script.train_script)) for site in config.values()}
             self._assign["evaluates"] = all(map(self._evaluates, config.values()))
             self._facts["train_script"] = ", ".join(sorted({Path(name).name for name in scripts}))
 
-    def _evaluates(self, own: Mapping[str, Any]) -> bool:
-        """Whether a site with these settings of its own can measure a model without training it."""
-        script = replace(self.plan.script, **own)
+    def _evaluates(self, site_settings: Mapping[str, Any]) -> bool:
+        """Whether a site with these settings can measure a model without training it."""
+        script = replace(self.plan.script, **site_settings)
         return script.evaluate is not None or evaluates(str(script.train_script))
 
     def _prepare_client_apps(self) -> None:
-        """Adds what the sites run, once it is known whether they have settings per site."""
         self._sites.add_to(self._job)
-        if self.plan.job.byoc:
-            self._add_packages()
-        elif self._sites.scripted:
-            self._add_packages(own=False)
+        if self.plan.job.byoc or self._sites.scripted:
+            self._add_packages(["cfl_flare"] * self.plan.job.byoc)
 
-    def export(self, job_dir: str, *params: Any, env: ExecEnv | None = None, **more: Any) -> None:
-        """FLARE's: writes the job; also says where fewer sites may come than a model needs."""
+    def export(self, job_dir: str, *params: Any, env: ExecEnv | None = None, **named_params: Any) -> None:
+        """Writes the job, as FLARE's; warns where fewer sites may come than a model needs."""
         if not isinstance(env, SimEnv):
             warn_of_few_sites(self.plan, len(self._sites.named) or self.plan.job.min_clients)
-        super().export(job_dir, *params, env=env, **more)
+        super().export(job_dir, *params, env=env, **named_params)
 
-    def run(self, env: ExecEnv, *params: Any, **more: Any) -> Any:
-        """FLARE's: runs the job; in a POC, with what a simulation trusts its sites to do."""
+    def run(self, env: ExecEnv, *params: Any, **named_params: Any) -> Any:
+        """Runs the job, as FLARE's; in a POC, with what a simulation trusts its sites to do."""
         if isinstance(env, PocEnv):
             trust(self._controller)
-        return super().run(env, *params, **more)
+        return super().run(env, *params, **named_params)
 
     @property
     def _cse_added(self) -> bool:
@@ -233,21 +247,21 @@ class ClusteredRecipe(Recipe):
         Raises:
             EncryptionError: one of the job's filters encrypts models.
         """
-        apps = {target: app.app_config for target, app in self._job._deploy_map.items()}
+        apps = apps_of(self._job)
         check_readable(f for app in apps.values() for _, filters in app.task_result_filters for f in filters)
-        if (why := self._too_large()) is not None:
-            logger.warning(why)
+        if (reason := self._too_large()) is not None:
+            logger.warning(reason)
         components = apps[SERVER_SITE_NAME].components
         if any(isinstance(component, ServerRun) for component in components.values()):
             return
-        for receiver in [found for found in components.values() if opens_runs_of_sites(found)]:
+        for receiver in list(filter(opens_runs_of_sites, components.values())):
             self._job.to_server(ServerRun(copy(receiver)), id="server_run")
 
     def _too_large(self) -> str | None:
         """See `too_large`. Where all sites have the same app, it is the server's, too."""
-        apps = self._job._deploy_map
+        apps = apps_of(self._job)
         sent = [app for target, app in apps.items() if ALL_SITES in apps or target != SERVER_SITE_NAME]
-        return too_large(path for app in sent for path, *_ in app.app_config.file_sources)
+        return too_large(path for app in sent for path, *_ in app.file_sources)
 
     def _covered(self, tasks: list[str] | None) -> list[str]:
         """The tasks that a filter is for: all of the job's if none or ``"*"`` is named.
@@ -260,29 +274,10 @@ class ClusteredRecipe(Recipe):
             named |= {*self._sites.tasks}
         return sorted(named)
 
-    def add_client_input_filter(
-        self, filter: Filter, tasks: list[str] | None = None, clients: list[str] | None = None
-    ) -> None:
-        """As FLARE's; a filter on what sites receive covers all of a script's tasks."""
-        for task in self._covered(tasks):  # one by one: FLARE refuses sets of tasks that overlap
-            super().add_client_input_filter(filter, [task], clients)
-
-    def add_client_output_filter(
-        self, filter: Filter, tasks: list[str] | None = None, clients: list[str] | None = None
-    ) -> None:
-        """As FLARE's; a filter on what sites send covers all of a script's tasks."""
-        for task in self._covered(tasks):
-            super().add_client_output_filter(filter, [task], clients)
-
-    def add_server_input_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
-        """As FLARE's; a filter on what the server receives covers all of a script's tasks."""
-        for task in self._covered(tasks):
-            super().add_server_input_filter(filter, [task])
-
-    def add_server_output_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
-        """As FLARE's; a filter on what the server sends covers all of a script's tasks."""
-        for task in self._covered(tasks):
-            super().add_server_output_filter(filter, [task])
+    add_client_input_filter = _of_all_tasks(Recipe.add_client_input_filter)
+    add_client_output_filter = _of_all_tasks(Recipe.add_client_output_filter)
+    add_server_input_filter = _of_all_tasks(Recipe.add_server_input_filter)
+    add_server_output_filter = _of_all_tasks(Recipe.add_server_output_filter)
 
     @property
     def _methods(self) -> list[Method]:
@@ -313,9 +308,9 @@ class ClusteredRecipe(Recipe):
             classes = [*CLASSES, *self.class_paths]
             allow(Path(env.workspace_root) / self._job.name / "local" / "resources.json", classes)
         elif isinstance(env, PocEnv):
-            self._add_packages()
-            why = self._too_large()
-            require(why is None, f"recipe: {why}")
+            self._add_packages(["cfl_flare"])
+            reason = self._too_large()
+            require(reason is None, f"recipe: {reason}")
 
     def check_env(self, env: ExecEnv) -> None:
         """Checks that the job can run in an environment, before anything is written or started.
@@ -325,11 +320,12 @@ class ClusteredRecipe(Recipe):
         """
         check_env(env, self.plan, self._sites.named)
 
-    def _add_packages(self, own: bool = True) -> None:
-        """Puts the user's modules that the job names, and cfl_flare itself, into the job's custom folder."""
-        if self._staged is None:
-            packages = [*(["cfl_flare"] if own else []), *packages_of(self.class_paths)]
-            self._staged = stage(self._job, packages, self._sites.workers)
+    def _add_packages(self, packages: Sequence[str]) -> None:
+        """Puts packages, and the user's modules that the job names, into the job's custom folder, once."""
+        if not self._has_packages:
+            self._has_packages = True
+            paths = [*packages, *packages_of(self.class_paths)]
+            stage(self._job, paths, self._sites.workers, Path(self._carried.name))
 
 
 # For help(), as the signature: each setting with its line.

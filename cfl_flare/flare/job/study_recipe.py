@@ -72,12 +72,12 @@ class StudyRecipe(ClusteredRecipe):
         unused = [name for name in NOT_IN_STUDY if name in settings]
         require(not unused, f"study: {', '.join(unused)} cannot be set for the candidates of a study; leave it out")
         self.more = [m if isinstance(m, Method) else build_method(as_spec(m, "method")) for m in more]
-        self.how = pick(StudySettings, settings, "study")
-        rest = {name: value for name, value in settings.items() if name not in settings_of(StudySettings)}
-        if rest.get("participants") is not None:
-            rest.setdefault("indicator_samples", samples_to_set_aside(self.more))
-        rest = {"name": "study", **rest}
-        plan = study_plan(RunPlan.of(method="fedavg", model=model, data=data, training=training, **rest))
+        self.study = pick(StudySettings, settings, "study")
+        of_runs = {name: value for name, value in settings.items() if name not in settings_of(StudySettings)}
+        if of_runs.get("participants") is not None:
+            of_runs.setdefault("indicator_samples", samples_to_set_aside(self.more))
+        of_runs.setdefault("name", "study")
+        plan = study_plan(RunPlan.of(method="fedavg", model=model, data=data, training=training, **of_runs))
         module = plan.make_model()
         every_candidate(module, plan.server.num_rounds, self.more)  # the server may name any of them
         task = (plan.training or TrainSettings()).built_task()
@@ -85,14 +85,8 @@ class StudyRecipe(ClusteredRecipe):
         self._assemble(plan)
 
     def _client_apps(self, shared: Mapping[str, Any]) -> ClientApps:
-        return _StudyApps(self.plan, {**shared, **self._own()})
-
-    def _own(self) -> dict[str, Any]:
-        """What only a study's executors have."""
-        return {"more": marked(self._described()), "num_rounds": self.plan.server.num_rounds}
-
-    def _described(self) -> list[dict[str, Any]]:
-        return [describe_method(method) for method in self.more]
+        more = marked([describe_method(method) for method in self.more])
+        return _StudyApps(self.plan, {**shared, "more": more, "num_rounds": self.plan.server.num_rounds})
 
     def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> StudyController:
         plan = self.plan
@@ -100,8 +94,8 @@ class StudyRecipe(ClusteredRecipe):
         controller = StudyController(
             model=shared["model"],
             run_name=plan.job.name,
-            more=marked(self._described()),
-            study=marked(asdict(self.how)),
+            more=self._sites.shared["more"],
+            study=marked(asdict(self.study)),
             resume_from=plan.job.resume_from,
             facts=marked({**dealt, "data": shared["data"], "training": shared["training"]}),
             made_by=shared["made_by"],
