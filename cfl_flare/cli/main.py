@@ -45,7 +45,7 @@ from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
 from cfl_flare.methods.combinations import Combination
 from cfl_flare.models import MODELS
-from cfl_flare.report.table import heading, print_whole, results_table
+from cfl_flare.report.table import heading, partition_table, print_whole, results_table
 from cfl_flare.results.attempt import unfinished
 from cfl_flare.results.key_metric import of_training
 from cfl_flare.results.preparations import columns_of
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> None:
     console = Console()
     print_whole(console, results_table(runs))
     if len(runs) > 1:
-        from cfl_flare.report.html.write import try_to_write
+        from cfl_flare.report.write import try_to_write
 
         if (why := try_to_write(out, runs)) is not None:
             console.print(why, style="yellow", markup=False, soft_wrap=True)
@@ -163,7 +163,7 @@ def export(arguments: argparse.Namespace) -> None:
 
 def partition(arguments: argparse.Namespace) -> None:
     """``cfl-flare partition``."""
-    from cfl_flare.report.partition import draw_partition, partition_table
+    from cfl_flare.report.figures import draw_partition
 
     figure = Path(arguments.figure) if arguments.figure else None
     require(

@@ -29,7 +29,7 @@ def add_report(commands: Any) -> None:
 
 def report(arguments: argparse.Namespace) -> None:
     """Writes the files and prints their names."""
-    from cfl_flare.report.html.write import write_reports
+    from cfl_flare.report.write import write_reports
 
     out = Path(arguments.out) if arguments.out else None
     require(

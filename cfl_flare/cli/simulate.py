@@ -50,7 +50,7 @@ def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) ->
         DataError: the samples cannot be read or dealt out, or do not fit the model.
         RunFailedError: FLARE ended a run early; the message names the reason and the log.
     """
-    from cfl_flare.report.html.write import try_to_write
+    from cfl_flare.report.write import try_to_write
 
     plan = next(iter(plans.values()))
     check_simulation(plan, simulation)

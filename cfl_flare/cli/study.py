@@ -42,9 +42,8 @@ from cfl_flare.engine.study.file import as_kept, differing, finished, journal_of
 from cfl_flare.engine.study.halving import VALIDATION, Study
 from cfl_flare.engine.study.in_process import InProcess, described
 from cfl_flare.engine.study.settings import StudySettings
-from cfl_flare.report.html.write import REPORT, try_to_write
-from cfl_flare.report.study import candidates_table, hospitals_table
-from cfl_flare.report.table import print_whole
+from cfl_flare.report.table import candidates_table, hospitals_table, print_whole
+from cfl_flare.report.write import REPORT, try_to_write
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.study import STUDY, load_study
 from cfl_flare.training.settings import TrainSettings

@@ -360,7 +360,7 @@ class ClusteredController(PerSiteController):
     def _write_page(self, folder: Path) -> None:
         """Draws the figures and writes the report of a run's or a study's folder; both can be made later."""
         try:
-            from cfl_flare.report.html.write import try_to_write
+            from cfl_flare.report.write import try_to_write
         except ImportError as error:
             self.warning(f"no report: {error}; 'cfl-flare report' writes it from the results")
             return

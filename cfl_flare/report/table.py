@@ -1,38 +1,38 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The table of results."""
+"""The tables in the terminal: of runs, of a study's candidates and hospitals, and of a partition."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from rich import filesize
+import numpy as np
+from rich import box, filesize
+from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.text import plain
+from cfl_flare.report.text import NAMES, number_text
 from cfl_flare.results.bootstrap import paired_difference
 from cfl_flare.results.convergence import IMPROVING
 from cfl_flare.results.floor import of_run
 from cfl_flare.results.key_metric import ACCURACY, POOLED, POOLED_F1, of_training
 from cfl_flare.results.missed import missed_rounds
+from cfl_flare.results.run_dir import Run
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from cfl_flare.data import PartitionReport
 
-    from cfl_flare.results.run_dir import Run
-
-NAMES = {"macro_f1": "macro-F1", "c_index": "C-index"}
-NAMES |= {name: name.upper() for name in ("auroc", "auprc", "ece", "mae", "rmse", "r2")}
-# An accuracy is shown with that of naming one class, if that is right so often.
+# An accuracy is shown with that of naming one class, if that is right at least this often.
 FREQUENT = 0.5
-# Metrics that are shown beside those by which the runs are judged.
+# Metrics that are shown next to those by which the runs are judged.
 MOST = 2
-# So many participants of a run are named.
+# Participants of a run that are named.
 NAMED = 10
 
 
@@ -45,77 +45,72 @@ def in_table(name: Any, limit: int = 200) -> str:
     return escape(plain(str(name), limit))
 
 
+def heading(metric: str) -> str:
+    """A metric's name over its column."""
+    return NAMES.get(metric, in_table(metric))
+
+
 def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     """One line per run: the results of its served models on the participants' own test splits after the last round.
 
     Metrics are means weighted by the participants' training samples, or a script's steps: those by which the runs are
-    judged, and others that participants report; where a mean is not of all that were measured, their number is beside
-    it. Majority is the accuracy of naming the most frequent class everywhere, where that is at least one half. Pooled
+    judged, and others that participants report. Where a mean is not of all that were measured, their number follows it.
+    Majority is the accuracy of naming the most frequent class everywhere, where that is at least one half. Pooled
     AUROC and macro-F1 are those of all participants' samples together. Worst is the participant with the worst value of
-    the run's metric; unseen is the mean of that metric over participants that were held back and joined afterwards; ARI
-    compares the clusters with the true groups; bytes are the models' arrays in both directions; seconds are those of
-    the rounds, without the start of the processes. Means of a run with bootstrap have their interval beside them, and
-    "to the first" is by how much a line's mean is above the first line's, paired; a dash where the two cannot be
-    paired. Below are the participants that missed rounds, with the reason.
+    the run's metric. Unseen is the mean of that metric over participants that were held back and joined afterwards. ARI
+    compares the clusters with the true groups. Bytes are the models' arrays in both directions. Seconds are those of
+    the rounds, without the start of the processes. An interval follows a mean of a run with bootstrap. "To the first"
+    is by how much a line's mean is above the first line's, paired, or a dash where the two cannot be paired. Below are
+    the participants that missed rounds, with the reason.
     """
-    measured = (
-        "as training scripts report" if all(run.script for run in runs) else "on the participants' own test splits"
-    )
-    title = f"served models, {measured}"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column("method", no_wrap=True)
-    joined = any(run.newcomers for run in runs)
-    leading, shown = _metrics(runs)
-    pooled = [name for name in (POOLED, POOLED_F1) if any(name in run.summary["final"] for run in runs)]
-    majorities = {i: share for i, run in enumerate(runs) if (share := run.summary.get("majority") or 0) >= FREQUENT}
-    naming = bool(majorities) and ACCURACY in shown
-    measures = [
-        "rounds",
-        *map(heading, shown),
-        *(["majority"] if naming else []),
-        *(f"pooled {heading(name.removeprefix('pooled_'))}" for name in pooled),
+    finals = [run.summary["final"] for run in runs]
+    leading = list(dict.fromkeys(run.metric.name for run in runs))
+    reported = dict.fromkeys(name for run in runs for name in run.reported if not of_training(name))
+    metrics = [*leading, *islice((name for name in reported if name not in leading), MOST)]
+
+    def per_metric(heading_of_one: str, heading_of_several: str) -> list[tuple[str, str]]:
+        """The metrics by which runs are judged, each with its heading."""
+        return [
+            (name, heading_of_one if len(leading) == 1 else heading_of_several.format(heading(name)))
+            for name in leading
+        ]
+
+    columns: list[tuple[str, Iterable[str]]] = [("rounds", [in_table(run.summary["rounds"]) for run in runs])]
+    columns += [(heading(name), [_defined(run, f"served_{name}") for run in runs]) for name in metrics]
+    majorities = [share if (share := run.summary.get("majority") or 0) >= FREQUENT else None for run in runs]
+    if any(majorities) and ACCURACY in metrics:
+        columns.append(("majority", map(number_text, majorities)))
+    for name in (POOLED, POOLED_F1):
+        if any(name in final for final in finals):
+            title = f"pooled {heading(name.removeprefix('pooled_'))}"
+            columns.append((title, [_defined(run, name) for run in runs]))
+    for name, title in per_metric("worst", "worst {}"):
+        columns.append((title, [number_text(final.get(f"served_worst_{name}")) for final in finals]))
+    if any(run.newcomers for run in runs):
+        for name, title in per_metric("unseen", "unseen {}"):
+            columns.append((title, [number_text((run.newcomers or {}).get(f"served_{name}")) for run in runs]))
+    if len(runs) > 1 and any(run.summary.get("intervals") for run in runs):
+        for name, title in per_metric("to the first", "{} to the first"):
+            columns.append((title, [_difference(run, runs[0], name) for run in runs]))
+    columns += [
+        ("clusters", map(_sizes, finals)),
+        ("ARI", [number_text(final.get("ari")) for final in finals]),
+        ("bytes", [filesize.decimal(run.summary["bytes_down"] + run.summary["bytes_up"]) for run in runs]),
+        ("seconds", [f"{run.summary['seconds']:.1f}" for run in runs]),
     ]
-    for what in ("worst", "unseen") if joined else ("worst",):
-        measures += [what if len(leading) == 1 else f"{what} {heading(name)}" for name in leading]
-    compared = leading if len(runs) > 1 and any(run.summary.get("intervals") for run in runs) else []
-    measures += ["to the first" if len(leading) == 1 else f"{heading(name)} to the first" for name in compared]
-    for name in (*measures, "clusters", "ARI", "bytes", "seconds"):
-        table.add_column(name, justify="right", no_wrap=True)
+    where = "as training scripts report" if all(run.script for run in runs) else "on the participants' own test splits"
+    table = Table(title=f"served models, {where}", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("method", no_wrap=True)
+    for title, _ in columns:
+        table.add_column(title, justify="right", no_wrap=True)
     if folders:
         table.add_column("folder", no_wrap=True)
-    for i, run in enumerate(runs):
-        final, s, newcomers = run.summary["final"], run.summary, run.newcomers or {}
-        sizes = [int(v) for k, v in final.items() if k.startswith("cluster-") and k.endswith("/size")]
-        table.add_row(
-            in_table(run.name),
-            in_table(s["rounds"]),
-            *(_defined(run, f"served_{name}") for name in shown),
-            *([number_text(majorities.get(i))] if naming else []),
-            *(_defined(run, name) for name in pooled),
-            *(number_text(final.get(f"served_worst_{name}")) for name in leading),
-            *(number_text(newcomers.get(f"served_{name}")) for name in leading if joined),
-            *(_difference(run, runs[0], name) for name in compared),
-            "/".join(map(str, sizes)) if len(sizes) <= 5 else f"{sum(v > 0 for v in sizes)} of {len(sizes)}",
-            number_text(final.get("ari")),
-            filesize.decimal(s["bytes_down"] + s["bytes_up"]),
-            f"{s['seconds']:.1f}",
-            *([in_table(folders[i])] if folders else []),
-        )
+    names = [in_table(run.name) for run in runs]
+    for row in zip(names, *(cells for _, cells in columns), *([map(in_table, folders)] if folders else [])):
+        table.add_row(*row)
     table.caption = "\n".join([*floor_lines(runs), *missed_lines(runs)]) or None
     table.caption_justify = "left"
     return table
-
-
-def _metrics(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
-    """The metrics by which runs are judged, and those that are shown: these, and a few more that tell of the models."""
-    leading = list(dict.fromkeys(run.metric.name for run in runs))
-    others = dict.fromkeys(name for run in runs for name in run.reported if not of_training(name))
-    return leading, [*leading, *islice((name for name in others if name not in leading), MOST)]
-
-
-def heading(metric: str) -> str:
-    """A metric's name over its column."""
-    return NAMES.get(metric, in_table(metric))
 
 
 def _defined(run: Run, name: str) -> str:
@@ -126,26 +121,29 @@ def _defined(run: Run, name: str) -> str:
     return number_text(value) + (_ends(*ends) if ends else "") + some
 
 
-def number_text(value: Any) -> str:
-    """Three digits after the point, unless they say nothing of so small or large a number."""
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.2e}"
-
-
 def _difference(run: Run, first: Run, metric: str) -> str:
     """By how much a run's mean is above the first run's, with the interval; a dash where they cannot be paired."""
     if run is first:
         return "-"
     try:
-        apart = paired_difference(run, first, metric)
+        difference = paired_difference(run, first, metric)
     except ConfigError:
         return "-"
-    return ("+" if apart.mean > 0 else "") + number_text(apart.mean) + _ends(apart.low, apart.high)
+    return _signed(difference.mean) + _ends(difference.low, difference.high)
+
+
+def _signed(value: float) -> str:
+    return ("+" if value > 0 else "") + number_text(value)
 
 
 def _ends(low: float, high: float) -> str:
     return escape(f" [{number_text(low)}, {number_text(high)}]")
+
+
+def _sizes(final: Mapping[str, Any]) -> str:
+    """The clusters' sizes; of many clusters, how many are in use."""
+    sizes = [int(value) for key, value in final.items() if key.startswith("cluster-") and key.endswith("/size")]
+    return "/".join(map(str, sizes)) if len(sizes) <= 5 else f"{sum(v > 0 for v in sizes)} of {len(sizes)}"
 
 
 def print_whole(console: Console, table: Table) -> None:
@@ -171,10 +169,84 @@ def missed_lines(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         of = f"{run.name}: " if len(runs) > 1 else ""
         for site, reason in run.summary.get("sites_left_out", {}).items():
-            lines.append(in_table(f"{of}{site} took no part: {reason}"))
-        missed = sorted(missed_rounds(run.rounds).items(), key=lambda one: -one[1].rounds)
+            lines.append(f"{of}{site} took no part: {reason}")
+        missed = sorted(missed_rounds(run.rounds).items(), key=lambda pair: -pair[1].rounds)
         for name, m in missed[:NAMED]:
-            lines.append(in_table(f"{of}{name} missed {m.rounds} of {m.asked} rounds: {m.reason}"))
+            lines.append(f"{of}{name} missed {m.rounds} of {m.asked} rounds: {m.reason}")
         if len(missed) > NAMED:
-            lines.append(in_table(f"{of}{len(missed) - NAMED} more missed rounds; summary.json has them"))
-    return lines
+            lines.append(f"{of}{len(missed) - NAMED} more missed rounds; summary.json has them")
+    return [in_table(line) for line in lines]
+
+
+def candidates_table(study: Mapping[str, Any]) -> Table:
+    """One line a candidate: its mean on validation samples at each comparison, on test samples, and why it was dropped.
+
+    Args:
+        study: what `cfl_flare.results.study.load_study` read.
+    """
+    verdict, rungs = study["verdict"], study["rungs"]
+    metric = "" if verdict is None else heading(verdict["metric"])
+    table = Table(title="candidates", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("candidate", no_wrap=True)
+    for rung in rungs:
+        table.add_column(f"validation, {rung['rounds']} rounds", justify="right")
+    table.add_column(f"test {metric}".strip(), justify="right")
+    table.add_column("")
+    for name in dict.fromkeys(name for rung in rungs for name in (*rung["means"], *rung["dropped"])):
+        means = [rung["means"].get(name) for rung in rungs]
+        tested = None if verdict is None else verdict["tested"].get(name)
+        reason = next((rung["dropped"][name] for rung in rungs if name in rung["dropped"]), "")
+        chosen = verdict is not None and verdict["chosen"]["name"] == name
+        note = "chosen" if chosen else reason and f"dropped: {reason}"
+        title = in_table(study["titles"].get(name, name))
+        table.add_row(title, *map(number_text, (*means, tested)), in_table(note, 500))
+    return table
+
+
+def hospitals_table(study: Mapping[str, Any]) -> Table:
+    """One line a hospital: the chosen candidate there, and what it gains over one model and over training alone.
+
+    Intervals are of its own patients, and hold together for all hospitals of a column with 95 %.
+    """
+    table = Table(title="what it brings each hospital", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for name in ("hospital", "test samples", heading(study["verdict"]["metric"]), "over one model", "over alone"):
+        table.add_column(name, justify="left" if name == "hospital" else "right", no_wrap=True)
+    for person in study["verdict"]["hospitals"]:
+        gains = [_gain(person[key]) for key in ("to_one", "to_alone")]
+        table.add_row(in_table(person["name"]), str(person["tested"]), number_text(person["value"]), *gains)
+    return table
+
+
+def _gain(gain: Mapping[str, Any] | None) -> str:
+    """``+0.050 [+0.020, +0.080] gains``."""
+    if gain is None:
+        return "-"
+    says = in_table(gain["says"]) + (f", needs {gain['needed']}" if gain["needed"] is not None else "")
+    if gain["gain"] is None:
+        return says
+    low, high = gain["low"], gain["high"]
+    ends = "" if None in (low, high) else escape(f" [{_signed(low)}, {_signed(high)}]")
+    return f"{_signed(gain['gain'])}{ends} {says}"
+
+
+def partition_table(report: PartitionReport) -> Table:
+    """One line per participant: its true group, its samples, and its classes with their training samples.
+
+    The last lines are the totals and the samples of the source that stayed unused.
+    """
+    title = f"partition {report.rule}" + ("" if report.disjoint else ": samples were dealt twice")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("participant", no_wrap=True)
+    for name in ("group", "train", "test", "classes"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("training samples of the largest classes", no_wrap=True)
+    for name, group, train, test in zip(report.names, report.truth, report.train, report.test):
+        count = np.count_nonzero(train)
+        largest = "  ".join(f"{c}: {train[c]}" for c in np.argsort(-train, kind="stable")[:5] if train[c])
+        shown = "-" if group is None else str(group)
+        samples = (str(train.sum()), str(test.sum()), str(count))
+        table.add_row(in_table(name), shown, *samples, largest + ("  ..." if count > 5 else ""))
+    table.add_section()
+    table.add_row("all", "", str(report.train.sum()), str(report.test.sum()), "", "")
+    table.add_row("unused", "", str(report.train_unused), str(report.test_unused), "", "")
+    return table

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cfl_flare.report.html.text import cut, measure_name, number
+from cfl_flare.report.text import cut, measure_name, named, number
 from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.live import LiveRun, LiveSite, Watched, numbers
 from cfl_flare.results.missed import missed_rounds
@@ -22,8 +22,10 @@ from cfl_flare.results.missed import missed_rounds
 BLOCKS, LETTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 # How wide a plot is, how many clusters or participants have a line, and how many are named in one.
 WIDE, LINES, NAMED = 24, 10, 5
-# So many of the last rounds say how long the next ones take.
+# How many of the last rounds say how long the next ones take.
 RECENT = 5
+
+Values = Sequence[float | None]
 
 
 def frame(watched: Watched, now: float, blocks: str = BLOCKS) -> RenderableType:
@@ -35,12 +37,11 @@ def frame(watched: Watched, now: float, blocks: str = BLOCKS) -> RenderableType:
         blocks: what plots are drawn with, from low to high: `BLOCKS`, or `LETTERS` where the terminal has only these.
     """
     shown = of_run(watched, now, blocks) if isinstance(watched, LiveRun) else of_site(watched, now, blocks)
-    notes = []
     if watched.damaged:
-        notes.append(Text(f"{watched.damaged} lines of the files cannot be read and are left out"))
+        shown.append(Text(f"{watched.damaged} lines of the files cannot be read and are left out"))
     if watched.gone:
-        notes.append(Text("the files are gone; FLARE moves a job's to its job store when the job ends"))
-    return Group(*shown, *notes)
+        shown.append(Text("the files are gone; FLARE moves a job's to its job store when the job ends"))
+    return Group(*shown)
 
 
 def overview(runs: Sequence[Watched], names: Sequence[str], now: float, blocks: str = BLOCKS) -> Table:
@@ -58,92 +59,91 @@ def overview(runs: Sequence[Watched], names: Sequence[str], now: float, blocks: 
             rounds = {note["round"] for note in run.notes}
             table.add_row(Text(cut(name)), str(len(rounds)), "", "", "", "", "a site's own")
             continue
-        values = _series(run, run.metric)
-        last, best = _last(values), _best(values, run.metric)
+        values = _series(run)
+        last, (_, best) = _last(values), _best(values, run.metric)
         total = "" if run.planned is None else f"/{run.planned}"
         where = "failed" if run.failed else "ended" if run.finished else _ago(run, now)
-        now_and_best = (number(last), "-" if best is None else number(best[1]))
         plot = _plot(values, blocks, *_range([values]))[-WIDE // 2 :]
         measure = Text(measure_name(run.metric.name))
-        table.add_row(Text(cut(name)), f"{_done(run)}{total}", measure, *now_and_best, plot, where)
+        table.add_row(Text(cut(name)), f"{_done(run)}{total}", measure, number(last), number(best), plot, where)
     return table
 
 
 def of_run(run: LiveRun, now: float, blocks: str) -> list[RenderableType]:
     """The parts of a run's frame."""
-    done, metric = _done(run), run.metric
-    name = cut(run.label or run.folder.name)
-    state = f"ended without results: {cut(run.failed, 500)}" if run.failed else "ended" if run.finished else "running"
-    state = state if run.finished or run.rounds else "no round recorded yet"
+    done, metric, values = _done(run), run.metric, _series(run)
+    state = "running" if run.rounds else "no round recorded yet"
+    if run.finished:
+        state = f"ended without results: {cut(run.failed, 500)}" if run.failed else "ended"
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
     rounds = Table.grid(padding=(0, 2, 0, 0))
-    of = "" if run.planned is None else f" of {run.planned}"
-    bar = ProgressBar(total=max(run.planned or done, 1), completed=done, width=30)
-    rounds.add_row(f"{done}{of} measured", bar if run.planned is not None else "")
+    if run.planned is None:
+        rounds.add_row(f"{done} measured")
+    else:
+        bar = ProgressBar(total=max(run.planned or done, 1), completed=done, width=30)
+        rounds.add_row(f"{done} of {run.planned} measured", bar)
     facts.add_row("rounds", rounds)
-    values = _series(run, metric)
-    best = _best(values, metric)
+    at, best = _best(values, metric)
     if best is not None:
         end = ", smaller is better" if metric.mode == "min" else ""
-        what = (
-            f"{number(_last(values))} now, best {number(best[1])} after round {run.rounds[best[0]]['round'] + 1}{end}"
-        )
-        facts.add_row(Text(measure_name(metric.name)), what)
-    facts.add_row("worst", Text(_worst(run, metric)))
+        after = run.rounds[at]["round"] + 1
+        shown = f"{number(_last(values))} now, best {number(best)} after round {after}{end}"
+        facts.add_row(Text(measure_name(metric.name)), shown)
+    facts.add_row("worst", Text(_worst(run)))
     if run.moved_in is not None or (run.rounds and run.rounds[-1]["cluster_sizes"]):
         facts.add_row("moved", Text(_moved(run)))
-    for who, missed in sorted(missed_rounds(run.rounds).items(), key=lambda one: -one[1].rounds)[:3]:
+    for who, missed in sorted(missed_rounds(run.rounds).items(), key=lambda pair: -pair[1].rounds)[:3]:
         line = f"{cut(who)}: {missed.rounds} of {missed.asked} rounds: {cut(missed.reason, 200)}"
         facts.add_row("missed", Text(line))
     down, up = (sum(v or 0 for v in numbers(run.rounds, key)) for key in ("bytes_down", "bytes_up"))
     facts.add_row("traffic", f"{filesize.decimal(int(down))} down, {filesize.decimal(int(up))} up")
     facts.add_row("time", Text(_time(run, now)))
-    return [Text(f"{name}: {state}", style="bold"), facts, *_clusters(run, metric, values, blocks)]
+    title = Text(f"{cut(run.label or run.folder.name)}: {state}", style="bold")
+    return [title, facts, *_clusters(run, values, blocks)]
 
 
 def of_site(site: LiveSite, now: float, blocks: str) -> list[RenderableType]:
     """The parts of a site's frame: a line for each of its participants, the worst first."""
-    own: dict[str, list[dict[str, Any]]] = {}
+    by_name: dict[str, list[dict[str, Any]]] = {}
     for note in site.notes:
-        own.setdefault(note["participant"], []).append(note)
-    start = "served_"
-    known = dict.fromkeys(k.removeprefix(start) for n in site.notes for k in n["metrics"] if k.startswith(start))
-    metric = Metric.of_name(next(iter(known), "accuracy"))
-    series = {who: [*numbers(notes, "metrics", f"{start}{metric.name}")] for who, notes in own.items()}
-    found = [(who, last) for who, values in series.items() if (last := _last(values)) is not None]
-    order = [who for who, _ in metric.worst_first(found)]
-    order += [who for who in own if who not in order]
+        by_name.setdefault(note["participant"], []).append(note)
+    names = (name.removeprefix("served_") for n in site.notes for name in n["metrics"] if name.startswith("served_"))
+    metric = Metric.of_name(next(names, "accuracy"))
+    series = {who: [*numbers(notes, "metrics", f"served_{metric.name}")] for who, notes in by_name.items()}
+    measured = [(who, last) for who, values in series.items() if (last := _last(values)) is not None]
+    order = [*dict.fromkeys((*(who for who, _ in metric.worst_first(measured)), *by_name))]
     rounds = max((note["round"] + (not note["last"]) for note in site.notes), default=0)
     state = "ended" if site.finished else _ago(site, now)
     title = f"{cut(site.folder.name)} in {cut(site.folder.parent.name)}: {rounds} rounds, {state}"
     table = _table("participant", "trained", "model", measure_name(metric.name), "by round", "failed")
     bounds = _range(series.values())
     for who in order[:LINES]:
-        notes = own[who]
+        notes, values = by_name[who], series[who]
         trained, failed = sum(note["trained"] for note in notes), [n["failed"] for n in notes if n["failed"]]
         models = cut(", ".join(notes[-1]["models"][:3]), 20)
         codes = cut(f"{len(failed)}: {failed[-1]}", 30) if failed else ""
-        row = (str(trained), Text(models), number(_last(series[who])), _plot(series[who], blocks, *bounds))
+        row = (str(trained), Text(models), number(_last(values)), _plot(values, blocks, *bounds))
         table.add_row(Text(cut(who)), *row, Text(codes))
-    return [Text(title, style="bold"), table, *_more(len(order), "participants")]
+    return [Text(title, style="bold"), table, *_left_out(len(order), "participants")]
 
 
-def _clusters(run: LiveRun, metric: Metric, overall: Sequence[float | None], blocks: str) -> list[RenderableType]:
+def _clusters(run: LiveRun, overall: Values, blocks: str) -> list[RenderableType]:
     """A line for all participants and for each cluster, the largest first, on one scale."""
     if not run.rounds:
         return []
     sizes = run.rounds[-1]["cluster_sizes"]
     largest = sorted((k for k in range(len(sizes)) if sizes[k]), key=lambda k: -sizes[k])
-    series = {k: [*numbers(run.rounds, "clusters", f"cluster-{k}", f"served_{metric.name}")] for k in largest[:LINES]}
-    low, high = _range([overall, *series.values()])
+    measure = f"served_{run.metric.name}"
+    lines: list[tuple[str, int, Values]] = [("all", sum(sizes), overall)]
+    lines += [(str(k), sizes[k], [*numbers(run.rounds, "clusters", f"cluster-{k}", measure)]) for k in largest[:LINES]]
+    low, high = _range(values for _, _, values in lines)
     scale = f"by round, {number(low)} to {number(high)}" if low < high else "by round"
-    table = _table("cluster", "size", measure_name(metric.name), scale)
-    table.add_row("all", str(sum(sizes) or ""), number(_last(overall)), _plot(overall, blocks, low, high))
-    for k, values in series.items():
-        table.add_row(str(k), str(sizes[k]), number(_last(values)), _plot(values, blocks, low, high))
-    return [table, *_more(len(largest), "clusters")]
+    table = _table("cluster", "size", measure_name(run.metric.name), scale)
+    for name, size, values in lines:
+        table.add_row(name, str(size or ""), number(_last(values)), _plot(values, blocks, low, high))
+    return [table, *_left_out(len(largest), "clusters")]
 
 
 def _table(*columns: str) -> Table:
@@ -153,7 +153,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _more(count: int, what: str) -> list[RenderableType]:
+def _left_out(count: int, what: str) -> list[RenderableType]:
     return [Text(f"and {count - LINES} more {what}")] if count > LINES else []
 
 
@@ -162,59 +162,57 @@ def _done(run: LiveRun) -> int:
     return int(run.rounds[-1]["round"]) + 1 if run.rounds else 0
 
 
-def _series(run: LiveRun, metric: Metric) -> list[float | None]:
-    return [*numbers(run.rounds, f"served_{metric.name}")]
+def _series(run: LiveRun) -> list[float | None]:
+    return [*numbers(run.rounds, f"served_{run.metric.name}")]
 
 
-def _last(values: Sequence[float | None]) -> float | None:
+def _last(values: Values) -> float | None:
     return next((v for v in reversed(values) if v is not None), None)
 
 
-def _best(values: Sequence[float | None], metric: Metric) -> tuple[int, float] | None:
-    """The line with the best value, the first of equals."""
-    known = [(i, v) for i, v in enumerate(values) if v is not None]
+def _best(values: Values, metric: Metric) -> tuple[int, float | None]:
+    """The place of the best value, the first of equals, and the value."""
     sign = 1 if metric.mode == "max" else -1
-    return max(known, key=lambda pair: sign * pair[1]) if known else None
+    known = [(i, v) for i, v in enumerate(values) if v is not None]
+    return max(known, key=lambda pair: sign * pair[1], default=(0, None))
 
 
-def _worst(run: LiveRun, metric: Metric) -> str:
+def _worst(run: LiveRun) -> str:
     """The worst participants in the last round that was measured, by name."""
-    for line in reversed(run.rounds):
-        named = line.get("worst_participants", {}).get(metric.name)
-        if named:
-            return ", ".join(f"{cut(who)} {number(value)}" for who, value in [*named.items()][:NAMED])
-    return number(_last([*numbers(run.rounds, f"served_worst_{metric.name}")]))
+    for record in reversed(run.rounds):
+        if people := record.get("worst_participants", {}).get(run.metric.name):
+            return ", ".join(f"{cut(who)} {number(value)}" for who, value in [*people.items()][:NAMED])
+    return number(_last([*numbers(run.rounds, f"served_worst_{run.metric.name}")]))
 
 
 def _moved(run: LiveRun) -> str:
     """Who changed the cluster last."""
     if run.moved_in is None:
         return "nobody so far"
-    named = ", ".join(f"{cut(m.participant)} {m.before} to {m.after}" for m in run.moves[:NAMED])
-    more = f" and {len(run.moves) - NAMED} more" if len(run.moves) > NAMED else ""
+    moves = named([f"{cut(m.participant)} {m.before} to {m.after}" for m in run.moves], NAMED)
     since = " (the last one)" if run.moved_in + 1 == _done(run) else ", nobody since"
-    return f"{named}{more} in round {run.moved_in + 1}{since}"
+    return f"{moves} in round {run.moved_in + 1}{since}"
 
 
 def _time(run: LiveRun, now: float) -> str:
     """How long a round takes, and when the run will have ended; how long it took, if it has."""
-    spent = [v for v in numbers(run.rounds, "seconds") if v is not None and v >= 0]
-    if not spent:
+    seconds = [v for v in numbers(run.rounds, "seconds") if v is not None and v >= 0]
+    if not seconds:
         return "-"
-    each = sum(spent[-RECENT:]) / len(spent[-RECENT:])
-    told = f"{_span(each)} a round"
+    each = sum(seconds[-RECENT:]) / len(seconds[-RECENT:])
+    pace = f"{_span(each)} a round"
     if run.summary is not None:
         stopped = run.summary.get("stopped")
-        return f"{told}, {_span(sum(spent))} in all" + (f"; ended early: {cut(stopped, 100)}" if stopped else "")
+        return f"{pace}, {_span(sum(seconds))} in all" + (f"; ended early: {cut(stopped, 100)}" if stopped else "")
     if run.failed is not None or run.planned is None or run.changed is None:
-        return f"{told}; {_ago(run, now)}"
+        return f"{pace}; {_ago(run, now)}"
     # The round after the last one on record is done: its models are measured when the next one trains.
     idle = max(0.0, now - run.changed)
-    left = max(0, run.planned - _done(run) - 1) * each - idle
     if idle > 60 + 3 * each:
-        return f"{told}; nothing for {_span(idle)}"
-    at = time.strftime("%H:%M:%S", time.localtime(now + max(0.0, left)))
-    return f"{told}; about {_span(max(0.0, left))} left, until {at}"
+        return f"{pace}; nothing for {_span(idle)}"
+    left = max(0.0, max(0, run.planned - _done(run) - 1) * each - idle)
+    at = time.strftime("%H:%M:%S", time.localtime(now + left))
+    return f"{pace}; about {_span(left)} left, until {at}"
 
 
 def _ago(watched: Watched, now: float) -> str:
@@ -235,12 +233,12 @@ def _span(seconds: float) -> str:
     return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min {int(seconds) % 60} s"
 
 
-def _range(series: Iterable[Sequence[float | None]]) -> tuple[float, float]:
+def _range(series: Iterable[Values]) -> tuple[float, float]:
     known = [v for values in series for v in values if v is not None]
     return (min(known), max(known)) if known else (0.0, 0.0)
 
 
-def _plot(values: Sequence[float | None], blocks: str, low: float, high: float) -> str:
+def _plot(values: Values, blocks: str, low: float, high: float) -> str:
     """A line of blocks; of more rounds than it is wide, the mean of those that share a block.
 
     >>> _plot([0.0, None, 0.5, 1.0], BLOCKS, 0.0, 1.0)

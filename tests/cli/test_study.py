@@ -51,10 +51,10 @@ def test_a_study_prints_its_verdict_and_a_finished_one_prints_it_again(cfl, tmp_
 
 
 def test_a_report_that_cannot_be_written_leaves_the_verdict(cfl, tmp_path, monkeypatch):
-    from cfl_flare.report.html import bundle
+    from cfl_flare.report import vega
 
-    monkeypatch.setattr(bundle, "MAKE", "raise SystemExit('no engine here')")
-    bundle.script.cache_clear()
+    monkeypatch.setattr(vega, "MAKE", "raise SystemExit('no engine here')")
+    vega.script.cache_clear()
     status, printed, error = cfl(*WORDS, "--out", str(tmp_path / "out"))
     assert status == 0, error
     assert "the report's plots cannot be made: no engine here" in printed and "report: /" not in printed
@@ -126,7 +126,7 @@ def test_a_folder_with_something_else_is_left_alone(cfl, tmp_path, content, why)
 def test_what_a_foreign_study_says_is_no_command_for_the_terminal(tmp_path):
     from rich.console import Console
 
-    from cfl_flare.report.study import candidates_table, hospitals_table
+    from cfl_flare.report.table import candidates_table, hospitals_table
 
     own = {"name": "x\x1b[31m", "tested": 5, "value": None, "to_one": None, "to_alone": None}
     verdict = {"metric": "[red]a\x1b", "tested": {}, "chosen": {"name": "y"}, "hospitals": [own]}

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, DataSource, Deal, Digits, Npz, Samples, report_of
-from cfl_flare.report.partition import draw_partition, partition_table
+from cfl_flare.report.figures import draw_partition
+from cfl_flare.report.table import partition_table
 
 SPECS = [
     {"partition": "cluster_n_class", "groups": 4},

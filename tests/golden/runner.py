@@ -107,7 +107,7 @@ def in_process(
     with contextlib.ExitStack() as stack:
         if settings or more:
             _wrap_run_loop(stack, settings or {}, more, begun)
-        stack.enter_context(patch("cfl_flare.report.html.write.try_to_write", lambda *where: None))
+        stack.enter_context(patch("cfl_flare.report.write.try_to_write", lambda *where: None))
         stack.enter_context(threadpool_limits(1))
         stack.enter_context(output_to(folder / "said"))
         status = main(["run", "--loop", *options, "--out", str(folder / "out")])

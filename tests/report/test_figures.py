@@ -13,13 +13,10 @@ from PIL import Image
 
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, WeCFL
-from cfl_flare.report.figures import FIGURES, _figure, draw, draw_comparison, save
-from cfl_flare.report.html.clusters import SMALLER, sizes
-from cfl_flare.report.html.cross_site import cross_site
-from cfl_flare.report.html.measures import convergence
-from cfl_flare.report.html.moves import moves
-from cfl_flare.report.html.view import View
-from cfl_flare.report.partition import draw_partition
+from cfl_flare.report.clusters import SMALLER, moves, sizes
+from cfl_flare.report.figures import FIGURES, draw, draw_comparison, draw_partition, figure, save
+from cfl_flare.report.measures import convergence, cross_site
+from cfl_flare.report.view import View
 from cfl_flare.results.run_dir import Run, load_run
 from tests.report import made
 from tests.tiny import rounds
@@ -118,7 +115,7 @@ def test_models_are_compared_by_the_metric_of_the_run(tmp_path, mode):
     assert plot.title == "gap of every model" and plot.table.rows == [["a", "40.000", "2.000"]]
 
 
-def test_a_run_without_measured_rounds_has_no_figure(tmp_path):
+def test_a_run_without_measured_rounds_has_nofigure(tmp_path):
     assert draw(judged(tmp_path, [], "dice")) == []
 
 
@@ -143,7 +140,7 @@ def test_every_participant_is_in_a_bar(tmp_path):
 
 def test_a_picture_answers_to_no_pointer_and_names_no_file(tmp_path):
     rounds(tmp_path)
-    text = json.dumps(_figure("a run", convergence(View(load_run(tmp_path))).plots))
+    text = json.dumps(figure("a run", convergence(View(load_run(tmp_path))).plots))
     assert not any(word in text for word in ("params", "tooltip", "condition", "http", "url"))
 
 

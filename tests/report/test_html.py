@@ -18,23 +18,18 @@ from hypothesis import strategies as st
 from cfl_flare.cli import main
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.methods import FedAvg, WeCFL
-from cfl_flare.report.html import bundle
-from cfl_flare.report.html.comparison import Runs, comparison_report, result
-from cfl_flare.report.html.gram import cosines, plane, tree
-from cfl_flare.report.html.head import head
-from cfl_flare.report.html.measures import convergence
-from cfl_flare.report.html.moves import moves
-from cfl_flare.report.html.number_of_clusters import number_of_clusters
-from cfl_flare.report.html.page import page
-from cfl_flare.report.html.participants import participants
-from cfl_flare.report.html.run_report import SECTIONS, run_report
-from cfl_flare.report.html.section import Section, Table, attempt
-from cfl_flare.report.html.settings import failures
-from cfl_flare.report.html.text import as_json, told_apart
-from cfl_flare.report.html.view import View, thinned
-from cfl_flare.report.html.who import who
-from cfl_flare.report.html.write import LARGEST, REPORT, try_to_write, write
+from cfl_flare.report import vega
+from cfl_flare.report.clusters import moves, number_of_clusters
+from cfl_flare.report.comparison import Runs, comparison_report, result
+from cfl_flare.report.facts import failures, head, participants
+from cfl_flare.report.measures import convergence
+from cfl_flare.report.page import Section, Table, page, sections
 from cfl_flare.report.table import results_table
+from cfl_flare.report.text import told_apart
+from cfl_flare.report.vega import as_json
+from cfl_flare.report.view import View, thinned
+from cfl_flare.report.who import cosines, plane, tree, who
+from cfl_flare.report.write import LARGEST, REPORT, SECTIONS, run_report, try_to_write, write
 from cfl_flare.results.run_dir import load_run
 from tests.report import made
 from tests.tiny import rounds
@@ -214,10 +209,18 @@ def test_failures_are_listed(tmp_path):
 
 
 def test_a_part_that_fails_leaves_the_others():
-    def broken() -> Section | None:
+    def broken_part(subject: object) -> Section | None:
         raise KeyError("<b>")
 
-    assert attempt("broken_part", broken).text == ["The run's files do not allow this part: KeyError: '<b>'"]
+    def sound(subject: object) -> Section | None:
+        return Section(str(subject))
+
+    def empty(subject: object) -> Section | None:
+        return None
+
+    first, second = sections("subject", [broken_part, empty, sound])
+    assert first == Section("Broken part", ["The run's files do not allow this part: KeyError: '<b>'"])
+    assert second.title == "subject"
 
 
 # The mathematics.
@@ -332,7 +335,7 @@ def test_the_policy_allows_the_two_scripts_and_nothing_else(tmp_path):
     scripts = [body for attrs, body in elements.of("script") if "type" not in attrs]
     assert rules["script-src"] == [_hash(body) for body in scripts]
     assert rules["style-src"] == [_hash(body) for _, body in elements.of("style")]
-    rest = text.replace(bundle.script(), "")
+    rest = text.replace(vega.script(), "")
     assert not re.search(r"(src|href)=\"(?!#)", rest)  # nothing is loaded
 
 
@@ -359,7 +362,7 @@ def test_a_real_run_has_all_its_parts(tmp_path, method):
     rounds(tmp_path, method, keep_features=True)
     text = run_report(load_run(tmp_path))
     assert "do not allow this part" not in text
-    text = text.replace(bundle.script(), "")
+    text = text.replace(vega.script(), "")
     headings = re.findall(r"<h2[^>]*>([^<]*)", text)
     always = ["Result", "Participants", "Convergence", "Traffic and time", "Failures", "Settings and versions"]
     of_clusters = ["Who is with whom", "How assignments moved", "Sizes of the clusters", "Quality of the clustering"]
@@ -382,10 +385,10 @@ def test_a_run_of_500_participants_and_200_rounds_fits(tmp_path):
 
 
 def test_more_rows_than_a_table_has_room_for_are_counted(monkeypatch):
-    monkeypatch.setattr(bundle, "script", lambda: pytest.fail("there is no plot"))
-    table = Table.of(("a",), [[str(i)] for i in range(7)], most=5)
-    assert len(table.rows) == 5 and table.left_out == 2
-    assert "2 more rows are left out" in page("t", "s", [Section("x", tables=[("y", table)])])
+    monkeypatch.setattr(vega, "script", lambda: pytest.fail("there is no plot"))
+    table = Table(("a",), [[str(i)] for i in range(7)], most=5)
+    text = page("t", "s", [Section("x", tables=[("y", table)])])
+    assert text.count('<th scope="row">') == 5 and "2 more rows are left out" in text
 
 
 def test_a_report_that_is_too_large_is_refused(tmp_path):
@@ -395,8 +398,8 @@ def test_a_report_that_is_too_large_is_refused(tmp_path):
 
 
 def test_a_report_that_cannot_be_made_fails_no_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(bundle, "MAKE", "raise SystemExit('no engine here')")
-    bundle.script.cache_clear()
+    monkeypatch.setattr(vega, "MAKE", "raise SystemExit('no engine here')")
+    vega.script.cache_clear()
     why = try_to_write(made.run(tmp_path / "a", NAMES))
     assert "no engine here" in why and "cfl-flare report" in why and not (tmp_path / "a" / REPORT).exists()
 
@@ -478,7 +481,7 @@ def test_what_cannot_be_reported_is_one_line(tmp_path, capsys, arguments, said):
 
 
 def test_what_draws_is_asked_for_where_it_is_missing(monkeypatch):
-    monkeypatch.setattr(bundle, "MAKE", "import no_such_module_here")
-    bundle.script.cache_clear()
+    monkeypatch.setattr(vega, "MAKE", "import no_such_module_here")
+    vega.script.cache_clear()
     with pytest.raises(ConfigError, match=r"no_such_module_here.*pip install vl-convert-python"):
-        bundle.script()
+        vega.script()

@@ -7,10 +7,9 @@ import shutil
 
 import pytest
 
-from cfl_flare.report.html.comparison import comparison_report
-from cfl_flare.report.html.run_report import run_report
-from cfl_flare.report.html.study.report import study_report
-from cfl_flare.report.html.write import write
+from cfl_flare.report.comparison import comparison_report
+from cfl_flare.report.study import study_report
+from cfl_flare.report.write import run_report, write
 from cfl_flare.results.curves import Curve, Curves, save_curves
 from cfl_flare.results.run_dir import load_run
 from tests.report import made

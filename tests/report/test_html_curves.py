@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cfl_flare.report.html import bundle
-from cfl_flare.report.html.measures import discrimination
-from cfl_flare.report.html.run_report import run_report
-from cfl_flare.report.html.view import View
+from cfl_flare.report import vega
+from cfl_flare.report.measures import discrimination
+from cfl_flare.report.view import View
+from cfl_flare.report.write import run_report
 from cfl_flare.results.curves import CURVES, Curve, Curves, save_curves
 from cfl_flare.results.run_dir import load_run
 from tests.report import made
@@ -50,7 +50,7 @@ def test_what_is_left_out_is_said_with_its_reason(tmp_path):
         ),
         "No ROC or calibration curve of cluster-0: fewer than 3 sites sent histograms of scores.",
         "No ROC or calibration curve of cluster-3: no class has 10 samples of 3 sites with it, and as many without it.",
-        "No ROC or calibration curve of all: less the clusters' curves, it would be one of few sites or samples.",
+        "No ROC or calibration curve of all: without the clusters' curves, it would be one of few sites or samples.",
     ]
 
 
@@ -91,4 +91,4 @@ def test_a_damaged_file_costs_one_section(tmp_path):
     ],
 )
 def test_what_is_in_the_script_is_named_in_its_notice(mark, name):
-    assert mark in bundle.script() and name in bundle.notice()
+    assert mark in vega.script() and name in vega.notice()

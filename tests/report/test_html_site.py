@@ -3,9 +3,9 @@
 """A site's own report: what it says, and that it is found."""
 
 from cfl_flare.cli import main
-from cfl_flare.report.html import bundle
-from cfl_flare.report.html.site import Own, failures, measures, models, result, site_report
-from cfl_flare.report.html.write import REPORT
+from cfl_flare.report import vega
+from cfl_flare.report.site import SiteHistory, failures, measures, models, result, site_report
+from cfl_flare.report.write import REPORT
 from cfl_flare.results.history import HISTORY, Note, keep_notes, read_notes
 from tests.report import made
 
@@ -24,7 +24,7 @@ def kept(folder, names=("a", "b"), rounds=4):
 
 
 def test_a_site_sees_what_was_measured_what_it_was_sent_and_what_failed(tmp_path):
-    own = Own(read_notes(kept(tmp_path)))
+    own = SiteHistory(read_notes(kept(tmp_path)))
     ((_, last),) = result(own).tables
     assert last.columns == ["participant", "rounds trained", "after round", "accuracy"]
     assert last.rows == [["a", "3", "3", "0.800"], ["b", "3", "3", "0.800"]]
@@ -36,7 +36,7 @@ def test_a_site_sees_what_was_measured_what_it_was_sent_and_what_failed(tmp_path
 
 
 def test_a_site_s_names_are_text(tmp_path):
-    text = site_report(kept(tmp_path, made.HOSTILE)).replace(bundle.script(), "")
+    text = site_report(kept(tmp_path, made.HOSTILE)).replace(vega.script(), "")
     assert "<img" not in text and "</script><script>d" not in text and "do not allow this part" not in text
 
 

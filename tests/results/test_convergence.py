@@ -14,9 +14,9 @@ from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import FedAvg
-from cfl_flare.report.html.head import head
-from cfl_flare.report.html.view import View
+from cfl_flare.report.facts import head
 from cfl_flare.report.table import results_table
+from cfl_flare.report.view import View
 from cfl_flare.results.convergence import gain_at_end, improving
 from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.run_dir import load_run

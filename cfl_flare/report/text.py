@@ -1,24 +1,25 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names and numbers from a run's files, which may be anybody's, as the report shows them.
+"""Names and numbers from a run's files, which may be anybody's, as tables and the report show them.
 
-They are cut and in one line here. The page's template escapes them for HTML, and `as_json` for a script's element.
+Names are cut to one line here. The page's template escapes them for HTML, and `cfl_flare.report.vega.as_json` for a
+script's element.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cfl_flare.core.text import plain
-from cfl_flare.report.table import NAMES, number_text
 
 LIMIT = 60
-# What every object of JavaScript has under that name. Vega looks values up in objects: a plot with such a name in it is
-# not drawn, and a site could call itself so.
+NAMES = {"macro_f1": "macro-F1", "c_index": "C-index"}
+NAMES |= {name: name.upper() for name in ("auroc", "auprc", "ece", "mae", "rmse", "r2")}
+# What every object of JavaScript has under that name. Vega looks values up in objects: it does not draw a plot with
+# such a name in it, and a site could call itself so.
 OF_EVERY_OBJECT = {"constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString"}
 OF_EVERY_OBJECT |= {"toString", "valueOf", "__proto__", "__defineGetter__", "__defineSetter__"}
 OF_EVERY_OBJECT |= {"__lookupGetter__", "__lookupSetter__"}
@@ -35,42 +36,53 @@ def measure_name(measure: Any) -> str:
     >>> measure_name("served_auroc"), measure_name("dice")
     ('AUROC', 'dice')
     """
-    plain_name = str(measure).removeprefix("served_")
-    return NAMES.get(plain_name, cut(plain_name))
+    name = str(measure).removeprefix("served_")
+    return NAMES.get(name, cut(name))
+
+
+def number_text(value: Any) -> str:
+    """Three digits after the point, unless they say nothing of such a small or large number."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.2e}"
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value is a number, and neither infinite nor NaN."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def number(value: Any) -> str:
-    """A number as a table shows it; a dash for what is none.
+    """A number as a table shows it; a dash for anything else.
 
     >>> number(0.12345), number(3), number(float("nan")), number("<b>")
     ('0.123', '3', '-', '-')
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not is_finite(value):
         return "-"
     return str(value) if isinstance(value, int) and abs(value) < 1e9 else number_text(value)
 
 
 def signed(value: Any) -> str:
     """A difference, with its sign."""
-    return ("+" if isinstance(value, (int, float)) and value > 0 else "") + number(value)
+    return ("+" if is_finite(value) and value > 0 else "") + number(value)
 
 
 def interval(ends: Any) -> str:
-    """An interval's ends; a dash without them."""
-    return f"{number(ends[0])} to {number(ends[1])}" if ends else "-"
+    """An interval's ends; a dash where one is missing."""
+    low, high = (number(ends[0]), number(ends[1])) if ends else ("-", "-")
+    return "-" if "-" in (low, high) else f"{low} to {high}"
 
 
 def finite(value: Any, digits: int = 4) -> float | None:
-    """A number for a plot, of so many significant digits; None for what is none.
+    """A number for a plot, of that many significant digits; None for anything else.
 
     >>> finite(0.123456), finite(float("inf")), finite(None)
     (0.1235, None, None)
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not is_finite(value):
         return None
-    if isinstance(value, int) and abs(value) < 1e9:
-        return value
-    return float(f"{value:.{digits}g}")
+    return value if isinstance(value, int) and abs(value) < 1e9 else float(f"{value:.{digits}g}")
 
 
 def told_apart(names: Iterable[str]) -> list[str]:
@@ -95,20 +107,10 @@ def unique(names: Sequence[str]) -> dict[str, str]:
     return dict(zip(names, told_apart(names)))
 
 
-def as_json(value: Any) -> str:
-    r"""JSON that may stand in a script's element: nothing in it ends the element or begins a comment.
+def named(names: Sequence[str], most: int) -> str:
+    """The first names in words, and how many more there are.
 
-    >>> as_json({"a": "</script><!--\u2028"})
-    '{"a":"\\u003c/script\\u003e\\u003c!--\\u2028"}'
+    >>> named(["a", "b", "c"], 2)
+    'a, b and 1 more'
     """
-    text = json.dumps(_sound(value), separators=(",", ":"), allow_nan=False)  # escapes all beyond ASCII
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _sound(value: Any) -> Any:
-    """Without numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {str(key): _sound(own) for key, own in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_sound(own) for own in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

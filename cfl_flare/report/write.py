@@ -4,23 +4,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import atomic_write
+from cfl_flare.report.clusters import moves, number_of_clusters, quality, sizes
+from cfl_flare.report.comparison import comparison_report
+from cfl_flare.report.facts import failures, head, participants, settings
 from cfl_flare.report.figures import draw, draw_comparison
-from cfl_flare.report.html.comparison import comparison_report
-from cfl_flare.report.html.run_report import run_report
-from cfl_flare.report.html.site import site_report
-from cfl_flare.report.html.study.report import study_report
+from cfl_flare.report.measures import convergence, cross_site, discrimination, traffic
+from cfl_flare.report.page import Section, page, sections
+from cfl_flare.report.site import site_report
+from cfl_flare.report.study import study_report
+from cfl_flare.report.text import cut
+from cfl_flare.report.view import View
+from cfl_flare.report.who import who
 from cfl_flare.results.history import HISTORY
 from cfl_flare.results.run_dir import SUMMARY, Run, find_runs, load_run
 from cfl_flare.results.study import STUDY
 
 REPORT = "report.html"
 LARGEST = 2_000_000
+# The parts of a run's report, in order.
+SECTIONS: Sequence[Callable[[View], Section | None]] = (
+    *(head, participants, who, convergence, moves, sizes, quality),
+    *(number_of_clusters, cross_site, discrimination, traffic, failures, settings),
+)
+
+
+def run_report(run: Run) -> str:
+    """The report of one run, as HTML."""
+    view = View(run)
+    subtitle = f"{len(view.people)} participants, {run.summary['rounds']} rounds; folder {cut(run.folder.name)}"
+    return page(cut(run.name, 120), subtitle, sections(view, SECTIONS))
 
 
 def write_reports(folder: Path, out: Path | None = None, against: str | None = None) -> list[Path]:
@@ -28,8 +46,8 @@ def write_reports(folder: Path, out: Path | None = None, against: str | None = N
 
     Args:
         folder: a study's, a run's, one with runs below it, or a site's of a run, below its state root.
-        out: the file for the study's or the run's report, or for the comparison alone; by default each run's is beside
-            its summary, and the others are in the folder.
+        out: the file for the study's or the run's report, or for the comparison alone; by default each run's stands
+            next to its summary, and the others are in the folder.
         against: the folder, below the first one, of the run that the others are compared with; by default the first.
 
     Returns:
@@ -63,9 +81,9 @@ def site_folder(folder: Path) -> Path | None:
     """
     if (folder / SUMMARY).is_file():
         return None
-    found = [path.parent for path in (folder / HISTORY, *sorted(folder.glob(f"*/{HISTORY}"))) if path.is_file()]
-    require(len(found) < 2, f"{folder} holds the histories of {len(found)} sites; name the folder of one")
-    return found[0] if found else None
+    sites = [path.parent for path in (folder / HISTORY, *sorted(folder.glob(f"*/{HISTORY}"))) if path.is_file()]
+    require(len(sites) < 2, f"{folder} holds the histories of {len(sites)} sites; name the folder of one")
+    return sites[0] if sites else None
 
 
 def try_to_write(folder: Path, runs: Sequence[Run] = ()) -> str | None:

@@ -1,0 +1,201 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The report of several runs: their measures, their curves, and what each participant gains over the first run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from rich import filesize
+
+from cfl_flare.core.errors import CFLError
+from cfl_flare.report import vega
+from cfl_flare.report.clusters import sizes_plot
+from cfl_flare.report.page import ROWS, Plot, Section, Table, page, sections
+from cfl_flare.report.text import cut, finite, interval, measure_name, number, signed, told_apart, unique
+from cfl_flare.report.view import View, line_plot, thinned
+from cfl_flare.results.bootstrap import Difference, paired_difference
+from cfl_flare.results.run_dir import Run
+from cfl_flare.results.schema import number as is_number
+
+# Runs that are drawn; the table has them all.
+RUNS = 10
+# Runs whose participants are compared with the first run's.
+GAINS = 6
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs to compare with the first of them.
+
+    Attributes:
+        runs: at least two.
+        folder: that they are below.
+    """
+
+    runs: Sequence[Run]
+    folder: Path
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """What each run is called, told apart by its folder where two have one name."""
+        names = [run.name for run in self.runs]
+        return told_apart(
+            f"{run.name} in {run.folder.name}" if names.count(run.name) > 1 else run.name for run in self.runs
+        )
+
+    @property
+    def drawn(self) -> list[tuple[Run, str]]:
+        """The runs that are drawn, with their labels."""
+        return list(zip(self.runs, self.labels))[:RUNS]
+
+    @property
+    def metric(self) -> str:
+        """By which the first run is judged."""
+        return self.runs[0].metric.name
+
+    @cached_property
+    def differences(self) -> list[Difference | str]:
+        """Of each run after the first one: what it gains, paired draw by draw, or why that cannot be said."""
+        differences: list[Difference | str] = []
+        for run in self.runs[1:]:
+            try:
+                differences.append(paired_difference(run, self.runs[0], self.metric))
+            except CFLError as error:
+                reason = str(error)
+                for folder in (run.folder, self.runs[0].folder):
+                    reason = reason.replace(str(folder), folder.name)
+                differences.append(reason)
+        return differences
+
+
+def comparison_report(runs: Sequence[Run], folder: Path) -> str:
+    """The report of several runs, as HTML."""
+    compared = Runs(runs, folder)
+    subtitle = f"{len(runs)} runs below {cut(folder.name)}, judged by {measure_name(compared.metric)}"
+    makers = (result, methods, over_rounds, sizes_of_runs, gains)
+    return page("Comparison of runs", subtitle, sections(compared, makers))
+
+
+def result(compared: Runs) -> Section:
+    """What can be said of each run against the first one, in a sentence each."""
+    text, measure = [], measure_name(compared.metric)
+    for label, difference in zip(compared.labels[1:], compared.differences):
+        pair = f"{label} against {compared.labels[0]}"
+        if isinstance(difference, str):
+            text.append(f"{pair}: no paired interval, so no claim ({cut(difference, 300)}).")
+            continue
+        ends = difference.low, difference.high
+        upwards = compared.runs[0].metric.mode == "max"
+        verdict = "not told apart"
+        if min(ends) > 0 or max(ends) < 0:
+            verdict = "better" if (difference.low > 0) == upwards else "worse"
+        text.append(
+            f"{pair}: {verdict}; {measure} differs by {signed(difference.mean)} on average (paired 95 % interval "
+            f"{interval(ends)})."
+        )
+    text.append("Intervals are of the test samples alone, on these participants and with this seed.")
+    return Section("Result", text)
+
+
+def methods(compared: Runs) -> Section:
+    """A row for each run."""
+    metric, key, rows = compared.metric, f"served_{compared.metric}", []
+    for label, run, difference in zip(compared.labels, compared.runs, ["", *compared.differences]):
+        summary, final, sizes = run.summary, run.summary["final"], View(run).last_sizes
+        gain = "-"
+        if isinstance(difference, Difference):
+            gain = f"{signed(difference.mean)} ({interval((difference.low, difference.high))})"
+        rows.append(
+            [
+                label,
+                str(summary["rounds"]),
+                number(final.get(key)),
+                interval(summary.get("intervals", {}).get(key)),
+                number(final.get(f"served_worst_{metric}")),
+                gain,
+                str(sum(size > 0 for size in sizes)) if sizes else "-",
+                number(final.get("ari")),
+                filesize.decimal(int(summary["bytes_down"] + summary["bytes_up"])),
+                f"{summary['seconds']:.1f}",
+                cut(run.folder.relative_to(compared.folder)),
+            ]
+        )
+    columns = ("method", "rounds", measure_name(metric), "95 % interval", "worst", "to the first", "clusters", "ARI")
+    where = "on the participants' own test splits"
+    if all(run.script for run in compared.runs):
+        where = "as training scripts report"
+    text = f"Of the served models after the last round, {where}."
+    return Section("Methods", [text], tables=[("Runs", Table((*columns, "bytes", "seconds", "folder"), rows))])
+
+
+def over_rounds(compared: Runs) -> Section | None:
+    """Each metric by round, the mean and the worst participant, with a line for each run that is judged by it."""
+    plots = []
+    parts = (
+        ("", "The mean over participants, weighted by training samples.", "served_"),
+        ("Worst ", "The participant with the worst value in that round.", "served_worst_"),
+    )
+    for metric in dict.fromkeys(run.metric.name for run, _ in compared.drawn):
+        judged = [(View(run), label) for run, label in compared.drawn if run.metric.name == metric]
+        for what, text, prefix in parts:
+            key = prefix + metric
+            lines = {
+                label: {r["round"] + 1: v for r in view.rounds if (v := finite(r.get(key))) is not None}
+                for view, label in judged
+            }
+            if series := {label: line for label, line in lines.items() if line}:
+                plots.append(line_plot(f"{what}{measure_name(metric)} by round", text, series, "value"))
+    count = len(compared.runs)
+    notes = [f"The first {RUNS} of {count} runs are drawn."] if count > RUNS else []
+    return Section("Convergence", plots=plots, notes=notes) if plots else None
+
+
+def sizes_of_runs(compared: Runs) -> Section | None:
+    """The clusters' sizes of each run; None if fewer than two of them cluster."""
+    plots = [plot for run, label in compared.drawn if (plot := sizes_plot(View(run), label)) is not None]
+    return Section("Participants in each cluster", plots=plots) if len(plots) > 1 else None
+
+
+def gains(compared: Runs) -> Section | None:
+    """What each participant gains by each run over the first one."""
+    count = len(compared.runs) - 1
+    plots = [plot for i in range(1, min(count, GAINS) + 1) if (plot := _gains(compared, i)) is not None]
+    if not plots:
+        return None
+    notes = [f"The first {GAINS} of {count} runs are compared."] if count > GAINS else []
+    return Section("What each participant gains", plots=plots, notes=notes)
+
+
+def _gains(compared: Runs, i: int) -> Plot | None:
+    """Those of one run; None if it has no participant in common with the first run that measured in both."""
+    key, measure, paired = f"served_{compared.metric}", measure_name(compared.metric), compared.differences[i - 1]
+    first, values = (
+        {person["name"]: person[key] for person in run.summary["participants"] if is_number(person.get(key))}
+        for run in (compared.runs[0], compared.runs[i])
+    )
+    differences = {name: value - first[name] for name, value in values.items() if name in first}
+    order = sorted((name for name in differences if finite(differences[name]) is not None), key=differences.__getitem__)
+    if not order:
+        return None
+    ends = {n: draws[1:] for n, draws in paired.by_participant.items()} if isinstance(paired, Difference) else {}
+    shown, label = unique(order), compared.labels[i]
+    points = [
+        {"name": shown[n], "v": finite(differences[n]), "c": label}
+        | ({"lo": finite(ends[n][0]), "hi": finite(ends[n][1])} if n in ends else {})
+        for n in thinned(order, ROWS)
+    ]
+    higher = sum(differences[name] > 0 for name in order)
+    text = f"{higher} of {len(order)} have a higher {measure} than with {compared.labels[0]}. "
+    if ends:
+        above, below = sum(ends[name][0] > 0 for name in ends), sum(ends[name][1] < 0 for name in ends)
+        text += f"{above} intervals lie above 0 and {below} below; of equal models one in twenty would."
+    else:
+        text += "There are no paired draws, so which of these differences are chance is not known."
+    rows = [[shown[n], signed(differences[n]), interval(ends.get(n))] for n in order]
+    table = Table(("participant", f"{measure}: difference", "paired 95 % interval"), rows)
+    spec = vega.ranked(points, [label], "difference", zero=True)
+    return Plot(f"{label} against {compared.labels[0]}", text, spec, table)

@@ -1,0 +1,199 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What was run, what came of it for each participant, and what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cfl_flare.report import vega
+from cfl_flare.report.page import ROWS, Plot, Section, Table
+from cfl_flare.report.text import cut, finite, interval, measure_name, named, number
+from cfl_flare.report.view import View, cluster_label, thinned
+from cfl_flare.results.convergence import IMPROVING
+from cfl_flare.results.floor import of_run
+from cfl_flare.results.key_metric import POOLED, POOLED_F1, of_training
+from cfl_flare.results.missed import missed_rounds
+from cfl_flare.results.schema import number as is_number
+
+# Participants without a measure that are named, and other measures that get a column.
+NAMED, OTHERS = 20, 4
+# The summary's parts that are settings; how much of a setting is shown, and how many of them.
+PARTS = ("method", "model", "data", "training", "run", "private", "seed", "initial_ckpt", "resumed_at", "name")
+WIDTH, SETTINGS = 200, 300
+
+
+def head(view: View) -> Section:
+    """The run's facts, and its result in one sentence: with its interval, or that nothing can be claimed."""
+    summary, name, text = view.run.summary, cut(view.run.name), []
+    value, ends = summary["final"].get(view.measure), summary.get("intervals", {}).get(view.measure)
+    count, everyone = view.run.defined(view.measure)
+    over = f"{count} of {everyone}" if count < everyone else f"{everyone}"
+    whose = ", as their training script reports it" if view.run.script else "' own test splits"
+    result = (
+        f"{name}: the served models' {view.measure_name} is {number(value)} on average over {over} participants"
+        f"{whose}, weighted by {view.unit}"
+    )
+    if value is None:
+        text.append(f"{name}: no {view.measure_name} was measured of the final models.")
+    elif ends:
+        text.append(f"{result}; 95 % of the draws of the test splits lie from {interval(ends)}.")
+    else:
+        text.append(
+            f"{result}. No interval was measured (see bootstrap), so this describes one run and claims nothing beyond "
+            "it."
+        )
+    if ends:
+        text.append(
+            "The interval is of the test samples alone: it does not say how much another seed would change the models."
+        )
+    text += [cut(sentence, 500) for sentence in of_run(summary, view.run.rounds)]
+    if summary.get(IMPROVING):
+        text.append(f"The run is {cut(summary[IMPROVING], 300)}.")
+    if summary.get("stopped"):
+        text.append(f"The run ended early: {cut(summary['stopped'], 200)}.")
+    return Section("Result", text, tables=[("The run", _facts(view))])
+
+
+def _facts(view: View) -> Table:
+    summary, final, metric = view.run.summary, view.run.summary["final"], view.run.metric
+    training, data, model = (
+        part if isinstance(part := summary.get(key), dict) else {} for key in ("training", "data", "model")
+    )
+    weights = [weight for person in view.people if (weight := finite(view.weight(person))) is not None]
+    spread = f"{number(sum(weights))} ({number(min(weights))} to {number(max(weights))} each)" if weights else None
+    clipped = [count for person in view.people if isinstance(count := person.get("clipped"), int)]
+    used = [size for size in view.last_sizes if size]
+    rows: list[tuple[str, Any]] = [
+        ("method", view.run.name),
+        ("task", training.get("task", "classification") if isinstance(summary.get("training"), dict) else None),
+        ("judged by", f"{metric.name} ({metric.mode}imum)"),
+        ("class 1, the positive one", summary.get("positive")),
+        ("accuracy of naming the most frequent class", number(summary.get("majority"))),
+        ("rounds", summary["rounds"]),
+        ("participants", len(view.people)),
+        ("sites", len({person.get("site") for person in view.people} - {None}) or None),
+        ("training script", view.run.script),
+        (f"{view.unit} of the last round" if view.run.script else view.unit, spread),
+        ("numbers of tables that are clipped", sum(clipped) if clipped else None),
+        ("dealt out by", _partition(data.get("partition"))),
+        ("model", model.get("class_path")),
+        ("clusters in use", f"{len(used)} (with {', '.join(map(str, used[:20]))} participants)" if used else None),
+        (f"worst {view.measure_name}", number(final.get(f"served_worst_{metric.name}"))),
+        ("AUROC over all samples", number(final.get(POOLED))),
+        ("macro-F1 over all samples", number(final.get(POOLED_F1))),
+        ("agreement with the true groups (ARI)", number(final.get("ari"))),
+        (
+            f"{view.measure_name} of participants that joined afterwards",
+            number((view.run.newcomers or {}).get(view.measure)),
+        ),
+    ]
+    return Table(("what", "value"), [(name, cut(value, 200)) for name, value in rows if value not in (None, "-")])
+
+
+def _partition(rule: Any) -> str | None:
+    """A partition as the command line writes it."""
+    if not isinstance(rule, dict) or not rule.get("partition"):
+        return None
+    settings = ",".join(f"{key}={value}" for key, value in rule.items() if key != "partition")
+    return f"{rule['partition']}:{settings}".rstrip(":")
+
+
+def participants(view: View) -> Section | None:
+    """A point for each participant, from the worst to the best, with its interval if the run has one."""
+    people = {person["name"]: person for person in view.people}
+    measured = [name for name, person in people.items() if finite(person.get(view.measure)) is not None]
+    if not measured:
+        return None
+    unmeasured = [name for name in people if name not in set(measured)]
+    measured.sort(key=lambda name: people[name][view.measure], reverse=view.run.metric.mode == "min")
+    intervals = {name: ends for name, p in people.items() if (ends := p.get("intervals", {}).get(view.measure))}
+    drawn = thinned(measured, ROWS)
+    points = [
+        {"name": view.shown[name], "v": finite(people[name][view.measure]), "c": cluster_label(view.clusters[name])}
+        | ({"lo": finite(intervals[name][0]), "hi": finite(intervals[name][1])} if name in intervals else {})
+        for name in drawn
+    ]
+    labels = [cluster_label(k) for k in sorted({k for k in view.clusters.values() if k is not None})]
+    labels += ["no cluster"] if None in view.clusters.values() else []
+    text = f"From the worst participant to the best, each measured {view.measured_on}, coloured by its cluster. " + (
+        "The lines are 95 % intervals from draws of its test split." if intervals else "The run measured no intervals."
+    )
+    names = [*measured, *unmeasured]
+    keys = dict.fromkeys(k for n in names for k, v in people[n].items() if k.startswith("served_") and is_number(v))
+    others = [key for key in keys if key != view.measure and not of_training(key)][:OTHERS]
+    rows = [
+        [view.shown[name], cluster_label(view.clusters[name]), number(view.weight(person))]
+        + ["not defined" if (value := finite(person.get(view.measure))) is None else number(value)]
+        + ([interval(intervals.get(name))] if intervals else [])
+        + [number(person.get(key)) for key in others]
+        for name, person in ((name, people[name]) for name in names)
+    ]
+    columns = ["participant", "cluster", view.unit, view.measure_name, *(["95 % interval"] if intervals else [])]
+    table = Table([*columns, *map(measure_name, others)], rows)
+    notes = []
+    if unmeasured:
+        notes.append(
+            f"Not defined or not measured for {len(unmeasured)} of {len(people)}: "
+            f"{named([view.shown[name] for name in unmeasured], NAMED)}. "
+            "A test split with one class has no AUROC, for example; an absent participant measures nothing."
+        )
+    if any("lo" in point and point["lo"] == point["hi"] for point in points):
+        notes.append(
+            "An interval without width is no certainty: all draws of a small test split gave the same, as where "
+            "no sample of it is wrong."
+        )
+    if len(drawn) < len(measured):
+        notes.append(f"{len(drawn)} of {len(measured)} participants are drawn, evenly spaced in this order.")
+    plot = Plot(f"{view.measure_name} of each participant", text, vega.ranked(points, labels, "value"), table)
+    return Section("Participants", plots=[plot], notes=notes)
+
+
+def failures(view: View) -> Section:
+    """Sites left out, missed rounds, refused answers."""
+    summary, tables = view.run.summary, []
+    if left_out := summary.get("sites_left_out"):
+        rows = [[cut(site), cut(reason, WIDTH)] for site, reason in left_out.items()]
+        tables.append(("Sites that took no part", Table(("site", "reason"), rows)))
+    missed = sorted(missed_rounds(view.run.rounds).items(), key=lambda pair: -pair[1].rounds)
+    if missed:
+        rows = [
+            [view.shown.get(name, cut(name)), f"{m.rounds} of {m.asked}", cut(m.reason, WIDTH)] for name, m in missed
+        ]
+        tables.append(("Missed rounds", Table(("participant", "rounds missed", "most frequent reason"), rows)))
+    rejected = summary.get("rejected")
+    if isinstance(rejected, Mapping) and rejected:
+        rows = [[cut(code), cut(count)] for code, count in rejected.items()]
+        tables.append(("Refused answers", Table(("reason", "answers"), rows)))
+    nothing = "No answer was refused, and no participant that was asked missed a round."
+    return Section("Failures", [] if tables else [nothing], tables=tables)
+
+
+def settings(view: View) -> Section:
+    """The settings and the versions."""
+    summary = view.run.summary
+    tables = [("Settings", settings_table({part: summary[part] for part in PARTS if part in summary}))]
+    versions = summary.get("versions")
+    if isinstance(versions, Mapping):
+        tables.append(("Versions", Table(("software", "version"), [[cut(n), cut(v)] for n, v in versions.items()])))
+    return Section("Settings and versions", tables=tables)
+
+
+def settings_table(values: Mapping[str, Any]) -> Table:
+    """Settings by their dotted names."""
+    rows = [[cut(n, 100), cut(v, WIDTH)] for name, value in values.items() for n, v in flattened(name, value)]
+    return Table(("setting", "value"), rows, SETTINGS)
+
+
+def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A setting's parts, three levels deep, without those that are not set.
+
+    >>> list(flattened("run", {"a": 1, "b": {"c": None, "d": []}}))
+    [('run.a', 1)]
+    """
+    if isinstance(value, Mapping) and value and name.count(".") < 3:
+        for key, part in value.items():
+            yield from flattened(f"{name}.{key}", part)
+    elif value not in (None, [], {}, ""):
+        yield name, value
