@@ -2,18 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the columns of a table mean: the part of a table that sites agree on, without showing each other a row.
 
-It is a small JSON file that a person can read before it leaves a hospital: names of columns, what each holds, the
-categories that enough patients have, and, for a common scale, counts, means and deviations.
+It is a small JSON file that a person can read before it leaves a hospital. It has names of columns, what each holds,
+the categories that enough patients have, and, for a common scale, counts, means and deviations. What is wrong with it
+raises a ConfigError.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -31,15 +32,18 @@ OF_CATEGORIES = ("boolean", "category", "ordinal")
 # A column of text with more categories than this is no category but a name, an identifier or free text.
 MOST_CATEGORIES = 64
 MOST_COLUMNS = 100_000
-# A name or a category has at most so many characters.
+# The most characters of a name or a category.
 MOST_TEXT = 500
 MOST_ROWS = 10**9
 # A category of fewer rows at a site is not named to the others.
 FEWEST_ROWS = 5
 # Of three files or more, one has at most this share of the rows by which a common scale is computed.
 SHARE = 0.5
-# Without an agreed range, a file's numbers may spread over so many times the widest deviation of the others.
+# Without an agreed range, a file's numbers may spread this many times as far as the widest deviation of the others.
 FAR = 10.0
+# For messages.
+A_NAME, TEXTS = f"name, of 1 to {MOST_TEXT} characters", f"texts of 1 to {MOST_TEXT} characters"
+NUMBERS = f"numbers of at most {LARGEST:g} in size"
 
 
 @dataclass(frozen=True)
@@ -68,46 +72,42 @@ class Column:
     deviation: float | None = None
 
     def __post_init__(self) -> None:
-        where = f"columns: {shown(self.column)}"
         for name in ("categories", "range"):
             value = getattr(self, name)
-            if isinstance(value, list):
-                object.__setattr__(self, name, tuple(value))
-        require(_is_name(self.column), f"{where} should be a column's name, of 1 to {MOST_TEXT} characters")
-        known = isinstance(self.kind, str) and self.kind in KINDS
-        require(known, f"{where}: kind = {shown(self.kind)} should be one of {', '.join(KINDS)}")
-        require(isinstance(self.missing, bool), f"{where}: missing = {shown(self.missing)} should be true or false")
-        texts = isinstance(self.categories, tuple) and all(map(_is_name, self.categories))
-        different = texts and len({*self.categories}) == len(self.categories)
-        wanted = f"different texts of 1 to {MOST_TEXT} characters"
-        require(different, f"{where}: categories = {shown(self.categories)} should be {wanted}")
-        if self.kind in OF_CATEGORIES:
-            fits = len(self.categories) == 2 if self.kind == "boolean" else len(self.categories) <= MOST_CATEGORIES
-            wanted = "two" if self.kind == "boolean" else f"up to {MOST_CATEGORIES}"
-            require(fits, f"{where}: {len(self.categories)} categories; a column of kind {self.kind} has {wanted}")
-        else:
-            require(not self.categories, f"{where}: a column of kind {self.kind} has no categories; leave them out")
-        pair = self.range is None or (isinstance(self.range, tuple) and len(self.range) == 2)
-        numbers = (*((self.range or ()) if pair else ()), *(v for v in (self.mean, self.deviation) if v is not None))
-        finite = all(map(_is_number, numbers))
-        wanted = f"numbers of at most {LARGEST:g} in size"
-        require(finite, f"{where}: range, mean and deviation are {shown(numbers)}; they should be {wanted}")
-        ordered = pair and (self.range is None or self.range[0] <= self.range[1])
-        require(ordered, f"{where}: range = {shown(self.range)} should be the smallest and the largest number")
-        both = (self.mean is None) == (self.deviation is None) and (self.deviation is None or self.deviation >= 0)
-        require(both, f"{where}: mean = {self.mean} and deviation = {self.deviation} >= 0 belong together")
+            object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
+        require(_is_name(self.column), f"columns: {shown(self.column)} should be a column's {A_NAME}")
+        pair = self.range if isinstance(self.range, tuple) and len(self.range) == 2 else (1, 0)
+        is_range = self.range is None or (all(map(_is_number, pair)) and pair[0] <= pair[1])
+        is_count = isinstance(self.rows, int) and not isinstance(self.rows, bool) and 0 <= self.rows <= MOST_ROWS
+        self._check("kind", isinstance(self.kind, str) and self.kind in KINDS, f"one of {', '.join(KINDS)}")
+        self._check("missing", isinstance(self.missing, bool), "true or false")
+        self._check("categories", _are_names(self.categories), f"different {TEXTS}")
+        self._check("range", is_range, f"the smallest and the largest of {NUMBERS}")
+        self._check("rows", is_count, f"a whole number from 0 to {MOST_ROWS:,}")
+        count, most = len(self.categories), {"boolean": 2, "number": 0, "date": 0}.get(self.kind, MOST_CATEGORIES)
+        wanted = {2: "two", 0: "none; leave them out"}.get(most, f"up to {most}")
+        possible = count == 2 if self.kind == "boolean" else count <= most
+        message = f"columns: {shown(self.column)}: {count} categories; a column of kind {self.kind} has {wanted}"
+        require(possible, message)
+        if self.mean is not None or self.deviation is not None:
+            self._check_scale()
+
+    def _check(self, name: str, holds: bool, wanted: str) -> None:
+        require(holds, f"columns: {shown(self.column)}: {name} = {shown(getattr(self, name))} should be {wanted}")
+
+    def _check_scale(self) -> None:
+        mean, deviation = self.mean, self.deviation
+        where = f"columns: {shown(self.column)}: mean = {shown(mean)} and deviation = {shown(deviation)}"
+        if not (_is_number(mean) and _is_number(deviation) and deviation >= 0):
+            raise ConfigError(f"{where} belong together; they should be {NUMBERS}, and the deviation >= 0")
         low, high = self.range or (-math.inf, math.inf)
-        inside = self.mean is None or (low <= self.mean <= high and 2 * (self.deviation or 0) <= high - low)
-        scale = f"mean = {self.mean} and deviation = {self.deviation}"
-        require(inside, f"{where}: {scale} cannot be of numbers in range = {shown(self.range)}; correct one of them")
-        counted = isinstance(self.rows, int) and not isinstance(self.rows, bool) and 0 <= self.rows <= MOST_ROWS
-        require(counted, f"{where}: rows = {shown(self.rows)} should be a whole number from 0 to {MOST_ROWS:,}")
+        possible = low <= mean <= high and 2 * deviation <= high - low
+        require(possible, f"{where} cannot be of numbers in range = {shown(self.range)}; correct one of them")
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of its features, in their order."""
-        own = [f"{self.column}={c}" for c in self.categories] if self.kind == "category" else [self.column]
-        return (*own, *([f"{self.column} missing"] if self.missing else []))
+        names = [f"{self.column}={c}" for c in self.categories] if self.kind == "category" else [self.column]
+        return (*names, f"{self.column} missing") if self.missing else tuple(names)
 
     @property
     def is_scaled(self) -> bool:
@@ -150,56 +150,40 @@ class Columns(Reading):
 
     def __post_init__(self) -> None:
         for name in ("columns", "classes", "leave", "names", "absent"):
-            value = getattr(self, name)
-            require(isinstance(value, (list, tuple)), f"columns: {name} = {shown(value)} should be a list")
-            value = as_texts(value) if name == "absent" else value
-            object.__setattr__(self, name, tuple(value))
-            require(len(value) <= MOST_COLUMNS, f"columns: {name} has {len(value):,}, more than {MOST_COLUMNS:,}")
-        for name in ("classes", "leave", "names", "absent"):
-            wrong = [text for text in getattr(self, name) if not _is_name(text)]
-            require(
-                not wrong,
-                f"columns: {name} has {shown(wrong[:1])}; it should be a list of texts of 1 to {MOST_TEXT} characters",
-            )
-        kinds = all(isinstance(one, Column) for one in self.columns)
-        require(kinds and bool(self.columns), "columns: there are none; name some")
-        for what, listed in (
-            ("columns", [c.column for c in self.columns]),
-            ("names", self.names),
-            ("classes", self.classes),
-        ):
-            twice = [name for name, times in Counter(listed).items() if times > 1]
+            values = getattr(self, name)
+            require(isinstance(values, (list, tuple)), f"columns: {name} = {shown(values)} should be a list")
+            require(len(values) <= MOST_COLUMNS, f"columns: {name} has {len(values):,}, more than {MOST_COLUMNS:,}")
+            values = tuple(as_texts(values) if name == "absent" else values)
+            object.__setattr__(self, name, values)
+            wrong = [value for value in values if name != "columns" and not _is_name(value)]
+            require(not wrong, f"columns: {name} has {shown(wrong[:1])}; it should be a list of {TEXTS}")
+        are_columns = all(isinstance(column, Column) for column in self.columns)
+        require(are_columns and bool(self.columns), "columns: there are none; name some")
+        features = [column.column for column in self.columns]
+        for what, names in (("columns", features), ("names", self.names), ("classes", self.classes)):
+            twice = [name for name, times in Counter(names).items() if times > 1]
             require(not twice, f"columns: {what} has {shown(twice[:1])} twice; leave one out")
-        named = self.label is None or _is_name(self.label)
-        require(named, f"columns: label = {shown(self.label)} should be a name, of 1 to {MOST_TEXT} characters")
-        number = self.positive is None or _is_number(self.positive)
-        require(number, f"columns: positive = {shown(self.positive)} should be a number")
+        is_name = self.label is None or _is_name(self.label)
+        require(is_name, f"columns: label = {shown(self.label)} should be a {A_NAME}")
+        is_number = self.positive is None or _is_number(self.positive)
+        require(is_number, f"columns: positive = {shown(self.positive)} should be a number")
         check_settings(self, "columns")
-        used = {c.column for c in self.columns}
-        both = [name for name in (*self.leave, self.label, self.split) if name in used]
+        both = [name for name in (*self.leave, self.label, self.split) if name in {*features}]
         require(not both, f"columns: {shown(both[:1])} is a feature, and left out or the label; make it one of these")
 
     @classmethod
     def of(cls, value: Mapping[str, Any], where: str = "columns") -> Columns:
-        """From what `to_dict` made, or a person wrote.
-
-        Raises:
-            ConfigError: it is something else.
-        """
+        """From what `to_dict` made, or a person wrote."""
         require(isinstance(value, Mapping), f"{where} should be a dictionary of columns, label, ...")
         listed = value.get("columns")
-        fits = isinstance(listed, (list, tuple)) and all(isinstance(one, Mapping) for one in listed)
-        require(fits, f'{where}: columns should be a list such as [{{"column": "age", "kind": "number"}}]')
-        own = tuple(from_dict(Column, dict(one), where) for one in listed or ())
-        return from_dict(cls, {**value, "columns": own}, where)
+        is_list = isinstance(listed, (list, tuple)) and all(isinstance(column, Mapping) for column in listed)
+        require(is_list, f'{where}: columns should be a list such as [{{"column": "age", "kind": "number"}}]')
+        columns = tuple(from_dict(Column, dict(column), where) for column in listed or ())
+        return from_dict(cls, {**value, "columns": columns}, where)
 
     @classmethod
     def read(cls, path: Path) -> Columns:
-        """From a JSON file.
-
-        Raises:
-            ConfigError: it cannot be read, or holds something else.
-        """
+        """From a JSON file."""
         try:
             return cls.of(read_json(path))
         except FileError as error:
@@ -209,13 +193,21 @@ class Columns(Reading):
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, without what is not set."""
-        columns = [_set(one) for one in self.columns]
-        return {"columns": columns, **{k: v for k, v in _set(self).items() if k != "columns"}}
+        settings = {**_changed(self), "columns": [_changed(column) for column in self.columns]}
+        return {"columns": settings.pop("columns"), **settings}
 
     @property
     def features(self) -> list[str]:
-        """The names of all features, in their order."""
         return [name for column in self.columns for name in column.features]
+
+    @property
+    def places(self) -> Iterator[tuple[Column, slice]]:
+        """Each column, and where its features are among all."""
+        start = 0
+        for column in self.columns:
+            stop = start + len(column.features)
+            yield column, slice(start, stop)
+            start = stop
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -240,26 +232,23 @@ class Columns(Reading):
         return [*(column.line for column in self.columns), *left]
 
     def usable(self, where: str) -> Columns:
-        """Returns itself.
-
-        Raises:
-            ConfigError: a column of categories has none, as a single site's file may say.
-        """
+        """Returns itself if each column of categories has some; a single site's file may have none."""
         empty = [c.column for c in self.columns if c.kind in OF_CATEGORIES and not c.categories]
         require(not empty, f"{where}: {shown(empty[:1])} has no categories; name them, or leave the column out")
         return self
 
     def measured(self, x: np.ndarray, fewest: int = 1) -> Columns:
-        """With rows, mean and deviation of features ``(n, d)``, NaN where missing, where so many have one."""
-        found, place = [], 0
-        for column in self.columns:
-            own = x[:, place] if column.features else x[:, :0].reshape(-1)
-            place += len(column.features)
-            there = own[~np.isnan(own)]
-            known = column.is_scaled and len(there) >= fewest
-            mean, deviation = (float(there.mean()), float(there.std())) if known else (None, None)
-            found.append(replace(column, rows=len(there) if known else 0, mean=mean, deviation=deviation))
-        return replace(self, columns=tuple(found))
+        """With rows, mean and deviation of features ``(n, d)`` that at least ``fewest`` rows have; NaN is missing."""
+        columns = []
+        for column, place in self.places:
+            rows, mean, deviation = 0, None, None
+            if column.is_scaled:
+                values = x[:, place.start]
+                values = values[~np.isnan(values)]
+                if len(values) >= fewest:
+                    rows, mean, deviation = len(values), float(values.mean()), float(values.std())
+            columns.append(replace(column, rows=rows, mean=mean, deviation=deviation))
+        return replace(self, columns=tuple(columns))
 
 
 def agreed(sites: Mapping[str, Columns]) -> Columns:
@@ -276,52 +265,48 @@ def agreed(sites: Mapping[str, Columns]) -> Columns:
     require(bool(sites), "columns: no site's; name at least one file")
     (first, model), *others = sites.items()
     names = dict.fromkeys(c.column for c in model.columns)
-    for site, own in others:
-        there = dict.fromkeys(c.column for c in own.columns)
-        for name in [name for name in (*names, *there) if name not in names or name not in there]:
+    for site, columns in others:
+        theirs = dict.fromkeys(c.column for c in columns.columns)
+        for name in [name for name in (*names, *theirs) if name not in names or name not in theirs]:
             has, lacks = (first, site) if name in names else (site, first)
             way_out = "add it there, or let all sites leave it out"
             raise ConfigError(f"columns: {shown(name)} is at {has} and not at {lacks}; {way_out}")
-        for what in ("label", "positive", "absent"):  # names, as how a file is written, are a site's own matter
-            mine, theirs = getattr(model, what), getattr(own, what)
-            require(
-                mine == theirs,
-                f"columns: {what} is {shown(mine)} at {first} and {shown(theirs)} at {site}; agree on one",
-            )
-    by_site = {site: {c.column: c for c in own.columns} for site, own in sites.items()}
-    merged = tuple(_together({site: own[name] for site, own in by_site.items()}) for name in names)
-    leave = tuple(dict.fromkeys(name for own in sites.values() for name in own.leave))
-    classes = _all_of([own.classes for own in sites.values()])
-    alike = {name: {getattr(own, name) for own in sites.values()} for name in READING}  # else each site's own
+    _check_equal(sites, ("label", "positive", "absent"), "columns")  # how a file is written is a site's own matter
+    by_site = {site: {c.column: c for c in columns.columns} for site, columns in sites.items()}
+    merged = tuple(_together({site: columns[name] for site, columns in by_site.items()}) for name in names)
+    leave = tuple(dict.fromkeys(name for columns in sites.values() for name in columns.leave))
+    classes = _all_of([columns.classes for columns in sites.values()])
+    alike = {name: {getattr(columns, name) for columns in sites.values()} for name in READING}  # else each site's own
     reading: dict[str, Any] = {name: values.pop() if len(values) == 1 else None for name, values in alike.items()}
     return replace(model, columns=merged, classes=classes, leave=leave, **reading)
 
 
+def _check_equal(sites: Mapping[str, Any], names: Iterable[str], where: str) -> None:
+    (first, model), *others = sites.items()
+    for site, other in others:
+        for name in names:
+            mine, theirs = getattr(model, name), getattr(other, name)
+            values = f"{shown(mine)} at {first} and {shown(theirs)} at {site}"
+            require(mine == theirs, f"{where}: {name} is {values}; agree on one")
+
+
 def _together(sites: Mapping[str, Column]) -> Column:
     """One column of all sites."""
-    (first, model), *others = sites.items()
-    where = f"columns: {shown(model.column)}"
-    for site, own in others:
-        ordered = model.kind in ("boolean", "ordinal")
-        for what in ("kind", "range", *(("categories",) if ordered else ())):
-            mine, theirs = getattr(model, what), getattr(own, what)
-            unequal = f"{where}: {what} is {shown(mine)} at {first} and {shown(theirs)} at {site}; agree on one"
-            require(mine == theirs, unequal)
     every = list(sites.values())
-    categories = model.categories
-    if model.kind == "category":
-        categories = _all_of([own.categories for own in every])
+    kind, categories, where = every[0].kind, every[0].categories, f"columns: {shown(every[0].column)}"
+    _check_equal(sites, ("kind", "range", "categories") if kind in ("boolean", "ordinal") else ("kind", "range"), where)
+    if kind == "category":
+        categories = _all_of([column.categories for column in every])
         require(bool(categories), f"{where}: no site has a category of enough rows; let all sites leave it out")
-    rows, (mean, deviation) = sum(own.rows for own in every), _scale(sites, where) if model.is_scaled else (None, None)
-    missing = any(own.missing for own in every)
-    return replace(model, categories=categories, missing=missing, rows=rows, mean=mean, deviation=deviation)
+    mean, deviation = _scale(sites, where) if every[0].is_scaled else (None, None)
+    rows, missing = sum(column.rows for column in every), any(column.missing for column in every)
+    return replace(every[0], categories=categories, missing=missing, rows=rows, mean=mean, deviation=deviation)
 
 
 def _scale(sites: Mapping[str, Column], where: str) -> tuple[float | None, float | None]:
     """The mean and the deviation of a column over all sites' rows, in which no file has the majority.
 
-    Raises:
-        ConfigError: a file's numbers are far from all others, and no range was agreed on.
+    Without an agreed range, a file is refused whose numbers are far from all others.
     """
     scales = {
         site: (column.rows, column.mean, column.deviation or 0.0)
@@ -344,19 +329,6 @@ def _scale(sites: Mapping[str, Column], where: str) -> tuple[float | None, float
     return pooled((weights[site], mean, deviation) for site, (_, mean, deviation) in scales.items())
 
 
-def _set(one: Column | Columns) -> dict[str, Any]:
-    """What differs from the defaults, for JSON."""
-    found = {own.name: getattr(one, own.name) for own in fields(one) if getattr(one, own.name) != own.default}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-
-
-def _all_of(named: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """What any site names; in their order if all name the same, as from a study's protocol, else sorted."""
-    if len({*named}) == 1:
-        return named[0]
-    return tuple(sorted({name for own in named for name in own}, key=in_order))
-
-
 def pooled(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float]:
     """Mean and deviation of all rows, from the count, mean and deviation of each part.
 
@@ -367,6 +339,20 @@ def pooled(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float]:
     mean = float(np.average(means, weights=counts))
     variance = float(np.average(deviations**2 + (means - mean) ** 2, weights=counts))
     return mean, math.sqrt(variance)
+
+
+def _changed(settings: Column | Columns) -> dict[str, Any]:
+    """What differs from the defaults, for JSON."""
+    values = {field.name: (getattr(settings, field.name), field.default) for field in fields(settings)}
+    changed = {name: value for name, (value, default) in values.items() if value != default}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
+
+
+def _all_of(named: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """What any site names; in their order if all name the same, as from a study's protocol, else sorted."""
+    if len({*named}) == 1:
+        return named[0]
+    return tuple(sorted({name for names in named for name in names}, key=in_order))
 
 
 def as_texts(values: Iterable[Any]) -> list[Any]:
@@ -382,7 +368,11 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= MOST_TEXT
 
 
-def _is_number(value: Any) -> bool:
+def _are_names(values: Any) -> bool:
+    return isinstance(values, tuple) and all(map(_is_name, values)) and len({*values}) == len(values)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 

@@ -1,12 +1,16 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""From a table's columns to features: what a column seems to hold, and its values as numbers."""
+"""From a table's columns to features and labels. What is wrong with a table raises a DataError with file and column.
+
+In these functions ``where`` names the file, or the file and the column, for that error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +18,7 @@ import numpy as np
 from cfl_flare.core.errors import ColumnsError, DataError, FileError
 from cfl_flare.core.files import check_memory
 from cfl_flare.core.text import plain, shown
-from cfl_flare.data.columns import FEWEST_ROWS, MOST_CATEGORIES, Column, Columns, in_order
+from cfl_flare.data.columns import MOST_CATEGORIES, Column, Columns, in_order
 from cfl_flare.data.frames import looks_like
 
 if TYPE_CHECKING:
@@ -23,8 +27,10 @@ if TYPE_CHECKING:
 # Pairs of texts, in any case, that are a boolean's: no, yes.
 NO_YES = (("n", "y"), ("no", "yes"), ("false", "true"), ("f", "t"))
 EPOCH = "1970-01-01"
-# So many texts are categories in however short a table.
+# This many texts are categories in however short a table.
 FEW = 8
+# A message names this many rows.
+FIRST_ROWS = 5
 
 
 def texts(values: pd.Series) -> pd.Series:
@@ -33,36 +39,27 @@ def texts(values: pd.Series) -> pd.Series:
     def written(value: object) -> str:
         if isinstance(value, (float, np.floating)) and float(value).is_integer():
             return str(int(value))
-        return str(value).strip()
+        text = str(value).strip()
+        is_whole = text.endswith(".0") and text[:-2].lstrip("-").isdigit()  # as another site may have written it
+        return text[:-2] if is_whole else text
 
     found = values.map(written, na_action="ignore").astype(object)
-    found = found.where(values.notna() & (found != ""), None)
-    return found.map(_canonical, na_action="ignore")
-
-
-def _canonical(text: str) -> str:
-    """``"1.0"`` as ``"1"``, which another site may have written."""
-    whole = text.endswith(".0") and text[:-2].lstrip("-").isdigit()
-    return text[:-2] if whole else text
+    return found.where(values.notna() & (found != ""), None)
 
 
 def numbers(values: pd.Series, where: str) -> np.ndarray:
-    """The values as float64 ``(n,)``, NaN where there is none.
-
-    Raises:
-        DataError: one is text, or infinite.
-    """
+    """The values as float64 ``(n,)``, NaN where there is none."""
     import pandas as pd
 
     if values.dtype == bool:
         return values.to_numpy(np.float64)
     found = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     present = (values.notna() & (values.astype(str).str.strip() != "")).to_numpy()
-    written = np.flatnonzero(present & np.isnan(found))
-    if len(written) and (hint := looks_like(values.iloc[written])):
+    words = np.flatnonzero(present & np.isnan(found))
+    if len(words) and (hint := looks_like(values.iloc[words])):
         raise DataError(f"{where}: {hint}")
-    if len(written):
-        row = int(written[0])
+    if len(words):
+        row = int(words[0])
         raise DataError(
             f"{where}: row {row + 1} holds {str(values.iloc[row])!r} among numbers; fix it, leave the row out, or let "
             "absent name what means that a value is missing"
@@ -74,29 +71,20 @@ def numbers(values: pd.Series, where: str) -> np.ndarray:
 
 
 def days(values: pd.Series, where: str) -> np.ndarray:
-    """Dates, as ISO 8601 has them, as days since 1970 ``(n,)`` float64, NaN where there is none.
-
-    Raises:
-        DataError: one is no such date.
-    """
+    """Dates, as ISO 8601 has them, as days since 1970 ``(n,)`` float64, NaN where there is none."""
     import pandas as pd
 
-    if values.dtype.kind == "M":
-        found = values
-    else:
-        own = texts(values)
-        found = pd.to_datetime(own, format="ISO8601", errors="coerce", utc=True)
-        wrong = np.flatnonzero((own.notna() & found.isna()).to_numpy())
+    dates = values
+    if values.dtype.kind != "M":
+        written = texts(values)
+        dates = pd.to_datetime(written, format="ISO8601", errors="coerce", utc=True)
+        wrong = np.flatnonzero((written.notna() & dates.isna()).to_numpy())
         if len(wrong):
             row = int(wrong[0])
-            hint = looks_like(own)
-            raise DataError(
-                f"{where}: {hint}"
-                if hint
-                else f"{where}: row {row + 1} holds {own.iloc[row]!r}, no date; write it like 1996-12-31"
-            )
-    start = pd.Timestamp(EPOCH, tz=getattr(found.dt, "tz", None))
-    return ((found - start) / pd.Timedelta(days=1)).to_numpy(np.float64)
+            reason = f"row {row + 1} holds {written.iloc[row]!r}, no date; write it like 1996-12-31"
+            raise DataError(f"{where}: {looks_like(written) or reason}")
+    start = pd.Timestamp(EPOCH, tz=getattr(dates.dt, "tz", None))
+    return ((dates - start) / pd.Timedelta(days=1)).to_numpy(np.float64)
 
 
 def gaps(frame: pd.DataFrame, columns: Columns) -> list[str]:
@@ -104,36 +92,28 @@ def gaps(frame: pd.DataFrame, columns: Columns) -> list[str]:
     shares = {c.column: float(texts(frame[c.column]).isna().mean()) for c in columns.columns}
     empty = [name for name, share in shares.items() if share == 1]
     some = [f"{name} {max(1, round(100 * share))} %" for name, share in shares.items() if 0 < share < 1]
-    found = [f"no row has a value: {', '.join(empty)}; look at the file, and at absent"] if empty else []
-    return [*found, *([f"missing values: {', '.join(some)}"] if some else [])]
+    lines = [f"no row has a value: {', '.join(empty)}; look at the file, and at absent"] if empty else []
+    return [*lines, f"missing values: {', '.join(some)}"] if some else lines
 
 
 def inferred(frame: pd.DataFrame, where: str, categories: Collection[str] = (), missing: bool = False) -> Columns:
-    """What the columns of a table seem to hold.
+    """What the columns of a table that become features seem to hold.
 
     Numbers are numbers, also where they are codes: ``categories`` names such columns. Text is a boolean if it is yes
-    and no, a date if all of it is, and else categories.
-
-    Args:
-        frame: the columns that become features.
-        where: names the file in errors.
-        categories: columns that hold categories, whatever they look like.
-        missing: add whether a value is missing, for columns in which some are.
-
-    Raises:
-        DataError: a column holds nothing, or text that is no category.
+    and no, a date if all of it is, and else categories. With ``missing``, a column in which some values are missing
+    says so in a feature.
     """
     absent = [name for name in categories if name not in frame]
     if absent:
         raise DataError(f"{where}: categories names {shown(absent[0])}, which is no feature; it has {names_of(frame)}")
-    found = []
+    columns = []
     for name in frame:
-        own = frame[name]
-        column = _inferred(name, own, f"{where}: column {shown(name)}", name in categories)
-        if missing and (own.isna().any() if own.dtype.kind in "iuf" else texts(own).isna().any()):
-            column = Column(name, column.kind, column.categories, missing=True)
-        found.append(column)
-    return Columns(tuple(found))
+        values = frame[name]
+        column = _inferred(name, values, f"{where}: column {shown(name)}", name in categories)
+        if missing and (values.isna().any() if values.dtype.kind in "iuf" else texts(values).isna().any()):
+            column = replace(column, missing=True)
+        columns.append(column)
+    return Columns(tuple(columns))
 
 
 def _inferred(name: str, values: pd.Series, where: str, is_category: bool) -> Column:
@@ -143,48 +123,33 @@ def _inferred(name: str, values: pd.Series, where: str, is_category: bool) -> Co
         return Column(name)
     if values.dtype.kind == "M":
         return Column(name, "date")
-    own = texts(values).dropna()
-    there = sorted(own.unique(), key=in_order)
-    if not there:
-        if values.dtype.kind == "f" and not is_category:
-            return Column(name)
+    written = texts(values).dropna()
+    categories = sorted(written.unique(), key=in_order)
+    if not categories:
         raise DataError(f"{where}: holds nothing; leave it out with leave=[{name}]")
     if not is_category:
-        lower = {text.lower() for text in there}
+        by_lower = {text.lower(): text for text in categories}
         for pair in NO_YES:
-            if lower <= {*pair}:
-                written = {text.lower(): text for text in there}
-                upper = there[0].isupper()
-                no, yes = (written.get(p, p.upper() if upper else p) for p in pair)
-                return Column(name, "boolean", (no, yes))
-        if hint := looks_like(own):
+            if {*by_lower} <= {*pair}:
+                upper = categories[0].isupper()
+                return Column(name, "boolean", tuple(by_lower.get(p, p.upper() if upper else p) for p in pair))
+        if hint := looks_like(written):
             raise DataError(f"{where}: {hint}")
-        are_numbers = pd.to_numeric(own, errors="coerce").notna()
-        if are_numbers.mean() > 0.5:
+        if pd.to_numeric(written, errors="coerce").notna().mean() > 0.5:
             numbers(values, where)
             return Column(name)
-        if pd.to_datetime(own, format="ISO8601", errors="coerce", utc=True).notna().all():
+        if pd.to_datetime(written, format="ISO8601", errors="coerce", utc=True).notna().all():
             return Column(name, "date")
-    if len(there) > MOST_CATEGORIES or len(there) > max(FEW, len(own) / 2):
+    if len(categories) > MOST_CATEGORIES or len(categories) > max(FEW, len(written) / 2):
         raise DataError(
-            f"{where}: holds {len(there)} different texts in {len(own)} rows, too many for categories; leave it out "
-            f"with leave=[{name}]"
+            f"{where}: holds {len(categories)} different texts in {len(written)} rows, too many for categories; leave "
+            f"it out with leave=[{name}]"
         )
-    return Column(name, "category", tuple(there))
+    return Column(name, "category", tuple(categories))
 
 
 def check_columns(frame: pd.DataFrame, columns: Columns, where: str, known: Collection[str]) -> None:
-    """Compares a table's columns with those that are agreed on.
-
-    Args:
-        frame: the table.
-        columns: what was agreed on.
-        where: names the file in errors.
-        known: other columns that it may have: the label's, the key's, ...
-
-    Raises:
-        DataError: one is missing, or new.
-    """
+    """Raises a ColumnsError if a table lacks a column of those agreed on, or has one that is not even ``known``."""
     for column in columns.columns:
         if column.column not in frame:
             name, there = shown(column.column), names_of(frame)
@@ -208,16 +173,8 @@ def encoded(frame: pd.DataFrame, columns: Columns, where: str) -> tuple[np.ndarr
 
     A category that is none of those agreed on has 0 in all its features.
 
-    Args:
-        frame: the table, with all of the columns.
-        columns: what they mean.
-        where: names the file in errors.
-
     Returns:
         ``(n, d)`` float64, NaN where a value is missing; and how many rows have another category, by column.
-
-    Raises:
-        DataError: a value is not what its column holds, or out of its range.
     """
     width = sum(len(column.categories) + 2 for column in columns.columns)
     try:
@@ -231,11 +188,10 @@ def encoded(frame: pd.DataFrame, columns: Columns, where: str) -> tuple[np.ndarr
 
     blocks, others = [], {}
     for simple, run in groupby(columns.columns, is_plain):
-        own = list(run)
         if simple:  # all at once, as a table of genes has many
-            blocks.append(frame[[column.column for column in own]].to_numpy(np.float64))
+            blocks.append(frame[[column.column for column in run]].to_numpy(np.float64))
             continue
-        for column in own:
+        for column in run:
             block, unknown = _block(frame[column.column], column, f"{where}: column {shown(column.column)}")
             blocks.append(block)
             if unknown:
@@ -252,50 +208,155 @@ def _block(values: pd.Series, column: Column, where: str) -> tuple[np.ndarray, i
     """The features ``(n, d)`` of one column, and how many rows have a category that is not among its own."""
     unknown = 0
     if column.categories:
-        own = texts(values)
-        place = own.map({category: i for i, category in enumerate(column.categories)})
-        index, absent = place.to_numpy(np.float64, na_value=np.nan), own.isna().to_numpy()
+        written = texts(values)
+        place = written.map({category: i for i, category in enumerate(column.categories)})
+        index, absent = place.to_numpy(np.float64, na_value=np.nan), written.isna().to_numpy()
         unknown = int((np.isnan(index) & ~absent).sum())
+        block = index[:, None]
         if column.kind == "category":
-            block = (index[:, None] == np.arange(len(column.categories))).astype(np.float64)
+            block = (block == np.arange(len(column.categories))).astype(np.float64)
             block[absent] = np.nan
-        else:
-            block = index[:, None]
     else:
         block = (days if column.kind == "date" else numbers)(values, where)[:, None]
-        _check_range(block[:, 0], values, column, where)
+        low, high = column.range or (-np.inf, np.inf)
+        outside = np.flatnonzero((block < low) | (block > high))
+        if len(outside) and column.range is not None:
+            row = int(outside[0])
+            raise DataError(
+                f"{where}: row {row + 1} holds {values.iloc[row]}, and {len(outside)} of {len(block)} rows are not in "
+                f"{low:g} to {high:g}; look at the unit, and correct them or the range"
+            )
     if column.missing:
         block = np.concatenate((block, np.isnan(block[:, :1]).astype(np.float64)), axis=1)
     return block, unknown
 
 
-def _check_range(found: np.ndarray, values: pd.Series, column: Column, where: str) -> None:
-    if column.range is None:
-        return
-    low, high = column.range
-    outside = np.flatnonzero((found < low) | (found > high))
-    if len(outside):
-        row = int(outside[0])
-        raise DataError(
-            f"{where}: row {row + 1} holds {values.iloc[row]}, and {len(outside)} of {len(found)} rows are not in "
-            f"{low:g} to {high:g}; look at the unit, and correct them or the range"
-        )
-
-
-def shared(columns: Columns, frame: pd.DataFrame, fewest: int = FEWEST_ROWS) -> Columns:
-    """What of a site's inferred columns may be shown to others: categories that enough rows have.
-
-    Args:
-        columns: as `inferred` found them.
-        frame: the table.
-        fewest: so many rows at least.
-    """
+def shared(columns: Columns, frame: pd.DataFrame, fewest: int) -> Columns:
+    """Inferred columns as others may see them: with the categories that at least ``fewest`` rows have."""
 
     def of(column: Column) -> Column:
         if column.kind != "category":
             return column
-        counts: Mapping[str, int] = texts(frame[column.column]).value_counts().to_dict()
-        kept = tuple(c for c in column.categories if counts.get(c, 0) >= fewest)
-        return replace(column, categories=kept)
+        counts = texts(frame[column.column]).value_counts()
+        return replace(column, categories=tuple(c for c in column.categories if counts.get(c, 0) >= fewest))
 
     return replace(columns, columns=tuple(map(of, columns.columns)))
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Labels, and the rows that have one.
+
+    Attributes:
+        y: the labels of these rows, in one of the forms of `cfl_flare.data.labels`.
+        rows: ``(rows,)`` bool.
+        names: of the classes, if they are text.
+    """
+
+    y: np.ndarray
+    rows: np.ndarray
+    names: tuple[str, ...] = ()
+
+
+def outcomes(frame: pd.DataFrame, path: Path, columns: Columns, event: str | None, leave: bool) -> Outcomes:
+    """The labels of a table: classes, numbers to predict, or times with events.
+
+    Args:
+        frame: the table.
+        path: names it in errors.
+        columns: names the column of labels, and says how they are read.
+        event: the column of events, if the labels are times.
+        leave: leave out rows without a label.
+    """
+    where = f"{path}: column {columns.label!r}"
+    labels = frame[columns.label]
+    rows = np.ones(len(frame), bool)
+    if leave:
+        rows = texts(labels).notna().to_numpy()
+        if event is not None:
+            rows &= texts(frame[event]).notna().to_numpy()
+    if not rows.any():
+        raise DataError(f"{where}: no row has a label; name another column")
+    labels = labels[rows]
+    missing = np.flatnonzero(texts(labels).isna())
+    if len(missing):
+        what = "label" if event is None else "time"
+        raise DataError(
+            f"{where}: row {labels.index[missing[0]] + 1} has no {what}; fill it in, leave the row out, or set "
+            "unlabelled=leave"
+        )
+    if event is not None:
+        events = _events(frame[event][rows], f"{path}: column {event!r}")
+        times = _times(labels, where, columns.zero_times)
+        rows[rows] = positive_times = times > 0
+        return Outcomes(np.stack((times, events), axis=1)[positive_times], rows)
+    if columns.positive is not None:
+        return Outcomes((numbers(labels, where) > columns.positive).astype(np.int64), rows)
+    if columns.classes:
+        return Outcomes(_numbered(labels, columns.classes, where), rows, columns.classes)
+    y, names = _classes_or_numbers(labels, where, not rows.all())
+    return Outcomes(y, rows, names)
+
+
+def _numbered(values: pd.Series, classes: Sequence[str], where: str) -> np.ndarray:
+    """The numbers of classes that were agreed on."""
+    written = texts(values)
+    places = written.map({name: i for i, name in enumerate(classes)})
+    if places.isna().any():
+        name = written[places.isna()].iloc[0]
+        raise DataError(
+            f"{where}: {name!r} is none of the {len(classes)} classes that the sites agreed on; add it to classes in "
+            "columns, at all sites, or leave its rows out"
+        )
+    return places.to_numpy(np.int64)
+
+
+def _classes_or_numbers(values: pd.Series, where: str, some_missing: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Class numbers as int64, or numbers to predict as float64; names, numbered in sorted order, with their classes."""
+    if values.dtype.kind in "iub":
+        return values.to_numpy(np.float64 if values.min() < 0 else np.int64), ()
+    if values.dtype.kind != "f":
+        written = texts(values)
+        if not any(_is_number(text) and not text.lstrip("+-").isdigit() for text in written.unique()):
+            names, y = np.unique(written.to_numpy().astype(str), return_inverse=True)
+            return y.astype(np.int64), tuple(map(str, names))
+    amounts = numbers(values, where)
+    # Class numbers are floats in a column where other rows have no label.
+    are_classes = some_missing and bool((amounts == np.floor(amounts)).all() and amounts.min() >= 0)
+    return amounts.astype(np.int64) if are_classes else amounts, ()
+
+
+def _times(values: pd.Series, where: str, zero_times: str | None) -> np.ndarray:
+    """Times as float64, above 0; with ``leave`` those that are not are returned as they are, to be left out."""
+    times = numbers(values, where)
+    if zero_times == "shift" and (times > 0).any():
+        times = np.where(times == 0, times[times > 0].min() / 2, times)
+    wrong = np.flatnonzero(times <= 0)
+    if len(wrong) == len(times) or (len(wrong) and zero_times != "leave"):
+        rows = ", ".join(str(values.index[i] + 1) for i in wrong[:FIRST_ROWS]) + ", ..." * (len(wrong) > FIRST_ROWS)
+        raise DataError(
+            f"{where}: {len(wrong)} of {len(times)} rows have a time that is not above 0 (rows {rows}); correct them, "
+            "or set zero_times=leave to leave them out, or zero_times=shift to set those of 0 to half of the smallest"
+        )
+    return times
+
+
+def _events(values: pd.Series, where: str) -> np.ndarray:
+    """Events as float64: 1 where it happened, 0 where the row was censored."""
+    written = texts(values.astype(int) if values.dtype == bool else values)
+    known = written.isin(("0", "1")).to_numpy()
+    if not known.all():
+        row = int(np.flatnonzero(~known)[0])
+        value = "no value" if written.iloc[row] is None else repr(written.iloc[row])
+        raise DataError(
+            f"{where}: row {row + 1} holds {value}; write 1 where the event happened, 0 where the row was censored"
+        )
+    return written.to_numpy().astype(np.float64)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -20,9 +20,9 @@ from cfl_flare.data.labels import LARGEST
 Scaling = Literal["auto", "site", "federation", "none"]
 # Until version 0.2, a table without a scaling was scaled by each participant's own training rows.
 UNSAID: Mapping[str, Scaling] = {"scaling": "site"}
-# With the scaling auto, a number further from the mean than so many deviations is clipped.
+# With the scaling auto, a number further from the mean than this many deviations is clipped.
 CLIP = 5.0
-# A participant's own mean and variance count as its rows, those that they are shrunk to as so many.
+# A participant's own mean and variance count as its rows, those that they are shrunk to as this many.
 BOUND_ROWS = 10
 # The deviation that a range stands for, as a part of it: of possible numbers, and of a few rows' numbers.
 OF_POSSIBLE, OF_ROWS = 1 / 8, 1 / 2
@@ -41,7 +41,7 @@ class Preparation:
         fill: ``(d,)`` what stands for a missing value.
         mean: ``(d,)``.
         deviation: ``(d,)``, above 0.
-        clip: a scaled number is at most so many deviations from the mean; None for no limit.
+        clip: a scaled number is at most this many deviations from the mean; None for no limit.
     """
 
     columns: Columns
@@ -60,38 +60,33 @@ class Preparation:
         Args:
             x: the features ``(n, d)``, NaN where a value is missing.
             columns: what they mean; with mean and deviation of each number for the scaling ``federation``.
-            scaling: numbers are scaled by these rows (``site``), by ``columns`` (``federation``), or stored as they
-                are (``none``); or by ``columns`` as far as these say how, else by these rows with `bounded`
-                deviations, and clipped (``auto``).
+            scaling: numbers are scaled by these rows (``site``), by ``columns`` (``federation``), or not (``none``);
+                or as `_safe_scale` says, and clipped (``auto``).
         """
-        from sklearn.impute import SimpleImputer
         from sklearn.preprocessing import StandardScaler
 
-        numbers = columns.scaled
-        mean, deviation, fill = np.zeros(len(numbers)), np.ones(len(numbers)), np.zeros(len(numbers))
-        if numbers.any():
-            seen = x[:, numbers]
-            some = ~np.isnan(seen).all(axis=0)
-            scale = StandardScaler().fit(np.where(some, seen, 0.0))
-            mean[numbers], deviation[numbers] = scale.mean_, scale.scale_
-            known = [c for c in columns.columns if c.is_scaled]
+        is_number = columns.scaled
+        mean, deviation, fill = np.zeros(len(is_number)), np.ones(len(is_number)), np.zeros(len(is_number))
+        if is_number.any():
+            values = x[:, is_number]
+            some = ~np.isnan(values).all(axis=0)
+            scaled = [column for column in columns.columns if column.is_scaled]
             if scaling == "federation":
-                mean[numbers] = [c.mean or 0.0 for c in known]
-                deviation[numbers] = [c.deviation or 1.0 for c in known]
+                mean[is_number] = [column.mean or 0.0 for column in scaled]
+                deviation[is_number] = [column.deviation or 1.0 for column in scaled]
             elif scaling == "auto":
-                scales = [_safe_scale(column, seen[:, i]) for i, column in enumerate(known)]
-                mean[numbers], deviation[numbers] = np.array(scales).T
-            middle = SimpleImputer(strategy="median", keep_empty_features=True).fit(seen).statistics_
-            fill[numbers] = np.where(some, middle, mean[numbers])
-        place = 0
-        for column in columns.columns:
+                scales = [_safe_scale(column, values[:, i]) for i, column in enumerate(scaled)]
+                mean[is_number], deviation[is_number] = np.array(scales).T
+            else:
+                scaler = StandardScaler().fit(np.where(some, values, 0.0))
+                mean[is_number], deviation[is_number] = scaler.mean_, scaler.scale_
+            fill[is_number] = np.nanmedian(np.where(some, values, mean[is_number]), axis=0)
+        for column, place in columns.places:
             if column.categories and not column.is_scaled:
-                width = len(column.features) - column.missing
-                own = slice(place, place + width)
-                fill[own] = _most_frequent(x[:, own])
-            place += len(column.features)
+                of_categories = slice(place.start, place.stop - column.missing)
+                fill[of_categories] = _most_frequent(x[:, of_categories])
         if scaling == "none":
-            mean, deviation = np.full(len(numbers), 0.5), np.full(len(numbers), 0.5)
+            mean, deviation = np.full_like(mean, 0.5), np.full_like(mean, 0.5)
         return cls(columns, fill, mean, deviation, CLIP if scaling == "auto" else None)
 
     def apply(self, x: np.ndarray) -> np.ndarray:
@@ -110,33 +105,28 @@ class Preparation:
         return int((np.abs(x - self.mean) > self.clip * self.deviation)[:, self.columns.scaled].sum())
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         numbers = {name: getattr(self, name).tolist() for name in ("fill", "mean", "deviation")}
         return {"columns": self.columns.to_dict(), **numbers, **({} if self.clip is None else {"clip": self.clip})}
 
     @classmethod
     def of(cls, value: Any, where: str) -> Preparation:
-        """From what `to_dict` made.
-
-        Raises:
-            ConfigError: it is something else.
-        """
+        """From what `to_dict` made; a ConfigError if it is something else."""
         require(isinstance(value, Mapping), f"{where} should be a dictionary; name a file that cfl_flare wrote")
         columns = Columns.of(value.get("columns") or {}, where).usable(where)
-        found = {}
+        width, arrays = len(columns.features), {}
         for name in ("fill", "mean", "deviation"):
             try:
-                found[name] = np.array(value.get(name), np.float64)
+                array = arrays[name] = np.array(value.get(name), np.float64)
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise ConfigError(f"{where}: {name} should be numbers; name a file that cfl_flare wrote") from error
-            fits = found[name].shape == (len(columns.features),) and (np.abs(found[name]) <= LARGEST).all()
-            wanted = f"{len(columns.features)} numbers of at most {LARGEST:g} in size"
-            require(bool(fits), f"{where}: {name} should be {wanted}; name a whole file")
-        require(bool((found["deviation"] > 0).all()), f"{where}: a deviation is not above 0; name a whole file")
-        clip = value.get("clip")  # a file of before it has none
+            bounded = array.shape == (width,) and bool((np.abs(array) <= LARGEST).all())
+            wanted = f"{width} numbers of at most {LARGEST:g} in size"
+            require(bounded, f"{where}: {name} should be {wanted}; name a whole file")
+        require(bool((arrays["deviation"] > 0).all()), f"{where}: a deviation is not above 0; name a whole file")
+        clip = value.get("clip")  # a file of an earlier version has none
         above = isinstance(clip, (int, float)) and not isinstance(clip, bool) and 0 < clip <= LARGEST
         require(clip is None or above, f"{where}: clip = {shown(clip)} should be a number above 0; name a whole file")
-        return cls(columns, **found, clip=clip)
+        return cls(columns, **arrays, clip=clip)
 
 
 def _safe_scale(column: Column, values: np.ndarray) -> tuple[float, float]:
@@ -144,8 +134,8 @@ def _safe_scale(column: Column, values: np.ndarray) -> tuple[float, float]:
 
     They are the sites' common ones where ``column`` has these. Otherwise the mean and the variance v of the
     participant's n values are shrunk: (n v + m b^2) / (n + m) with m = `BOUND_ROWS`, towards the middle of the range of
-    possible numbers and a part b of its width. Where nobody named that range, the mean stays, and b is a part of the
-    width of these n values. A number that is the same in most of a few rows is so never divided by next to nothing.
+    possible numbers and a part b of its width. If nobody named that range, the mean stays, and b is a part of the width
+    of these n values. So a number that is the same in most of a few rows is never divided by next to nothing.
     """
     if column.mean is not None and column.deviation:
         return column.mean, column.deviation

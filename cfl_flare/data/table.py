@@ -18,10 +18,20 @@ from cfl_flare.core.errors import CFLError, ColumnsError, DataError
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.core.text import shown
 from cfl_flare.data.columns import Columns, as_texts
-from cfl_flare.data.features import check_columns, days, encoded, gaps, inferred, names_of, shared, texts
+from cfl_flare.data.features import (
+    Outcomes,
+    check_columns,
+    days,
+    encoded,
+    gaps,
+    inferred,
+    names_of,
+    outcomes,
+    shared,
+    texts,
+)
 from cfl_flare.data.files import find
 from cfl_flare.data.frames import Reading, read_frame
-from cfl_flare.data.outcomes import Outcomes, outcomes
 from cfl_flare.data.preparation import UNSAID, Preparation, Scaling
 from cfl_flare.data.samples import DataSource, Samples, split_as_named, split_by_class, split_by_time
 
@@ -91,18 +101,20 @@ class Table(Reading, DataSource):
 
     def __post_init__(self) -> None:
         for name in ("take", "leave", "categories", "absent"):
-            if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, [getattr(self, name)])
-            if name == "absent" and isinstance(self.absent, (list, tuple)):
-                object.__setattr__(self, name, as_texts(self.absent))
-            given = getattr(self, name)
-            fits = isinstance(given, (list, tuple)) and all(isinstance(text, str) for text in given)
-            require(fits or given is None, f"data table: {name} = {shown(given)} should be a list of text, as [a,b]")
+            value = getattr(self, name)
+            values = [value] if isinstance(value, str) else value
+            if name == "absent" and isinstance(values, (list, tuple)):
+                values = as_texts(values)
+            is_list = isinstance(values, (list, tuple)) and all(isinstance(text, str) for text in values)
+            require(
+                is_list or values is None, f"data table: {name} = {shown(values)} should be a list of text, as [a,b]"
+            )
+            object.__setattr__(self, name, values)
         check_settings(self, "data table")
-        named = {name: getattr(self, name) for name in ("label", "key", "event", "group", "time", "split")}
-        for (one, name), (other, same) in combinations(named.items(), 2):
-            differ = name is None or name != same or {one, other} == {"key", "group"}
-            require(differ, f"data table: {one} and {other} are both {same!r}; they are different columns")
+        purposes = {name: getattr(self, name) for name in ("label", "key", "event", "group", "time", "split")}
+        for (purpose, name), (other, same) in combinations(purposes.items(), 2):
+            differ = name is None or name != same or {purpose, other} == {"key", "group"}
+            require(differ, f"data table: {purpose} and {other} are both {same!r}; they are different columns")
         require(
             self.split is None or self.time is None,
             f"data table: split = {self.split!r} and time = {self.time!r} both say which rows test; leave one out",
@@ -117,41 +129,33 @@ class Table(Reading, DataSource):
             self.first_days is None or self.time is not None,
             f"data table: first_days = {self.first_days} counts from a date; name its column with time",
         )
-        if self._agreed is not None:  # what is in the file, as a job's sites do not have it
-            object.__setattr__(self, "columns", self._agreed.to_dict())
+        if self.agreed_columns is not None:  # what is in the file, as a job's sites do not have it
+            object.__setattr__(self, "columns", self.agreed_columns.to_dict())
 
     @property
     def usual_partition(self) -> Mapping[str, Any] | None:
-        """Each owner is a participant, where rows have owners."""
         return None if self.key is None else {"partition": "natural"}
 
-    @property
-    def agreed_columns(self) -> Columns | None:
-        """What the sites agreed on."""
-        return self._agreed
-
     @cached_property
-    def _agreed(self) -> Columns | None:
-        """What the sites agreed on; None if that is not given."""
+    def agreed_columns(self) -> Columns | None:
         where = "data table: columns"
         return None if self.columns is None else columns_of(self.columns, where).usable(where)
 
     @cached_property
     def _read(self) -> Reading:
         """How the file is written, and which rows are used: as this table says, else as the columns do."""
-        return self.over(self._agreed)
+        return self.over(self.agreed_columns)
 
     def load(self) -> tuple[Samples, Samples]:
         """Both splits: features ``(n, d)`` float64, as `preparation` takes them, NaN where a value is missing."""
         path, frame, columns, labels = self._whole
-        frame = frame[labels.kept]
+        frame = frame[labels.rows]
         x, _ = encoded(frame, columns, str(path))
         samples = Samples(x, labels.y, self._owners(frame, path), self._groups(frame))
         samples.check(str(path), missing=True)
-        if self._read.split is not None:
-            train, test = split_as_named(
-                samples, texts(frame[self._read.split]), f"{path}: column {self._read.split!r}"
-            )
+        split = self._read.split
+        if split is not None:
+            train, test = split_as_named(samples, texts(frame[split]), f"{path}: column {split!r}")
         elif self.time is None:
             train, test = split_by_class(samples, self.test_share, self.seed)
         else:
@@ -160,44 +164,47 @@ class Table(Reading, DataSource):
         return train.check(f"{path}: training", missing=True), test.check(f"{path}: test", missing=True, fewest=0)
 
     def _label(self) -> str:
-        return self.label or (self._agreed.label if self._agreed is not None else None) or "label"
+        agreed = self.agreed_columns
+        return self.label or (agreed.label if agreed else None) or "label"
+
+    def _others(self) -> list[str]:
+        """The columns that are neither features nor the label."""
+        return [name for name in (self.key, self.event, self.group, self.time, self._read.split) if name]
 
     @cached_property
     def _whole(self) -> tuple[Path, pd.DataFrame, Columns, Outcomes]:
         """The file, its table, what the columns mean, and the labels; read once, for all participants."""
         path = find(self.path, "data table")
         frame, columns = self._frame(path)
-        leave = self.unlabelled == "leave"
-        how = self._label(), self.event, columns.positive, columns.classes, leave, self._read.zero_times
-        return path, frame, columns, outcomes(frame, path, *how)
+        return path, frame, columns, outcomes(frame, path, columns, self.event, self.unlabelled == "leave")
 
     def _frame(self, path: Path) -> tuple[pd.DataFrame, Columns]:
-        """The table, and what its columns mean.
-
-        Raises:
-            DataError: it cannot be read, or lacks a column.
-        """
-        agreed = self._agreed
+        """The table, and what its columns mean, with all that this source says of them."""
+        agreed, leave = self.agreed_columns, tuple(self.leave or ())
         absent = [*map(str, self.absent or ()), *(agreed.absent if agreed is not None else ())]
         frame = read_frame(path, agreed.names if agreed is not None else (), absent, self._read)
-        ways_out = {self._label(): "label, or CFL_LABEL", self.key: "key", self.event: "event, or CFL_EVENT"}
-        ways_out |= {self.group: "group", self.time: "time", self._read.split: "split"}
-        known = [name for name in ways_out if name]
-        others = dict.fromkeys((*(self.take or ()), *(self.leave or ())), "take and leave")
-        for name, way_out in {**others, **{name: ways_out[name] for name in known}}.items():
+        ways_out = dict.fromkeys((*(self.take or ()), *leave), "take and leave")
+        settings = {"label, or CFL_LABEL": self._label(), "key": self.key, "event, or CFL_EVENT": self.event}
+        settings |= {"group": self.group, "time": self.time, "split": self._read.split}
+        ways_out |= {name: setting for setting, name in settings.items() if name}
+        for name, way_out in ways_out.items():
             if name not in frame:
-                beside = " beside CFL_DATA" if "CFL" in way_out else ""
-                raise ColumnsError(f"{path}: no column {shown(name)}; it has {names_of(frame)}; set {way_out}{beside}")
+                variable = " together with CFL_DATA" if "CFL" in way_out else ""
+                raise ColumnsError(
+                    f"{path}: no column {shown(name)}; it has {names_of(frame)}; set {way_out}{variable}"
+                )
+        known = [self._label(), *self._others()]
         if agreed is not None:
-            check_columns(frame, agreed, str(path), [*known, *(self.leave or ())])
-            return frame, replace(agreed, leave=tuple(dict.fromkeys((*agreed.leave, *(self.leave or ())))))
-        features = [name for name in self.take or frame if name not in known and name not in (self.leave or ())]
-        if not features:
-            raise DataError(
-                f"{path}: no column besides {self._label()!r} that could be a feature; it has {names_of(frame)}"
-            )
-        columns = inferred(frame[features], str(path), self.categories or (), self.missing)
-        return frame, replace(columns, leave=tuple(self.leave or ()))
+            check_columns(frame, agreed, str(path), [*known, *leave])
+            columns = agreed
+        else:
+            features = [name for name in self.take or frame if name not in known and name not in leave]
+            if not features:
+                there = names_of(frame)
+                raise DataError(f"{path}: no column besides {known[0]!r} that could be a feature; it has {there}")
+            columns = inferred(frame[features], str(path), self.categories or (), self.missing)
+        leave = tuple(dict.fromkeys((*columns.leave, *leave)))
+        return frame, replace(columns, label=self._label(), leave=leave, **asdict(self._read))
 
     def _owners(self, frame: pd.DataFrame, path: Path) -> np.ndarray | None:
         if self.key is None:
@@ -218,11 +225,12 @@ class Table(Reading, DataSource):
     @property
     def positive(self) -> str | None:
         """What class 1 is: ``died = yes``, or ``num above 0``; of a table that is not here, as far as sites agreed."""
-        columns, names = self._agreed, () if self._agreed is None else self._agreed.classes
+        agreed = self.agreed_columns
         if self.event is not None:
             return None
-        if columns is not None and columns.positive is not None:
-            return f"{self._label()} above {columns.positive:g}"
+        if agreed is not None and agreed.positive is not None:
+            return f"{self._label()} above {agreed.positive:g}"
+        names = () if agreed is None else agreed.classes
         if not names:
             try:
                 _, _, _, labels = self._whole
@@ -236,20 +244,19 @@ class Table(Reading, DataSource):
     def described(self) -> list[str]:
         """What each column became, and which rows are left out."""
         path, frame, columns, labels = self._whole
-        _, others = encoded(frame[labels.kept], columns, str(path))
-        used = {c.column for c in columns.columns} | {self._label(), self.key, self.event, self.group, self.time}
-        used |= {self._read.split}
+        labelled = frame[labels.rows]
+        _, unknown = encoded(labelled, columns, str(path))
+        used = {*(c.column for c in columns.columns), self._label(), *self._others()}
         aside = [name for name in frame if name not in used]
         lines = [f"{len(frame.columns)} columns, {len(columns.features)} features", *(c.line for c in columns.columns)]
-        lines += gaps(frame[labels.kept], columns)
+        lines += gaps(labelled, columns)
         if aside:
             lines.append(f"left out: {', '.join(aside)}")
         why = ", or a time that is not above 0" if self._read.zero_times == "leave" else ""
-        if not labels.kept.all():
-            lines.append(f"left out: {int((~labels.kept).sum())} of {len(frame)} rows, which have no label{why}")
-        lines += [f"{name}: {rows} rows have a category that no other site named" for name, rows in others.items()]
-        lines += [] if self.positive is None else [f"class 1, the positive one: {self.positive}"]
-        return lines
+        if not labels.rows.all():
+            lines.append(f"left out: {int((~labels.rows).sum())} of {len(frame)} rows, which have no label{why}")
+        lines += [f"{name}: {rows} rows have a category that no other site named" for name, rows in unknown.items()]
+        return lines if self.positive is None else [*lines, f"class 1, the positive one: {self.positive}"]
 
     def own_columns(self, fewest: int, scale: bool = False) -> Columns:
         """What this site's table has, for the sites to agree on: no row, and no category of fewer rows than this.
@@ -270,29 +277,23 @@ class Table(Reading, DataSource):
         if len(frame) < fewest:
             raise DataError(f"{path}: has {len(frame)} rows, and says nothing of fewer than {fewest}; lower --min-rows")
         train, _ = self.load()  # each value is read, and is what its column holds
-        columns = replace(columns.measured(train.x, fewest) if scale else columns, label=self._label())
-        columns = replace(columns, **asdict(self._read))
-        if self._agreed is None:
+        columns = columns.measured(train.x, fewest) if scale else columns
+        if self.agreed_columns is None:
             columns = shared(columns, frame, fewest)
-        if not columns.classes:
-            named = texts(frame[self._label()]).value_counts()
-            columns = replace(columns, classes=tuple(name for name in labels.names if named[name] >= fewest))
-        return columns
+        if columns.classes:
+            return columns
+        counts = texts(frame[self._label()]).value_counts()
+        return replace(columns, classes=tuple(name for name in labels.names if counts[name] >= fewest))
 
     def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation:
         """Fits to a participant's training rows; see `Preparation.fitted`.
-
-        Args:
-            train: its training samples, as `load` gives them.
-            federation: those of all participants that train, in a simulation; None at a real site.
 
         Raises:
             DataError: at a real site, nothing says what the sites agreed on.
         """
         _, _, columns, labels = self._whole
-        others = (*columns.leave, *filter(None, (self.key, self.event, self.group, self.time, self._read.split)))
-        columns = replace(columns, **{**asdict(self._read), "split": None}, leave=tuple(dict.fromkeys(others)))
-        columns = replace(columns, label=self._label(), classes=columns.classes or labels.names)
+        leave = tuple(dict.fromkeys((*columns.leave, *self._others())))
+        columns = replace(columns, split=None, leave=leave, classes=columns.classes or labels.names)
         if federation is None:
             self._check_alone(columns)
         elif self.scaling in ("auto", "federation") and not columns.common:
@@ -301,25 +302,20 @@ class Table(Reading, DataSource):
 
     def _check_alone(self, columns: Columns) -> None:
         """Whether a real site has what it needs to make the same features as all others."""
-        way_out = "let each site run 'cfl-flare site columns', put the files together with 'cfl-flare columns', and "
+        way_out = "let each site run 'cfl-flare site {command}', put the files together with 'cfl-flare columns', and "
         way_out += "give the result as columns"
-        agreed = self._agreed
-        texts = [c.column for c in columns.columns if c.kind == "category"] if agreed is None else []
+        agreed = self.agreed_columns
+        unknown = [c.column for c in columns.columns if c.kind == "category"] if agreed is None else []
         if columns.classes and (agreed is None or not agreed.classes):
-            texts.append(self._label())
-        if texts:
-            raise DataError(f"data table: the sites must agree on the categories of {texts[0]!r}; {way_out}")
+            unknown.append(self._label())
+        if unknown:
+            way_out = way_out.format(command="columns")
+            raise DataError(f"data table: the sites must agree on the categories of {unknown[0]!r}; {way_out}")
         if self.scaling == "federation" and not columns.common:
-            way_out = way_out.replace("site columns'", "site columns --scale'")
+            way_out = way_out.format(command="columns --scale")
             raise DataError(f"data table: scaling = 'federation' needs a mean and deviation of all sites; {way_out}")
 
 
 def columns_of(columns: Mapping[str, Any] | str, where: str) -> Columns:
-    """What a setting ``columns`` says: a file's path, or what is in it.
-
-    Raises:
-        ConfigError: it is something else.
-        DataError: there is no such file.
-        PathError: the operator does not allow a job to name it.
-    """
+    """What a setting ``columns`` says: the path of a file that a job may name, or what is in it."""
     return Columns.read(find(columns, where)) if isinstance(columns, str) else Columns.of(columns, where)

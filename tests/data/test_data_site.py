@@ -85,7 +85,7 @@ def test_a_table_whose_event_the_site_names(tmp_path, monkeypatch):
     train, _ = SiteData().load()
     assert train.x.shape[1:] == (1,) and train.y.shape[1:] == (2,) and set(train.y[:, 1]) == {0, 1}
     monkeypatch.setenv("CFL_EVENT", "dead")
-    with pytest.raises(DataError, match=r"no column 'dead'; it has .*; set event, or CFL_EVENT beside CFL_DATA"):
+    with pytest.raises(DataError, match=r"no column 'dead'; it has .*; set event, or CFL_EVENT together with CFL_DATA"):
         SiteData().load()
 
 

@@ -426,7 +426,7 @@ def test_event_columns_that_will_not_do(tmp_path):
     path = table(tmp_path, FOLLOW_UP)
     refused(
         Table(path, label="months", event="dead"),
-        "no column 'dead'; it has age, months, died, ward; set event, or CFL_EVENT beside CFL_DATA",
+        "no column 'dead'; it has age, months, died, ward; set event, or CFL_EVENT together with CFL_DATA",
     )
     with pytest.raises(ConfigError, match="data table: label and event are both 'died'; they are different columns"):
         Table(path, label="died", event="died")
