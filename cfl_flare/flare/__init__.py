@@ -11,12 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cfl_flare.flare.aggregator import ClusteringAggregator
-    from cfl_flare.flare.controller import ClusteredController
-    from cfl_flare.flare.executor import ClusteredExecutor
-    from cfl_flare.flare.job.recipe import ClusteredRecipe, simulator
-    from cfl_flare.flare.job.study_recipe import StudyRecipe
-    from cfl_flare.flare.persistor import ClusterModelPersistor
+    from cfl_flare.flare.aggregator import ClusteringAggregator as ClusteringAggregator
+    from cfl_flare.flare.controller import ClusteredController as ClusteredController
+    from cfl_flare.flare.executor import ClusteredExecutor as ClusteredExecutor
+    from cfl_flare.flare.job.recipe import ClusteredRecipe as ClusteredRecipe
+    from cfl_flare.flare.job.recipe import simulator as simulator
+    from cfl_flare.flare.job.study_recipe import StudyRecipe as StudyRecipe
+    from cfl_flare.flare.persistor import ClusterModelPersistor as ClusterModelPersistor
 
 _MODULES = {
     "ClusterModelPersistor": "persistor",
@@ -33,14 +34,3 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-__all__ = [
-    "ClusterModelPersistor",
-    "ClusteredController",
-    "ClusteredExecutor",
-    "ClusteredRecipe",
-    "ClusteringAggregator",
-    "StudyRecipe",
-    "simulator",
-]

@@ -79,7 +79,7 @@ OF_FLARE = (
 )
 
 
-AUTHORIZATION, DEFAULT = "authorization.json", "authorization.json.default"
+AUTHORIZATION = "authorization.json"
 CODE, READS = "byoc", CommandCategory.SHELL_COMMANDS
 # FLARE's rights: categories of commands, commands without one, and two of jobs.
 # A role may have a single command; its condition is then stronger than its category's.
@@ -128,16 +128,12 @@ def with_rejoin(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def permitted_roles(local: Path, right: str) -> str:
-    """The roles that have a right at a kit.
-
-    Args:
-        local: the kit's folder ``local``.
-        right: `CODE`, to send jobs with their own code, or `READS`, to read files by the admin console.
+    """The roles that at a kit may send jobs with their `CODE`, or that may read files by the admin console, `READS`.
 
     Raises:
         ConfigError: the kit's policy cannot be read.
     """
-    policy = next((local / name for name in (AUTHORIZATION, DEFAULT) if (local / name).is_file()), None)
+    policy = first_file(local, AUTHORIZATION)
     if policy is None:
         return "anyone"  # a simulator's workspace
     names = {right, *(READ_COMMANDS if right == READS else ())}
@@ -147,13 +143,24 @@ def permitted_roles(local: Path, right: str) -> str:
 
 def closed(local: Path) -> str | None:
     """The text of FLARE's default policy of a kit, in which nobody may read files; None if it has no default."""
-    if not (local / DEFAULT).is_file():
+    default = local / f"{AUTHORIZATION}.default"
+    if not default.is_file():
         return None
     permissions = {
         role: {**rights, **dict.fromkeys(rights.keys() & READ_COMMANDS, "none"), READS: "none"}
-        for role, rights in _rights(local / DEFAULT).items()
+        for role, rights in _rights(default).items()
     }
-    return json.dumps({"format_version": "1.0", "permissions": permissions}, indent=2) + "\n"
+    return written({"format_version": "1.0", "permissions": permissions})
+
+
+def written(content: dict[str, Any]) -> str:
+    """The text of a kit's file as preparing writes it."""
+    return json.dumps(content, indent=2) + "\n"
+
+
+def first_file(local: Path, name: str) -> Path | None:
+    """The operator's own file, else the kit's default one; None if there is neither."""
+    return next((path for path in (local / name, local / f"{name}.default") if path.is_file()), None)
 
 
 def _rights(policy: Path) -> dict[str, dict[str, Any]]:
@@ -167,7 +174,4 @@ def _rights(policy: Path) -> dict[str, dict[str, Any]]:
         ) from error
     named = {right for rights in permissions.values() if isinstance(rights, dict) for right in rights}
     known = sorted({*RIGHTS, *named})
-    return {
-        role: rights if isinstance(rights, dict) else dict.fromkeys(known, rights)
-        for role, rights in permissions.items()
-    }
+    return {name: r if isinstance(r, dict) else dict.fromkeys(known, r) for name, r in permissions.items()}

@@ -79,7 +79,7 @@ def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
 def check_site_names(names: Sequence[str], fewest: int) -> None:
     """Raises a ConfigError for a site's name that FLARE cannot use, or fewer sites than the job starts with.
 
-    It asks ``recipe.utils._validate_per_site_targets``. Without it FLARE refuses the job after it was written.
+    It asks ``recipe.utils._validate_per_site_targets``. Without it such a job fails when it is exported.
     """
     from nvflare.recipe.utils import _validate_per_site_targets  # not needed in the processes of a job
 

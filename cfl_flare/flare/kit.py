@@ -34,9 +34,11 @@ from cfl_flare.flare.allowed import (
     VALIDATOR,
     checks_jobs,
     closed,
+    first_file,
     with_allowed,
     with_job_check,
     with_rejoin,
+    written,
 )
 from cfl_flare.flare.policy import POLICY, STATE_ROOT, Policy
 
@@ -53,8 +55,7 @@ class Change:
     """A change of one of a kit's files.
 
     Attributes:
-        file: the file.
-        after: its new text; None if there is nothing to change.
+        after: the new text; None if there is nothing to change.
         diff: lines of a unified diff, apart from the layout of the JSON.
         operators: the operator's own text, of which a backup is made; None if there is none.
     """
@@ -124,7 +125,7 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
         ConfigError: the folder is not a kit, or its resources cannot be read.
     """
     local = _local(kit)
-    source = _first_file(local, RESOURCES)
+    source = first_file(local, RESOURCES)
     try:
         text = read_text(source) if source else "{}"
         content = parse_json(text, str(source))
@@ -188,11 +189,6 @@ def _diff(before: str, after: str, old: str, new: str) -> list[str]:
     return list(difflib.unified_diff(before.splitlines(), after.splitlines(), old, new, lineterm="", n=2))
 
 
-def written(content: dict[str, Any]) -> str:
-    """The text of resources as `preparation` writes them."""
-    return json.dumps(content, indent=2) + "\n"
-
-
 def undone(kit: Path, dry_run: bool = False) -> str:
     """Takes back what `preparation` changed in a kit; the operator's limits in ``local/cfl.json`` stay.
 
@@ -246,13 +242,7 @@ def _without_ours(content: dict[str, Any], resources: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class OldJob:
-    """What a job has left in a kit; FLARE deletes none of it.
-
-    Attributes:
-        folder: in the kit, named by the job's id.
-        days: since anything in it was written.
-        nbytes: its size.
-    """
+    """What a job has left in a kit, which FLARE never deletes; ``days`` since anything in it was written."""
 
     folder: Path
     days: float
@@ -280,23 +270,13 @@ def old_jobs(kit: Path, days: float) -> list[OldJob]:
 
 
 def job_store(kit: Path) -> Path | None:
-    """The folder in which a server keeps jobs and their results; None if its resources do not say.
-
-    Raises:
-        ConfigError: the folder is not a kit.
-        FileError: its resources cannot be read.
-    """
+    """The folder in which a server keeps jobs and their results; None if its resources do not say."""
     root = (_component_args(kit, "job_manager") or {}).get("uri_root")
     return Path(root) if isinstance(root, str) else None
 
 
 def loses_state(kit: Path) -> bool:
-    """Whether jobs run in containers that keep nothing but the job's own folder, without a state root of the site's.
-
-    Raises:
-        ConfigError: the folder is not a kit.
-        FileError: its resources cannot be read.
-    """
+    """Whether jobs run in containers that keep nothing but the job's own folder, without a state root of the site's."""
     launchers = [args for name in CONTAINERS if (args := _component_args(kit, name)) is not None]
     studies = _local(kit) / "study_runtime.yaml"
     named = json.dumps(launchers) + (read_text(studies) if studies.is_file() else "")
@@ -304,8 +284,13 @@ def loses_state(kit: Path) -> bool:
 
 
 def _component_args(kit: Path, name: str) -> dict[str, Any] | None:
-    """The arguments of a component of the kit's resources; None if there is none of that id."""
-    source = _first_file(_local(kit), RESOURCES)
+    """The arguments of a component of the kit's resources; None if there is none of that id.
+
+    Raises:
+        ConfigError: the folder is not a kit.
+        FileError: its resources cannot be read.
+    """
+    source = first_file(_local(kit), RESOURCES)
     content = read_json(source) if source else {}
     components = content.get("components") if isinstance(content, dict) else None
     for component in components if isinstance(components, list) else ():
@@ -320,11 +305,6 @@ def allow(resources: Path, classes: list[str]) -> None:
     content = read_json(resources) if resources.is_file() else {}
     make_folder(resources.parent)
     atomic_write(resources, written(with_allowed(content, classes)))
-
-
-def _first_file(local: Path, name: str) -> Path | None:
-    """The operator's own file, else the kit's default one."""
-    return next((path for path in (local / name, local / f"{name}.default") if path.is_file()), None)
 
 
 def _local(kit: Path) -> Path:

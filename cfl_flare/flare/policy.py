@@ -84,13 +84,10 @@ def limited_paths(fl_ctx: FLContext) -> Iterator[None]:
 
 
 def check_floor(bounds: Any, fl_ctx: FLContext) -> None:
-    """Raises a FloorError if what bounds a job's means is weaker than this site's policy asks for, or is not stated.
+    """Raises a FloorError if the ``bounds`` of a job's means are weaker than this site's policy asks for, or missing.
 
-    A simulation or POC has no site of its own, and a policy with ``min_sites_per_cluster = 1`` asks for nothing.
-
-    Args:
-        bounds: what the server states; see `cfl_flare.engine.settings.BOUNDS`.
-        fl_ctx: FLARE's.
+    The server states these `cfl_flare.engine.settings.BOUNDS`. A simulation or POC has no site of its own, and a policy
+    with ``min_sites_per_cluster = 1`` asks for nothing.
     """
     policy = Policy.of(fl_ctx)
     stated = bounds if isinstance(bounds, dict) else {}

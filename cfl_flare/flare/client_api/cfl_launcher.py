@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a training script at a site, and tells the server of a script that has failed.
 
-It travels with the job and is started in the script's place, where cfl_flare need not be installed. The script sees
-what it would see without it. If it raises an error, or ends before the job does, each task from then on is answered at
-once, with the error's type. The error's text and traceback stay in the site's own log.
+This file travels with the job and starts in the script's place, where cfl_flare need not be installed. The script sees
+what it would see without it. If the script raises an error, or ends before the job does, each later task is answered
+at once, with the error's type. The error's text and traceback stay in the site's own log.
 
 A job may name a function that measures each model that the script is sent. Then the script sees no task to evaluate.
 """
@@ -30,7 +30,7 @@ FAILED, NOT_MEASURED = "cfl_failed", "cfl_not_measured"
 
 
 def find(name: str) -> Path:
-    """The script in the job's folder, at the path that it had beside the recipe, or anywhere if it had none."""
+    """The script in the job's folder, at the path that it had from the recipe's folder, or anywhere if it had none."""
     here = Path(__file__).resolve().parent
     return here / name if (here / name).is_file() else min(here.rglob(name), key=lambda path: len(path.parts))
 
@@ -45,18 +45,14 @@ def answer(failure: str) -> None:
 
 
 def module_of(name: str) -> Any:
-    """The job's own module of that name, whatever is installed here or lies in the working folder.
-
-    Raises:
-        ImportError: the job carries none.
-    """
+    """The job's own module of that name, whatever is installed here; an ImportError if the job carries none."""
     try:
         path = find(f"{name}.py")
     except ValueError:
         raise ImportError(f"the job carries no module {name!r}") from None
-    known = sys.modules.get(name)
-    if known is not None and Path(known.__file__ or "").resolve() == path:
-        return known  # the script has imported it
+    imported = sys.modules.get(name)
+    if imported is not None and Path(imported.__file__ or "").resolve() == path:
+        return imported  # by the script
     spec: Any = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -64,19 +60,14 @@ def module_of(name: str) -> Any:
 
 
 def function_of(name: str, script: Path) -> Any:
-    """A function of the running script, or of a module that the job carries.
-
-    Raises:
-        ImportError: the module is not the job's own, whatever is installed here.
-        TypeError: it cannot be called.
-    """
+    """A function of the running script, or of a module that the job carries; a TypeError if it cannot be called."""
     module, _, function = name.rpartition(".")
     here = module in ("", script.stem)
     owner = sys.modules["__main__"] if here else module_of(module)  # runpy runs the script as __main__
-    found = getattr(owner, function)
-    if not callable(found):
+    measure = getattr(owner, function)
+    if not callable(measure):
         raise TypeError(f"evaluate = {name!r} is no function")
-    return found
+    return measure
 
 
 class Measured:
@@ -137,22 +128,18 @@ class Measured:
 
 
 def numbers(metrics: Any) -> dict[str, float]:
-    """What a function returns, if it is numbers by name.
-
-    Raises:
-        TypeError: it is something else.
-    """
+    """What a function returns, if it is numbers by name; else a TypeError."""
     if not isinstance(metrics, dict) or not metrics:
         raise TypeError(f"evaluate should return a dictionary of numbers by name, not {metrics!r}")
-    found = {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
-    for name, value in found.items():
+    values = {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
+    for name, value in values.items():
         if not isinstance(name, str) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise TypeError(f"evaluate returns {name!r} = {value!r}, which should be a finite number with a name")
-    return found
+    return values
 
 
 def as_tensors(params: Any) -> Any:
-    """A model's arrays and numbers as tensors. FLARE leaves out what is none, and gives it back with the next model."""
+    """A model's arrays and numbers as tensors. FLARE leaves out other values, and returns them with the next model."""
     import numpy as np
     import torch
 

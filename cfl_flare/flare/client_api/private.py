@@ -75,7 +75,7 @@ class PrivateArrays(DXOFilter):
                 f"run {self.run_name!r}: this site has kept {name!r} for itself, and private = {self.private!r} would "
                 "let it leave; name it there, or take another run_name without resume_from",
             )
-        arrays = {name: numbers(array) for name, array in dxo.data.items() if self._is_private(name)}
+        arrays = {name: as_array(array) for name, array in dxo.data.items() if self._is_private(name)}
         require(
             bool(arrays or stored),
             f"private = {self.private!r} matches none of {', '.join(map(str, dxo.data))}; name arrays of the model",
@@ -159,7 +159,7 @@ def keep_private(recipe: Recipe, private: str, run_name: str) -> None:
         recipe.add_client_output_filter(PrivateArrays(private, run_name), tasks=[task])
 
 
-def numbers(array: Any) -> np.ndarray:
+def as_array(array: Any) -> np.ndarray:
     """An array or a torch tensor as NumPy's."""
     if not hasattr(array, "detach"):
         return np.asarray(array)

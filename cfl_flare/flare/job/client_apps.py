@@ -133,12 +133,10 @@ class ClientApps:
         if settings.keys() & {"data", "data_args"}:
             source = marked(_source_at(site, settings, source))
         at_site = replace(plan.site, **{key: settings[key] for key in _per_site(SiteSettings) if key in settings})
-        arguments = {**self.shared, "source": source, "run_name": plan.job.name, "seed": plan.server.seed}
-        arguments["private"] = plan.job.private
-        return self._executor({**arguments, **asdict(at_site), **asdict(plan.executor)})
+        of_run = {"run_name": plan.job.name, "seed": plan.server.seed, "private": plan.job.private}
+        return self._executor({**self.shared, **of_run, "source": source, **asdict(at_site), **asdict(plan.executor)})
 
     def _executor(self, arguments: Mapping[str, Any]) -> ClusteredExecutor:
-        """What trains at a site without a script."""
         return ClusteredExecutor(**arguments)
 
     def _check(self, config: Mapping[str, Mapping[str, Any]]) -> None:
@@ -239,7 +237,7 @@ def staying(setting: str, pattern: str, model: Mapping[str, Any], method: Method
     """The names of the arrays of a model that do not leave the sites.
 
     Args:
-        setting: its name.
+        setting: ``exclude_vars`` or ``private``.
         pattern: its value, a regular expression that is searched in the names; for ``private`` also a word.
         model: ``{"class_path", "args"}``.
         method: the job's.

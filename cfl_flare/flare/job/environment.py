@@ -44,12 +44,7 @@ INITIAL = "initial_model.safetensors"
 
 
 def check_env(env: ExecEnv, plan: RunPlan, named: Sequence[str]) -> None:
-    """Checks that a job can run in an environment.
-
-    Args:
-        env: the environment.
-        plan: the job's.
-        named: the sites that have settings of their own.
+    """Checks that a job can run in an environment; ``named`` sites have settings of their own.
 
     Raises:
         ConfigError: too few or too many sites, or a folder in which FLARE's simulator cannot work.
@@ -61,16 +56,11 @@ def check_env(env: ExecEnv, plan: RunPlan, named: Sequence[str]) -> None:
     if env.num_clients is not None:
         have = f"{where}: num_clients = {env.num_clients}"
         fewest = plan.job.min_clients
-        require(
-            env.num_clients >= fewest,
-            f"{have} is less than the job's min_clients = {fewest}; it would never start",
-        )
+        enough = env.num_clients >= fewest
+        require(enough, f"{have} is less than the job's min_clients = {fewest}; it would never start")
         if plan.data.participants is not None:
-            most = len(plan.data.names)
-            require(
-                env.num_clients <= most,
-                f"{have} is more than {plan.data.who_trains}; each site hosts at least one",
-            )
+            hosting = env.num_clients <= len(plan.data.names)
+            require(hosting, f"{have} is more than {plan.data.who_trains}; each site hosts at least one")
         else:
             require(
                 method.clusters <= env.num_clients,
@@ -115,7 +105,7 @@ def check_floors(plan: RunPlan, named: Sequence[str] = ()) -> None:
 
     Args:
         plan: the job's.
-        named: the sites that take part; empty if it is not known which, and there may be enough.
+        named: the sites that take part; if they are not known, there may be enough.
 
     Raises:
         ConfigError: the method's models cannot be held back, or the sites are too few.
@@ -131,12 +121,7 @@ def check_floors(plan: RunPlan, named: Sequence[str] = ()) -> None:
 
 
 def warn_of_few_sites(plan: RunPlan, sites: int) -> None:
-    """Says at export what to set in a job that may start with fewer sites than a model needs.
-
-    Args:
-        plan: the job's.
-        sites: with how many it may start.
-    """
+    """Warns of what to set in a job that may start with this number of sites, if a model needs more."""
     needed = plan.server.at_real_sites().floor.sites
     if sites < needed:
         logger.warning(
@@ -172,12 +157,9 @@ def stage(job: FedJob, packages: Iterable[str], sites: Iterable[str], folder: Pa
 
 
 def too_large(files: Iterable[str]) -> str | None:
-    """Why a job cannot be deployed to real sites with the files that it carries; None if it can.
+    """Why a job cannot be deployed to real sites with these files and folders; None if it can.
 
-    FLARE sends all of them to each site, those for the server too.
-
-    Args:
-        files: and folders; what is named twice travels once.
+    FLARE sends all of them to each site, those for the server too. A file that is named twice travels once.
     """
     sizes = {}
     for place in {*map(Path, files)}:

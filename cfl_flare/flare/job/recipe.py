@@ -71,13 +71,21 @@ NOT_HERE = {
 
 
 def _of_all_tasks(add: Callable[..., None]) -> Callable[..., None]:
-    """FLARE's method that adds a filter, which here covers all tasks of a script; see `ClusteredRecipe._covered`."""
+    """FLARE's method that adds a filter. Here it covers all of the job's tasks if none or ``"*"`` is named.
+
+    A training script reports by its task to evaluate what it reports by its task to train, so that a filter on one of
+    them covers both.
+    """
 
     @wraps(add)
     def added(
         self: ClusteredRecipe, filter: Filter, tasks: list[str] | None = None, *clients: Any, **named_clients: Any
     ) -> None:
-        for task in self._covered(tasks):  # one by one: FLARE refuses sets of tasks that overlap
+        every = {*self._sites.tasks}
+        covered = every if tasks is None or "*" in tasks else {*tasks}
+        if self._sites.scripted and covered & every:
+            covered |= every
+        for task in sorted(covered):  # one by one: FLARE refuses sets of tasks that overlap
             add(self, filter, [task], *clients, **named_clients)
 
     return added
@@ -263,17 +271,6 @@ class ClusteredRecipe(Recipe):
         sent = [app for target, app in apps.items() if ALL_SITES in apps or target != SERVER_SITE_NAME]
         return too_large(path for app in sent for path, *_ in app.file_sources)
 
-    def _covered(self, tasks: list[str] | None) -> list[str]:
-        """The tasks that a filter is for: all of the job's if none or ``"*"`` is named.
-
-        A training script reports by its task to evaluate what it reports by its task to train, so that a filter on one
-        of them covers both.
-        """
-        named = set(self._sites.tasks if tasks is None or "*" in tasks else tasks)
-        if self._sites.scripted and named & {*self._sites.tasks}:
-            named |= {*self._sites.tasks}
-        return sorted(named)
-
     add_client_input_filter = _of_all_tasks(Recipe.add_client_input_filter)
     add_client_output_filter = _of_all_tasks(Recipe.add_client_output_filter)
     add_server_input_filter = _of_all_tasks(Recipe.add_server_input_filter)
@@ -281,7 +278,6 @@ class ClusteredRecipe(Recipe):
 
     @property
     def _methods(self) -> list[Method]:
-        """The methods that the job names."""
         return [self.plan.method]
 
     @property
@@ -313,11 +309,7 @@ class ClusteredRecipe(Recipe):
             require(reason is None, f"recipe: {reason}")
 
     def check_env(self, env: ExecEnv) -> None:
-        """Checks that the job can run in an environment, before anything is written or started.
-
-        Raises:
-            ConfigError: too few or too many sites, or a folder in which FLARE's simulator cannot work.
-        """
+        """Raises a ConfigError if the job cannot run in an environment, before anything is written or started."""
         check_env(env, self.plan, self._sites.named)
 
     def _add_packages(self, packages: Sequence[str]) -> None:
