@@ -1,14 +1,16 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Measures of a participant's predictions on its test split.
+"""Measures of a participant's predictions on its test split, and of many draws of that split at once.
 
-They need torch alone, as each site of a job pays for what it imports: torchmetrics took seconds, scikit-learn is what
-tests compare them with. A measure that is not defined on a split is None, and never 0 or NaN.
+They need torch alone, as each site of a job pays for what it imports: torchmetrics takes seconds to import. Tests
+compare them with scikit-learn's. A measure that is not defined on a split is None, and never 0 or NaN.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,6 @@ BINS = 15
 
 # Of predictions and targets, by the settings of a task.
 Measure = Callable[[Tensor, Tensor, Any], "float | None"]
-
 
 LARGEST = 1e9
 SHARES = ("accuracy", "macro_f1", "auroc", "auprc", "balanced_accuracy", "sensitivity", "specificity", "ece")
@@ -54,9 +55,43 @@ def macro_f1(labels: np.ndarray, predictions: np.ndarray) -> float:
     return float((2 * hits[present] / total[present]).mean())
 
 
-def mean_of(values: Tensor, defined: Tensor) -> float | None:
-    """The mean of those that are defined; None if there is none."""
-    return float(values[defined].double().mean()) if bool(defined.any()) else None
+@dataclass(frozen=True)
+class CountedMeasure:
+    """A measure of a split, and of many draws of it at once.
+
+    Attributes:
+        of_counts: of predictions, targets, the task, and how often each draw has each sample: counts ``(n, draws)``
+            float64, or ``(n,)`` for one draw. It returns ``(draws,)``, or a scalar; NaN where not defined.
+    """
+
+    of_counts: Callable[[Tensor, Tensor, Any, Tensor], Tensor]
+
+    def __call__(self, scores: Tensor, targets: Tensor, task: Any) -> float | None:
+        once = torch.ones(len(targets), dtype=torch.float64, device=targets.device)
+        value = float(self.of_counts(scores, targets, task, once))
+        return None if math.isnan(value) else value
+
+
+def sums(values: Tensor, counts: Tensor) -> Tensor:
+    """The sum of each draw of a value of each sample, ``(n,)``; or of several, ``(n, values)``. A product has all."""
+    if counts.dim() == 2:
+        return values.double().transpose(0, -1) @ counts
+    return (values.double().transpose(0, -1) * counts).sum(-1)
+
+
+def means(values: Tensor, counts: Tensor) -> Tensor:
+    """The mean of each draw; the arguments are those of `sums`."""
+    return sums(values, counts) / len(values)
+
+
+def mean_of_defined(values: Tensor) -> Tensor:
+    """The mean over the first dimension of the values that are not NaN; NaN if there is none."""
+    return values[~values.isnan()].mean() if values.dim() == 1 else values.nanmean(0)
+
+
+def f1(right: Tensor, named: Tensor, there: Tensor, counts: Tensor) -> Tensor:
+    """The mean of the F1 scores of the classes that occur among labels or predictions, of ``(n, classes)`` each."""
+    return mean_of_defined(2 * sums(right, counts) / sums(named.double() + there.double(), counts))
 
 
 def one_against_the_rest(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,161 +108,125 @@ def one_against_the_rest(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
     return scores, torch.nn.functional.one_hot(targets, scores.shape[1])
 
 
-def by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """How many samples without a class, and how many with it, have each distinct score; float64, the lowest first.
-
-    Args:
-        scores: ``(n,)``.
-        labels: ``(n,)`` of 0 and 1.
-    """
-    values, places = scores.unique(return_inverse=True)
-    every, having = (torch.bincount(p, minlength=len(values)).double() for p in (places, places[labels > 0]))
-    return every - having, having
+def by_class(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Which samples are rightly named a class, are named it, and are of it, ``(n, classes)`` each."""
+    there = torch.nn.functional.one_hot(targets, scores.shape[1])
+    named = torch.nn.functional.one_hot(scores.argmax(1), scores.shape[1])
+    return named * there, named, there
 
 
-def area_under_roc(without: Tensor, having: Tensor) -> Tensor:
+def _findings(scores: Tensor, targets: Tensor, task: Any) -> tuple[Tensor, Tensor]:
+    """Which findings are named, and which are there, ``(n, findings)`` each."""
+    scores, labels = one_against_the_rest(scores, targets)
+    return scores >= task.threshold, labels > 0
+
+
+def _area_under_roc(without: Tensor, having: Tensor) -> Tensor:
     """The share of pairs of a sample with the class and one without it in which the former scores higher; ties half.
 
     Args:
-        without: of each distinct score, how many have it and not the class; see `by_score`. ``(scores, ...)``.
+        without: how many samples have each distinct score and not the class, the lowest first, ``(scores, ...)``.
         having: how many have it and the class.
     """
     return (having * (without.cumsum(0) - without / 2)).sum(0) / (without.sum(0) * having.sum(0))
 
 
-def average_precision(without: Tensor, having: Tensor) -> Tensor:
+def _average_precision(without: Tensor, having: Tensor) -> Tensor:
     """The precision at each distinct score, the mean over the samples with the class (scikit-learn's definition).
 
-    The arguments are those of `area_under_roc`.
+    The arguments are those of `_area_under_roc`.
     """
     without, having = without.flip(0), having.flip(0)
     hits, named = having.cumsum(0), (having + without).cumsum(0)
     return (having * hits / named.clamp(min=1)).sum(0) / having.sum(0)
 
 
-def _by_class(function: Callable[[Tensor, Tensor], Tensor], both: bool) -> Measure:
-    """The mean over the classes of a measure of binary labels that takes scores.
+def _of_scores(function: Callable[[Tensor, Tensor], Tensor]) -> CountedMeasure:
+    """The mean over the classes that have a value of a measure of samples without and with the class, by score."""
 
-    Args:
-        function: of the counts of one class, as `by_score` has them.
-        both: it needs samples of the class and others; else of the class alone.
-    """
+    def measure(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
+        values = []
+        for column, labels in zip(*(each.T for each in one_against_the_rest(scores, targets))):
+            distinct, places = column.unique(return_inverse=True)
+            empty, positive = counts.new_zeros(len(distinct), *counts.shape[1:]), labels > 0
+            all_samples = empty.index_add(0, places, counts)
+            having = empty.index_add(0, places[positive], counts[positive])
+            value = function(all_samples - having, having)
+            values.append(value * torch.nan if bool(column.isnan().any()) else value)
+        return mean_of_defined(torch.stack(values))
 
-    def measure(scores: Tensor, targets: Tensor, task: Any) -> float | None:
-        scores, labels = one_against_the_rest(scores, targets)
-        there = labels.sum(dim=0)
-        defined = ((there > 0) & (there < len(labels)) if both else there > 0) & ~scores.isnan().any(dim=0)
-        values = [function(*by_score(scores[:, c], labels[:, c])) for c in range(len(there)) if defined[c]]
-        return float(torch.stack(values).mean()) if values else None
-
-    return measure
-
-
-def _counts(scores: Tensor, targets: Tensor, task: Any) -> Tensor:
-    """True positives, false positives, true negatives, false negatives of each finding, ``(findings, 4)``."""
-    scores, labels = one_against_the_rest(scores, targets)
-    said, there = scores >= task.threshold, labels > 0
-    return torch.stack([(said & there), (said & ~there), (~said & ~there), (~said & there)]).sum(dim=1).T
+    return CountedMeasure(measure)
 
 
-def of_labels(targets: Tensor, predictions: Tensor, classes: int) -> Tensor:
-    """True positives, false positives, false negatives of each class, ``(classes, 3)`` float64."""
-    targets, predictions = targets.flatten(), predictions.flatten()
-    hit, said, there = (
-        torch.bincount(labels, minlength=classes)[:classes].double()
-        for labels in (targets[targets == predictions], predictions, targets)
-    )
-    return torch.stack([hit, said - hit, there - hit], dim=1)
+def _rate(positive: bool) -> CountedMeasure:
+    """The share of the findings that are there, or are not, that are named so: the mean over those that occur."""
+
+    def measure(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
+        named, there = (column == positive for column in _findings(scores, targets, task))
+        return mean_of_defined(sums(named & there, counts) / sums(there, counts))
+
+    return CountedMeasure(measure)
 
 
-def sensitivity(scores: Tensor, targets: Tensor, task: Any) -> float | None:
-    """The share of the positive samples that are found, the mean over the findings that occur."""
-    hit, _, _, missed = _counts(scores, targets, task).T.double()
-    return mean_of(hit / (hit + missed), hit + missed > 0)
-
-
-def specificity(scores: Tensor, targets: Tensor, task: Any) -> float | None:
-    """The share of the negative samples that are not found, the mean over the findings that some samples lack."""
-    _, false, right, _ = _counts(scores, targets, task).T.double()
-    return mean_of(right / (right + false), right + false > 0)
-
-
-def f1_of_findings(scores: Tensor, targets: Tensor, task: Any) -> float | None:
-    """The mean of the F1 scores of the findings that occur among labels or predictions."""
-    hit, false, _, missed = _counts(scores, targets, task).T.double()
-    total = 2 * hit + false + missed
-    return mean_of(2 * hit / total, total > 0)
-
-
-def accuracy_of_findings(scores: Tensor, targets: Tensor, task: Any) -> float:
-    """The share of samples and findings that are right."""
-    counts = _counts(scores, targets, task).double()
-    return float(counts[:, [0, 2]].sum() / counts.sum())
-
-
-def macro_f1_of_two(scores: Tensor, targets: Tensor, task: Any) -> float | None:
-    """The mean of the F1 scores of both classes, as `macro_f1` has it."""
-    return macro_f1(targets.cpu().numpy(), (scores[:, 0] >= task.threshold).long().cpu().numpy())
-
-
-def balanced_of_two(scores: Tensor, targets: Tensor, task: Any) -> float | None:
-    """The mean of sensitivity and specificity; not defined where there is one class."""
-    pair = sensitivity(scores, targets, task), specificity(scores, targets, task)
-    return None if pair[0] is None or pair[1] is None else (pair[0] + pair[1]) / 2
-
-
-def balanced_accuracy(scores: Tensor, targets: Tensor, task: Any) -> float | None:
+def _balanced_accuracy(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
     """The mean over the classes that occur of the share of its samples that are right; none where there is one."""
-    classes = scores.shape[1]
-    there = torch.bincount(targets, minlength=classes) > 0
-    if int(there.sum()) < 2:
-        return None
-    hit, _, missed = of_labels(targets, scores.argmax(1), classes).T
-    return mean_of(hit / (hit + missed), there)
+    right, _, there = (sums(column, counts) for column in by_class(scores, targets))
+    return torch.where((there > 0).sum(0) > 1, mean_of_defined(right / there), torch.nan)
 
 
-def brier(scores: Tensor, targets: Tensor, task: Any) -> float:
+def _accuracy_of_findings(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
+    """The share of samples and findings that are right."""
+    named, there = _findings(scores, targets, task)
+    return sums(named == there, counts).sum(0) / named.numel()
+
+
+def _f1_of_findings(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
+    """The mean of the F1 scores of the findings that occur among labels or predictions."""
+    named, there = _findings(scores, targets, task)
+    return f1(named & there, named, there, counts)
+
+
+def _macro_f1_of_two(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
+    """The mean of the F1 scores of both classes, as `macro_f1` has it."""
+    named, there = (torch.cat([~column, column], dim=1) for column in _findings(scores, targets, task))
+    return f1(named & there, named, there, counts)
+
+
+def _brier(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
     """The mean squared error of probabilities: summed over the classes of a sample, and the mean over findings."""
     scores, labels = one_against_the_rest(scores, targets)
     squares = (scores.double() - labels) ** 2
-    return float(squares.mean() if targets.dim() == 2 else squares.sum(dim=1).mean())
+    return means(squares.mean(1) if targets.dim() == 2 else squares.sum(1), counts)
 
 
-def calibration_error(scores: Tensor, targets: Tensor, task: Any) -> float:
-    """Expected calibration error of the most probable class, or of a finding's probability, in 15 bins."""
-    return float(torch.stack([_error_of(sure, right) for sure, right in certainties(scores, targets)]).mean())
+def _calibration_error(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
+    """Expected calibration error of the most probable class, or of each finding's probability, in 15 bins.
 
-
-def certainties(scores: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Probabilities, and whether they are right: of the most probable class, or of each finding; ``(n,)`` each."""
+    Of each bin it has the distance of the mean probability from the share of right ones. A probability of 1 has a bin
+    of its own.
+    """
     if targets.dim() == 1 and scores.shape[1] > 1:
-        sure, said = scores.max(dim=1)
-        return [(sure, said == targets)]
-    scores, labels = one_against_the_rest(scores, targets)
-    return [(scores[:, c], labels[:, c]) for c in range(labels.shape[1])]
+        sure, named = scores.max(dim=1)
+        pairs = [(sure, named == targets)]
+    else:
+        scores, labels = one_against_the_rest(scores, targets)
+        pairs = list(zip(scores.T, labels.T))
+    ends = torch.linspace(0, 1, BINS + 1, device=scores.device)
+    errors = []
+    for sure, right in pairs:
+        bins = torch.bucketize(sure.contiguous(), ends, right=True) - 1
+        apart = counts * (sure.double() - right.double()).reshape(-1, *[1] * (counts.dim() - 1))
+        of_bins = counts.new_zeros(BINS + 1, *counts.shape[1:]).index_add_(0, bins, apart)
+        errors.append(of_bins.abs().sum(0) / len(sure))
+    return torch.stack(errors).mean(0)
 
 
-def in_bins(sure: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The bin of each probability, and how far it is from being right; a probability of 1 has a bin of its own."""
-    ends = torch.linspace(0, 1, BINS + 1, device=sure.device)
-    return torch.bucketize(sure.contiguous(), ends, right=True) - 1, sure.double() - right.double()
+def _absolute_error(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
+    return means((scores[:, 0].double() - targets).abs(), counts)
 
 
-def _error_of(sure: Tensor, right: Tensor) -> Tensor:
-    """The mean over samples of the distance between a bin's mean probability and its share of right ones."""
-    bins, values = in_bins(sure, right)
-    apart = torch.zeros(BINS + 1, dtype=torch.float64, device=sure.device).index_add_(0, bins, values)
-    return apart.abs().sum() / len(sure)
-
-
-def mae(scores: Tensor, targets: Tensor, task: Any) -> float:
-    """The mean absolute error."""
-    return float((scores[:, 0].double() - targets).abs().mean())
-
-
-def rmse(scores: Tensor, targets: Tensor, task: Any) -> float:
-    """The square root of the mean squared error."""
-    return float((scores[:, 0].double() - targets).square().mean().sqrt())
+def _root_of_squared_error(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
+    return means((scores[:, 0].double() - targets).square(), counts).sqrt()
 
 
 def r2(scores: Tensor, targets: Tensor, task: Any) -> float | None:
@@ -238,11 +237,20 @@ def r2(scores: Tensor, targets: Tensor, task: Any) -> float | None:
 
 
 def _of_masks(score: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Measure:
-    """The mean over the classes but the background that occur among labels or predictions, over all pixels."""
+    """The mean over the classes but the background that occur among labels or predictions, over all pixels.
+
+    Args:
+        score: of each class's number of pixels that are right, that are named, and that are there.
+    """
 
     def measure(scores: Tensor, targets: Tensor, task: Any) -> float | None:
-        hit, false, missed = of_labels(targets, scores.argmax(1), scores.shape[1])[1:].T
-        return mean_of(score(hit, false, missed), hit + false + missed > 0)
+        labels, predictions, classes = targets.flatten(), scores.argmax(1).flatten(), scores.shape[1]
+        hit, named, there = (
+            torch.bincount(pixels, minlength=classes)[1:classes].double()
+            for pixels in (labels[labels == predictions], predictions, labels)
+        )
+        value = float(mean_of_defined(score(hit, named, there)))
+        return None if math.isnan(value) else value
 
     return measure
 
@@ -252,46 +260,31 @@ def accuracy_of_pixels(scores: Tensor, targets: Tensor, task: Any) -> float:
     return float((scores.argmax(1) == targets).double().mean())
 
 
-auroc, auprc = _by_class(area_under_roc, both=True), _by_class(average_precision, both=False)
-dice = _of_masks(lambda hit, false, missed: 2 * hit / (2 * hit + false + missed))
-iou = _of_masks(lambda hit, false, missed: hit / (hit + false + missed))
+auroc, auprc, brier = _of_scores(_area_under_roc), _of_scores(_average_precision), CountedMeasure(_brier)
+sensitivity, specificity, calibration_error = _rate(True), _rate(False), CountedMeasure(_calibration_error)
+SCORED: dict[str, Measure] = {"auroc": auroc, "auprc": auprc, "brier": brier, "ece": calibration_error}
 
 # What each task can measure.
-OF_CLASSES: dict[str, Measure] = {
-    "auroc": auroc,
-    "auprc": auprc,
-    "balanced_accuracy": balanced_accuracy,
-    "brier": brier,
-    "ece": calibration_error,
+OF_CLASSES: dict[str, Measure] = {**SCORED, "balanced_accuracy": CountedMeasure(_balanced_accuracy)}
+OF_FINDINGS: dict[str, Measure] = {
+    **SCORED,
+    "accuracy": CountedMeasure(_accuracy_of_findings),
+    "macro_f1": CountedMeasure(_f1_of_findings),
+    "sensitivity": sensitivity,
+    "specificity": specificity,
 }
 OF_A_FINDING: dict[str, Measure] = {
-    "auroc": auroc,
-    "auprc": auprc,
-    "accuracy": accuracy_of_findings,
-    "balanced_accuracy": balanced_of_two,
-    "macro_f1": macro_f1_of_two,
-    "sensitivity": sensitivity,
-    "specificity": specificity,
-    "brier": brier,
-    "ece": calibration_error,
-}
-OF_FINDINGS: dict[str, Measure] = {
-    "auroc": auroc,
-    "auprc": auprc,
-    "accuracy": accuracy_of_findings,
-    "macro_f1": f1_of_findings,
-    "sensitivity": sensitivity,
-    "specificity": specificity,
-    "brier": brier,
-    "ece": calibration_error,
+    **OF_FINDINGS,
+    "macro_f1": CountedMeasure(_macro_f1_of_two),
+    "balanced_accuracy": CountedMeasure(lambda *a: (sensitivity.of_counts(*a) + specificity.of_counts(*a)) / 2),
 }
 OF_NUMBERS: dict[str, Measure] = {
-    "mae": mae,
-    "rmse": rmse,
+    "mae": CountedMeasure(_absolute_error),
+    "rmse": CountedMeasure(_root_of_squared_error),
     "r2": r2,
 }
 OF_MASKS: dict[str, Measure] = {
-    "dice": dice,
-    "iou": iou,
+    "dice": _of_masks(lambda hit, named, there: 2 * hit / (named + there)),
+    "iou": _of_masks(lambda hit, named, there: hit / (named + there - hit)),
     "accuracy": accuracy_of_pixels,
 }
