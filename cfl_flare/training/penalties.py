@@ -33,24 +33,22 @@ class Step:
 
 
 class Term(Protocol):
-    """A term that is added to the loss in each local step."""
+    """A term that is added to the loss in each local step.
 
-    @property
-    def compares(self) -> tuple[Params, ...]:
-        """The models whose features the term needs for each batch."""
-        ...
+    Attributes:
+        compares: the models whose features the term needs for each batch.
+        training: whether these features, and those of the model that trains, are those of training mode.
+    """
 
-    @property
-    def training(self) -> bool:
-        """Whether these features, and the own ones, are those of training mode."""
-        ...
+    compares: tuple[Params, ...] = ()
+    training: bool = False
 
     def __call__(self, step: Step) -> Tensor:
         """The term's value, a scalar."""
         ...
 
 
-class Pull:
+class Pull(Term):
     """``strength/2 * ||theta - anchor||^2`` over some of the parameters, never over buffers.
 
     Args:
@@ -59,60 +57,51 @@ class Pull:
         slices: which of the flat parameters these are.
     """
 
-    compares: tuple[Params, ...] = ()
-    training = False
-
     def __init__(self, strength: float, anchor: np.ndarray, slices: Sequence[slice]):
         self._strength, self._anchor, self._slices = strength, torch.from_numpy(anchor), slices
 
     def __call__(self, step: Step) -> Tensor:
-        """The term at these parameters."""
         here = torch.cat([step.parameters[s] for s in self._slices])
         return 0.5 * self._strength * (here - self._anchor.to(here.device)).square().sum()
 
 
-class ParameterContrast:
+class ParameterContrast(Term):
     """``mu * -log( exp(cos(theta, Theta_own)/tau) / sum_k exp(cos(theta, Theta_k)/tau) )`` (thesis Eq. 4.3).
 
     Args:
         mu: the coefficient.
         tau: the temperature.
-        own: the index of the participant's own centre.
+        index: of the participant's own centre.
         centres: ``(K, d)``.
         slices: which of the flat parameters these are.
     """
 
-    compares: tuple[Params, ...] = ()
-    training = False
-
-    def __init__(self, mu: float, tau: float, own: int, centres: np.ndarray, slices: Sequence[slice]):
-        self._mu, self._tau, self._own = mu, tau, own
+    def __init__(self, mu: float, tau: float, index: int, centres: np.ndarray, slices: Sequence[slice]):
+        self._mu, self._tau, self._index = mu, tau, index
         self._centres, self._slices = F.normalize(torch.from_numpy(centres), dim=1), slices
 
     def __call__(self, step: Step) -> Tensor:
-        """The term at these parameters."""
         here = torch.cat([step.parameters[s] for s in self._slices])
         cosines = self._centres.to(here.device) @ F.normalize(here, dim=0)
-        return -self._mu * (cosines / self._tau).log_softmax(dim=0)[self._own]
+        return -self._mu * (cosines / self._tau).log_softmax(dim=0)[self._index]
 
 
-class RepresentationContrast:
+class RepresentationContrast(Term):
     """`ParameterContrast` with cosines of backbone outputs, per sample, averaged over the batch (thesis Eq. 4.4).
 
     Args:
         mu: the coefficient.
         tau: the temperature.
-        own: the index of the participant's own centre.
+        index: of the participant's own centre.
         centres: the K models.
         training: compare what the models compute in training mode, not in evaluation mode.
     """
 
-    def __init__(self, mu: float, tau: float, own: int, centres: Sequence[Params], training: bool = False):
-        self._mu, self._tau, self._own = mu, tau, own
+    def __init__(self, mu: float, tau: float, index: int, centres: Sequence[Params], training: bool = False):
+        self._mu, self._tau, self._index = mu, tau, index
         self.compares, self.training = tuple(centres), training
 
     def __call__(self, step: Step) -> Tensor:
-        """The term for this batch."""
         assert step.features is not None and step.compared is not None
         cosines = F.cosine_similarity(step.features[None], step.compared, dim=2)
-        return -self._mu * (cosines / self._tau).log_softmax(dim=0)[self._own].mean()
+        return -self._mu * (cosines / self._tau).log_softmax(dim=0)[self._index].mean()

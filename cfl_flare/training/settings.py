@@ -103,7 +103,9 @@ class TrainSettings:
         if self.optimizer == "sgd" and self.momentum is None:
             object.__setattr__(self, "momentum", MOMENTUM)
         if not isinstance(self.task, (str, Mapping)):
-            object.__setattr__(self, "task", described(self.task))
+            from cfl_flare.training.tasks import describe_task  # it needs torch, which takes a second
+
+            object.__setattr__(self, "task", describe_task(self.task))
         object.__setattr__(self, "measures", tuple(self.measures))
         object.__setattr__(self, "augment", check_augment(self.augment))
         check_settings(self, "training")
@@ -132,8 +134,8 @@ class TrainSettings:
     def _check_task(self) -> None:
         """Checks what belongs to one of cfl_flare's own tasks; a class of the user's is imported at the sites alone."""
         name = as_spec(self.task, "task").get("task")
-        own = isinstance(name, str) and "." in name
-        if not own and (self.task != "classification" or self.measures):
+        of_user = isinstance(name, str) and "." in name
+        if not of_user and (self.task != "classification" or self.measures):
             self.built_task()
 
     def built_task(self, authorize: Callable[[str], None] | None = None) -> LearningTask:
@@ -143,20 +145,24 @@ class TrainSettings:
             ConfigError: an unknown task or setting, a measure that the task lacks, class weights without classes, or
                 histograms of scores without scores.
         """
-        from cfl_flare.training.tasks import build_task, check_measures  # it needs torch, which takes a second
+        from cfl_flare.training.tasks import build_task
 
         task = build_task(self.task, authorize)
-        check_measures(task, self.measures)
+        title, known = repr(task.name or type(task).__name__), [*dict.fromkeys((*task.always, *task.measures))]
+        for name in self.measures:
+            require(
+                name in known,
+                f"training: measures = {name!r} is not one of task {title}; it has {', '.join(known)}",
+            )
         for what, value in (("class_weights", self.class_weights), ("label_smoothing", self.label_smoothing)):
             require(
                 task.classes or not value,
-                f"training: {what} = {value!r} is for tasks with classes, and task {task.name!r} has none; leave it "
-                "out",
+                f"training: {what} = {value!r} is for tasks with classes, and task {title} has none; leave it out",
             )
         require(
             task.scored or not self.score_bins,
             f"training: score_bins = {self.score_bins} is for tasks that score classes, such as classification, binary "
-            f"and multilabel, and task {task.name or type(task).__name__!r} does not; leave it out",
+            f"and multilabel, and task {title} does not; leave it out",
         )
         return task
 
@@ -210,15 +216,6 @@ class TrainSettings:
         if self.local_epochs is None:
             return self.local_steps or 10
         return self.local_epochs * len(batch_bounds(samples, self.batch_size))
-
-
-def described(task: Any) -> dict[str, Any]:
-    """A task that is given as an object, as JSON can hold it."""
-    from cfl_flare.training.tasks import LearningTask, describe_task
-
-    fits = isinstance(task, LearningTask)
-    require(fits, f"training: task = {task!r} should be a task's name, 'package.Class', or a LearningTask")
-    return describe_task(task)
 
 
 def batch_bounds(samples: int, batch_size: int) -> list[tuple[int, int]]:

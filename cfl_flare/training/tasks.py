@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What models predict. A task is a value: its labels, its loss, and how predictions are measured.
 
-To add one, derive from `LearningTask` and name the class as the run's task, ``package.Class``: a loss, and measures.
+To add one, derive from `LearningTask`, with a loss and measures, and name the class as the run's task.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class LearningTask(ABC):
         link: what makes predictions of a model's outputs, one of `cfl_flare.training.ensemble.LINKS`.
         classes: each sample, or each pixel, is of one class: classes can be weighted, and labels smoothed.
         scored: each output is a score of a class, which some samples are of and others are not.
-        relative: outputs count in comparison with each other alone: the same number added to all changes nothing.
+        relative: only comparisons of outputs count: the same number added to all outputs changes nothing.
+        dtype: of the labels as the loss and the measures take them.
         always: what is measured in any run.
         measures: functions of predictions, targets and the task that compute measures other than the loss.
     """
@@ -59,6 +60,7 @@ class LearningTask(ABC):
     classes: ClassVar[bool] = False
     scored: ClassVar[bool] = False
     relative: ClassVar[bool] = False
+    dtype: ClassVar[type[np.generic]] = np.int64
     always: ClassVar[tuple[str, ...]] = ("loss",)
     measures: ClassVar[Mapping[str, Measure]] = {}
 
@@ -66,11 +68,11 @@ class LearningTask(ABC):
         check_settings(self, f"task {self.name}")
 
     def targets(self, y: np.ndarray) -> Tensor:
-        """Labels as the loss and the measures take them; by default whole numbers, int64."""
-        return torch.from_numpy(np.ascontiguousarray(y, np.int64))
+        """Labels as the loss and the measures take them."""
+        return torch.from_numpy(np.ascontiguousarray(y, self.dtype))
 
     def outputs(self, y: np.ndarray) -> int:
-        """How many outputs a model of these labels has, for each sample or pixel; by default one."""
+        """How many outputs a model of these labels has, for each sample or pixel."""
         return 1
 
     def check(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
@@ -89,16 +91,15 @@ class LearningTask(ABC):
 
     def check_form(self, y: np.ndarray, where: str) -> None:
         """Raises a DataError for labels of another form; it says which task takes them."""
-        found = form_of(y, where)
-        if found != self.form:
-            able = " or ".join(repr(task.name) for task in TASKS.values() if task.form == found)
+        form = form_of(y, where)
+        if form != self.form:
+            fitting = " or ".join(repr(task.name) for task in TASKS.values() if task.form == form)
             raise DataError(
-                f"{where}: its labels are {FORMS[found]}, and task {self.name!r} takes {FORMS[self.form]}; set task to "
-                f"{able}, or name other labels"
+                f"{where}: its labels are {FORMS[form]}, and task {self.name!r} takes {FORMS[self.form]}; set task to "
+                f"{fitting}, or name other labels"
             )
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
-        """By default: one number for each sample."""
         if tuple(outputs.shape) != (1, 1):
             raise DataError(
                 f"{where}: task {self.name!r} takes one output for each sample, and the model's output for one has "
@@ -110,9 +111,12 @@ class LearningTask(ABC):
         return {name: RANGES.get(name, (-LARGEST, LARGEST)) for name in (*self.always, *requested)}
 
     def key_metric(self, outputs: int | None) -> str:
-        """What judges a run that names no metric: the loss of two classes, else accuracy, or the task's own without it.
+        """What judges a run that names no metric: the loss where there are two classes, else accuracy.
 
-        Where one of two classes is rare, naming the other is nearly always right. A model has so many ``outputs``.
+        Where one of two classes is rare, a model that always names the other one is nearly always right.
+
+        Args:
+            outputs: of the model.
         """
         two = self.form == "class" and (self.link == "sigmoid" or outputs == 2)
         return "loss" if two else "accuracy"
@@ -130,7 +134,7 @@ class LearningTask(ABC):
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean loss of each of several models, ``(K,)`` float64, of outputs ``(K, n, classes, ...)``."""
-        return torch.stack([self.loss(one, targets).double() for one in outputs])
+        return torch.stack([self.loss(of_model, targets).double() for of_model in outputs])
 
     def measured(self, outputs: Tensor, targets: Tensor, requested: Iterable[str] = ()) -> dict[str, float]:
         """What is measured of a model on a test split.
@@ -138,16 +142,16 @@ class LearningTask(ABC):
         Args:
             outputs: of the model, ``(n, classes, ...)``.
             targets: labels, as `targets` returns them.
-            requested: measures beside those of `always`.
+            requested: measures in addition to those of `always`.
 
         Returns:
-            The measures by name. One that is not defined on these samples, such as an AUROC where there is one class,
-            is left out; without samples, all are.
+            The measures by name, without those that these samples do not define, such as an AUROC of one class. Without
+            samples, nothing is measured.
         """
         if not len(targets):
             return {}
-        found = {name: self.measure(name, outputs, targets) for name in dict.fromkeys((*self.always, *requested))}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {name: self.measure(name, outputs, targets) for name in dict.fromkeys((*self.always, *requested))}
+        return {name: value for name, value in values.items() if value is not None}
 
     def measure(self, name: str, outputs: Tensor, targets: Tensor) -> float | None:
         """One measure of a model on a test split; None where it is not defined there."""
@@ -167,7 +171,6 @@ class Classification(LearningTask):
     measures: ClassVar[Mapping[str, Measure]] = OF_CLASSES
 
     def outputs(self, y: np.ndarray) -> int:
-        """A logit for each class."""
         return max(2, int(y.max()) + 1)
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
@@ -179,16 +182,13 @@ class Classification(LearningTask):
             )
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
-        """Cross-entropy."""
         return F.cross_entropy(outputs, targets, weights, label_smoothing=smoothing)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """All models at once."""
-        every = F.cross_entropy(outputs.flatten(0, 1), targets.repeat(len(outputs)), reduction="none")
-        return every.view(len(outputs), -1).double().mean(dim=1)
+        losses = F.cross_entropy(outputs.flatten(0, 1), targets.repeat(len(outputs)), reduction="none")
+        return losses.view(len(outputs), -1).double().mean(dim=1)
 
     def measure(self, name: str, outputs: Tensor, targets: Tensor) -> float | None:
-        """What is measured in each round needs no probabilities."""
         of_labels = {"accuracy": accuracy, "macro_f1": macro_f1}.get(name)
         if of_labels is None:
             return super().measure(name, outputs, targets)
@@ -217,13 +217,12 @@ class Binary(LearningTask):
             )
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
-        """Cross-entropy of the two classes."""
         wanted = (targets * (1 - smoothing) + smoothing / 2).to(outputs.dtype)
         if weights is None:
             return F.binary_cross_entropy_with_logits(outputs[:, 0], wanted)
-        own = weights[targets]
-        every = F.binary_cross_entropy_with_logits(outputs[:, 0], wanted, own, reduction="none")
-        return every.sum() / own.sum()
+        of_samples = weights[targets]
+        losses = F.binary_cross_entropy_with_logits(outputs[:, 0], wanted, of_samples, reduction="none")
+        return losses.sum() / of_samples.sum()
 
 
 @dataclass(frozen=True)
@@ -240,7 +239,6 @@ class Multilabel(LearningTask):
     threshold: float = setting(0.5, help="a finding is there from this probability on", gt=0, lt=1)
 
     def outputs(self, y: np.ndarray) -> int:
-        """A logit for each finding."""
         return y.shape[1]
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
@@ -251,7 +249,6 @@ class Multilabel(LearningTask):
             )
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
-        """Binary cross-entropy, the mean over samples and findings."""
         return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
 
 
@@ -262,20 +259,15 @@ class Regression(LearningTask):
     name: ClassVar[str] = "regression"
     form: ClassVar[str] = "number"
     link: ClassVar[str] = "identity"
+    dtype: ClassVar[type[np.generic]] = np.float32
     always: ClassVar[tuple[str, ...]] = ("mae", "loss")
     measures: ClassVar[Mapping[str, Measure]] = OF_NUMBERS
 
-    def targets(self, y: np.ndarray) -> Tensor:
-        """Float32 ``(n,)``."""
-        return torch.from_numpy(np.ascontiguousarray(y, np.float32))
-
     def check_form(self, y: np.ndarray, where: str) -> None:
-        """Whole numbers from 0 on, which could be classes, are numbers as well."""
-        if form_of(y, where) != "class":
+        if form_of(y, where) != "class":  # classes are numbers as well
             super().check_form(y, where)
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
-        """The mean squared error."""
         return F.mse_loss(outputs[:, 0], targets)
 
 
@@ -286,22 +278,17 @@ class Survival(LearningTask):
     name: ClassVar[str] = "survival"
     form: ClassVar[str] = "time"
     link: ClassVar[str] = "exp"
+    dtype: ClassVar[type[np.generic]] = np.float32
     relative: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("c_index", "loss")
 
     ties: str = setting("efron", help="how events at the same time are treated", choices=("efron", "breslow"))
 
-    def targets(self, y: np.ndarray) -> Tensor:
-        """Float32 ``(n, 2)``."""
-        return torch.from_numpy(np.ascontiguousarray(y, np.float32))
-
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
-        """The negative logarithm of the partial likelihood, per event; 0 where there is none."""
         return cox_loss(outputs[:, 0], targets[:, 0], targets[:, 1], self.ties)
 
     def measure(self, name: str, outputs: Tensor, targets: Tensor) -> float | None:
-        """The concordance of the outputs, as hazards may be beyond float32; the loss needs an event."""
-        if name == "c_index":
+        if name == "c_index":  # of the outputs, as hazards may be beyond float32
             return concordance(outputs[:, 0], targets[:, 0], targets[:, 1])
         return super().measure(name, outputs, targets) if targets[:, 1].any() else None
 
@@ -319,12 +306,10 @@ class Segmentation(LearningTask):
     dice: float = setting(0.5, help="share of soft Dice in the loss; the rest is cross-entropy", ge=0, le=1)
 
     def outputs(self, y: np.ndarray) -> int:
-        """A logit for each class of pixels."""
         return int(y.max()) + 1
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
-        fits = outputs.dim() == 4 and outputs.shape[1] > y.max() and outputs.shape[2:] == y.shape[1:]
-        if not fits:
+        if not (outputs.dim() == 4 and outputs.shape[1] > y.max() and outputs.shape[2:] == y.shape[1:]):
             raise DataError(
                 f"{where}: masks of {y.shape[1]}x{y.shape[2]} with classes up to {y.max()} do not fit the model's "
                 f"output of shape {tuple(outputs.shape)}, which should be (1, {y.max() + 1} or more, "
@@ -370,18 +355,15 @@ def task_for(form: str) -> str:
     return next(name for name, task in TASKS.items() if task.form == form)
 
 
-def describe_task(task: LearningTask) -> dict[str, Any]:
-    """The dictionary from which `build_task` builds this task again."""
+def describe_task(task: Any) -> dict[str, Any]:
+    """The dictionary from which `build_task` builds this task again.
+
+    Raises:
+        ConfigError: it is no task.
+    """
+    require(
+        isinstance(task, LearningTask),
+        f"training: task = {task!r} should be a task's name, 'package.Class', or a LearningTask",
+    )
     known = TASKS.get(task.name) is type(task)
     return {"task": task.name if known else class_path(task, "task"), **dataclasses.asdict(task)}
-
-
-def check_measures(task: LearningTask, requested: Iterable[str]) -> None:
-    """Raises a ConfigError for a measure that the task does not have."""
-    there = [*dict.fromkeys((*task.always, *task.measures))]
-    for name in requested:
-        require(
-            name in there,
-            f"training: measures = {name!r} is not one of task {task.name or type(task).__name__!r}; it has "
-            f"{', '.join(there)}",
-        )
