@@ -25,7 +25,7 @@ from cfl_flare.core.errors import FileError
 MOST_JSON = 64 * 2**20
 # A file of JSON Lines, which is read line by line.
 MOST_LINES = 512 * 2**20
-# So many entries of folders are looked at to find a run or images.
+# Entries of folders that a search for a run or images looks at.
 MOST_ENTRIES = 1_000_000
 
 KINDS = {
@@ -174,12 +174,12 @@ def open_regular(path: Path, limit: int | None = None) -> BinaryIO:
     return file
 
 
-def _check_regular(path: Path, found: os.stat_result, limit: int | None) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        kind = KINDS.get(stat.S_IFMT(found.st_mode), "no file")
+def _check_regular(path: Path, status: os.stat_result, limit: int | None) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = KINDS.get(stat.S_IFMT(status.st_mode), "no file")
         raise FileError(f"cannot read {path}: it is {kind}; name a regular file")
-    if limit is not None and found.st_size > limit:
-        raise FileError(f"cannot read {path}: it has {found.st_size:,} bytes, more than {limit:,}; name another file")
+    if limit is not None and status.st_size > limit:
+        raise FileError(f"cannot read {path}: it has {status.st_size:,} bytes, more than {limit:,}; name another file")
 
 
 def read_text(path: Path, limit: int = MOST_JSON) -> str:

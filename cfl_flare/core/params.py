@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Array = np.ndarray
 T = TypeVar("T")
 
-# So many values are added at a time.
+# Values that are added at a time.
 PIECE = 2**16
 ROLES = ("all", "fc", "head", "backbone")
 
@@ -52,7 +52,6 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
@@ -97,15 +96,13 @@ class Layout:
         linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
         buffers, entries, tied = {name for name, _ in module.named_buffers()}, [], []
         first: dict[Any, str] = {}
-        for name, (own, tensor) in live_state(module).items():
+        for name, (name_in_module, tensor) in live_state(module).items():
             place = _place(tensor)
             if first.setdefault(place, name) != name:
                 tied.append((name, first[place]))
                 continue
-            owner = own.rpartition(".")[0]
-            entries.append(
-                Entry(name, tuple(tensor.shape), _kind(tensor, own in buffers), owner in linear[-1:], owner in linear)
-            )
+            kind, layer = _kind(tensor, name_in_module in buffers), name_in_module.rpartition(".")[0]
+            entries.append(Entry(name, tuple(tensor.shape), kind, layer in linear[-1:], layer in linear))
         if not any(e.kind == "parameter" for e in entries):
             raise ConfigError(f"model {type(module).__name__} has no parameters to train")
         order = ("parameter", "buffer", "counter")
@@ -129,26 +126,23 @@ class Layout:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all named arrays, tied ones under each of their names."""
-        own = {e.name: e.shape for e in self.entries}
-        return {**own, **{name: own[entry] for name, entry in self.tied}}
-
-    def _size(self, *kinds: str) -> int:
-        return sum(e.size for e in self.entries if e.kind in kinds)
+        shapes = {e.name: e.shape for e in self.entries}
+        return {**shapes, **{name: shapes[entry] for name, entry in self.tied}}
 
     @cached_property
     def size(self) -> int:
         """Length of the float vector."""
-        return self._size("parameter", "buffer")
+        return sum(e.size for e in self.entries if e.kind != "counter")
 
     @cached_property
     def parameter_size(self) -> int:
         """Length of the leading part of the float vector that holds the trainable parameters."""
-        return self._size("parameter")
+        return sum(e.size for e in self.entries if e.kind == "parameter")
 
     @cached_property
     def counter_size(self) -> int:
         """Length of the counter vector."""
-        return self._size("counter")
+        return sum(e.size for e in self.entries if e.kind == "counter")
 
     @property
     def nbytes(self) -> int:
@@ -180,14 +174,11 @@ class Layout:
         """The layout of everything else, buffers included."""
         return self.restricted([e.name for e in self.entries if not e.head])
 
-    @cached_property
-    def fc(self) -> Layout:
-        """The layout of all fully connected layers."""
-        return self.restricted([e.name for e in self.entries if e.fc])
-
     def of_part(self, role: str) -> Layout:
         """The layout of ``"all"``, ``"fc"``, ``"head"`` or ``"backbone"``."""
-        return {"fc": self.fc, "head": self.head, "backbone": self.backbone}.get(role, self)
+        if role == "fc":
+            return self.restricted([e.name for e in self.entries if e.fc])
+        return {"head": self.head, "backbone": self.backbone}.get(role, self)
 
     def join(self, *parts: Params) -> Params:
         """A whole model from parts that together have each of its arrays once."""
@@ -294,8 +285,8 @@ class Params:
 
     def arrays(self) -> dict[str, Array]:
         """The named arrays, views into the vectors."""
-        own = {e.name: e.view(self.counters if e.kind == "counter" else self.vector) for e in self.layout.entries}
-        return {**own, **{name: own[entry] for name, entry in self.layout.tied}}
+        arrays = {e.name: e.view(self.counters if e.kind == "counter" else self.vector) for e in self.layout.entries}
+        return {**arrays, **{name: arrays[entry] for name, entry in self.layout.tied}}
 
     def take(self, layout: Layout) -> Params:
         """A part of the model, with that part's layout."""
@@ -316,19 +307,19 @@ class Params:
 
 
 def live_state(module: torch.nn.Module) -> dict[str, tuple[str, torch.Tensor]]:
-    """What a module's ``state_dict()`` holds, by its names: the module's own name and tensor of each.
+    """What a module's ``state_dict()`` holds, by its names: the name in the module and the live tensor of each.
 
-    A module may override it, name only some of its parameters (adapters), and name them differently. What is none of
-    its own tensors is kept as it is.
+    A module may override ``state_dict()``, name only some of its parameters (adapters), and name them differently. A
+    tensor that is none of the module's stays as it is.
     """
-    own: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    own |= dict(module.named_buffers(remove_duplicate=False))
+    tensors: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    tensors |= dict(module.named_buffers(remove_duplicate=False))
     state = {name: value for name, value in module.state_dict().items() if hasattr(value, "is_floating_point")}
-    if state.keys() <= own.keys():
-        return {name: (name, own[name]) for name in state}
-    places = {(tensor.data_ptr(), tensor.shape): name for name, tensor in reversed(own.items()) if tensor.numel()}
+    if state.keys() <= tensors.keys():
+        return {name: (name, tensors[name]) for name in state}
+    places = {(tensor.data_ptr(), tensor.shape): name for name, tensor in reversed(tensors.items()) if tensor.numel()}
     names = {name: places.get((value.data_ptr(), value.shape), name) for name, value in state.items()}
-    return {name: (own_name, own.get(own_name, state[name])) for name, own_name in names.items()}
+    return {name: (in_module, tensors.get(in_module, state[name])) for name, in_module in names.items()}
 
 
 def _place(tensor: torch.Tensor) -> Any:

@@ -75,10 +75,10 @@ class Division:
         """The arrays that stay at their participant."""
         return [] if self.private is None else [e.name for e in self.private.entries]
 
-    def joined(self, model: Params, own: Params) -> Params:
-        """A model, or a part of one, with private arrays beside its own, or in their place."""
-        there = [e.name for part in (model, own) for e in part.layout.entries]
-        return self.whole.restricted(there).join(model, own)
+    def joined(self, model: Params, private: Params) -> Params:
+        """A model, or a part of one, with private arrays added, or in the place of those that it has."""
+        names = [e.name for part in (model, private) for e in part.layout.entries]
+        return self.whole.restricted(names).join(model, private)
 
     def complete(self, first: Callable[[], Params]) -> Callable[[Params], Params] | None:
         """Adds to models that travel what stays, as a run begins with it; None where nothing stays.
@@ -88,8 +88,8 @@ class Division:
         """
         if not self.names:
             return None
-        own = first().take(self.whole.restricted(self.names))
-        return lambda model: self.joined(model, own)
+        private = first().take(self.whole.restricted(self.names))
+        return lambda model: self.joined(model, private)
 
 
 def matching(module: torch.nn.Module, pattern: str, where: str, words: bool = True) -> set[str]:
@@ -106,9 +106,9 @@ def matching(module: torch.nn.Module, pattern: str, where: str, words: bool = Tr
         ConfigError: it is not a regular expression.
     """
     layout = Layout.of(module)
-    found = _of_kind(module, layout, pattern) if words else set()
-    if found:
-        return found
+    names = _of_kind(module, layout, pattern) if words else set()
+    if names:
+        return names
     compiled = bounded(pattern, layout.shapes, where)
     return set(layout.untied({name: None for name in layout.shapes if compiled.search(name)}))
 

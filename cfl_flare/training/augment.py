@@ -34,12 +34,11 @@ ROUNDING = 1e-5
 class Augment:
     """A chain of transforms, applied to each image on its own, with its mask if there are masks.
 
-    Transforms are given images in [0, 1], where 0 is black. They compute on the CPU, with equal draws for every device.
+    Transforms take images in [0, 1], where 0 is black. They compute on the CPU, with equal draws for every device.
 
     Args:
         texts: the transforms, as `cfl_flare.training.transforms.parsed` reads them.
-        masks: labels are masks, which move with their images, by the nearest pixel; what comes in from outside an image
-            is background.
+        masks: labels are masks. They move with their images, by the nearest pixel; outside an image is background.
 
     Raises:
         ConfigError: torchvision refuses a transform, or does not have it, or it leaves masks where they are.
@@ -65,11 +64,11 @@ class Augment:
         """
         images, labels = x.cpu(), y.cpu() if self._masks else y
         with _drawing(seed):
-            made = [self._one(image, label, self._chain) for image, label in zip(images, labels)]
-        done = torch.stack([image for image, _ in made]).sub_(0.5).div_(0.5)
-        require(bool(done.isfinite().all()), f"{self._whole}: a result is not finite; leave out what makes it so")
-        done = done.contiguous(memory_format=torch.channels_last).to(x.device)
-        return done, torch.stack([label for _, label in made]).to(y.device) if self._masks else y
+            pairs = [self._transformed(image, label, self._chain) for image, label in zip(images, labels)]
+        made = torch.stack([image for image, _ in pairs]).sub_(0.5).div_(0.5)
+        self._check_finite(made, self._title)
+        made = made.contiguous(memory_format=torch.channels_last).to(x.device)
+        return made, torch.stack([label for _, label in pairs]).to(y.device) if self._masks else y
 
     def check(self, x: np.ndarray, y: Tensor, where: str) -> None:
         """Checks that the chain fits a participant's samples, and tries it on the first one.
@@ -86,7 +85,7 @@ class Augment:
         shape = tuple(x.shape[1:])
         require(
             len(shape) == 3,
-            f"{where}: {self._whole} takes images (channels, height, width), and samples have shape {shape}; leave "
+            f"{where}: {self._title} takes images (channels, height, width), and samples have shape {shape}; leave "
             "augment out",
         )
         for text in self._texts:
@@ -96,15 +95,16 @@ class Augment:
         image = torch.from_numpy(np.ascontiguousarray(x[0], np.float32))
         with _drawing(0):
             for _ in range(TRIES):
-                made, _ = self._one(image, y[0], surely)
-                require(
-                    bool(made.isfinite().all()),
-                    f"{where}: {self._whole}: a result is not finite; leave out what makes it so",
-                )
+                made, _ = self._transformed(image, y[0], surely)
+                self._check_finite(made, f"{where}: {self._title}")
 
     @property
-    def _whole(self) -> str:
+    def _title(self) -> str:
         return f"training: augment = {list(self._texts)}"
+
+    @staticmethod
+    def _check_finite(images: Tensor, where: str) -> None:
+        require(bool(images.isfinite().all()), f"{where}: a result is not finite; leave out what makes it so")
 
     def _check_sizes(self, text: str, shape: tuple[int, ...]) -> None:
         """Refuses what would take much memory, before it does."""
@@ -113,12 +113,11 @@ class Augment:
         most = {"size": LARGEST_FACTOR * side, "padding": side, "kernel_size": LARGEST_FACTOR * side}
         if name == "ElasticTransform":
             most["sigma"] = LARGEST_FACTOR * side // SIGMAS
-        for key, value in ((key, value) for key, value in settings.items() if key in most):
-            largest = max(value) if isinstance(value, (list, tuple)) else value
+        for key in (key for key in settings if key in most):
+            value, limit = settings[key], most[key]
             require(
-                largest <= most[key],
-                f"{named(text)}: {key} = {value!r} is too large for images of shape {shape}; it may be up to "
-                f"{most[key]}",
+                (max(value) if isinstance(value, (list, tuple)) else value) <= limit,
+                f"{named(text)}: {key} = {value!r} is too large for images of shape {shape}; it may be up to {limit}",
             )
 
     def _check_range(self, text: str, x: np.ndarray, where: str) -> None:
@@ -132,7 +131,7 @@ class Augment:
             f"leave {name} out",
         )
 
-    def _one(self, image: Tensor, label: Tensor, chain: Sequence[v2.Transform]) -> tuple[Tensor, Tensor]:
+    def _transformed(self, image: Tensor, label: Tensor, chain: Sequence[v2.Transform]) -> tuple[Tensor, Tensor]:
         """One image in [-1, 1] ``(channels, height, width)``, in [0, 1] once it is transformed, and its label."""
         moved = tv_tensors.Image(image * 0.5 + 0.5)
         mask = tv_tensors.Mask(label) if self._masks else None
@@ -149,9 +148,9 @@ class Augment:
             resized = text if moved.shape != before else resized
             largest = max(moved.shape[1:])
             require(largest <= longest, f"{named(text)} makes images of {largest} pixels a side; lower its settings")
-        fits = moved.shape == image.shape and moved.dtype == image.dtype
+        same = moved.shape == image.shape and moved.dtype == image.dtype
         require(
-            fits and (mask is None or (mask.shape == label.shape and mask.dtype == label.dtype)),
+            same and (mask is None or (mask.shape == label.shape and mask.dtype == label.dtype)),
             f"{named(resized)} makes images of shape {tuple(moved.shape)} {moved.dtype} of {tuple(image.shape)} "
             f"{image.dtype}; crop, pad or resize them to size=[{image.shape[1]},{image.shape[2]}]",
         )

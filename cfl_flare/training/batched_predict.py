@@ -85,7 +85,7 @@ class Predictor:
             return x
         out = []
         for model in self._models:
-            self._resident.load(self._whole(model))
+            self._resident.load(self._complete(model))
             if self._features:
                 with self._resident.watching_head() as seen:
                     self._resident.module(x)
@@ -94,7 +94,7 @@ class Predictor:
                 out.append(self._resident.module(x))
         return torch.stack(out)
 
-    def _whole(self, model: Params) -> Params:
+    def _complete(self, model: Params) -> Params:
         """The model; a backbone alone gets a head of zeros, whose outputs are not used."""
         layout = self._resident.layout
         if model.layout == layout:

@@ -16,27 +16,27 @@ from cfl_flare.training.ensemble import predicted
 from cfl_flare.training.measures import one_against_the_rest
 from cfl_flare.training.settings import TrainSettings
 
-# Bins are the same for everyone and known before any score is, as the server adds them up. They divide the log-odds of
-# a class, not its probability, of which the outer bins of equal width would hold nearly all samples of a trained model.
-# They are of equal width in asinh(log-odds / NARROW): of 200 bins, NARROW / 14 wide at 0, where an untrained model's
-# scores lie close together, and wider in proportion further out, where a trained one's are spread. Beyond REACH, which
-# is a probability of 10^-26 and which only models reach that are sure of all they say, the last bins have all.
+# The server adds the bins up: they are the same for everyone, and known before any score. They divide the log-odds of a
+# class. In bins of equal probability, the outer ones would hold nearly all samples of a trained model. The bins have
+# equal width in asinh(log-odds / NARROW). At 0, where an untrained model's scores lie close together, 200 bins are
+# NARROW / 14 wide. Further out they are wider in proportion. The last bins have all scores beyond REACH, a probability
+# of 10^-26.
 NARROW, REACH = 0.1, 60.0
 
 
-def score_shape(settings: TrainSettings, whole: Layout) -> tuple[int, int, int] | None:
+def score_shape(settings: TrainSettings, layout: Layout) -> tuple[int, int, int] | None:
     """The shape ``(classes, 2, bins)`` of a participant's histograms; None where none are asked for.
 
     Args:
         settings: the run's.
-        whole: the layout of all of the model, private layers included.
+        layout: of all of the model, private layers included.
 
     Raises:
         ConfigError: the model has no fully connected layer, whose outputs would be the classes.
     """
     if not settings.score_bins:
         return None
-    head = whole.head.entries
+    head = layout.head.entries
     require(
         bool(head),
         f"training: score_bins = {settings.score_bins} needs a model that ends in a fully connected layer, by which "
@@ -58,11 +58,11 @@ def log_odds(outputs: Tensor, link: str) -> Tensor:
     outputs = outputs.detach().cpu().double()
     if link == "sigmoid":
         return outputs
-    own = outputs.log_softmax(dim=1)
-    rest = torch.log1p(-own.exp())
+    logarithms = outputs.log_softmax(dim=1)
+    rest = torch.log1p(-logarithms.exp())
     top = outputs.argmax(dim=1, keepdim=True)  # of the others, a probability is at most 1/2 and its rest not rounded
-    rest.scatter_(1, top, own.scatter(1, top, -torch.inf).logsumexp(dim=1, keepdim=True))
-    return own - rest + math.log(max(1, outputs.shape[1] - 1))
+    rest.scatter_(1, top, logarithms.scatter(1, top, -torch.inf).logsumexp(dim=1, keepdim=True))
+    return logarithms - rest + math.log(max(1, outputs.shape[1] - 1))
 
 
 def probabilities(shape: tuple[int, int, int], link: str) -> np.ndarray:
@@ -79,8 +79,8 @@ def probabilities(shape: tuple[int, int, int], link: str) -> np.ndarray:
     share = (np.arange(bins) + 0.5) / bins
     odds = NARROW * np.sinh((2 * share - 1) * math.asinh(REACH / NARROW))
     odds -= math.log(max(1, classes - 1)) if link == "softmax" else 0.0
-    found: np.ndarray = 1 / (1 + np.exp(-odds))
-    return found
+    probability: np.ndarray = 1 / (1 + np.exp(-odds))
+    return probability
 
 
 def score_counts(outputs: Tensor, targets: Tensor, link: str, bins: int, threshold: float = 0.5) -> np.ndarray | None:

@@ -83,25 +83,30 @@ class Learner:
         """What travels of the run's untrained model number ``index``: all of it where no layers are private."""
         return self._runtime.initial(self._first + index)
 
+    def _view(self, **changes: Any) -> Learner:
+        view = copy.copy(self)
+        vars(view).update(changes)
+        return view
+
     def beside(self, frozen: Params) -> Learner:
         """The same participant, all of whose models are added to a frozen one, in `train` and in `losses`.
 
-        The outputs of the two are added (Fed-CAM Eq. 1). The frozen model is in evaluation mode; where it has private
-        layers of another part of the participant, it comes with them.
+        The outputs of the two are added (Fed-CAM Eq. 1). The frozen model is in evaluation mode. It comes with its
+        private layers where they are those of another part of the participant.
         """
-        view = copy.copy(self)
-        view._beside = frozen
-        return view
+        return self._view(_beside=frozen)
 
     def part(self, name: str, first: int = 0) -> Learner:
         """The same participant with a memory and random streams of its own, for one of several models of a round.
 
         Its untrained models are counted from number ``first``.
         """
-        view = copy.copy(self)
-        view._first, view._part = self._first + first, f"{self._part}{name}."
-        view.memory = MemoryView(self.memory, f"{name}.")
-        return view
+        memory = MemoryView(self.memory, f"{name}.")
+        return self._view(_first=self._first + first, _part=f"{self._part}{name}.", memory=memory)
+
+    def in_round(self, number: int, lr: float | None = None) -> Learner:
+        """The same participant with the random streams of another round, and its learning rate or a given one."""
+        return self._view(round=number, _lr=lr, _losses={})
 
     def with_private(self, model: Params) -> Params:
         """A model, or a part of one, with the participant's private layers; as it is if it has them or there are none.
@@ -111,9 +116,10 @@ class Learner:
         division = self._runtime.division
         if division.private is None or {*division.private.shapes} <= model.arrays().keys():
             return model
-        kept = self.memory.get(PRIVATE)
-        fits = kept is not None and kept.layout == division.private  # others would replace what was sent, and leave
-        return division.joined(model, kept if kept is not None and fits else self._runtime.first_private)
+        layers = self.memory.get(PRIVATE)
+        if layers is None or layers.layout != division.private:  # others would replace what was sent, and leave
+            layers = self._runtime.first_private
+        return division.joined(model, layers)
 
     def complete(self, served: Params | Served) -> Params | Served:
         """What a participant predicts with: each model with the private layers of the part that it belongs to."""
@@ -122,12 +128,6 @@ class Learner:
         served = Served.of(served)
         views = [self.part(name) if name else self for name in served.of_parts]
         return replace(served, models=tuple(v.with_private(m) for v, m in zip(views, served.models)))
-
-    def in_round(self, number: int, lr: float | None = None) -> Learner:
-        """The same participant with the random streams of another round, and its learning rate or a given one."""
-        view = copy.copy(self)
-        view.round, view._lr, view._losses = number, lr, {}
-        return view
 
     def train(
         self,
@@ -164,8 +164,8 @@ class Learner:
         drawn = any(term.training for term in terms)  # only there modules compute, and draw, in training mode
         with self._dropout(self._stream(f"{purpose} compared")) if drawn else nullcontext():
             fixed = self._fixed(data, terms)  # before the model is loaded: it may need the module
-        whole = self.with_private(start)
-        self._load(whole)
+        complete = self.with_private(start)
+        self._load(complete)
         runtime.optimizer.recall(self.memory if settings.keep_momentum else {})
         held = runtime.resident.layout.select(frozen) if frozen else []
         watching = runtime.resident.watching_head(any(term.compares for term in terms))
@@ -183,7 +183,7 @@ class Learner:
         if purpose == "train" and settings.keep_momentum:
             runtime.optimizer.keep(self.memory, held)
         self.trained = trained = runtime.resident.read()
-        if whole is start:
+        if complete is start:
             return trained
         assert runtime.division.private is not None
         if purpose == "train":
@@ -191,19 +191,18 @@ class Learner:
         return trained.take(start.layout)
 
     def adapted(self, start: Params, steps: int, lr: float) -> Params:
-        """A model after a few plain gradient steps on the own training data: no optimizer, weight decay or penalties.
+        """A personal model to predict with (FedDSMIC Alg. 1, Eq. 8): ``start`` after a few plain gradient steps.
 
-        The loss is that of training, class weights and label smoothing included. It is a personal model to predict with
-        (FedDSMIC Alg. 1, Eq. 8), with private layers, and is not remembered. The batches have the run's size and
-        its transforms, and BatchNorm's running statistics change in each step as they do in training.
+        The steps use the participant's training data, batches of the run's size, its transforms, and the loss of
+        training with class weights and label smoothing, but no optimizer, weight decay or penalties. BatchNorm's
+        running statistics change in each step. The model has private layers, and is not remembered.
         """
         if not steps:
             return start
         rng = self._stream("adapt")
         data = self._drawn(self._batches(rng, steps), "adapt")
         (beside,) = self._fixed(data, ())
-        whole = self.with_private(start)
-        self._load(whole)
+        self._load(self.with_private(start))
         with self._dropout(rng):
             for i in range(len(data)):
                 self._backward(data, i, (), [None if beside is None else beside[i]], ())
@@ -212,10 +211,9 @@ class Learner:
 
     @torch.no_grad()
     def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
-        """Mean loss of each model on the participant's own training data, ``(len(models),)`` float64.
+        """Mean loss of each model on the participant's training data, ``(len(models),)`` float64.
 
-        It is plain, like what is measured: class weights and label smoothing change what is trained, and not what it
-        means that one model fits better than another.
+        It is the plain loss, as when models are measured: without class weights and label smoothing.
 
         Args:
             models: the models to compare.
@@ -238,12 +236,12 @@ class Learner:
 
     @torch.no_grad()
     def tested(self, model: Params | Served) -> Tensor:
-        """The outputs ``(n, classes, ...)`` of a model, or of an ensemble, for the participant's own test split."""
+        """The outputs ``(n, classes, ...)`` of a model, or of an ensemble, for the participant's test split."""
         served = Served.of(self.complete(model))
         return combined(self._predict(served.models, self._test.x), served.vote, self._runtime.task.link)
 
     def measured(self, outputs: Tensor) -> dict[str, float]:
-        """What the run's task measures of a model by these outputs for the participant's own test split."""
+        """What the run's task measures of a model by these outputs for the participant's test split."""
         return self._runtime.task.measured(outputs, self._test.y, self._runtime.settings.measures)
 
     def score_counts(self, outputs: Tensor) -> np.ndarray | None:
@@ -252,24 +250,18 @@ class Learner:
         return score_counts(outputs, self._test.y, task.link, bins, getattr(task, "threshold", 0.5))
 
     def evaluate(self, model: Params | Served) -> dict[str, float]:
-        """What the run's task measures of a model, or of an ensemble, on the participant's own test split."""
+        """What the run's task measures of a model, or of an ensemble, on the participant's test split."""
         return self.measured(self.tested(model)) if self.tests else {}
 
     def resampled(self, outputs: Tensor, names: Iterable[str], times: int) -> Replicates | None:
-        """What is measured by the same outputs when the test split is drawn anew so many times; None for no times.
-
-        Args:
-            outputs: see `tested`.
-            names: of the measures.
-            times: how often.
-        """
+        """What is measured by these outputs when the test split is drawn anew ``times`` times; None for no times."""
         if not times:
             return None
         runtime, test = self._runtime, self._test
-        whose = (runtime.seed, self._drawer, key_of(test.x, test.y))
-        rows = drawn_rows(*whose, len(test), times)
+        stream_key = (runtime.seed, self._drawer, key_of(test.x, test.y))
+        rows = drawn_rows(*stream_key, len(test), times)
         values = replicates(runtime.task, outputs, test.y, names, rows, runtime.should_stop)
-        return Replicates(draw_of(*whose), values)
+        return Replicates(draw_of(*stream_key), values)
 
     def _stream(self, purpose: str) -> np.random.Generator:
         return stream(self._runtime.seed, self._drawer, self.round, self._part + purpose)
@@ -351,7 +343,7 @@ class Learner:
         return batches[:steps]
 
     def _drawn(self, indices: list[Tensor], purpose: str) -> Batches:
-        """The batches of these samples, transformed by the run's chain with draws from a stream of their own."""
+        """The batches of these samples; the run's transforms have a random stream of their own."""
         augment = self._runtime.augment
         seeds = () if augment is None else self._stream(f"{purpose} augment").integers(2**62, size=len(indices))
         return Batches(self._train, indices, augment, [int(seed) for seed in seeds])
@@ -360,5 +352,5 @@ class Learner:
         """Outputs ``(len(models), n, classes, ...)``, or features ``(len(models), n, d)``."""
         if self._runtime.should_stop():
             raise AbortedError(f"aborted while {self.participant} was evaluating")
-        whole = [self.with_private(model) for model in models]
-        return self._runtime.predictor(whole, features, training)(x)
+        complete = [self.with_private(model) for model in models]
+        return self._runtime.predictor(complete, features, training)(x)

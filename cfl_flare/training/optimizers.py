@@ -54,21 +54,16 @@ class Optimizer(ABC):
     def _state(self) -> dict[str, Tensor]:
         """What it remembers, by names of a participant's memory, each ``(layout.parameter_size,)``."""
 
-    @abstractmethod
-    def _take(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on from a state that `_state` returned."""
-
     @torch.no_grad()
     def recall(self, memory: Mapping[str, Params]) -> None:
         """Goes on from what `keep` left in a participant's memory; afresh where it left nothing."""
         state = self._state()
-        there = state.keys() <= memory.keys()
+        remembered = state.keys() <= memory.keys()
         for name, tensor in state.items():
-            if there:
+            if remembered:
                 tensor.copy_(torch.from_numpy(memory[name].vector[: tensor.numel()]))
             else:
                 tensor.zero_()
-        self._take(state)
 
     def keep(self, memory: MutableMapping[str, Params], held: Sequence[slice]) -> None:
         """Writes the state to a participant's memory; that of parameters that were held is reset."""
@@ -89,11 +84,7 @@ class SGD(Optimizer):
         self._momentum = torch.zeros_like(resident.gradient) if settings.momentum else None
 
     def _move(self, lr: float) -> None:
-        """By torch's function and not its class.
-
-        A ``torch.optim.SGD`` imports torch's compiler, which doubles the processor time in which a site's process
-        starts.
-        """
+        # Not torch.optim.SGD: it imports torch's compiler, which doubles the time in which a site's process starts.
         sgd(
             [self._resident.parameters],
             [self._resident.gradient],
@@ -109,9 +100,6 @@ class SGD(Optimizer):
 
     def _state(self) -> dict[str, Tensor]:
         return {} if self._momentum is None else {"momentum": self._momentum}
-
-    def _take(self, state: Mapping[str, Tensor]) -> None:
-        """The buffer is the state."""
 
 
 class Adam(Optimizer):
@@ -144,9 +132,10 @@ class Adam(Optimizer):
             self._steps[part] = count
         return {"adam_mean": self._mean, "adam_square": self._square, "adam_steps": self._steps}
 
-    def _take(self, state: Mapping[str, Tensor]) -> None:
-        """Neighbours with the same number of steps are one slice: mostly there is one for all."""
-        counts, sizes = (found.tolist() for found in torch.unique_consecutive(self._steps, return_counts=True))
+    def recall(self, memory: Mapping[str, Params]) -> None:
+        super().recall(memory)
+        # Neighbours with the same number of steps are one slice: mostly there is one for all.
+        counts, sizes = (tensor.tolist() for tensor in torch.unique_consecutive(self._steps, return_counts=True))
         ends = np.cumsum(sizes).tolist()
         self._counts = [(slice(end - size, end), int(count)) for end, size, count in zip(ends, sizes, counts)]
 

@@ -103,10 +103,10 @@ class ResidentModel:
         starts, named = {s.start for s in slices}, dict(self.module.named_parameters())
         entries = [e for e in self.layout.entries if e.kind == "parameter" and e.offset in starts]
         held = [named[e.name] for e in entries if named[e.name].requires_grad]
-        kept = [self.flat[s].clone() for s in slices]
+        before = [self.flat[s].clone() for s in slices]
 
         def put_back() -> None:
-            for s, values in zip(slices, kept):
+            for s, values in zip(slices, before):
                 self.flat[s] = values
 
         for parameter in held:
@@ -120,13 +120,13 @@ class ResidentModel:
     @contextlib.contextmanager
     def keeping_statistics(self) -> Iterator[None]:
         """Restores the buffers, such as BatchNorm's running statistics, at its end."""
-        kept = [self.flat[self.layout.parameter_size :], *self._counters]
-        before = [tensor.clone() for tensor in kept]
+        buffers = [self.flat[self.layout.parameter_size :], *self._counters]
+        before = [tensor.clone() for tensor in buffers]
         try:
             yield
         finally:
             with torch.no_grad():
-                for tensor, old in zip(kept, before):
+                for tensor, old in zip(buffers, before):
                     tensor.copy_(old)
 
     def read(self) -> Params:

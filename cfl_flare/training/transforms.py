@@ -9,7 +9,6 @@ are bounded. The table needs neither torch nor torchvision, so that settings are
 from __future__ import annotations
 
 import difflib
-import math
 import reprlib
 from collections.abc import Mapping
 from typing import Any
@@ -24,36 +23,17 @@ LARGEST_SIDE = 4096
 LARGEST_NUMBER = 1e4
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def _numbers(low: float, high: float, most: int = 1, integer: bool = False) -> Bounds:
+    """A number in a range, or a list of up to ``most``."""
+    text = f"a {'whole ' * integer}number in [{low:g}, {high:g}]" + f", or a list of up to {most}" * (most > 1)
+    kinds = int if integer else (int, float)
 
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(low: float, high: float) -> Bounds:
-    return Bounds(f"a number in [{low:g}, {high:g}]", lambda v: _is_number(v) and low <= v <= high)
-
-
-def _numbers(low: float, high: float, most: int) -> Bounds:
     def hold(value: Any) -> bool:
-        values = value if isinstance(value, (list, tuple)) else [value]
-        return 1 <= len(values) <= most and all(_is_number(v) and low <= v <= high for v in values)
+        values = value if most > 1 and isinstance(value, (list, tuple)) else [value]
+        numbers = [v for v in values if isinstance(v, kinds) and not isinstance(v, bool)]
+        return 1 <= len(values) <= most and len(numbers) == len(values) and all(low <= v <= high for v in numbers)
 
-    return Bounds(f"a number in [{low:g}, {high:g}], or a list of up to {most}", hold)
-
-
-def _whole(low: int, high: int) -> Bounds:
-    return Bounds(f"a whole number in [{low}, {high}]", lambda v: _is_whole(v) and low <= v <= high)
-
-
-def _pixels(low: int, most: int) -> Bounds:
-    def hold(value: Any) -> bool:
-        values = value if isinstance(value, (list, tuple)) else [value]
-        return 1 <= len(values) <= most and all(_is_whole(v) and low <= v <= LARGEST_SIDE for v in values)
-
-    return Bounds(f"a whole number in [{low}, {LARGEST_SIDE}], or a list of up to {most}", hold)
+    return Bounds(text, hold)
 
 
 def _one_of(*choices: Any) -> Bounds:
@@ -61,11 +41,11 @@ def _one_of(*choices: Any) -> Bounds:
     return Bounds(text, lambda v: isinstance(v, type(choices[0])) and v in choices)
 
 
-SHARE, CHANNELS = _number(0, 1), _numbers(0, 1, 16)
+SHARE, CHANNELS = _numbers(0, 1), _numbers(0, 1, 16)
 ANY = _numbers(-LARGEST_NUMBER, LARGEST_NUMBER, 4)
 RANGE = _numbers(0, LARGEST_NUMBER, 2)
 HUE, FLAG = _numbers(-0.5, 0.5, 2), _one_of(True, False)
-SIZE, PADDING = _pixels(1, 2), _pixels(0, 4)
+SIZE, PADDING = _numbers(1, LARGEST_SIDE, 2, integer=True), _numbers(0, LARGEST_SIDE, 4, integer=True)
 PADDING_MODE = _one_of("constant", "edge", "reflect", "symmetric")
 MOVED = {"interpolation": _one_of("nearest", "bilinear"), "fill": CHANNELS}
 SCALED = {"interpolation": _one_of("nearest", "bilinear", "bicubic"), "antialias": FLAG}
@@ -98,23 +78,28 @@ COLOUR: dict[str, Mapping[str, Bounds]] = {
     "RandomChannelPermutation": {},
     "RandomGrayscale": CHANCE,
     "RandomInvert": CHANCE,
-    "RandomPosterize": {"bits": _whole(0, 8), **CHANCE},
+    "RandomPosterize": {"bits": _numbers(0, 8, integer=True), **CHANCE},
     "RandomSolarize": {"threshold": SHARE, **CHANCE},
-    "RandomAdjustSharpness": {"sharpness_factor": _number(0, LARGEST_NUMBER), **CHANCE},
+    "RandomAdjustSharpness": {"sharpness_factor": _numbers(0, LARGEST_NUMBER), **CHANCE},
     "RandomAutocontrast": CHANCE,
     "RandomEqualize": CHANCE,
     "GaussianBlur": {"kernel_size": SIZE, "sigma": RANGE},
-    "GaussianNoise": {"mean": _number(-1, 1), "sigma": _number(0, LARGEST_NUMBER)},
+    "GaussianNoise": {"mean": _numbers(-1, 1), "sigma": _numbers(0, LARGEST_NUMBER)},
 }
 POLICIES: dict[str, Mapping[str, Bounds]] = {
     "AutoAugment": {"policy": _one_of("imagenet", "cifar10", "svhn"), **MOVED},
-    "RandAugment": {"num_ops": _whole(1, 10), "magnitude": _whole(0, 99), "num_magnitude_bins": _whole(2, 100)} | MOVED,
-    "TrivialAugmentWide": {"num_magnitude_bins": _whole(2, 100), **MOVED},
+    "RandAugment": {
+        "num_ops": _numbers(1, 10, integer=True),
+        "magnitude": _numbers(0, 99, integer=True),
+        "num_magnitude_bins": _numbers(2, 100, integer=True),
+    }
+    | MOVED,
+    "TrivialAugmentWide": {"num_magnitude_bins": _numbers(2, 100, integer=True), **MOVED},
     "AugMix": {
-        "severity": _whole(1, 10),
-        "mixture_width": _whole(1, 10),
-        "chain_depth": _whole(1, 10),
-        "alpha": _number(0.01, 100),
+        "severity": _numbers(1, 10, integer=True),
+        "mixture_width": _numbers(1, 10, integer=True),
+        "chain_depth": _numbers(1, 10, integer=True),
+        "alpha": _numbers(0.01, 100),
         "all_ops": FLAG,
         **MOVED,
     },
@@ -122,19 +107,9 @@ POLICIES: dict[str, Mapping[str, Bounds]] = {
 # torchvision leaves masks out of these.
 WITHOUT_MASKS = ("RandomErasing", *POLICIES)
 ALLOWED = {**GEOMETRY, **COLOUR, **POLICIES}
-REQUIRED = {
-    "RandomRotation": "degrees",
-    "RandomAffine": "degrees",
-    "RandomCrop": "size",
-    "RandomResizedCrop": "size",
-    "CenterCrop": "size",
-    "Pad": "padding",
-    "Resize": "size",
-    "RandomPosterize": "bits",
-    "RandomSolarize": "threshold",
-    "RandomAdjustSharpness": "sharpness_factor",
-    "GaussianBlur": "kernel_size",
-}
+# The first setting of these has no default.
+REQUIRED = {"RandomRotation", "RandomAffine", "RandomCrop", "RandomResizedCrop", "CenterCrop", "Pad", "Resize"}
+REQUIRED |= {"RandomPosterize", "RandomSolarize", "RandomAdjustSharpness", "GaussianBlur"}
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
@@ -158,7 +133,7 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
         has = f"it has {', '.join(known)}" if known else "it has none"
         require(key in known, f"{named(text)}: unknown setting {key!r}; {has}")
         require(known[key].hold(value), f"{named(text)}: {key} = {value!r} should be {known[key].text}")
-    needed = REQUIRED.get(name)
+    needed = next(iter(known), None) if name in REQUIRED else None
     require(needed is None or needed in settings, f"{named(text)}: {needed!r} is missing; write {name}:{needed}=...")
     return name, settings
 
@@ -169,9 +144,9 @@ def check_augment(given: Any) -> tuple[str, ...]:
     Raises:
         ConfigError: naming the transform, the value and the way out.
     """
-    one_text = f"training: augment = {reprlib.repr(given)} should be a list of transforms"
-    require(isinstance(given, (list, tuple)), f"{one_text}: write ['RandomHorizontalFlip:p=0.5', ...]")
-    require(len(given) <= MOST_TRANSFORMS, f"{one_text}, of up to {MOST_TRANSFORMS}; leave some out")
+    wanted = f"training: augment = {reprlib.repr(given)} should be a list of transforms"
+    require(isinstance(given, (list, tuple)), f"{wanted}: write ['RandomHorizontalFlip:p=0.5', ...]")
+    require(len(given) <= MOST_TRANSFORMS, f"{wanted}, of up to {MOST_TRANSFORMS}; leave some out")
     for text in given:
         parsed(text)
     return tuple(given)
