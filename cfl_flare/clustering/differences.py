@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import combinations
 from math import comb
 
@@ -18,11 +18,15 @@ EXACT = 1 - 1e-6
 MOST_GROUPS = 2_000_000
 
 
-def exposed(sets: Collection[frozenset[str]], floor: int) -> set[frozenset[str]]:
-    """The smallest groups of fewer than ``floor`` members of whom a weighted sum follows from the sums over these sets.
+def exposed(sums: Collection[Collection[str]], floor: int) -> set[frozenset[str]]:
+    """The smallest groups of fewer than ``floor`` members of whom a weighted sum follows from these sums.
 
-    All combinations of sums count, not differences of two alone. Members that are in the same sets cannot be told
-    apart, so they count as one class. A group follows if the space that the sets span has a vector in it.
+    All combinations of sums count, not differences of two alone. Members with the same shares of all sums cannot be
+    told apart, so they count as one class. A group follows if the space that the sums span has a vector in it.
+
+    Args:
+        sums: the members of each; in a mapping, each member's share.
+        floor: the fewest members of whom a sum may follow.
 
     Raises:
         DifferenceError: there are too many groups to look at.
@@ -32,17 +36,20 @@ def exposed(sets: Collection[frozenset[str]], floor: int) -> set[frozenset[str]]
     ({frozenset({'d'})}, set())
     >>> frozenset("c") in exposed([frozenset("abc"), frozenset("cde"), frozenset("abde")], 2)  # of which no two do
     True
+    >>> exposed([{"a": 1, "b": 1, "c": 0.5}, {"a": 1, "b": 1, "c": 0.25}], 2)
+    {frozenset({'c'})}
     """
-    classes: dict[tuple[bool, ...], list[str]] = {}
-    for member in sorted(frozenset().union(*sets)):
-        classes.setdefault(tuple(member in of for of in sets), []).append(member)
+    shares = [of if isinstance(of, Mapping) else dict.fromkeys(of, 1.0) for of in sums]
+    classes: dict[tuple[float, ...], list[str]] = {}
+    for member in sorted(frozenset().union(*shares)):
+        classes.setdefault(tuple(of.get(member, 0.0) for of in shares), []).append(member)
     small = [i for i, members in enumerate(classes.values()) if len(members) < floor]
     if not small:
         return set()
     many = sum(comb(len(small), count) for count in range(1, floor))
     if many > MOST_GROUPS:
         raise DifferenceError(
-            f"{len(sets)} means leave {many:,} groups of fewer than {floor} sites to look at, above {MOST_GROUPS:,}. "
+            f"{len(sums)} means leave {many:,} groups of fewer than {floor} sites to look at, above {MOST_GROUPS:,}. "
             "So nobody knows whether a model of few follows; lower min_sites_per_cluster, or take another seed"
         )
     rows, names = np.array([*classes], np.float64), [*classes.values()]

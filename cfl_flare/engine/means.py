@@ -20,10 +20,12 @@ from cfl_flare.clustering.differences import exposed
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import append, json_lines, make_folder
 from cfl_flare.methods import Participant, ServerState, Update
-from cfl_flare.methods.state import heads
+from cfl_flare.methods.state import heads, shares_in
 from cfl_flare.results import schema
 
 FOLDER, SETS = "_means", "sets"
+# Whose updates a mean is of: each member, and its share.
+Members = frozenset[tuple[str, float]]
 
 
 class Means:
@@ -38,12 +40,14 @@ class Means:
     """
 
     def __init__(self, file: Path, floor: int):
-        self._file, self._floor, self._sets = file, floor, set[frozenset[str]]()
-        fits = schema.each(schema.each(schema.text))
+        self._file, self._floor, self._means = file, floor, set[Members]()
+        names, shares = schema.each(schema.text), schema.named(schema.number)
+        valid = schema.each(lambda of: names(of) or shares(of))
         for line in json_lines(file) if file.exists() else ():
-            if not fits(line.get(SETS)):
+            if not valid(line.get(SETS)):
                 raise FileError(f"cannot read {file}: a line does not say whose means were made; correct or remove it")
-            self._sets.update(map(frozenset, line[SETS]))
+            for of in line[SETS]:
+                self._means.add(frozenset((of if isinstance(of, dict) else dict.fromkeys(of, 1.0)).items()))
 
     def make(
         self, before: ServerState, updates: Sequence[Update], participants: Mapping[str, Participant]
@@ -62,33 +66,42 @@ class Means:
             FileError: they cannot be written.
         """
         starts = {slot: _checksum(model.vector) for slot, model in before.bank.items()}
-        members: dict[str, set[str]] = {}
+        members: dict[str, dict[str, float]] = {}
         for update in heads(updates):
-            for slot, means in (update.counts_in or {}).items():
-                for mean in means:
-                    members.setdefault(mean, set()).add(f"{participants[update.participant].site} {starts[slot]}")
-        new = set(map(frozenset, members.values())) - self._sets
+            for slot, shares in shares_in(update.counts_in or {}).items():
+                member = f"{participants[update.participant].site} {starts[slot]}"
+                for mean, share in shares.items():
+                    of = members.setdefault(mean, {})
+                    of[member] = min(1.0, of.get(member, 0.0) + share)
+        new = {frozenset(of.items()) for of in members.values()} - self._means
         if not new:
             return None
         linked = self._linked(new)
-        groups = exposed(linked | new, self._floor) - exposed(linked, self._floor)
+        earlier, all_means = ([dict(of) for of in means] for means in (linked, linked | new))
+        groups = exposed(all_means, self._floor) - exposed(earlier, self._floor)
         if groups:
             return (
                 "difference: with means that were made before from the same model, one over fewer than "
                 f"{self._floor} sites would follow; wait for sites that are missing, or give the run another seed"
             )
         make_folder(self._file.parent, private=True)
-        append(self._file, json.dumps({SETS: sorted(map(sorted, new))}) + "\n")
-        self._sets |= new
+        append(self._file, json.dumps({SETS: list(map(_as_json, sorted(new, key=sorted)))}) + "\n")
+        self._means |= new
         return None
 
-    def _linked(self, new: set[frozenset[str]]) -> set[frozenset[str]]:
-        """The sets that have members in common with new ones, or with such sets."""
-        linked, reached = set[frozenset[str]](), frozenset[str]().union(*new)
-        while further := {of for of in self._sets - linked if of & reached}:
+    def _linked(self, new: set[Members]) -> set[Members]:
+        """The means that have members in common with new ones, or with such means."""
+        linked, reached = set[Members](), {name for of in new for name, _ in of}
+        while further := {of for of in self._means - linked if any(name in reached for name, _ in of)}:
             linked |= further
-            reached = reached.union(*further)
+            reached |= {name for of in further for name, _ in of}
         return linked
+
+
+def _as_json(members: Members) -> list[str] | dict[str, float]:
+    """The names alone, if all shares are 1."""
+    shares = dict(sorted(members))
+    return list(shares) if set(shares.values()) == {1.0} else shares
 
 
 def _checksum(vector: np.ndarray) -> str:

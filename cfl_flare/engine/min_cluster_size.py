@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cfl_flare.clustering.floor import Census, Floor
+from cfl_flare.clustering.floor import Census, Floor, Mixture, memberships
 from cfl_flare.clustering.kmeans import squared_distances, stacked
 from cfl_flare.core.config import require
 from cfl_flare.engine.settings import ServerSettings
@@ -64,7 +64,7 @@ class ClusterFloor:
 
     def _small(self, state: ServerState) -> list[int]:
         census = census_of(self._participants.values(), self._settings.floor)
-        return sorted(census.small(state.assignment.items()))
+        return sorted(census.small(memberships(state.assignment)))
 
     def changes(self, after: ServerState, notes: Mapping[str, Any]) -> dict[str, Any]:
         """What the floor changed in the round that led to a state, for its record; one line of it is logged.
@@ -122,19 +122,27 @@ def under_floor(method: Method, before: ServerState, updates: Sequence[Update], 
 
     Methods of this package ask `ServerState.sizes` while they assign, and leave nothing to do but where a participant
     joins late. Costs are squared distances of a participant's vector (`Method.vector`) to the mean vector of a
-    cluster's members in this round, or to its centre if all are absent. Where participants choose themselves, or the
-    M-step takes no other assignment, it stays as it is.
+    cluster's members in this round, or to its centre if all are absent. Where participants choose themselves, the
+    assignment has mixtures, or the M-step takes no other assignment, it stays as it is.
 
     Args:
         method: the run's.
         before: the state before the round, with its census.
         updates: the round's; read twice.
         assignment: their clusters.
+
+    Raises:
+        ConfigError: it has mixtures, and the method does not declare them.
     """
     census = before.census
     everyone = {**before.assignment, **assignment}
-    chosen = any(u.cluster is not None for u in heads(updates))
-    if census is None or chosen or not (assignment and method.traits.mergeable and census.small(everyone.items())):
+    mixed = any(isinstance(cluster, Mixture) for cluster in everyone.values())
+    require(
+        method.traits.mixes or not mixed,
+        f"method {method.label}: assign returns mixtures of clusters, but its traits do not declare mixes; declare it",
+    )
+    stays = mixed or any(u.cluster is not None for u in heads(updates)) or not method.traits.mergeable
+    if census is None or stays or not (assignment and census.small(memberships(everyone))):
         return assignment
     clustering, names = Clustering.of(method, before), [u.participant for u in heads(updates)]
     labels = np.array([assignment[name] for name in names])
@@ -155,34 +163,34 @@ def under_floor(method: Method, before: ServerState, updates: Sequence[Update], 
 
 def small_means(
     updates: Iterable[Update],
-    weights: Mapping[K, Mapping[str, float]],
+    counted: Iterable[tuple[str, K, float, float]],
     participants: Mapping[str, Participant],
     floor: Floor,
-    share: float = 1.0,
+    largest_share: float = 1.0,
 ) -> set[K]:
     """The names of a round's means that too few sites make, or of too few samples, or in which one site counts most.
 
     A mean over few sites is those sites' model, even of a cluster that has more: others may not take part in the round.
-    A site's sums count for that site.
+    A site's sums count for that site. If a model counts in several means, its site and its samples count in each by
+    the share that this has of the model's weight.
 
     Args:
         updates: the round's.
-        weights: by mean, the participants of which a model counts in it, with its weight.
+        counted: participants, a mean in which a model of theirs counts, its weight there, and the share that this is.
         participants: all of the run's.
         floor: what a mean needs.
-        share: the largest that a site may have of a mean's weight.
+        largest_share: what a site may have of a mean's weight.
     """
-    most = set()
-    for mean, of in weights.items():
-        sites: dict[str, float] = {}
-        for name, weight in of.items():
-            sites[participants[name].site] = sites.get(participants[name].site, 0.0) + weight
-        if max(sites.values()) > share * sum(sites.values()) * (1 + ROUNDED):
-            most.add(mean)
+    sites: dict[K, dict[str, float]] = {}
+    shares: dict[tuple[str, K], float] = {}
+    for name, mean, weight, share in counted:
+        of, site = sites.setdefault(mean, {}), participants[name].site
+        of[site] = of.get(site, 0.0) + weight
+        shares[name, mean] = min(1.0, shares.get((name, mean), 0.0) + share)
+    most = {k for k, of in sites.items() if max(of.values()) > largest_share * sum(of.values()) * (1 + ROUNDED)}
     samples = {name: p.samples for name, p in participants.items()}
     for update in updates:
         if update.carrier is not None:
             samples[update.carrier] += samples[update.participant]
-    counted = {name: replace(p, samples=samples[name]) for name, p in participants.items()}
-    members = [(name, mean) for mean, of in weights.items() for name in of]
-    return most | census_of(counted.values(), floor).small(members)
+    everyone = [replace(p, samples=samples[name]) for name, p in participants.items()]
+    return most | census_of(everyone, floor).small((name, mean, share) for (name, mean), share in shares.items())

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from cfl_flare.clustering.floor import memberships, recorded
 from cfl_flare.core.config import build, from_dict, one_line, require, require_whole
 from cfl_flare.core.errors import CFLError, ConfigError, DataError, PayloadError, RunFailedError
 from cfl_flare.core.files import atomic_write, check_memory
@@ -178,7 +179,7 @@ class Finished:
             self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))
             most = max(len(self.summary["participants"]), len(self.state.bank))
             clusters = self.method.clusters_in(self.state)
-            known = all(whole(k) and k < clusters for k in self.state.assignment.values())
+            known = all(whole(k) and k < clusters for _, k, _ in memberships(self.state.assignment))
             require(
                 clusters <= most and known,
                 f"{self.folder}: {clusters} clusters of {most} participants do not fit its state; the run is damaged",
@@ -291,7 +292,7 @@ def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict
                 "name": one.name,
                 "samples": len(one.train),
                 "group": one.group,
-                "cluster": joined[one.name].cluster,
+                **recorded(joined[one.name].cluster),
                 "rounds": joined[one.name].rounds,
                 **metrics[one.name],
             }

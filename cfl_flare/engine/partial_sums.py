@@ -50,6 +50,8 @@ def no_sums(method: Method, settings: ServerSettings) -> str:
     if not method.traits.averages_only:
         needs = "needs the model of each participant, or does not declare averages_only"
         return f"method {method.label} {needs}; leave site_sums out"
+    if method.traits.mixes:
+        return f"in method {method.label} a model may count in several means; leave site_sums out"
     asked = [name for name in ("keep_features", "reject_outliers") if getattr(settings, name)]
     asked += ["aggregation"] if settings.aggregation != "mean" else []
     return f"{asked[0]} needs the model of each participant; leave one of the two out" if asked else ""

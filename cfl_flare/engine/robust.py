@@ -23,7 +23,7 @@ from cfl_flare.engine.clipping import layer_slices
 from cfl_flare.engine.min_cluster_size import small_means
 from cfl_flare.engine.settings import LARGEST_SHARE, ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
-from cfl_flare.methods.state import Counts, Mapped, heads, without
+from cfl_flare.methods.state import Counts, Mapped, heads, shares_in, without
 from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.results.floor import ARRAYS
 
@@ -41,6 +41,11 @@ def check_robust(method: Method, settings: ServerSettings) -> None:
         f"run: aggregation = {settings.aggregation!r} replaces means inside clusters, but method {method.label} "
         "computes more than means, or declares neither averages_only nor mergeable in its traits; leave it out, and "
         "clip_norm and reject_outliers still work",
+    )
+    require(
+        settings.aggregation == "mean" or not method.traits.mixes,
+        f"run: aggregation = {settings.aggregation!r} replaces means, but in method {method.label} a model may count "
+        "in several; leave it out",
     )
 
 
@@ -60,6 +65,7 @@ class Guard:
     def __init__(self, method: Method, settings: ServerSettings, participants: Mapping[str, Participant]):
         check_robust(method, settings)
         self.notes: dict[str, list[str]] = {}
+        self._shares: dict[Counted, float] = {}
         self._method, self._settings, self._participants = method, settings, participants
 
     def outliers(self, before: ServerState, updates: Sequence[Update]) -> dict[str, str]:
@@ -121,6 +127,7 @@ class Guard:
         """
         self.notes = {}
         weights: dict[Counted, float] = {}
+        self._shares = {}
         for update in heads(updates):
             weights |= self._weights(before, update, assignment)
         if self._settings.hold_small_clusters:
@@ -151,6 +158,8 @@ class Guard:
             require(not wrong, f"{where} gives {update.participant}'s {slot} the weights {wrong}; they should be >= 0")
             stays = update.weight is None or list(means) in ([], [slot])
             require(stays, f"{where} moves sums of a site from {slot} to {list(means)}; set site_sums = False")
+        for slot, shares in shares_in(counts).items():
+            self._shares |= {(update.participant, slot, mean): share for mean, share in shares.items()}
         return {(update.participant, s, name): w for s, means in counts.items() for name, w in means.items() if w}
 
     def _held_back(
@@ -160,7 +169,8 @@ class Guard:
         members: dict[str, dict[str, float]] = {}
         for (name, _, mean), weight in weights.items():
             members.setdefault(mean, {})[name] = weight
-        small = small_means(heads(updates), members, self._participants, self._settings.floor)
+        counted = ((name, mean, w, self._shares[name, slot, mean]) for (name, slot, mean), w in weights.items())
+        small = small_means(heads(updates), counted, self._participants, self._settings.floor)
         held = {name for mean in small for name in members[mean]}
         held |= {u.participant for u in heads(updates) if u.carrier in held}
         self.notes |= {"held_back": sorted(held)} if held else {}
@@ -183,11 +193,11 @@ class Guard:
         }
         gone: set[tuple[str, str, str]] = set()
         while True:
-            left: dict[tuple[str, str], dict[str, float]] = {}
-            for (name, slot, mean, array), weight in places.items():
-                if (name, slot, array) not in gone:
-                    of = left.setdefault((mean, array), {})
-                    of[name] = of.get(name, 0.0) + weight
+            left = (
+                (name, (mean, array), weight, self._shares[name, slot, mean])
+                for (name, slot, mean, array), weight in places.items()
+                if (name, slot, array) not in gone
+            )
             small = small_means(heads(updates), left, self._participants, self._settings.floor, self._largest_share)
             if not small:
                 break
@@ -257,10 +267,10 @@ class Guard:
         """The means whose robust statistic uses too few sites, or mostly one."""
         floor = Floor(self._settings.min_sites_per_cluster or 1, self._settings.floor.samples)
         even = self._settings.aggregation != "krum"
-        weights: dict[str, dict[str, float]] = {}
-        for mean, members in used.items():
-            weights[mean] = {name: 1.0 if even else weight for name, _, weight in members}
-        return small_means(heads(updates), weights, self._participants, floor, self._largest_share)
+        counted = (
+            (name, mean, 1.0 if even else weight, 1.0) for mean, members in used.items() for name, _, weight in members
+        )
+        return small_means(heads(updates), counted, self._participants, floor, self._largest_share)
 
     def _used(self, members: Sequence[Member], layers: Sequence[slice], left_out: set[str]) -> Sequence[Member]:
         """Those of which the statistic is made; Krum leaves some out."""

@@ -25,7 +25,7 @@ from cfl_flare.core.config import require
 from cfl_flare.core.params import Params, weighted_mean
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Method, ServerState
-from cfl_flare.methods.slots import GLOBAL, cluster_slot
+from cfl_flare.methods.slots import COMMON_WEIGHTS, GLOBAL, cluster_slot
 
 # Begins the names of its arrays in the server's state, as no method's do.
 PREFIX = "server_optimizer."
@@ -123,7 +123,7 @@ def _commons(state: ServerState) -> dict[str, Mapping[str, float]]:
     for slot in state.bank:
         part, _, name = slot.rpartition(".")
         extras = state.extras.get(part, {}) if part else state.extras
-        if name == GLOBAL and "weights" in extras:
-            centres = [f"{part}{'.' * bool(part)}{cluster_slot(k)}" for k in range(len(extras["weights"]))]
-            found[slot] = dict(zip(centres, extras["weights"]))
+        if name == GLOBAL and COMMON_WEIGHTS in extras:
+            centres = [f"{part}{'.' * bool(part)}{cluster_slot(k)}" for k in range(len(extras[COMMON_WEIGHTS]))]
+            found[slot] = dict(zip(centres, extras[COMMON_WEIGHTS]))
     return found

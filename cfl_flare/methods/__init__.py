@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cfl_flare.clustering.floor import Mixture
 from cfl_flare.core.config import build, class_path, from_dict
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.methods.auto_k import AUTO, AutoK, automatic
@@ -128,6 +129,7 @@ __all__ = [
     "KnowledgeSharing",
     "Local",
     "Method",
+    "Mixture",
     "Participant",
     "Penalty",
     "PerFedAvg",

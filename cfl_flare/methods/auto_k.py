@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import repeat
 from typing import Any, ClassVar
 
 import numpy as np
@@ -67,6 +68,10 @@ class AutoK(Wrapper):
             require(whole, f"{self.where}: shared_backbone = True leaves no whole models to compare; leave it out")
             warm = not self.base.warm_start
             require(warm, f"{self.where}: warm_start = True does what the warm-up does anyway; leave it out")
+        lacking = self.base.traits.lacking("compares_models", "serves_one")
+        require(not lacking, f"{self.where}: base = {self.base.label!r} does not declare {', '.join(lacking)}")
+        hard = not self.base.traits.mixes
+        require(hard, f"{self.where}: base = {self.base.label!r} mixes clusters, of which none is found here")
         self._with(1)  # a penalty may be for one number of clusters alone
 
     def _with(self, k: int) -> Method:
@@ -128,9 +133,12 @@ class AutoK(Wrapper):
         return Plan(everyone=searches, fewest=1 + state.extras["half"] if searches else 1)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """The common model, then what the base sends."""
+        """The common model, then what the base sends, with the number of clusters found."""
         base = self.found(state)
-        return Download((COMMON,)) if base is None else base.distribute(self.state_of(state, 0), participant)
+        if base is None:
+            return Download((COMMON,))
+        sent = base.distribute(self.state_of(state, 0), participant)
+        return replace(sent, scalars={**sent.scalars, FOUND: base.clusters})
 
     def vector(self, state: ServerState, update: Update) -> np.ndarray:
         """As the base: a part of the trained model."""
@@ -158,8 +166,8 @@ class AutoK(Wrapper):
         rows, most = np.arange(len(names)), self.base.clusters
         number = number_of_clusters(products, most, seed=self.seed)
         while state.census is not None and number.k > 1 and most == self.base.clusters:
-            pairs = zip([names[i] for i in rows.tolist()], number.labels.tolist())
-            large = ~np.isin(number.labels, list(state.census.small(pairs)))
+            members = zip([names[i] for i in rows.tolist()], number.labels.tolist(), repeat(1.0))
+            large = ~np.isin(number.labels, list(state.census.small(members)))
             if large.all():
                 break
             if large.any():
@@ -167,8 +175,8 @@ class AutoK(Wrapper):
             else:  # all that differ are few: as many clusters as can be large enough
                 most = min(state.possible(most), most - 1)
             number = number_of_clusters(products[np.ix_(rows, rows)], most, seed=self.seed)
-        members = [rows[number.labels == k] for k in range(number.k)]
-        means = np.stack([np.bincount(of, minlength=len(names)) / len(of) for of in members])
+        clusters = [rows[number.labels == k] for k in range(number.k)]
+        means = np.stack([np.bincount(of, minlength=len(names)) / len(of) for of in clusters])
         distances = np.einsum("ki,ij,kj->k", means, products, means) - 2 * products @ means.T
         labels = distances.argmin(axis=1)
         labels[rows] = number.labels
@@ -242,8 +250,8 @@ class AutoK(Wrapper):
         return self.base.finetuned(learner, served)
 
     def _sent(self, download: Download) -> Method:
-        """The base, with the number of clusters for which its penalties were sent weights."""
-        return self._with(max(1, len(download.scalars.get("weights", ()))))
+        """The base with the number of clusters found."""
+        return self._with(download.scalars[FOUND])
 
 
 def automatic(cls: type[Method], settings: Mapping[str, Any], where: str) -> AutoK:

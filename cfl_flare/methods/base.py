@@ -16,12 +16,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from cfl_flare.clustering.floor import memberships, shares_of
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.methods.parts import check_part, known_part
 from cfl_flare.methods.penalties import Penalty
-from cfl_flare.methods.slots import GLOBAL, cluster_slot
+from cfl_flare.methods.slots import CLUSTER_WEIGHTS, COMMON_WEIGHTS, GLOBAL, HAS_CENTRES, cluster_slot
 from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update, heads
 from cfl_flare.methods.traits import Traits
 from cfl_flare.training.ensemble import Served
@@ -178,7 +179,7 @@ class Method(ABC):
 
     def terms(self, download: Download, own: str) -> list[Term]:
         """The terms added to the loss of a participant that starts from the model ``own``: those of the penalties."""
-        ready = "weights" in download.scalars  # a participant that starts from the common model is sent no weights
+        ready = HAS_CENTRES in download.scalars  # a participant that starts from the common model is sent no centres
         active = [p for p in self.penalties if ready or not p.of_clusters]
         return [term for p in active for term in p.terms(download, own, self.clusters)]
 
@@ -205,15 +206,16 @@ class Method(ABC):
     def with_penalties(self, state: ServerState, sent: Download) -> Download:
         """Adds to a download the models and weights that penalties of clusters need, once there are centres.
 
-        There are centres once `aggregate` has put ``weights`` into the state's extras. The round number does not tell,
-        as a round may fail, and CAM's warm-up makes no centres.
+        There are centres once `aggregate` has put ``has_centres`` into the state's extras. The round number does not
+        tell, as a round may fail, and CAM's warm-up makes no centres.
         """
         active = [p for p in self.penalties if p.of_clusters]
-        if not active or "weights" not in state.extras or GLOBAL in sent.slots:
+        if not active or not state.extras.get(HAS_CENTRES) or GLOBAL in sent.slots:
             return sent
         needed = dict.fromkeys(slot for p in active for slot in p.slots(self.clusters))
         to_train = tuple(slot for slot in needed if slot not in sent.slots)
-        return replace(sent, scalars={"weights": state.extras["weights"]}, to_train=to_train)
+        scalars = {HAS_CENTRES: True, CLUSTER_WEIGHTS: state.extras[COMMON_WEIGHTS]}
+        return replace(sent, scalars=scalars, to_train=to_train)
 
     def trained(self, learner: Learner, download: Download, own: str, cluster: int | None = None, **how: Any) -> Update:
         """Trains the model ``own`` and returns the update; ``how`` is passed on to `Learner.train`."""
@@ -241,10 +243,11 @@ class Method(ABC):
         return {slot: {slot: self.weight(update)} for slot in update.diffs}
 
     def by_cluster(self, update: Update, assignment: Assignment) -> Counts:
-        """The main model counts in the cluster that its participant is assigned to, others as `by_slot`."""
+        """The main model counts in its participant's cluster, in several by their shares; others as `by_slot`."""
         counts, cluster = dict(self.by_slot(update)), assignment.get(update.participant)
         if cluster is not None and counts:
-            counts[update.main_slot] = {cluster_slot(cluster): self.weight(update)}
+            weight = self.weight(update)
+            counts[update.main_slot] = {cluster_slot(k): share * weight for k, share in shares_of(cluster).items()}
         return counts
 
     def counted(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
@@ -274,7 +277,7 @@ class Method(ABC):
     def centres(self, state: ServerState, updates: Iterable[Update], assignment: Assignment) -> dict[str, Params]:
         """The same for each cluster's model; an empty cluster keeps its model, or begins with the common one."""
         means = self.means(state, updates, assignment)
-        clusters = max([self.clusters_in(state), *(k + 1 for k in assignment.values())])
+        clusters = max([self.clusters_in(state), *(k + 1 for _, k, _ in memberships(assignment))])
         return {slot: means.get(slot) or state.bank[GLOBAL] for slot in map(cluster_slot, range(clusters))}
 
     def cluster_weights(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> list[float]:
@@ -286,6 +289,15 @@ class Method(ABC):
                     weights[name] += means[name]
         total = sum(weights.values()) or 1.0  # all shares are zero if nobody trained a cluster's model
         return [weight / total for weight in weights.values()]
+
+    def with_common(
+        self, state: ServerState, centres: Mapping[str, Params], updates: Sequence[Update], assignment: Assignment
+    ) -> ServerState:
+        """The state after a round, with these centres and their mean by `cluster_weights` as the common model."""
+        weights = self.cluster_weights(state, updates, assignment)
+        common = self.common({**state.bank, **centres}, weights)
+        said = {HAS_CENTRES: True, COMMON_WEIGHTS: weights}
+        return state.after({**centres, GLOBAL: common}, assignment, **said)
 
     def common(self, models: Mapping[str, Params], weights: Sequence[float]) -> Params:
         """Theta_g, the weighted mean of the centres (thesis Eq. 5.6); it stays where all weights are zero."""

@@ -28,6 +28,7 @@ NEEDED = {
     "serves_one": "predicts with several models",
     "whole_models": "has its models in parts, as with shared_backbone = True, but only whole ones can be added",
     "takes_penalties": "trains without penalties, and lam > 0 is one",
+    "compares_models": "does not compare models, which are all that its warm-up has",
 }
 
 
@@ -68,12 +69,12 @@ class CAM(Wrapper):
         require(clusters, f"method cam: base = {self.base!r} should be a method that clusters: ifca, fesem or wecfl")
         super().__post_init__()
         traits = self.base.traits
-        pulled = () if self.chooses or not self.lam else ("takes_penalties",)
-        for trait in traits.lacking("shares_centres", "serves_one", "whole_models", *pulled):
+        compared = () if self.chooses else ("compares_models", *(("takes_penalties",) if self.lam else ()))
+        for trait in traits.lacking("shares_centres", "serves_one", "whole_models", *compared):
             lacks = f"base = {self.base.label} {NEEDED[trait]}, or does not declare the trait {trait}"
             raise ConfigError(f"method cam: {lacks}; leave that out, or take ifca, fesem or wecfl")
-        compared = traits.indicator is not None
-        require(not compared, f"method cam: base = {self.base.label!r} compares whole models, not sums; take another")
+        sums = traits.indicator is None
+        require(sums, f"method cam: base = {self.base.label!r} compares whole models, not sums; take another")
         require(self.weighting == "samples", "method cam: weighting belongs to its base; give it there")
         require(not self.base.finetune, "method cam: finetune belongs to the whole; give it to cam, not to its base")
 
@@ -125,6 +126,8 @@ class CAM(Wrapper):
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """The base's models, and Theta_g from a seed of its own."""
         state = self.base.start(initial, participants)
+        common = f"method cam: base = {self.base.label!r} has no common model ({GLOBAL!r}), which ends the warm-up"
+        require(self.chooses or GLOBAL in state.bank, f"{common}; take fesem or wecfl")
         return replace(state, bank={**state.bank, SHARED: initial(max(1, self.clusters))})
 
     @property

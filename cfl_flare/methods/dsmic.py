@@ -15,7 +15,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import derive
 from cfl_flare.core.settings import setting
-from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
+from cfl_flare.methods.base import Method, cluster_slot
 from cfl_flare.methods.maml import Adapting
 from cfl_flare.methods.state import Assignment, Counts, Download, Indicator, ServerState, Update, heads
 from cfl_flare.methods.traits import CLUSTERED, Traits
@@ -111,11 +111,9 @@ class FedDS(Method):
         For penalties that need it, the mean of the centres is kept as well (thesis Eq. 5.6).
         """
         centres = self.centres(state, updates, assignment)
-        if not self.penalties:
-            return state.after(centres, assignment)
-        weights = self.cluster_weights(state, updates, assignment)
-        common = self.common({**state.bank, **centres}, weights)
-        return state.after({**centres, GLOBAL: common}, assignment, weights=weights)
+        if self.penalties:
+            return self.with_common(state, centres, updates, assignment)
+        return state.after(centres, assignment)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The C centres."""

@@ -53,6 +53,8 @@ class Ensemble(Wrapper):
         )
         archived = [part.label for part in self.parts if part.traits.archives]
         require(not archived, f"method ensemble: parts = {archived} keep models on the server's disk; run them alone")
+        silent = [p.label for p in self.parts if type(p).assign is not Method.assign and not p.clusters]
+        require(not silent, f"method ensemble: parts = {silent} assign, but declare no clusters in their traits")
         clustering = [part.label for part in self.parts if part.clusters]
         require(len(clustering) <= 1, f"method ensemble: parts = {clustering} all cluster; take one of them")
         require(self.weighting == "samples", "method ensemble: weighting belongs to its parts; give it there")

@@ -14,7 +14,7 @@ from cfl_flare.clustering.kmeans import first_kmeans, stacked
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
-from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
+from cfl_flare.methods.base import Method, cluster_slot
 from cfl_flare.methods.parts import on_backbone, shared_backbone, whole_models
 from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update
 from cfl_flare.methods.traits import CLUSTERED, Traits
@@ -134,10 +134,9 @@ class IFCA(Method):
         With penalties, the mean of the K models is kept as well (thesis Eq. 5.6).
         """
         means = self.means(state, updates, assignment)
-        if not self.penalties:
-            return state.after(means, assignment)
-        weights = self.cluster_weights(state, updates, assignment)
-        return state.after({**means, GLOBAL: self.common(means, weights)}, assignment, weights=weights)
+        if self.penalties:
+            return self.with_common(state, means, updates, assignment)
+        return state.after(means, assignment)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The K models."""

@@ -19,7 +19,7 @@ from cfl_flare.core.config import build, from_dict, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import ROLES, Layout
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.methods.slots import GLOBAL, cluster_slot, part_slot
+from cfl_flare.methods.slots import CLUSTER_WEIGHTS, GLOBAL, cluster_slot, part_slot
 from cfl_flare.methods.state import Download
 from cfl_flare.training.penalties import ParameterContrast, Pull, RepresentationContrast, Term
 
@@ -77,7 +77,7 @@ class Penalty(ABC):
 
         Args:
             download: what the participant was sent, with this penalty's slots; for a penalty of clusters also the
-                clusters' weights, as the scalar ``weights``.
+                clusters' weights, as the scalar ``cluster_weights``.
             own: the slot of the model from which the participant starts.
             clusters: K.
         """
@@ -206,7 +206,7 @@ class KnowledgeSharing(Penalty):
         anchors = [download.model(slot).part("all") for slot in self.slots(clusters)]
         if not self.pairwise:
             return [Pull(lam, anchors[0], places)]
-        weights: list[float] = download.scalars["weights"]
+        weights: list[float] = download.scalars[CLUSTER_WEIGHTS]
         return [Pull(lam * weights[k], anchor, places) for k, anchor in enumerate(anchors) if k != index]
 
 

@@ -14,6 +14,7 @@ from cfl_flare.clustering.floor import Census, Sizes
 from cfl_flare.core.arrays import Archive
 from cfl_flare.core.params import Layout, Params
 
+# The cluster of each participant; a `Mixture` where it is in several, each with a share.
 Assignment = Mapping[str, int]
 
 # In which means each model that a participant trained counts, and with what weight: ``{slot: {mean: weight}}``.
@@ -21,6 +22,16 @@ Counts = Mapping[str, Mapping[str, float]]
 
 # Logits ``(len(models), samples, classes)`` of models on the server's indicator samples.
 Predict = Callable[[Sequence[Params]], np.ndarray]
+
+
+def shares_in(counts: Counts) -> dict[str, dict[str, float]]:
+    """Of each model that counts, the share of its weight that each mean has.
+
+    >>> shares_in({"cluster-0": {"cluster-0": 3.0, "cluster-1": 1.0}})
+    {'cluster-0': {'cluster-0': 0.75, 'cluster-1': 0.25}}
+    """
+    totals = {slot: sum(means.values()) for slot, means in counts.items()}
+    return {slot: {mean: w / totals[slot] for mean, w in means.items() if w} for slot, means in counts.items()}
 
 
 @dataclass(frozen=True)

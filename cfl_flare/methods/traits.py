@@ -31,6 +31,7 @@ class Traits:
         assigns_on_site: each participant chooses its cluster itself.
         averages_only: the M-step takes nothing but weighted means of the models, each where it was trained, so that
             sites can add up their own and a server's optimizer can step towards them.
+        mixes: a participant may be in several clusters, each with a share: a `cfl_flare.clustering.floor.Mixture`.
         mergeable: the M-step takes any assignment of the round's participants, so that small clusters can be filled up.
         shares_centres: K is fixed, a participant may be sent all centres, and the common model is their mean: what
             penalties of clusters and CAM build on.
@@ -54,6 +55,7 @@ class Traits:
     compares_models: bool = False
     assigns_on_site: bool = False
     averages_only: bool = _of_parts(False, all)
+    mixes: bool = False
     mergeable: bool = False
     shares_centres: bool = False
     whole_models: bool = False

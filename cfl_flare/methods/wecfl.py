@@ -90,10 +90,7 @@ class WeCFL(Method):
         The common model, for participants that have no cluster yet, becomes the mean of the centres, weighted by their
         clusters' weights in this round (thesis Eq. 5.6).
         """
-        centres = self.centres(state, updates, assignment)
-        weights = self.cluster_weights(state, updates, assignment)
-        common = self.common({**state.bank, **centres}, weights)
-        return state.after({**centres, GLOBAL: common}, assignment, weights=weights)
+        return self.with_common(state, self.centres(state, updates, assignment), updates, assignment)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from cfl_flare.clustering.floor import recorded
 from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.arrays import save_arrays
 from cfl_flare.core.config import require, unmarked
@@ -109,7 +110,7 @@ class Recorder:
         """Appends a round."""
         number, trained = measured.record["round"], set(measured.record["trained"])
         lines = [
-            {"round": number, "participant": n, "cluster": state.assignment.get(n), "trained": n in trained}
+            {"round": number, "participant": n, **recorded(state.assignment.get(n)), "trained": n in trained}
             for n in participants
         ]
         for name, new in ((ROUNDS, [measured.record]), (ASSIGNMENTS, lines)):
@@ -221,7 +222,7 @@ class Recorder:
                     "site": p.site,
                     **({p.unit: p.samples} if p.unit else {}),
                     "group": p.group,
-                    "cluster": state.assignment.get(p.name),
+                    **recorded(state.assignment.get(p.name)),
                     **({} if p.tested else {"tested": False}),
                     **({} if p.clipped is None else {"clipped": p.clipped}),
                     **points.get(p.name, {}),

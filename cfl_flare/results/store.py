@@ -22,11 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from cfl_flare.clustering.floor import Mixture
 from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.errors import CFLError, FileError, PayloadError
 from cfl_flare.core.files import atomic_write, make_folder, open_regular, parse_json, private_file, read_text, writing
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods import ServerState
+from cfl_flare.methods.slots import COMMON_WEIGHTS, HAS_CENTRES
 
 logger = logging.getLogger(__name__)
 
@@ -202,15 +204,27 @@ def _digest(path: Path) -> str:
 
 def state_metadata(state: ServerState) -> dict[str, Any]:
     """The part of a server's state that is not models, as JSON values."""
-    return {"assignment": dict(state.assignment), "round": state.round, "extras": dict(state.extras)}
+    assignment = {n: dict(k.shares) if isinstance(k, Mixture) else k for n, k in state.assignment.items()}
+    return {"assignment": assignment, "round": state.round, "extras": dict(state.extras)}
 
 
 def state_of(models: Mapping[str, Params], metadata: Mapping[str, Any]) -> ServerState:
     """The server's state from a version's models and metadata."""
     return ServerState(
         dict(models),
-        dict(metadata["assignment"]),
+        {name: _cluster(value) for name, value in metadata["assignment"].items()},
         int(metadata["round"]),
-        dict(metadata["extras"]),
+        _renamed(metadata["extras"]),
         dict(metadata.get("arrays", {})),
     )
+
+
+def _cluster(value: Any) -> int:
+    return Mixture({int(k): share for k, share in value.items()}) if isinstance(value, dict) else value
+
+
+def _renamed(extras: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's extras, and those of an ensemble's parts; a version before this one had ``weights`` for two names."""
+    new = {name: _renamed(value) if isinstance(value, dict) else value for name, value in extras.items()}
+    old = HAS_CENTRES not in new and isinstance(new.get("weights"), list)
+    return {**new, HAS_CENTRES: True, COMMON_WEIGHTS: new["weights"]} if old else new

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cfl_flare.cli.specs import build_named
+from cfl_flare.clustering.floor import memberships
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.engine.min_cluster_size import census_of
 from cfl_flare.engine.server import Server, ServerSettings
@@ -199,7 +200,7 @@ def test_what_a_floor_cannot_be_about_is_refused():
 
 def test_small_clusters_are_those_in_use():
     people = [Participant(n, site, 1) for n, site in (("a", "one"), ("b", "two"), ("c", "one"))]
-    assert census_of(people, Floor(2, 1)).small({"a": 0, "b": 0, "c": 4}.items()) == {4}
+    assert census_of(people, Floor(2, 1)).small(memberships({"a": 0, "b": 0, "c": 4})) == {4}
 
 
 # ---- Where participants choose ----

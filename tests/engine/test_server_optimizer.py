@@ -220,9 +220,9 @@ def test_methods_made_of_means(method: Method, moments: set[str]) -> None:
     assert found == moments
     for prefix in ("", "1."):
         extras = state.extras.get("1", {}) if prefix else state.extras
-        if "weights" in extras:
+        if "common_weights" in extras:
             centres = [state.bank[f"{prefix}cluster-{k}"].vector for k in range(2)]
-            common = np.average(np.float64(centres), axis=0, weights=extras["weights"])
+            common = np.average(np.float64(centres), axis=0, weights=extras["common_weights"])
             np.testing.assert_allclose(state.bank[f"{prefix}global"].vector, common, atol=1e-6)
 
 

@@ -102,7 +102,7 @@ def test_wecfl_goes_on_from_the_clusters_that_were_found(labels: list[int]) -> N
     np.testing.assert_allclose(after.bank["global"].vector, [2 + 57 / 18, -1], rtol=1e-6)
     assert set(after.bank) == {"cluster-0", "cluster-1", "global"}
     assert after.assignment == dict(zip(NAMES, labels))
-    assert after.extras["weights"] == [0.5, 0.5]
+    assert after.extras["common_weights"] == [0.5, 0.5]
     assert after.notes["number_of_clusters"]["k"] == auto().clusters_in(after) == 2
     assert auto().distribute(after, "b").slots == ("cluster-1",)
     assert auto().distribute(after, "late").slots == ("global",)
@@ -157,7 +157,7 @@ def test_penalties_know_the_number_that_was_found(labels: list[int]) -> None:
     after = stepped(method, started(method), answers())
     download = method.distribute(after, "a")
     assert (download.slots, download.to_train) == (("cluster-0",), ("cluster-1",))
-    assert download.scalars == {"weights": [0.5, 0.5]}
+    assert download.scalars == {"has_centres": True, "cluster_weights": [0.5, 0.5], "found": 2}
 
 
 @pytest.mark.parametrize("spec", ["wecfl:k=auto", "fesem:k=auto,k_max=3", "ifca:k=auto", "cgpfl:k=auto,lam=0.1"])
@@ -261,7 +261,9 @@ def test_a_newcomer_joins_as_in_the_base() -> None:
 
     method = auto(warmup=2)
     bank = {"global": coin(0, 0), "cluster-0": coin(2, 0), "cluster-1": coin(0, 2)}
-    ended = ServerState(bank, {"old": 0}, 5, {auto_k.FOUND: 2, auto_k.BEGAN: 1, "weights": [0.5, 0.5]})
+    ended = ServerState(
+        bank, {"old": 0}, 5, {auto_k.FOUND: 2, auto_k.BEGAN: 1, "has_centres": True, "common_weights": [0.5, 0.5]}
+    )
     site = Site(method, Coin, TrainSettings(lr=1.0, momentum=0.0, local_steps=1, batch_size=3), 0)
     samples = Samples(np.ones((3, 1), np.float32), np.array([1, 1, 1]))
     site.add([ParticipantData("new", samples, samples)])

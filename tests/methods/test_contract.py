@@ -37,7 +37,7 @@ from cfl_flare.methods.wrapper import Clustering, Wrapper
 from tests.tiny import LAYOUT, coin, initial, update
 
 TOOLS = {"choices", "with_penalties", "trained", "predictor", "features", "weight", "means", "centres"}
-TOOLS |= {"cluster_weights", "common", "by_slot", "by_cluster", "counted"}
+TOOLS |= {"cluster_weights", "common", "with_common", "by_slot", "by_cluster", "counted"}
 NAMES = {"traits", "label", "where", "clusters"}
 
 

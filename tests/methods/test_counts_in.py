@@ -3,7 +3,7 @@
 """What is guarded is what is averaged: an update says in which mean each of its models counts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from cfl_flare.engine.site import Result
 from cfl_flare.methods import (
     CAM,
     IFCA,
+    AutoK,
     Contrastive,
     Download,
     Ensemble,
@@ -27,6 +28,7 @@ from cfl_flare.methods import (
     ServerState,
     Traits,
     Update,
+    WeCFL,
     cluster_slot,
 )
 from tests.tiny import LAYOUT, coin, initial, update
@@ -194,9 +196,43 @@ class Undeclared(Reassigning):
         return Traits(clusters=2)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Hollow(WeCFL):
+    """WeCFL without some traits."""
+
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, **{name: type(getattr(Traits(), name))() for name in self.lacks})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixed(WeCFL):
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, mixes=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nowhere(WeCFL):
+    def start(self, initial, participants=()) -> ServerState:
+        return ServerState({cluster_slot(k): initial(k) for k in range(self.k)})
+
+
 @pytest.mark.parametrize(
     ("build", "says"),
     [
+        (lambda: CAM(base=Hollow(k=2, lacks=("compares_models",))), "does not declare the trait compares_models"),
+        (lambda: CAM(base=Hollow(k=2, lacks=("takes_penalties",))), "does not declare the trait takes_penalties"),
+        (lambda: CAM(base=Nowhere(k=2)).start(initial), "has no common model .* take fesem or wecfl"),
+        (lambda: AutoK(base=Hollow(k=2, lacks=("compares_models",))), "'wecfl' does not declare compares_models"),
+        (lambda: AutoK(base=Hollow(k=2, lacks=("serves_one",))), "'wecfl' does not declare serves_one"),
+        (lambda: AutoK(base=Mixed(k=2)), "'wecfl' mixes clusters"),
+        (
+            lambda: Ensemble(parts=(FedAvg(), Hollow(k=2, lacks=("clusters",)))),
+            r"parts = \['wecfl'\] assign, but declare no clusters",
+        ),
         (lambda: CAM(base=Undeclared()), "base = reassigning has .* or does not declare the trait shares_centres; "),
         (
             lambda: Ensemble(parts=(FedAvg(), Undeclared())),

@@ -65,7 +65,7 @@ def name_of(value):
 
 def after_a_round(bank, weights=(0.5, 0.2, 0.3), own=0) -> ServerState:
     """A state with centres, in which participant p belongs to a cluster."""
-    return ServerState(bank, {"p": own}, 1, {"weights": list(weights)})
+    return ServerState(bank, {"p": own}, 1, {"has_centres": True, "common_weights": list(weights)})
 
 
 def received(method, state, participant="p") -> Download:
@@ -365,7 +365,7 @@ TRAVEL = {
 def test_what_a_participant_is_sent(penalties):
     state = after_a_round(BANK, own=1)
     of_clusters = any(p.of_clusters for p in penalties)
-    facts = {"weights": [0.5, 0.2, 0.3]} if of_clusters else {}
+    facts = {"has_centres": True, "cluster_weights": [0.5, 0.2, 0.3]} if of_clusters else {}
     for cls in (FeSEM, WeCFL):
         sent = cls(k=3, penalties=penalties).distribute(state, "p")
         assert sent.slots == ("cluster-1",)
@@ -400,7 +400,7 @@ NOISE = {**{slot: noise(i) for i, slot in enumerate(PARTS)}, GLOBAL: noise(9)}
 def in_the_middle(method, **schedule) -> Server:
     """Two participants of cluster 0 and one of cluster 1 on one site, one of cluster 1 on another."""
     sites, clusters = {"a": "s1", "b": "s1", "c": "s1", "d": "s2"}, {"a": 0, "b": 0, "c": 1, "d": 1}
-    state = ServerState(NOISE, clusters, 1, {"weights": [0.5, 0.5, 0.0]})
+    state = ServerState(NOISE, clusters, 1, {"has_centres": True, "common_weights": [0.5, 0.5, 0.0]})
     people = [Participant(name, site, 5) for name, site in sites.items()]
     return Server(method, CNN, people, ServerSettings(5, **{"evaluate_every": 9, **schedule}), state)
 
@@ -515,16 +515,16 @@ def test_the_common_model_is_the_weighted_mean_of_the_centres(cls, weights, comm
     """Thesis Eq. 5.6; with psi it is the weighted mean of all participants' models."""
     state = next_state(cls(k=2, penalties=(KnowledgeSharing(),)))
     own = [state.assignment["a"], state.assignment["c"]]  # k-means numbers the clusters as it likes
-    assert [state.extras["weights"][k] for k in own] == pytest.approx(weights)
-    assert sum(state.extras["weights"]) == pytest.approx(1)
+    assert [state.extras["common_weights"][k] for k in own] == pytest.approx(weights)
+    assert sum(state.extras["common_weights"]) == pytest.approx(1)
     np.testing.assert_allclose(state.bank[GLOBAL].vector, common, rtol=1e-6)
-    centres = sum(w * state.bank[cluster_slot(k)].vector for k, w in enumerate(state.extras["weights"]))
+    centres = sum(w * state.bank[cluster_slot(k)].vector for k, w in enumerate(state.extras["common_weights"]))
     np.testing.assert_allclose(state.bank[GLOBAL].vector, centres, rtol=1e-6)
 
 
 def test_a_cluster_without_participants_has_no_weight():
     state = next_state(IFCA(k=3, penalties=(KnowledgeSharing(),)))
-    assert state.extras["weights"] == pytest.approx([0.4, 0.6, 0.0])
+    assert state.extras["common_weights"] == pytest.approx([0.4, 0.6, 0.0])
     np.testing.assert_allclose(state.bank[GLOBAL].vector, [8.2, 8.2], rtol=1e-6)
 
 
@@ -541,7 +541,7 @@ def test_the_order_of_participants_does_not_matter(cls):
     for people in permutations(PEOPLE):
         state = next_state(method, people)
         np.testing.assert_allclose(state.bank[GLOBAL].vector, first.bank[GLOBAL].vector, rtol=1e-6)
-        assert sorted(state.extras["weights"]) == pytest.approx(sorted(first.extras["weights"]))
+        assert sorted(state.extras["common_weights"]) == pytest.approx(sorted(first.extras["common_weights"]))
 
 
 @pytest.mark.parametrize("penalty", [*KINDS, REPRESENTATIONS], ids=repr)

@@ -309,7 +309,9 @@ def test_steps_in_bfloat16_move_a_float32_model_nearly_as_far(mode: str) -> None
         learner = Learner(work, "p", data, data, {})
         models = [learner.initial(i) for i in range(2)]
         backbones = {f"cluster-{i}:backbone": m.take(m.layout.backbone) for i, m in enumerate(models)}
-        sent = Download(tuple(backbones), tuple(backbones.values()), {"weights": [0.5, 0.5]})
+        sent = Download(
+            tuple(backbones), tuple(backbones.values()), {"has_centres": True, "cluster_weights": [0.5, 0.5]}
+        )
         trained = learner.train(models[0], compare.terms(sent, "cluster-0", 2))
         assert trained.vector.dtype == np.float32
         ways.append((trained - models[0]).vector[: trained.layout.parameter_size])

@@ -271,7 +271,7 @@ def sent(bank, penalties, clusters=3) -> Download:
     own = cluster_slot(OWN)
     slots = tuple(dict.fromkeys((own, *(s for p in penalties for s in p.slots(clusters)))))
     models = with_parts(bank, slots)
-    return Download(slots, tuple(models[s] for s in slots), {"weights": WEIGHTS})
+    return Download(slots, tuple(models[s] for s in slots), {"has_centres": True, "cluster_weights": WEIGHTS})
 
 
 def bank_of(worker: Learner) -> dict[str, Params]:

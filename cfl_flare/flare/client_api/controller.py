@@ -29,7 +29,7 @@ from cfl_flare.engine.site import Result, Task
 from cfl_flare.flare.client_api.results import ScriptResults, metric_of, not_measured, usable
 from cfl_flare.flare.client_api.rules import HOW_TO_EVALUATE
 from cfl_flare.methods import describe_method
-from cfl_flare.methods.slots import cluster_slot, travelling, with_parts
+from cfl_flare.methods.slots import HAS_CENTRES, cluster_slot, travelling, with_parts
 from cfl_flare.results.key_metric import best_end
 
 TRAIN, EVALUATE = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION
@@ -277,7 +277,7 @@ class Scripts:
 
     def _for_penalties(self, own: str, task: Task) -> dict[str, Any]:
         server = self._server
-        ready = "weights" in task.scalars
+        ready = HAS_CENTRES in task.scalars
         needed = [p.slots(server.method.clusters) for p in server.method.penalties if ready or not p.of_clusters]
         slots = list(dict.fromkeys(slot for slots in needed for slot in slots))
         others = with_parts(server.state.bank, [slot for slot in travelling([own, *slots]) if slot != own])
