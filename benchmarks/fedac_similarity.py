@@ -55,7 +55,7 @@ def label_divergences(labels: list[np.ndarray], smoothing: float = SMOOTHING) ->
 
 def distances(models: np.ndarray) -> dict[str, np.ndarray]:
     """``(m, m)`` by each likeness of models ``(m, d)``; the largest is the least alike."""
-    from cfl_flare.clustering.lowrank import directions, mapped, similarity
+    from cfl_flare.clustering.measures import directions, mapped, similarity
 
     rows = list(models)
     low = mapped(rows, directions(rows, DIMENSIONS))

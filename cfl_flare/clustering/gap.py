@@ -29,7 +29,7 @@ CLEAR, AGREEING = 2, 0.9
 
 
 @dataclass(frozen=True)
-class Found:
+class ClusterCount:
     """A number of clusters, and why.
 
     Attributes:
@@ -53,7 +53,7 @@ class Found:
         return int(self.labels.max()) + 1
 
 
-def number_of_clusters(products: np.ndarray, most: int, references: int = 100, seed: int = 0) -> Found:
+def number_of_clusters(products: np.ndarray, most: int, references: int = 100, seed: int = 0) -> ClusterCount:
     """The number of clusters of some vectors by the gap statistic (Tibshirani et al. 2001), 1 if there are none.
 
     The vectors are compared by their directions from their mean, see `directions`, and clustered by Ward's linkage,
@@ -87,7 +87,7 @@ def number_of_clusters(products: np.ndarray, most: int, references: int = 100, s
     points = directions(products)
     most = max(1, min(most, len(points) // 2))
     if most == 1 or not points.any():
-        return Found(np.zeros(len(points), np.int64), (0.0,) * most, (0.0,) * most, (1.0,) * most)
+        return ClusterCount(np.zeros(len(points), np.int64), (0.0,) * most, (0.0,) * most, (1.0,) * most)
     tree = linkage(points, "ward")
     size = round(SHARE * len(points))
     rows = [np.sort(stream(seed, "draw", i).permutation(len(points))[:size]) for i in range(DRAWS)]
@@ -111,10 +111,10 @@ def number_of_clusters(products: np.ndarray, most: int, references: int = 100, s
         median = int(np.quantile(draws, 0.5, method="inverted_cdf"))
         k = median if deviations[median - 1] >= CLEAR else 1
     by_k = [tuple(values.tolist()) for values in (gap, deviations, stability)]
-    return Found(numbered(labels[k - 1]), by_k[0], by_k[1], by_k[2], tuple(draws))
+    return ClusterCount(numbered(labels[k - 1]), by_k[0], by_k[1], by_k[2], tuple(draws))
 
 
-def noted(found: Found) -> dict[str, Any]:
+def noted(count: ClusterCount) -> dict[str, Any]:
     """What the record of the round that found the clusters says: their number, by K how good it is, and of the draws.
 
     Returns:
@@ -122,9 +122,9 @@ def noted(found: Found) -> dict[str, Any]:
     """
     by_k = {
         str(k): {"gap": gap, "deviations": deviations, "stability": stability}
-        for k, (gap, deviations, stability) in enumerate(zip(found.gap, found.deviations, found.stability), 1)
+        for k, (gap, deviations, stability) in enumerate(zip(count.gap, count.deviations, count.stability), 1)
     }
-    return {"k": found.k, "by_k": by_k, "draws": {str(k): found.draws.count(k) for k in sorted(set(found.draws))}}
+    return {"k": count.k, "by_k": by_k, "draws": {str(k): count.draws.count(k) for k in sorted(set(count.draws))}}
 
 
 def spread_of(note: Mapping[str, Any]) -> tuple[int, int] | None:

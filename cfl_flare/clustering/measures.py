@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Measures of a clustering."""
+"""Measures of vectors, of predictions and of a clustering; percentile bins."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -49,3 +50,126 @@ def size_entropy(sizes: Sequence[int]) -> float:
         return 0.0
     share = np.array([s for s in sizes if s]) / sum(sizes)
     return float(abs(-(share * np.log(share)).sum() / np.log(len(sizes))))
+
+
+def by_rank(values: Mapping[str, float], k: int) -> dict[str, int]:
+    """The bin of each participant: the r-th smallest of m values, r from 0, is in bin floor(r k / m).
+
+    Bin sizes differ by one at most. Equal values are ordered by the participants' names.
+
+    >>> by_rank({"a": 5.0, "b": 1.0, "c": 3.0}, 2)
+    {'b': 0, 'c': 0, 'a': 1}
+    """
+    ranked = sorted(values, key=lambda name: (values[name], name))
+    return {name: rank * k // len(ranked) for rank, name in enumerate(ranked)}
+
+
+def thresholds(values: Mapping[str, float], bins: Mapping[str, int], k: int) -> list[float]:
+    """The largest value of each bin but the last, P_{1/k}, ..., P_{(k-1)/k}; an empty bin has the previous bin's.
+
+    >>> thresholds({"a": 5.0, "b": 1.0, "c": 3.0}, {"b": 0, "c": 0, "a": 1}, 2)
+    [3.0]
+    """
+    return [max((values[name] for name, own in bins.items() if own <= i), default=0.0) for i in range(k - 1)]
+
+
+def placed(value: float, limits: Sequence[float]) -> int:
+    """The bin of a new value: the first i whose threshold is not below it, P_{i-1} < value <= P_i.
+
+    >>> [placed(value, [3.0]) for value in (0.0, 3.0, 3.5)]
+    [0, 0, 1]
+    """
+    return bisect_left(limits, value)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Logarithms of the predicted probabilities over the last axis, float64; finite for all finite logits."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def divergences(models: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """Kullback-Leibler divergence from each centre's predictions to each model's, summed over samples (FedDSMIC Eq. 6).
+
+    ``sum_samples sum_classes p_model log(p_model / p_centre)``, in log space; not symmetric. A model that predicts
+    infinity or NaN is infinitely far from every centre.
+
+    Args:
+        models: logits ``(m, samples, classes)``.
+        centres: logits ``(K, samples, classes)``.
+
+    Returns:
+        ``(m, K)`` float64.
+
+    >>> import numpy as np
+    >>> models, centres = np.log([[[0.5, 0.5]]]), np.log([[[0.5, 0.5]], [[0.25, 0.75]]])
+    >>> divergences(models, centres).round(4)  # 0.5 log(0.5/0.25) + 0.5 log(0.5/0.75)
+    array([[0.    , 0.1438]])
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        own, others = log_softmax(models), log_softmax(centres)
+        probabilities = np.exp(own)
+        found = np.stack([(probabilities * (own - other)).sum(axis=(1, 2)) for other in others], axis=1)
+        return np.nan_to_num(found, nan=np.inf, posinf=np.inf)
+
+
+# Models projected at a time.
+ROWS = 16
+
+
+def directions(models: Sequence[np.ndarray], dimensions: int) -> np.ndarray:
+    """The map M: the leading principal directions of some models.
+
+    Args:
+        models: s vectors ``(d,)``, perhaps memory-mapped: a few columns of all of them are read at a time.
+        dimensions: D; at most ``s - 1`` exist.
+
+    Returns:
+        ``(min(D, s - 1, d), d)`` float32, at least one row. The rows are orthonormal; those along which the models do
+        not differ are zero.
+
+    >>> np.abs(directions([np.array([0.0, 5.0]), np.array([2.0, 5.0])], 3)).tolist()
+    [[1.0, 0.0]]
+    """
+    products = sum(part @ part.T for _, part in _centred(models))
+    values, vectors = np.linalg.eigh(products)
+    kept = max(1, min(dimensions, len(models) - 1, len(models[0])))
+    values, vectors = values[::-1][:kept], vectors[:, ::-1][:, :kept]
+    there = values > 1e-12 * max(values[0], 1e-300)
+    scaled = vectors.T * np.where(there, 1 / np.sqrt(np.where(there, values, 1)), 0)[:, None]
+    found = np.empty((kept, len(models[0])), np.float32)
+    for columns, part in _centred(models):
+        found[:, columns] = scaled @ part
+    return found
+
+
+def _centred(models: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
+    """The models minus their mean, some columns at a time, float64."""
+    for start in range(0, len(models[0]), COLUMNS):
+        columns = slice(start, start + COLUMNS)
+        part = np.stack([model[columns] for model in models]).astype(np.float64)
+        yield columns, part - part.mean(axis=0)
+
+
+def mapped(models: Sequence[np.ndarray], along: np.ndarray) -> np.ndarray:
+    """Models projected on those directions, ``(m, D)`` float64; not centred, so the map is linear.
+
+    >>> mapped([np.array([1.0, 2.0, 3.0])], np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])).tolist()
+    [[1.0, 3.0]]
+    """
+    starts = range(0, len(models), ROWS)
+    return np.concatenate([np.stack(models[i : i + ROWS]) @ along.T for i in starts]).astype(np.float64)
+
+
+def similarity(models: np.ndarray, centres: np.ndarray, kind: str = "lrcos") -> np.ndarray:
+    """Similarity of projected models ``(m, D)`` and centres ``(K, D)``, ``(m, K)``; the largest is the nearest.
+
+    It is ``"lrcos"``, the cosine (FedAC Eq. 4), or ``"l2"``, minus the Euclidean distance (its ablation).
+
+    >>> similarity(np.array([[2.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 1.0]])).tolist()
+    [[1.0, 0.0]]
+    """
+    from sklearn.metrics.pairwise import cosine_similarity, euclidean_distances
+
+    return np.asarray(cosine_similarity(models, centres) if kind == "lrcos" else -euclidean_distances(models, centres))

@@ -13,7 +13,6 @@ from cfl_flare.core.config import build, class_path, from_dict
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.methods.auto_k import AUTO, AutoK, automatic
 from cfl_flare.methods.base import Method
-from cfl_flare.methods.baselines import Finetune, Local
 from cfl_flare.methods.cam import CAM
 from cfl_flare.methods.cfl import CFL
 from cfl_flare.methods.combinations import COMBINATIONS
@@ -21,10 +20,9 @@ from cfl_flare.methods.cuau import FedCUAU
 from cfl_flare.methods.dsmic import FedDS, FedDSMIC
 from cfl_flare.methods.ensemble import Ensemble
 from cfl_flare.methods.fedac import FedAC
-from cfl_flare.methods.fedavg import FedAvg, FedProx
+from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local, PerFedAvg
 from cfl_flare.methods.hierarchy import FLHC, FedGroup
 from cfl_flare.methods.ifca import IFCA
-from cfl_flare.methods.maml import PerFedAvg
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
 from cfl_flare.methods.personal import CGPFL, Ditto, FedBABU, FedPer
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
@@ -69,7 +67,6 @@ def build_method(spec: Mapping[str, Any], authorize: Callable[[str], None] | Non
 
 
 def _built(key: str, value: Any, authorize: Callable[[str], None] | None) -> Any:
-    """A setting, with the methods and penalties in it built."""
     if isinstance(value, Mapping) and "method" in value:
         return build_method(value, authorize)
     if key == "penalties" and isinstance(value, (list, tuple)):
@@ -97,49 +94,3 @@ def _described(value: Any) -> Any:
         known = PENALTIES.get(value.name) is type(value)
         return {"penalty": value.name if known else class_path(value, "penalty"), **_fields(value)}
     return [_described(v) for v in value] if isinstance(value, tuple) else value
-
-
-__all__ = [
-    "CAM",
-    "CFL",
-    "CGPFL",
-    "COMBINATIONS",
-    "FLHC",
-    "GLOBAL",
-    "IFCA",
-    "METHODS",
-    "PENALTIES",
-    "Assignment",
-    "AutoK",
-    "Contrastive",
-    "Ditto",
-    "Download",
-    "Ensemble",
-    "FeSEM",
-    "FedAC",
-    "FedAvg",
-    "FedBABU",
-    "FedCUAU",
-    "FedDS",
-    "FedDSMIC",
-    "FedGroup",
-    "FedPer",
-    "FedProx",
-    "Finetune",
-    "KnowledgeSharing",
-    "Local",
-    "Method",
-    "Mixture",
-    "Participant",
-    "Penalty",
-    "PerFedAvg",
-    "Plan",
-    "Proximal",
-    "ServerState",
-    "Traits",
-    "Update",
-    "WeCFL",
-    "build_method",
-    "cluster_slot",
-    "describe_method",
-]

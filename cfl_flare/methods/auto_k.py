@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.gap import NUMBER, Found, in_words, noted, number_of_clusters
+from cfl_flare.clustering.gap import NUMBER, ClusterCount, in_words, noted, number_of_clusters
 from cfl_flare.clustering.kmeans import stacked
 from cfl_flare.clustering.measures import inner_products
 from cfl_flare.core.config import from_dict, require, require_whole
@@ -20,12 +20,13 @@ from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.dsmic import FedDS
+from cfl_flare.methods.fedavg import FedAvg
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.slots import GLOBAL, cluster_slot, is_cluster
-from cfl_flare.methods.state import Assignment, Counts, Download, Mapped, Plan, ServerState, Update
+from cfl_flare.methods.state import Assignment, Counts, Download, Mapped, Plan, ServerState, Update, heads
 from cfl_flare.methods.traits import Traits
 from cfl_flare.methods.wecfl import WeCFL
-from cfl_flare.methods.wrapper import Wrapper
+from cfl_flare.methods.wrapper import Wrapper, as_the_leader
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 
@@ -34,8 +35,112 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 # The model that all train until the number of clusters is known; what the state says from then on.
 COMMON, FOUND, BEGAN = "common", "found", "began"
-# What else `automatic` gives to the whole.
+# What `automatic` gives to the whole, not to the base.
 WHOLE = ("warmup", "finetune", "finetune_epochs")
+
+
+def with_clusters(base: Method, k: int) -> Method:
+    return replace(base, k=k)  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warmup(FedAvg):
+    """Rounds of FedAvg, the last of which asks everyone and finds the clusters with which the base goes on."""
+
+    base: Method
+    rounds: int
+    seed: int
+
+    def searches(self, state: ServerState) -> bool:
+        """Whether the coming round finds the clusters: the last one of the warm-up, or the next one if it fails."""
+        return state.round >= self.rounds - 1
+
+    def plan(self, state: ServerState) -> Plan:
+        """Everyone is asked where the clusters are found, and more than half must answer."""
+        searches = self.searches(state)
+        return Plan(everyone=searches, fewest=1 + state.extras["half"] if searches else 1)
+
+    def distribute(self, state: ServerState, participant: str) -> Download:
+        return Download((COMMON,))
+
+    def vector(self, state: ServerState, update: Update) -> np.ndarray:
+        return self.base.vector(state, update)
+
+    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+        """The clusters found, in the round that finds them."""
+        if not self.searches(state):
+            return {}
+        features, _ = stacked(((self.base.features(u.main_diff), 1.0) for u in updates), len(updates))
+        products, names = inner_products(features), [u.participant for u in heads(updates)]
+        number, labels = self._number(products, names, state)
+        state.notes[NUMBER] = note = noted(number)
+        logger.info("%s", in_words(note))
+        return dict(zip(names, labels.tolist()))
+
+    def _number(
+        self, products: np.ndarray, names: Sequence[str], state: ServerState
+    ) -> tuple[ClusterCount, np.ndarray]:
+        """The number of clusters and each one's label; who is in a group below the floor has no say in the number.
+
+        Such groups open no cluster: the search goes on among the others, and theirs is the nearest of its clusters.
+        """
+        rows, most = np.arange(len(names)), self.base.clusters
+        number = number_of_clusters(products, most, seed=self.seed)
+        while state.census is not None and number.k > 1 and most == self.base.clusters:
+            members = zip([names[i] for i in rows.tolist()], number.labels.tolist(), repeat(1.0))
+            large = ~np.isin(number.labels, list(state.census.small(members)))
+            if large.all():
+                break
+            if large.any():
+                rows = rows[large]
+            else:  # all that differ are few: as many clusters as can be large enough
+                most = min(state.possible(most), most - 1)
+            number = number_of_clusters(products[np.ix_(rows, rows)], most, seed=self.seed)
+        clusters = [rows[number.labels == k] for k in range(number.k)]
+        means = np.stack([np.bincount(of, minlength=len(names)) / len(of) for of in clusters])
+        distances = np.einsum("ki,ij,kj->k", means, products, means) - 2 * products @ means.T
+        labels = distances.argmin(axis=1)
+        labels[rows] = number.labels
+        return number, labels
+
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """In the common model; in the cluster found, in the round that finds them."""
+        return self.by_cluster(update, assignment)
+
+    def weight(self, update: Update) -> float:
+        return self.base.weight(update)
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+        """The mean model; in the round that finds the clusters, the M-step of the base with so many.
+
+        That is as if each participant had been sent the common model as its cluster's. Clusters that were given up as
+        too small leave no gap in the numbers.
+        """
+        if not self.searches(state):
+            return state.after(self.means(state, updates))
+        ids = sorted(set(assignment.values()))
+        clusters = {name: ids.index(cluster) for name, cluster in assignment.items()}
+        copies = {cluster_slot(k): state.bank[COMMON] for k in range(len(ids))}
+        others = {slot: model for slot, model in state.bank.items() if slot != COMMON}
+
+        def of_cluster(update: Update) -> Update:
+            cluster = clusters[update.participant]
+            slot, (means,) = cluster_slot(cluster), self.counted(state, update, assignment).values()
+            counts = {slot: {slot: sum(means.values())}}
+            return replace(update, diffs={slot: update.main_diff}, main=slot, cluster=cluster, counts_in=counts)
+
+        sent = replace(state, bank={**others, **copies}, extras={})
+        after = with_clusters(self.base, len(ids)).aggregate(sent, Mapped(updates, of_cluster), clusters)
+        return replace(after, extras={**after.extras, FOUND: len(ids)}, notes=state.notes)
+
+    def clusters_in(self, state: ServerState) -> int:
+        return 0
+
+    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+        return {GLOBAL: Served((state.bank[COMMON],))}
+
+    def join(self, state: ServerState, update: Update) -> ServerState:
+        return state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +177,14 @@ class AutoK(Wrapper):
         require(not lacking, f"{self.where}: base = {self.base.label!r} does not declare {', '.join(lacking)}")
         hard = not self.base.traits.mixes
         require(hard, f"{self.where}: base = {self.base.label!r} mixes clusters, of which none is found here")
-        self._with(1)  # a penalty may be for one number of clusters alone
-
-    def _with(self, k: int) -> Method:
-        """The base with so many clusters."""
-        return replace(self.base, k=k)  # type: ignore[call-arg]
+        with_clusters(self.base, 1)  # a penalty may be for one number of clusters alone
 
     @property
     def inner(self) -> tuple[Method, ...]:
-        """The base."""
         return (self.base,)
 
     @property
     def label(self) -> str:
-        """That of its base: ``wecfl-auto``."""
         return f"{self.base.label}-{AUTO}" + "-finetune" * self.finetune
 
     @property
@@ -93,165 +192,63 @@ class AutoK(Wrapper):
         """The base's; its number of clusters is not known, and each update is looked at."""
         return replace(super().traits, clusters=1, serves_one=True, shares_centres=False, averages_only=False)
 
-    def found(self, state: ServerState) -> Method | None:
-        """The base with the number of clusters that was found; None as long as it was not."""
-        k = state.extras.get(FOUND)
-        return None if k is None else self._with(k)
+    def _phase(self, k: int | None) -> Method:
+        """The warm-up, then the base with the number of clusters that was found."""
+        return Warmup(base=self.base, rounds=self.warmup, seed=self.seed) if k is None else with_clusters(self.base, k)
+
+    def leading(self, state: ServerState) -> Method:
+        return self._phase(state.extras.get(FOUND))
 
     def state_of(self, state: ServerState, i: int) -> ServerState:
         """All of it; the base counts rounds from the one that found the clusters."""
-        return replace(state, round=state.round - state.extras.get(BEGAN, state.round))
+        return replace(state, round=state.round - state.extras.get(BEGAN, 0))
 
     def update_of(self, i: int, update: Update) -> Update:
-        """All of it."""
         return update
 
     # ---- On the server ----
 
+    plan, models = map(as_the_leader, ("plan", "models"))
+
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """The run must be longer than the warm-up."""
         super().check(layout, rounds)
-        fits = rounds is None or rounds > self.warmup
-        require(fits, f"{self.where}: warmup = {self.warmup} leaves none of {rounds} rounds; lower it")
+        enough = rounds is None or rounds > self.warmup
+        require(enough, f"{self.where}: warmup = {self.warmup} leaves none of {rounds} rounds; lower it")
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """One model for all, and what the base has beside its clusters' models."""
-        beside = self._with(1).start(initial, participants).bank
-        bank = {slot: model for slot, model in beside.items() if not is_cluster(slot)}
+        models = with_clusters(self.base, 1).start(initial, participants).bank
+        bank = {slot: model for slot, model in models.items() if not is_cluster(slot)}
         return ServerState({**bank, COMMON: initial(0)}, extras={"half": len(participants) // 2})
-
-    def searches(self, state: ServerState) -> bool:
-        """Whether the coming round finds the clusters: the last one of the warm-up, or the next one if it fails."""
-        return FOUND not in state.extras and state.round >= self.warmup - 1
-
-    def plan(self, state: ServerState) -> Plan:
-        """Everyone is asked where the clusters are found, and more than half must answer; then the base's plan."""
-        base = self.found(state)
-        if base is not None:
-            return base.plan(self.state_of(state, 0))
-        searches = self.searches(state)
-        return Plan(everyone=searches, fewest=1 + state.extras["half"] if searches else 1)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """The common model, then what the base sends, with the number of clusters found."""
-        base = self.found(state)
-        if base is None:
-            return Download((COMMON,))
-        sent = base.distribute(self.state_of(state, 0), participant)
-        return replace(sent, scalars={**sent.scalars, FOUND: base.clusters})
-
-    def vector(self, state: ServerState, update: Update) -> np.ndarray:
-        """As the base: a part of the trained model."""
-        return self.base.vector(state, update)
-
-    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """The clusters found, in the round that finds them; then as the base."""
-        base = self.found(state)
-        if base is not None:
-            return base.assign(self.state_of(state, 0), updates)
-        if not self.searches(state):
-            return {}
-        features, _ = stacked(((self.base.features(u.main_diff), 1.0) for u in updates), len(updates))
-        products, names = inner_products(features), [u.participant for u in updates]
-        number, labels = self._number(products, names, state)
-        state.notes[NUMBER] = note = noted(number)
-        logger.info("%s", in_words(note))
-        return dict(zip(names, labels.tolist()))
-
-    def _number(self, products: np.ndarray, names: Sequence[str], state: ServerState) -> tuple[Found, np.ndarray]:
-        """The number of clusters and each one's label; who is in a group below the floor has no say in the number.
-
-        Such groups open no cluster: the search goes on among the others, and theirs is the nearest of its clusters.
-        """
-        rows, most = np.arange(len(names)), self.base.clusters
-        number = number_of_clusters(products, most, seed=self.seed)
-        while state.census is not None and number.k > 1 and most == self.base.clusters:
-            members = zip([names[i] for i in rows.tolist()], number.labels.tolist(), repeat(1.0))
-            large = ~np.isin(number.labels, list(state.census.small(members)))
-            if large.all():
-                break
-            if large.any():
-                rows = rows[large]
-            else:  # all that differ are few: as many clusters as can be large enough
-                most = min(state.possible(most), most - 1)
-            number = number_of_clusters(products[np.ix_(rows, rows)], most, seed=self.seed)
-        clusters = [rows[number.labels == k] for k in range(number.k)]
-        means = np.stack([np.bincount(of, minlength=len(names)) / len(of) for of in clusters])
-        distances = np.einsum("ki,ij,kj->k", means, products, means) - 2 * products @ means.T
-        labels = distances.argmin(axis=1)
-        labels[rows] = number.labels
-        return number, labels
-
-    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
-        """As the base; in the cluster found, in the round that finds them; before, in the common model."""
-        base = self.found(state)
-        if base is None:
-            return self.by_cluster(update, assignment)
-        return base.counts_in(self.state_of(state, 0), update, assignment)
+        sent = self.leading(state).distribute(self.state_of(state, 0), participant)
+        return replace(sent, scalars={**sent.scalars, FOUND: state.extras[FOUND]}) if FOUND in state.extras else sent
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """The mean model, then the base's M-step.
-
-        In the round that finds the clusters, that is as if each participant had been sent the common model as its
-        cluster's. Clusters that were given up as too small leave no gap in the numbers.
-        """
-        base = self.found(state)
-        if base is not None:
-            return replace(base.aggregate(self.state_of(state, 0), updates, assignment), round=state.round + 1)
-        if not self.searches(state):
-            return state.after(self.means(state, updates))
-        ids = sorted(set(assignment.values()))
-        own = {name: ids.index(cluster) for name, cluster in assignment.items()}
-        copies = {cluster_slot(k): state.bank[COMMON] for k in range(len(ids))}
-        beside = {slot: model for slot, model in state.bank.items() if slot != COMMON}
-        sent = replace(state, bank={**beside, **copies}, extras={})
-
-        def of_cluster(update: Update) -> Update:
-            cluster = own[update.participant]
-            slot, (means,) = cluster_slot(cluster), self.counted(state, update, assignment).values()
-            counts = {slot: {slot: sum(means.values())}}
-            return replace(update, diffs={slot: update.main_diff}, main=slot, cluster=cluster, counts_in=counts)
-
-        after = self._with(len(ids)).aggregate(sent, Mapped(updates, of_cluster), own)
-        extras = {**after.extras, FOUND: len(ids), BEGAN: state.round}
-        return replace(after, extras=extras, notes=state.notes)
-
-    def clusters_in(self, state: ServerState) -> int:
-        """As many as were found, 0 before."""
-        return int(state.extras.get(FOUND, 0))
-
-    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """The common model, then the base's models."""
-        base = self.found(state)
-        return {GLOBAL: Served((state.bank[COMMON],))} if base is None else base.models(state, layout)
+        """That of the warm-up, or of the base, whose rounds begin where the clusters are found."""
+        after = self.leading(state).aggregate(self.state_of(state, 0), updates, assignment)
+        began = {BEGAN: state.round} if FOUND in after.extras and FOUND not in state.extras else {}
+        return replace(after, round=state.round + 1, extras={**after.extras, **began})
 
     def join(self, state: ServerState, update: Update) -> ServerState:
-        """As in the base."""
-        base = self.found(state)
-        joined = state if base is None else base.join(self.state_of(state, 0), update)
+        joined = self.leading(state).join(self.state_of(state, 0), update)
         return replace(joined, round=state.round + 1)
 
     # ---- On the site ----
 
+    def _of(self, download: Download) -> Method:
+        return self._phase(download.scalars.get(FOUND))
+
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Trains the common model without penalties, then as the base."""
-        if download.slots != (COMMON,):
-            return self._sent(download).local_update(learner, download)
-        (start,) = download.models
-        return Update(learner.participant, learner.samples, {COMMON: learner.train(start) - start}, main=COMMON)
+        return self._of(download).local_update(learner, download)
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
-        """The common model, then as the base."""
-        (first, *_) = download.slots
-        return download.models[0] if first == COMMON else self._sent(download).serve(learner, download)
+        return self._of(download).serve(learner, download)
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
-        """As the base."""
         return self.base.finetuned(learner, served)
-
-    def _sent(self, download: Download) -> Method:
-        """The base with the number of clusters found."""
-        return self._with(download.scalars[FOUND])
 
 
 def automatic(cls: type[Method], settings: Mapping[str, Any], where: str) -> AutoK:

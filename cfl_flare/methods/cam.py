@@ -80,7 +80,6 @@ class CAM(Wrapper):
 
     @property
     def inner(self) -> tuple[Method, ...]:
-        """The base alone: Theta_g is CAM's own."""
         return (self.base,)
 
     def state_of(self, state: ServerState, i: int) -> ServerState:
@@ -94,7 +93,6 @@ class CAM(Wrapper):
 
     @property
     def label(self) -> str:
-        """``ifca-cam``."""
         return f"{self.base.label}-cam" + "-finetune" * self.finetune
 
     @property
@@ -105,7 +103,6 @@ class CAM(Wrapper):
         return replace(self.base, penalties=(*self.base.penalties, Proximal(mu=self.lam)))
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """There are rounds after the warm-up: pairs of them where the parts alternate."""
         super().check(layout, rounds)
         if rounds is None:
             return
@@ -217,10 +214,10 @@ class CAM(Wrapper):
         """The base's Theta_k (Eq. 6, 11), and Theta_g = sum psi_i theta_i^0 (Eq. 9)."""
         after = state.after({}, assignment)
         if assignment and self.trains(state.round)[0]:
-            own = self.updates_of(0, updates)
-            after = self.base.aggregate(state, own, assignment)
+            of_base = self.seen_by(0, updates)
+            after = self.base.aggregate(state, of_base, assignment)
             if self.step == "damped":
-                after = self._damped(state, after, self.base.cluster_weights(state, own, assignment))
+                after = self._damped(state, after, self.base.cluster_weights(state, of_base, assignment))
         shared = self.means(state, Mapped(updates, only_shared))[SHARED]
         return replace(after, bank={**after.bank, SHARED: shared})
 
@@ -253,11 +250,9 @@ class CAM(Wrapper):
         return Served((tune(learner.part(SHARED).beside(own), shared), tune(learner.beside(shared), own)))
 
     def join(self, state: ServerState, update: Update) -> ServerState:
-        """Assigned by `assign`."""
         return Method.join(self, state, update)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """The sums."""
         whole = self.base.models(self.state_of(state, 0), layout)
         parts = (SHARED, "")
         return {

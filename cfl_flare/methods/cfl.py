@@ -69,12 +69,10 @@ class CFL(Method):
 
     @property
     def traits(self) -> Traits:
-        """One cluster at first; newcomers are placed like the paper's new clients."""
         rule = "down the tree of splits, by cosine similarity"
         return replace(PLAIN, clusters=1, joins_by=rule, cluster_on=self.cluster_on, compares_models=True)
 
     def clusters_in(self, state: ServerState) -> int:
-        """One more than the number of splits."""
         return 1 + len(state.extras[SPLITS])
 
     def join(self, state: ServerState, update: Update) -> ServerState:
@@ -188,5 +186,4 @@ class CFL(Method):
         return {half: mean.result(sent[int(half.rpartition("-")[2])]) for half, mean in means.items()}
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """The clusters' models."""
         return {slot: Served((model,)) for slot, model in state.bank.items() if is_cluster(slot)}

@@ -10,14 +10,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.bins import by_rank, placed, thresholds
+from cfl_flare.clustering.measures import by_rank, placed, thresholds
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
-from cfl_flare.methods.cluster_layers import last_block, parameters_outside, split_layers, with_part
 from cfl_flare.methods.fedavg import FedAvg, FedProx
-from cfl_flare.methods.parts import BACKBONE
+from cfl_flare.methods.parts import BACKBONE, last_block, parameters_outside, split_layers, with_part
 from cfl_flare.methods.personal import HEAD, BackboneOnly, FedBABU, FedPer
 from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update
 from cfl_flare.methods.traits import Traits
@@ -83,19 +82,16 @@ class FedCUAU(Method):
 
     @property
     def inner(self) -> FedAvg:
-        """The base."""
         assert isinstance(self.base, FedAvg)
         return self.base
 
     @property
     def label(self) -> str:
-        """``fedavg-cuau``."""
         names = (self.inner.name, *(p.short for p in self.inner.penalties), "cuau")
         return "-".join(names) + "-finetune" * self.finetune
 
     @property
     def traits(self) -> Traits:
-        """Newcomers are placed like participants that were not in round 0."""
         rule, refusal = "distance of its first update to the mean update", "belong to its base; give them there"
         several = "a participant trains several copies of its layers, and private ones would fit one of them"
         return Traits(
@@ -119,11 +115,9 @@ class FedCUAU(Method):
 
     @property
     def headless(self) -> bool:
-        """True if the base's head does not travel."""
         return isinstance(self.inner, BackboneOnly)
 
     def weight(self, update: Update) -> float:
-        """As the base."""
         return self.inner.weight(update)
 
     def plan(self, state: ServerState) -> Plan:
@@ -135,7 +129,6 @@ class FedCUAU(Method):
         return Plan(everyone=first, draw=max(0, state.round - 1), fewest=self.k if first else 1)
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """The model needs cluster layers, shared layers and a head for stage 1; the run needs rounds after stage 1."""
         super().check(layout, rounds)
         self.inner.check(layout)
         there = layout.head.size > 0
@@ -177,7 +170,6 @@ class FedCUAU(Method):
         return replace(sent, to_train=trains, returns=(*trains, SHARED)) if trains else sent
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Stage 1 or stage 2, depending on the download."""
         if not download.slots[2:]:
             return self.client_update(learner)
         return self.cluster_client_update(learner, download)

@@ -10,13 +10,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.divergence import divergences
+from cfl_flare.clustering.measures import divergences
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import derive
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
-from cfl_flare.methods.maml import Adapting
+from cfl_flare.methods.fedavg import Adapting
 from cfl_flare.methods.state import Assignment, Counts, Download, Indicator, ServerState, Update, heads
 from cfl_flare.methods.traits import CLUSTERED, Traits
 from cfl_flare.training.ensemble import Served
@@ -59,7 +59,6 @@ class FedDS(Method):
 
     @property
     def slots(self) -> list[str]:
-        """The names of the C centres."""
         return [cluster_slot(k) for k in range(self.k)]
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
@@ -116,7 +115,6 @@ class FedDS(Method):
         return state.after(centres, assignment)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """The C centres."""
         return {slot: Served((state.bank[slot],)) for slot in self.slots}
 
 

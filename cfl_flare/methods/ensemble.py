@@ -63,7 +63,6 @@ class Ensemble(Wrapper):
 
     @property
     def inner(self) -> tuple[Method, ...]:
-        """The parts."""
         return self.parts
 
     @property
@@ -181,7 +180,7 @@ class Ensemble(Wrapper):
         states = []
         for i, part in enumerate(self.parts):
             clusters = assignment if self._clusters(i) else {}
-            states.append(part.aggregate(self.state_of(state, i), self.updates_of(i, updates), clusters))
+            states.append(part.aggregate(self.state_of(state, i), self.seen_by(i, updates), clusters))
         return self._whole(state, states)
 
     def join(self, state: ServerState, update: Update) -> ServerState:

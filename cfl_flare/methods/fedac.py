@@ -13,7 +13,7 @@ import numpy as np
 
 from cfl_flare.clustering.agglomerative import distances_between
 from cfl_flare.clustering.kmeans import closest, first_kmeans, numbered
-from cfl_flare.clustering.lowrank import directions, mapped, similarity
+from cfl_flare.clustering.measures import directions, mapped, similarity
 from cfl_flare.core.arrays import LatestModels
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError

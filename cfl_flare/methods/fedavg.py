@@ -1,18 +1,21 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedAvg and FedProx: one global model."""
+"""One global model: FedAvg, FedProx, Finetune, Per-FedAvg; and Local, no federation at all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from cfl_flare.core.params import Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.state import Assignment, Download, ServerState, Update
 from cfl_flare.methods.traits import PLAIN, Traits
+from cfl_flare.training.ensemble import Served
+from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Term
 
 
@@ -25,7 +28,6 @@ class FedAvg(Method):
 
     @property
     def traits(self) -> Traits:
-        """One mean is all there is."""
         return replace(PLAIN, averages_only=True)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
@@ -50,3 +52,87 @@ class FedProx(FedAvg):
     def terms(self, download: Download, own: str) -> list[Term]:
         """mu/2 ||theta - Theta_g||^2, beside any other penalty."""
         return Proximal(mu=self.mu).terms(download, own, 0) + super().terms(download, own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune(FedAvg):
+    """FedAvg, and each participant trains the global model for one more local round before it predicts with it."""
+
+    name: ClassVar[str] = "finetune"
+    paper: ClassVar[str] = "Cheng et al. 2021; thesis sec. 7.4"
+
+    finetune: bool = True
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Method):
+    """No federation: each participant trains alone, and its model never leaves it."""
+
+    name: ClassVar[str] = "local"
+    paper: ClassVar[str] = "baseline of all five papers"
+
+    @property
+    def traits(self) -> Traits:
+        refusal = "need a common model, and there is none; leave them out"
+        return Traits(starts_on_site=True, serves_one=True, no_penalties=refusal)
+
+    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+        return ServerState(bank={})
+
+    def distribute(self, state: ServerState, participant: str) -> Download:
+        return Download()
+
+    def local_update(self, learner: Learner, download: Download) -> Update:
+        """Trains the participant's own model further."""
+        learner.memory["model"] = learner.train(self.serve(learner, download))
+        return Update(learner.participant, learner.samples)
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+        return state.after({})
+
+    def serve(self, learner: Learner, download: Download) -> Params:
+        return learner.memory.get("model") or learner.initial(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapting(Method):
+    """First-order MAML in place of SGD, for a method whose participants train one model and are served one.
+
+    A participant adapts the model that it is served by a few gradient steps on its own training data, and predicts
+    with the result.
+    """
+
+    inner_lr: float | None = setting(
+        None, help="eta, the learning rate of inner and personal steps; None for the run's learning rate", ge=0
+    )
+    personal_steps: int = setting(
+        1, help="gradient steps from the served model to a participant's own; 0 serves it unchanged", ge=0
+    )
+
+    def eta(self, learner: Learner) -> float:
+        """The learning rate of an inner step in this round."""
+        return learner.lr if self.inner_lr is None else self.inner_lr
+
+    def local_update(self, learner: Learner, download: Download) -> Update:
+        """w <- w - eps grad l(w - eta grad l(w; D); D') (FedDSMIC Alg. 2, Eq. 15-16), tau = the run's local steps."""
+        return self.trained(learner, download, download.slots[0], inner_lr=self.eta(learner))
+
+    def serve(self, learner: Learner, download: Download) -> Params:
+        """w - eta grad l(w; D), once or a few times (FedDSMIC Eq. 8)."""
+        (model,) = Served.of(super().serve(learner, download)).models
+        return learner.adapted(model, self.personal_steps, self.eta(learner))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerFedAvg(Adapting, FedAvg):
+    """FedAvg of models trained by first-order MAML; each participant adapts the mean by a gradient step.
+
+    It is Per-FedAvg (FO): the second-order term of the gradient is left out.
+    """
+
+    name: ClassVar[str] = "per-fedavg"
+    paper: ClassVar[str] = "Fallah et al. 2020"

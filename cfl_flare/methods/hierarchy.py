@@ -80,7 +80,6 @@ class OneShot(Method):
         """
 
     def clusters_in(self, state: ServerState) -> int:
-        """The clusters found."""
         return sum(map(is_cluster, state.bank))
 
     def found(self, state: ServerState) -> bool:
@@ -141,7 +140,6 @@ class OneShot(Method):
         return state.after(self.means(state, updates, assignment), assignment)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """The clusters' models and the common one."""
         return {slot: Served((m,)) for slot, m in state.bank.items() if is_cluster(slot) or slot == GLOBAL}
 
 
@@ -175,16 +173,13 @@ class FLHC(OneShot):
 
     @property
     def found_clusters(self) -> int:
-        """K if it is given, else 1."""
         return self.k or 1
 
     @property
     def distance(self) -> str:
-        """The metric that clusters."""
         return self.metric
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """The run must be long enough for the round that clusters."""
         super().check(layout, rounds)
         fits = rounds is None or rounds > self.rounds_before
         require(fits, f"{self.where}: rounds_before = {self.rounds_before} leaves none of {rounds} rounds; lower it")
@@ -224,12 +219,10 @@ class FedGroup(OneShot):
 
     @property
     def found_clusters(self) -> int:
-        """K."""
         return self.k
 
     @property
     def distance(self) -> str:
-        """A newcomer joins the group with the closest direction."""
         return "cosine"
 
     def partition(self, features: np.ndarray, sizes: Sizes | None) -> np.ndarray:

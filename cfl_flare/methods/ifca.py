@@ -57,7 +57,6 @@ class IFCA(Method):
 
     @property
     def traits(self) -> Traits:
-        """Participants choose on the site; the server only averages."""
         return replace(
             CLUSTERED,
             clusters=self.k,
@@ -70,7 +69,6 @@ class IFCA(Method):
         )
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """A shared backbone needs a separate head."""
         super().check(layout, rounds)
         if self.shared_backbone:
             layout.select("backbone")
@@ -139,7 +137,6 @@ class IFCA(Method):
         return state.after(means, assignment)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """The K models."""
         return whole_models(state, layout, self.choices(state).values())
 
 

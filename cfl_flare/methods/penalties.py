@@ -54,11 +54,6 @@ class Penalty(ABC):
             raise ConfigError(f"penalty {self.name}: needs a method with clusters: {there}")
 
     def check_model(self, layout: Layout) -> None:
-        """Checks that a model has the part that the penalty acts on.
-
-        Raises:
-            ConfigError: it does not.
-        """
         self._check_part(layout, self.scope, f"scope = {self.scope!r}")
 
     def _check_part(self, layout: Layout, part: str, setting: str) -> None:
@@ -93,7 +88,6 @@ class Proximal(Penalty):
     mu: float = setting(0.001, help="coefficient of the term", ge=0)
 
     def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
-        """A pull towards the model that was sent."""
         start = download.model(own)
         return [Pull(self.mu, start.part(self.scope), start.layout.select(self.scope))]
 
@@ -138,7 +132,6 @@ class Contrastive(Penalty):
         )
 
     def check_model(self, layout: Layout) -> None:
-        """Representations need a backbone."""
         super().check_model(layout)
         if self.on == "representations":
             self._check_part(layout, "backbone", f"on = {self.on!r}")
@@ -187,7 +180,6 @@ class KnowledgeSharing(Penalty):
             require(0 <= value < float("inf"), f"penalty knowledge_sharing: lam = {value!r} should be >= 0")
 
     def check(self, clusters: int) -> None:
-        """A list of lambdas must have one per cluster."""
         super().check(clusters)
         if isinstance(self.lam, tuple) and len(self.lam) != clusters:
             has = f"lam = {list(self.lam)} has {len(self.lam)} values for {clusters} clusters"

@@ -40,7 +40,6 @@ class BackboneOnly(FedAvg):
 
     @property
     def traits(self) -> Traits:
-        """Participants start with a head that is built on the site."""
         return replace(super().traits, starts_on_site=True, whole_models=False, keeps_head=True)
 
     def __post_init__(self) -> None:
@@ -53,7 +52,6 @@ class BackboneOnly(FedAvg):
         )
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """The model has a head apart from a backbone."""
         super().check(layout, rounds)
         try:
             layout.select("backbone")
@@ -67,7 +65,6 @@ class BackboneOnly(FedAvg):
         return ServerState({BACKBONE: model.take(model.layout.backbone), HEAD: model.take(model.layout.head)})
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """The backbone."""
         return Download((BACKBONE,))
 
     @abstractmethod
@@ -75,7 +72,6 @@ class BackboneOnly(FedAvg):
         """The participant's head."""
 
     def serve(self, learner: Learner, download: Download) -> Params:
-        """The global backbone and the participant's head."""
         return learner.initial(0).layout.join(download.model(BACKBONE), self.head(learner))
 
     def local_update(self, learner: Learner, download: Download) -> Update:
@@ -109,7 +105,6 @@ class FedPer(BackboneOnly):
     paper: ClassVar[str] = "Arivazhagan et al. 2019"
 
     def head(self, learner: Learner) -> Params:
-        """The participant's own head."""
         initial = learner.initial(0)
         return learner.memory.get(HEAD) or initial.take(initial.layout.head)
 
@@ -167,7 +162,6 @@ class Ditto(FedAvg):
 
     @property
     def traits(self) -> Traits:
-        """v_i starts at a model that is built on the site."""
         return replace(super().traits, starts_on_site=True)
 
     def local_update(self, learner: Learner, download: Download) -> Update:
@@ -209,7 +203,6 @@ class OwnModel(Method):
         return Update(learner.participant, learner.samples, {own: trained - centre})
 
     def serve(self, learner: Learner, download: Download) -> Params:
-        """The participant's own model."""
         return learner.memory.get(PERSONAL) or download.models[0]
 
 

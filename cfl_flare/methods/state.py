@@ -122,7 +122,6 @@ class Download:
 
     @property
     def must_name(self) -> bool:
-        """True if the participant must name a cluster."""
         return bool(self.choices)
 
     @property
@@ -195,7 +194,6 @@ class Mapped(Sequence[Update]):
         return map(self._function, self._updates)
 
     def heads(self) -> Iterator[Update]:
-        """See `heads`."""
         return map(self._function, heads(self._updates))
 
 
@@ -216,7 +214,6 @@ class Chosen(Sequence[Update]):
         return (self._updates[place] for place in self._places)
 
     def heads(self) -> Iterator[Update]:
-        """See `heads`."""
         kept = set(self._places)
         return (update for i, update in enumerate(heads(self._updates)) if i in kept)
 

@@ -36,7 +36,6 @@ class WeCFL(Method):
 
     @property
     def traits(self) -> Traits:
-        """The centres are means under any assignment, so that small clusters can be filled up."""
         rule = "centre closest in direction, from the common model"
         return replace(CLUSTERED, clusters=self.k, joins_by=rule, cluster_on=self.cluster_on, mergeable=True)
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Methods made of other methods: the steps of the contract, passed on to the parts in one place."""
+"""Methods made of other methods: which steps of the contract the leading part carries out, and which all do."""
 
 from __future__ import annotations
 
@@ -8,27 +8,44 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Counts, Download, Mapped, Plan, ServerState, Update, heads
+from cfl_flare.methods.state import Download, Mapped, Plan, ServerState, Update, heads
 from cfl_flare.methods.traits import Traits
-from cfl_flare.training.ensemble import Served
-from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Term
+
+
+def as_the_leader(step: str) -> Any:
+    """A step of the server as the leading part does it, on what it sees of the state and of the updates."""
+
+    def carried_out(self: Wrapper, state: ServerState, *arguments: Any) -> Any:
+        seen = (self.seen_by(self.lead, argument) for argument in arguments)
+        return getattr(self.leading(state), step)(self.state_of(state, self.lead), *seen)
+
+    return carried_out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Method):
     """A method made of others, one of which leads: the one that clusters, if any does.
 
-    Every step of the contract is defined here, so that none is forgotten. A subclass defines what each part sees of the
-    whole, and overrides the steps in which the parts interact.
+    A subclass defines what each part sees of the whole, and the steps in which the parts interact, `INTERACTING`. It
+    inherits none of these from `Method`. All other steps of the contract are here.
     """
+
+    INTERACTING: ClassVar[tuple[str, ...]] = (
+        *("start", "distribute", "local_update", "serve", "finetuned", "aggregate", "models", "join"),
+    )
+
+    def __init_subclass__(cls) -> None:
+        missing = [step for step in Wrapper.INTERACTING if getattr(cls, step) is getattr(Method, step)]
+        require(not missing, f"{cls.__name__}: a wrapper defines {', '.join(missing)} for its parts; it does not")
 
     @property
     @abstractmethod
@@ -42,8 +59,11 @@ class Wrapper(Method):
 
     @property
     def leader(self) -> Method:
-        """The part that clusters."""
         return self.inner[self.lead]
+
+    def leading(self, state: ServerState) -> Method:
+        """The leader, as it is in this state."""
+        return self.leader
 
     @abstractmethod
     def state_of(self, state: ServerState, i: int) -> ServerState:
@@ -53,83 +73,38 @@ class Wrapper(Method):
     def update_of(self, i: int, update: Update) -> Update:
         """An update as part i sees it."""
 
-    def updates_of(self, i: int, updates: Sequence[Update]) -> Sequence[Update]:
-        """The updates as part i sees them."""
-        return Mapped(updates, partial(self.update_of, i))
+    def seen_by(self, i: int, argument: Any) -> Any:
+        """An argument of a step as part i sees it: an update, or a sequence of them; another one stays as it is."""
+        if isinstance(argument, Update):
+            return self.update_of(i, argument)
+        updates = isinstance(argument, Sequence) and not isinstance(argument, str)
+        return Mapped(argument, partial(self.update_of, i)) if updates else argument
 
     # ---- The contract ----
+
+    vector, assign, counts_in, clusters_in = map(as_the_leader, ("vector", "assign", "counts_in", "clusters_in"))
 
     @property
     def traits(self) -> Traits:
         """Those of the leading part, or of all by each trait's rule."""
         refusal = "belong to the methods inside it; give them there"
-        taken: dict[str, Any] = {"serves_one": False, "takes_penalties": False, "no_penalties": refusal}
-        return Traits.of_parts([m.traits for m in self.inner], self.lead, **taken)
+        of_whole: dict[str, Any] = {"serves_one": False, "takes_penalties": False, "no_penalties": refusal}
+        return Traits.of_parts([m.traits for m in self.inner], self.lead, **of_whole)
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """Checks all parts."""
         for part in self.inner:
             part.check(layout, rounds)
-
-    @abstractmethod
-    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
-        """The parts' models, from different seeds."""
 
     def plan(self, state: ServerState) -> Plan:
         """Everyone if a part needs all, sampled as for the leading part; as many updates as any part needs."""
         plans = [part.plan(self.state_of(state, i)) for i, part in enumerate(self.inner)]
         return Plan(any(p.everyone for p in plans), plans[self.lead].draw, max(p.fewest for p in plans))
 
-    @abstractmethod
-    def distribute(self, state: ServerState, participant: str) -> Download:
-        """The parts' downloads in one."""
-
     def terms(self, download: Download, own: str) -> list[Term]:
         """None: each part adds its own."""
         return []
 
-    @abstractmethod
-    def local_update(self, learner: Learner, download: Download) -> Update:
-        """The parts' updates in one."""
-
-    @abstractmethod
-    def serve(self, learner: Learner, download: Download) -> Params | Served:
-        """The parts' served models in one."""
-
-    @abstractmethod
-    def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
-        """Each part's model after one more local round."""
-
-    def vector(self, state: ServerState, update: Update) -> np.ndarray:
-        """As the leading part."""
-        return self.leader.vector(self.state_of(state, self.lead), self.update_of(self.lead, update))
-
-    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """As the leading part."""
-        return self.leader.assign(self.state_of(state, self.lead), self.updates_of(self.lead, updates))
-
-    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
-        """As the leading part."""
-        return self.leader.counts_in(self.state_of(state, self.lead), self.update_of(self.lead, update), assignment)
-
-    @abstractmethod
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """Each part's M-step."""
-
-    def clusters_in(self, state: ServerState) -> int:
-        """As the leading part."""
-        return self.leader.clusters_in(self.state_of(state, self.lead))
-
-    @abstractmethod
-    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """The parts' models in one."""
-
-    @abstractmethod
-    def join(self, state: ServerState, update: Update) -> ServerState:
-        """A newcomer joins the parts."""
-
     def weight(self, update: Update) -> float:
-        """As the leading part."""
         return self.leader.weight(update)
 
 
@@ -155,29 +130,27 @@ class Clustering:
         if not isinstance(method, Wrapper):
             return cls(method, before, lambda update: update, lambda state: state)
         wrapper, i = method, method.lead
-        found = cls.of(method.leader, method.state_of(before, i))
+        leader = cls.of(method.leader, method.state_of(before, i))
         return cls(
-            found.method,
-            found.before,
-            lambda update: found.seen(wrapper.update_of(i, update)),
-            lambda state: found.inside(wrapper.state_of(state, i)),
+            leader.method,
+            leader.before,
+            lambda update: leader.seen(wrapper.update_of(i, update)),
+            lambda state: leader.inside(wrapper.state_of(state, i)),
         )
 
     def sees(self, updates: Sequence[Update]) -> bool:
         """Whether participants sent what they are compared by; not where a wrapper trained a model of its own alone."""
-        return any(own.diffs or own.arrays for own in map(self.seen, heads(updates)))
+        return any(update.diffs or update.arrays for update in map(self.seen, heads(updates)))
 
     def vector(self, update: Update) -> np.ndarray:
-        """The vector by which a participant is compared."""
         return self.method.vector(self.before, self.seen(update))
 
     def moved(self, update: Update) -> Params | None:
         """The difference that stands for a participant's gradient; None where it trained no model."""
-        own = self.seen(update)
-        return own.main_diff if own.diffs else None
+        seen = self.seen(update)
+        return seen.main_diff if seen.diffs else None
 
     def weight(self, update: Update) -> float:
-        """psi_i."""
         return self.method.weight(update)
 
     def centre(self, after: ServerState, cluster: int) -> np.ndarray | None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cfl_flare.clustering.bins import by_rank, placed, thresholds
+from cfl_flare.clustering.measures import by_rank, placed, thresholds
 
 
 @pytest.mark.parametrize(

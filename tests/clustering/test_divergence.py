@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfl_flare.clustering import divergence
-from cfl_flare.clustering.divergence import divergences, log_softmax
+from cfl_flare.clustering.measures import divergences, log_softmax
 
 values = st.floats(-30, 30, width=32)
 logits = st.lists(st.lists(values, min_size=6, max_size=6), min_size=1, max_size=4).map(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfl_flare.clustering import gap
-from cfl_flare.clustering.gap import Found, directions, in_words, is_clear, noted, number_of_clusters
+from cfl_flare.clustering.gap import ClusterCount, directions, in_words, is_clear, noted, number_of_clusters
 from cfl_flare.clustering.measures import agreement
 from cfl_flare.core.errors import ConfigError
 
@@ -20,7 +20,7 @@ def blobs(sizes: list[int], noise: float = 0.3, seed: int = 0, dimensions: int =
     return centres + 2 * rng.normal(size=dimensions) + noise * rng.normal(size=centres.shape)
 
 
-def found(rows: np.ndarray, most: int = 10, **more: int) -> Found:
+def found(rows: np.ndarray, most: int = 10, **more: int) -> ClusterCount:
     return number_of_clusters(rows @ rows.T, most, **more)
 
 

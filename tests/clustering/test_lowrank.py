@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 from cfl_flare.clustering import lowrank
-from cfl_flare.clustering.lowrank import directions, mapped, similarity
+from cfl_flare.clustering.measures import directions, mapped, similarity
 
 
 @settings(max_examples=25, deadline=None)

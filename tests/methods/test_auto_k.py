@@ -14,7 +14,7 @@ import pytest
 from torch import nn
 
 from cfl_flare.cli.specs import build_named
-from cfl_flare.clustering.gap import DRAWS, Found, in_words
+from cfl_flare.clustering.gap import DRAWS, ClusterCount, in_words
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
@@ -58,9 +58,9 @@ def labels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The clusters that will be found; a test may change them. The criterion itself has tests of its own."""
     wanted = [0, 1, 0, 1, 0, 1]
 
-    def found(products: np.ndarray, most: int, seed: int) -> Found:
+    def found(products: np.ndarray, most: int, seed: int) -> ClusterCount:
         assert products.shape == (len(wanted), len(wanted))
-        return Found(np.array(wanted), (0.0, 1.5, 1.6), (0.0, 3.0, 3.2), (1.0, 0.95, 0.4), (2, 2, 3, 2))
+        return ClusterCount(np.array(wanted), (0.0, 1.5, 1.6), (0.0, 3.0, 3.2), (1.0, 0.95, 0.4), (2, 2, 3, 2))
 
     monkeypatch.setattr(auto_k, "number_of_clusters", found)
     return wanted

@@ -17,6 +17,7 @@ from cfl_flare.methods import (
     CAM,
     IFCA,
     METHODS,
+    AutoK,
     Ditto,
     Download,
     Ensemble,
@@ -57,8 +58,12 @@ def test_methods_override_steps_and_few_other_things():
 
 
 def test_a_wrapper_answers_every_step():
-    assert set(STEPS) <= vars(Wrapper).keys()
+    assert set(STEPS) - set(Wrapper.INTERACTING) <= vars(Wrapper).keys()
     assert "traits" in vars(Wrapper)
+    for cls in (CAM, Ensemble, AutoK):
+        assert set(Wrapper.INTERACTING) <= vars(cls).keys()
+    with pytest.raises(ConfigError, match=r"Forgetful: a wrapper defines start, distribute, .* for its parts"):
+        type("Forgetful", (Wrapper,), {})
 
 
 def test_every_trait_of_a_combination_has_a_rule_or_is_the_leader_s():

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cfl_flare.clustering.number import changes, dispersion
 from cfl_flare.core.arrays import Archive, LatestModels
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
@@ -14,7 +13,7 @@ from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import CGPFL, Download, Ensemble, FedAC, ServerState, Update
-from cfl_flare.methods.tuning import Clusters, tune
+from cfl_flare.methods.tuning import Clusters, changes, dispersion, tune
 from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.report.figures import draw
 from cfl_flare.results.metrics import measure_round
