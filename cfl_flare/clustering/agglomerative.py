@@ -29,11 +29,11 @@ def distances_to_means(rows: np.ndarray, labels: np.ndarray, metric: str) -> np.
     >>> distances_to_means(np.array([[0.0], [2.0], [9.0]]), np.array([0, 0, 2]), "manhattan").tolist()
     [[1.0, inf, 9.0], [1.0, inf, 7.0], [8.0, inf, 0.0]]
     """
-    found = np.full((len(rows), int(labels.max()) + 1), np.inf)
+    distances = np.full((len(rows), int(labels.max()) + 1), np.inf)
     used = sorted(set(labels.tolist()))
     means = np.stack([rows[labels == k].mean(axis=0, dtype=np.float64) for k in used])
-    found[:, used] = distances_between(rows, means, metric)
-    return found
+    distances[:, used] = distances_between(rows, means, metric)
+    return distances
 
 
 def agglomerate(

@@ -194,13 +194,13 @@ class Sizes:
         census: who is where.
         names: the participants, in the rows' order.
         others: by cluster, the members that are no row: they are absent from the round, or were placed otherwise.
-        kept: the clusters that had members before.
+        occupied: the clusters that had members before.
     """
 
     census: Census
     names: tuple[str, ...]
     others: Mapping[int, Members]
-    kept: frozenset[int] = frozenset()
+    occupied: frozenset[int] = frozenset()
 
     @property
     def clusters(self) -> int:
@@ -214,7 +214,7 @@ class Sizes:
 
     def met(self, labels: np.ndarray, needed: Collection[int] = ()) -> bool:
         """Whether each cluster in use is large enough, and each that is needed is in use."""
-        return self.kept.union(needed) <= self.used(labels) and not any(
+        return self.occupied.union(needed) <= self.used(labels) and not any(
             m.below(self.census.floor) for m in self._with(labels)
         )
 
@@ -240,7 +240,7 @@ class Sizes:
                 only if they are needed.
             needed: further clusters that should be in use.
         """
-        placed, needed = labels, self.used(labels).union(self.kept, needed)
+        placed, needed = labels, self.used(labels).union(self.occupied, needed)
         if not self.met(labels, needed):
             placed = self._cheapest(labels, costs(), needed)
         self.note(labels, placed)
@@ -305,12 +305,12 @@ class Sizes:
                 low, high, variables = [*low, 0.0], [*high, np.inf], variables + 1
         at, of, values = zip(*entries)
         matrix = coo_array((values, (at, of)), shape=(len(low), variables)).tocsr()
-        objective, whole = np.zeros(variables), np.zeros(variables)
-        objective[: m * k], whole[: m * k] = _scaled(costs).ravel(), 1
+        objective, integral = np.zeros(variables), np.zeros(variables)
+        objective[: m * k], integral[: m * k] = _scaled(costs).ravel(), 1
         options = {"node_limit": NODES, "mip_rel_gap": 0.0}
         constraints = LinearConstraint(matrix, low, high)
-        found = milp(objective, integrality=whole, bounds=Bounds(0, 1), constraints=constraints, options=options)
-        return None if found.x is None else found.x[: m * k].reshape(m, k).argmax(axis=1)
+        solution = milp(objective, integrality=integral, bounds=Bounds(0, 1), constraints=constraints, options=options)
+        return None if solution.x is None else solution.x[: m * k].reshape(m, k).argmax(axis=1)
 
 
 def _scaled(costs: np.ndarray) -> np.ndarray:

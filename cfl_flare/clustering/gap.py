@@ -220,15 +220,15 @@ def directions(products: np.ndarray) -> np.ndarray:
     cosines = _scaled(products, NOTHING * np.diag(products).max())
     mean = cosines.mean(axis=0)
     values, axes = np.linalg.eigh(_scaled(cosines - mean - mean[:, None] + mean.mean(), NOTHING))
-    kept = values > NOTHING
-    return np.asarray(axes[:, kept] * np.sqrt(values[kept]))
+    positive = values > NOTHING
+    return np.asarray(axes[:, positive] * np.sqrt(values[positive]))
 
 
 def _scaled(products: np.ndarray, least: float) -> np.ndarray:
     """Inner products of the same vectors with length 1; 0 for those whose square is ``least`` or less."""
     squares = np.diag(products).astype(np.float64)
-    kept = squares > least
-    factors = np.where(kept, 1 / np.sqrt(np.where(kept, squares, 1.0)), 0.0)
+    nonzero = squares > least
+    factors = np.where(nonzero, 1 / np.sqrt(np.where(nonzero, squares, 1.0)), 0.0)
     return np.asarray(products * factors * factors[:, None])
 
 

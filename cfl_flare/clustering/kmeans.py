@@ -105,14 +105,14 @@ def _first_under_floor(
     from sklearn.cluster import kmeans_plusplus
 
     points, random = _points(features), np.random.RandomState(seed)
-    fits: list[tuple[int, float, np.ndarray]] = []
+    candidates: list[tuple[int, float, np.ndarray]] = []
     for _ in range(starts):
         first = kmeans_plusplus(points, k, sample_weight=weights, random_state=random)[0]
         labels = lloyd(points, first, weights, sizes=sizes)
         centres = _centres(points, labels, weights, first)
         spread = squared_distances(points, centres, weights)[range(len(labels)), labels].sum()
-        fits.append((-len(set(labels.tolist())), float(spread), centres))
-    _, _, centres = min(fits, key=lambda fit: fit[:2])
+        candidates.append((-len(set(labels.tolist())), float(spread), centres))
+    _, _, centres = min(candidates, key=lambda fit: fit[:2])
     return closest(points, centres, weights, sizes, needed=range(k))
 
 
@@ -205,10 +205,10 @@ def _steps(
 
 def _centres(features: np.ndarray, labels: np.ndarray, weights: np.ndarray, before: np.ndarray) -> np.ndarray:
     """The M-step: weighted means ``(k, d)``, an empty cluster's centre where it was."""
-    own = np.where(labels[:, None] == np.arange(len(before)), weights[:, None], 0.0)  # (m, k)
-    sums, used = np.zeros_like(before), own.any(axis=0)
-    for w, rows in zip(blocks(own), blocks(features)):
+    member_weights = np.where(labels[:, None] == np.arange(len(before)), weights[:, None], 0.0)  # (m, k)
+    sums, used = np.zeros_like(before), member_weights.any(axis=0)
+    for w, rows in zip(blocks(member_weights), blocks(features)):
         sums += w.T @ rows
     centres = before.copy()
-    centres[used] = sums[used] / own.sum(axis=0)[used, None]
+    centres[used] = sums[used] / member_weights.sum(axis=0)[used, None]
     return centres

@@ -70,7 +70,7 @@ def thresholds(values: Mapping[str, float], bins: Mapping[str, int], k: int) -> 
     >>> thresholds({"a": 5.0, "b": 1.0, "c": 3.0}, {"b": 0, "c": 0, "a": 1}, 2)
     [3.0]
     """
-    return [max((values[name] for name, own in bins.items() if own <= i), default=0.0) for i in range(k - 1)]
+    return [max((values[name] for name, bin_ in bins.items() if bin_ <= i), default=0.0) for i in range(k - 1)]
 
 
 def placed(value: float, limits: Sequence[float]) -> int:
@@ -108,10 +108,12 @@ def divergences(models: np.ndarray, centres: np.ndarray) -> np.ndarray:
     array([[0.    , 0.1438]])
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        own, others = log_softmax(models), log_softmax(centres)
-        probabilities = np.exp(own)
-        found = np.stack([(probabilities * (own - other)).sum(axis=(1, 2)) for other in others], axis=1)
-        return np.nan_to_num(found, nan=np.inf, posinf=np.inf)
+        log_models, log_centres = log_softmax(models), log_softmax(centres)
+        probabilities = np.exp(log_models)
+        distances = np.stack(
+            [(probabilities * (log_models - log_centre)).sum(axis=(1, 2)) for log_centre in log_centres], axis=1
+        )
+        return np.nan_to_num(distances, nan=np.inf, posinf=np.inf)
 
 
 # Models projected at a time.
@@ -134,14 +136,14 @@ def directions(models: Sequence[np.ndarray], dimensions: int) -> np.ndarray:
     """
     products = sum(part @ part.T for _, part in _centred(models))
     values, vectors = np.linalg.eigh(products)
-    kept = max(1, min(dimensions, len(models) - 1, len(models[0])))
-    values, vectors = values[::-1][:kept], vectors[:, ::-1][:, :kept]
+    count = max(1, min(dimensions, len(models) - 1, len(models[0])))
+    values, vectors = values[::-1][:count], vectors[:, ::-1][:, :count]
     there = values > 1e-12 * max(values[0], 1e-300)
     scaled = vectors.T * np.where(there, 1 / np.sqrt(np.where(there, values, 1)), 0)[:, None]
-    found = np.empty((kept, len(models[0])), np.float32)
+    map_ = np.empty((count, len(models[0])), np.float32)
     for columns, part in _centred(models):
-        found[:, columns] = scaled @ part
-    return found
+        map_[:, columns] = scaled @ part
+    return map_
 
 
 def _centred(models: Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:

@@ -20,10 +20,10 @@ TINY = 1e-100
 def by_columns(rows: Sequence[np.ndarray], statistic: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """A statistic of each column, ``(d,)`` float32, from m rows of length d."""
     width = len(rows[0])
-    found = np.empty(width, np.float32)
+    result = np.empty(width, np.float32)
     for start in range(0, width, COLUMNS):
-        found[start : start + COLUMNS] = statistic(np.stack([row[start : start + COLUMNS] for row in rows]))
-    return found
+        result[start : start + COLUMNS] = statistic(np.stack([row[start : start + COLUMNS] for row in rows]))
+    return result
 
 
 def coordinate_median(rows: Sequence[np.ndarray]) -> np.ndarray:

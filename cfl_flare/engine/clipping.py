@@ -135,8 +135,8 @@ def clipped(updates: Sequence[Update], excess: Excess, ranges: Ranges) -> Sequen
         for slot, diff in update.diffs.items():
             vector = diff.vector.copy()
             for part, place in _layers(diff):
-                whole = "parameters" if place.start < diff.layout.parameter_size else "buffers"
-                kinds = (_kind(update, slot, whole), _kind(update, slot, part))
+                half = "parameters" if place.start < diff.layout.parameter_size else "buffers"
+                kinds = (_kind(update, slot, half), _kind(update, slot, part))
                 times = max(excess.get(kind, {}).get(update.participant, 1.0) for kind in kinds)
                 vector[place] /= np.float32(times)
             for entry in diff.layout.entries:

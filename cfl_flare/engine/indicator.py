@@ -51,9 +51,9 @@ def check_indicator(method: Method, data: DataConfig) -> None:
 
 def check_task(method: Method, task: LearningTask) -> None:
     """Raises a ConfigError if a method compares models by the classes that they predict, and a task has none."""
-    fits = method.traits.indicator is None or (task.form, task.link) == ("class", "softmax")
+    comparable = method.traits.indicator is None or (task.form, task.link) == ("class", "softmax")
     require(
-        fits,
+        comparable,
         f"method {method.label}: compares models by the class probabilities that they predict, and task "
         f"{task.name or type(task).__name__!r} has none; take task 'classification' or another method",
     )

@@ -111,16 +111,16 @@ def check_initial(method: Method, layout: Layout, given: str = "initial_ckpt", p
         ConfigError: it cannot.
     """
     way_out = "or leave initial_ckpt out" if given == "initial_ckpt" else "or give a torch.nn.Module as the model"
-    asked: set[int] = set()
+    seeds: set[int] = set()
 
     def untrained(index: int) -> Params:
-        asked.add(index)
+        seeds.add(index)
         return Params(layout, np.zeros(layout.size, np.float32), np.zeros(layout.counter_size, np.int64))
 
     method.start(untrained)
     require(
-        len(asked) <= 1,
-        f"run: {given}: method {method.label} begins with {len(asked)} different models, which one that is given would "
+        len(seeds) <= 1,
+        f"run: {given}: method {method.label} begins with {len(seeds)} different models, which one that is given would "
         f"make equal; choose a method that begins with one (fedavg, fesem, wecfl, cfl, fl-hc, ...), {way_out}",
     )
     require(

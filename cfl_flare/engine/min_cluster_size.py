@@ -77,11 +77,11 @@ class ClusterFloor:
         if floor == Floor(1, 1):
             return {}
         moved = {} if self._census is None else self._census.moved
-        found = {SMALL: self._small(after), **({MOVED: dict(moved)} if moved else {})}
-        words = in_round({**found, **notes})
+        changed = {SMALL: self._small(after), **({MOVED: dict(moved)} if moved else {})}
+        words = in_round({**changed, **notes})
         if words:
             logger.info("round %d, at least %s a cluster: %s", after.round - 1, floor.words, words)
-        return found
+        return changed
 
     def facts(self, state: ServerState) -> dict[str, Any]:
         """What a run's summary says."""

@@ -110,11 +110,11 @@ def is_placed(method: Method, state: ServerState, name: str) -> bool:
     return name in state.assignment and any(map(is_cluster, method.distribute(state, name).slots))
 
 
-def _result(method: Method, state: ServerState, site: Site, name: str, train: bool, **more: Any) -> Result:
+def _result(method: Method, state: ServerState, site: Site, name: str, train: bool, **settings: Any) -> Result:
     """The newcomer's result of a task, to train or to be measured."""
     sent = method.distribute(state, name)
     task = Task.of(sent, train=train, evaluate=not train)
-    result = site.carry_out(name, task, with_parts(state.bank, task.slots), state.round, **more)
+    result = site.carry_out(name, task, with_parts(state.bank, task.slots), state.round, **settings)
     if result.error is not None:
         raise RunFailedError(f"{name} failed: {result.error}: {result.traceback.strip().splitlines()[-1]}")
     update = result.update
@@ -160,9 +160,10 @@ class Finished:
             "site takes part in a run of the script",
         )
         store = Store(self.folder / STATE)
-        kept = bool(store.versions()) and {"training", "seed"} <= self.summary.keys()
+        resumable = bool(store.versions()) and {"training", "seed"} <= self.summary.keys()
         require(
-            kept, f"{self.folder} kept no state that a newcomer could join, like runs of earlier versions; run it again"
+            resumable,
+            f"{self.folder} kept no state that a newcomer could join, like runs of earlier versions; run it again",
         )
         with self._reading():
             spec = model_of(self.summary, self.folder)
@@ -184,8 +185,8 @@ class Finished:
                 clusters <= most and known,
                 f"{self.folder}: {clusters} clusters of {most} participants do not fit its state; the run is damaged",
             )
-        found = not self.method.clusters or bool(self.state.assignment)
-        require(found, f"{self.folder}: nobody in this run has a cluster, so a newcomer cannot get one either")
+        joinable = not self.method.clusters or bool(self.state.assignment)
+        require(joinable, f"{self.folder}: nobody in this run has a cluster, so a newcomer cannot get one either")
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -242,8 +243,8 @@ class Finished:
     def save(self, newcomer: Newcomer, folder: Path) -> Path:
         """Writes what a newcomer predicts with into a folder, for `read_model` of the results; returns the file."""
         task = self.summary["training"].get("task", CLASSES)
-        own = self._site.hosted[newcomer.name].preparation
-        save_served(folder, "model", newcomer.served, self.summary["model"], self.state.round, task, own)
+        preparation = self._site.hosted[newcomer.name].preparation
+        save_served(folder, "model", newcomer.served, self.summary["model"], self.state.round, task, preparation)
         return folder / "model.safetensors"
 
 
@@ -272,32 +273,32 @@ def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict
     require(bool(people), f"{finished.folder}: this run held no participants back; set unseen in its data")
     logits = logits_for(finished.method, finished.make_model, data, lambda: source, finished.summary["seed"])
     joined, failed = {}, {}
-    for one in people:
+    for person in people:
         try:
-            joined[one.name] = finished.join(one, logits, rounds)
+            joined[person.name] = finished.join(person, logits, rounds)
         except RunFailedError as error:  # one failure must not stop the others
-            failed[one.name] = str(error)
+            failed[person.name] = str(error)
     metrics = {name: newcomer.metrics for name, newcomer in joined.items()}
     metric = leading((), reported(metrics.values(), sum(map(bool, metrics.values()))))
     key = f"served_{metric.name}"
-    worst = metric.worst_first((name, own[key]) for name, own in metrics.items() if key in own)
+    worst = metric.worst_first((name, measured[key]) for name, measured in metrics.items() if key in measured)
     content = {
         "joins_by": joining_rule(finished.method),
         "rounds": rounds,
-        **average(metrics, {one.name: float(len(one.train)) for one in people}),
+        **average(metrics, {person.name: float(len(person.train)) for person in people}),
         f"served_worst_{metric.name}": worst[0][1] if worst else None,
         "failed": failed,
         "participants": [
             {
-                "name": one.name,
-                "samples": len(one.train),
-                "group": one.group,
-                **recorded(joined[one.name].cluster),
-                "rounds": joined[one.name].rounds,
-                **metrics[one.name],
+                "name": person.name,
+                "samples": len(person.train),
+                "group": person.group,
+                **recorded(joined[person.name].cluster),
+                "rounds": joined[person.name].rounds,
+                **metrics[person.name],
             }
-            for one in people
-            if one.name in joined
+            for person in people
+            if person.name in joined
         ],
     }
     atomic_write(finished.folder / NEWCOMERS, json.dumps(content, indent=1))

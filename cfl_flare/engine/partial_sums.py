@@ -52,9 +52,9 @@ def no_sums(method: Method, settings: ServerSettings) -> str:
         return f"method {method.label} {needs}; leave site_sums out"
     if method.traits.mixes:
         return f"in method {method.label} a model may count in several means; leave site_sums out"
-    asked = [name for name in ("keep_features", "reject_outliers") if getattr(settings, name)]
-    asked += ["aggregation"] if settings.aggregation != "mean" else []
-    return f"{asked[0]} needs the model of each participant; leave one of the two out" if asked else ""
+    single = [name for name in ("keep_features", "reject_outliers") if getattr(settings, name)]
+    single += ["aggregation"] if settings.aggregation != "mean" else []
+    return f"{single[0]} needs the model of each participant; leave one of the two out" if single else ""
 
 
 def check_sums(wanted: bool, method: Method, settings: ServerSettings, scripted: bool = False) -> None:

@@ -36,15 +36,15 @@ def check_private(
     method.check(division.whole, rounds)
     where, refusal = f"run: private = {pattern!r}", method.traits.no_private
     require(not refusal, f"{where} does not go with method {method.label}: {refusal}; leave it out")
-    own = {e.name for e in division.private.entries}
+    private = {e.name for e in division.private.entries}
     last = {e.name for e in division.whole.head.entries if len(e.shape) == 1}
     require(
-        task is None or not task.relative or not own <= last,
+        task is None or not task.relative or not private <= last,
         f"{where} is the last layer's bias alone, which adds the same to all outputs of a participant. Task "
         f"{'' if task is None else task.name} only compares them with each other: leave it out, or name other layers",
     )
     require(
-        not method.traits.keeps_head or any(e.head and e.name not in own for e in division.whole.entries),
+        not method.traits.keeps_head or any(e.head and e.name not in private for e in division.whole.entries),
         f"{where}: in method {method.label} the head stays at the participant anyway; leave it out or name others",
     )
     try:
@@ -60,5 +60,5 @@ def check_public(update: Update, division: Division) -> None:
         ConfigError: it does.
     """
     for slot, diff in update.diffs.items():
-        found = sorted({*division.names}.intersection(diff.arrays()))
-        require(not found, f"the update of {slot} holds the private {found[:1]}; a method sends what it was sent")
+        leaked = sorted({*division.names}.intersection(diff.arrays()))
+        require(not leaked, f"the update of {slot} holds the private {leaked[:1]}; a method sends what it was sent")

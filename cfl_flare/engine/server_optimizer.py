@@ -69,11 +69,11 @@ class ServerOptimizer:
         after = without_moments(after)
         if self._rule is None:
             return after
-        own = f"{PREFIX}{self._rule}."  # of another rule's, v means something else
-        moments = {name: array for name, array in before.arrays.items() if name.startswith(own)}
+        prefix = f"{PREFIX}{self._rule}."  # of another rule's, v means something else
+        moments = {name: array for name, array in before.arrays.items() if name.startswith(prefix)}
         bank, commons = dict(after.bank), _commons(after)
         for slot, mean in after.bank.items():
-            old, names = before.bank.get(slot), (f"{own}m.{slot}", f"{own}v.{slot}")
+            old, names = before.bank.get(slot), (f"{prefix}m.{slot}", f"{prefix}v.{slot}")
             if old is None or slot in commons or _same(old, mean):
                 continue
             m, v = (moments.get(name) for name in names)
@@ -88,15 +88,17 @@ class ServerOptimizer:
         self, old: Params, mean: Params, m: np.ndarray | None, v: np.ndarray | None
     ) -> tuple[Params, np.ndarray, np.ndarray]:
         """A model after the step (Alg. 2), and its m and v."""
-        own = self._settings
-        assert own.server_lr is not None and own.server_tau is not None and own.server_beta1 is not None
+        settings = self._settings
+        assert settings.server_lr is not None and settings.server_tau is not None and settings.server_beta1 is not None
         size = old.layout.parameter_size
         start = old.vector[:size].astype(np.float64)
         delta = mean.vector[:size] - start
-        m = (1 - own.server_beta1) * delta + (0.0 if m is None else own.server_beta1 * m.astype(np.float64))
-        v = self._squares(np.full(size, own.server_tau**2) if v is None else v.astype(np.float64), np.square(delta))
+        m = (1 - settings.server_beta1) * delta + (0.0 if m is None else settings.server_beta1 * m.astype(np.float64))
+        v = self._squares(
+            np.full(size, settings.server_tau**2) if v is None else v.astype(np.float64), np.square(delta)
+        )
         vector = mean.vector.copy()
-        vector[:size] = start + own.server_lr * m / (np.sqrt(v) + own.server_tau)
+        vector[:size] = start + settings.server_lr * m / (np.sqrt(v) + settings.server_tau)
         return replace(mean, vector=vector), m.astype(np.float32), v.astype(np.float32)
 
     def _squares(self, v: np.ndarray, square: np.ndarray) -> np.ndarray:
@@ -119,11 +121,11 @@ def _commons(state: ServerState) -> dict[str, Mapping[str, float]]:
 
     They follow the clusters' models and have no moments of their own. In an ensemble each part has its own extras.
     """
-    found: dict[str, Mapping[str, float]] = {}
+    commons: dict[str, Mapping[str, float]] = {}
     for slot in state.bank:
         part, _, name = slot.rpartition(".")
         extras = state.extras.get(part, {}) if part else state.extras
         if name == GLOBAL and COMMON_WEIGHTS in extras:
             centres = [f"{part}{'.' * bool(part)}{cluster_slot(k)}" for k in range(len(extras[COMMON_WEIGHTS]))]
-            found[slot] = dict(zip(centres, extras[COMMON_WEIGHTS]))
-    return found
+            commons[slot] = dict(zip(centres, extras[COMMON_WEIGHTS]))
+    return commons

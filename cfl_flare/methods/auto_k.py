@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 # The model that all train until the number of clusters is known; what the state says from then on.
-COMMON, FOUND, BEGAN = "common", "found", "began"
+COMMON, NUMBER_FOUND, BEGAN = "common", "found", "began"
 # What `automatic` gives to the whole, not to the base.
-WHOLE = ("warmup", "finetune", "finetune_epochs")
+OF_WHOLE = ("warmup", "finetune", "finetune_epochs")
 
 
 def with_clusters(base: Method, k: int) -> Method:
@@ -131,7 +131,7 @@ class Warmup(FedAvg):
 
         sent = replace(state, bank={**others, **copies}, extras={})
         after = with_clusters(self.base, len(ids)).aggregate(sent, Mapped(updates, of_cluster), clusters)
-        return replace(after, extras={**after.extras, FOUND: len(ids)}, notes=state.notes)
+        return replace(after, extras={**after.extras, NUMBER_FOUND: len(ids)}, notes=state.notes)
 
     def clusters_in(self, state: ServerState) -> int:
         return 0
@@ -166,11 +166,9 @@ class AutoK(Wrapper):
         known = isinstance(self.base, (WeCFL, IFCA, FedDS))
         require(known, f"{self.where}: base = {self.base!r} should be wecfl, fesem, ifca, fedds, feddsmic or cgpfl")
         super().__post_init__()
-        require(self.weighting == "samples", f"{self.where}: weighting belongs to its base; give it there")
-        require(not self.base.finetune, f"{self.where}: finetune belongs to the whole; give it to auto-k")
         if isinstance(self.base, IFCA):
-            whole = not self.base.shared_backbone
-            require(whole, f"{self.where}: shared_backbone = True leaves no whole models to compare; leave it out")
+            separate = not self.base.shared_backbone
+            require(separate, f"{self.where}: shared_backbone = True leaves no whole models to compare; leave it out")
             warm = not self.base.warm_start
             require(warm, f"{self.where}: warm_start = True does what the warm-up does anyway; leave it out")
         lacking = self.base.traits.lacking("compares_models", "serves_one")
@@ -197,7 +195,7 @@ class AutoK(Wrapper):
         return Warmup(base=self.base, rounds=self.warmup, seed=self.seed) if k is None else with_clusters(self.base, k)
 
     def leading(self, state: ServerState) -> Method:
-        return self._phase(state.extras.get(FOUND))
+        return self._phase(state.extras.get(NUMBER_FOUND))
 
     def state_of(self, state: ServerState, i: int) -> ServerState:
         """All of it; the base counts rounds from the one that found the clusters."""
@@ -224,12 +222,16 @@ class AutoK(Wrapper):
     def distribute(self, state: ServerState, participant: str) -> Download:
         """The common model, then what the base sends, with the number of clusters found."""
         sent = self.leading(state).distribute(self.state_of(state, 0), participant)
-        return replace(sent, scalars={**sent.scalars, FOUND: state.extras[FOUND]}) if FOUND in state.extras else sent
+        return (
+            replace(sent, scalars={**sent.scalars, NUMBER_FOUND: state.extras[NUMBER_FOUND]})
+            if NUMBER_FOUND in state.extras
+            else sent
+        )
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """That of the warm-up, or of the base, whose rounds begin where the clusters are found."""
         after = self.leading(state).aggregate(self.state_of(state, 0), updates, assignment)
-        began = {BEGAN: state.round} if FOUND in after.extras and FOUND not in state.extras else {}
+        began = {BEGAN: state.round} if NUMBER_FOUND in after.extras and NUMBER_FOUND not in state.extras else {}
         return replace(after, round=state.round + 1, extras={**after.extras, **began})
 
     def join(self, state: ServerState, update: Update) -> ServerState:
@@ -239,7 +241,7 @@ class AutoK(Wrapper):
     # ---- On the site ----
 
     def _of(self, download: Download) -> Method:
-        return self._phase(download.scalars.get(FOUND))
+        return self._phase(download.scalars.get(NUMBER_FOUND))
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         return self._of(download).local_update(learner, download)
@@ -262,9 +264,9 @@ def automatic(cls: type[Method], settings: Mapping[str, Any], where: str) -> Aut
     largest = settings.get("k_max", 10)
     require_whole(where, 1000, k_max=largest)
     rest = {key: value for key, value in settings.items() if key not in ("k", "k_max")}
-    whole = {key: rest.pop(key) for key in WHOLE if key in rest}
+    outer = {key: rest.pop(key) for key in OF_WHOLE if key in rest}
     names = {f.name for f in fields(cls)}
     unknown = [key for key in rest if key not in names]
-    there = ", ".join(("k_max", *WHOLE, *sorted(names - {"k", *WHOLE})))
+    there = ", ".join(("k_max", *OF_WHOLE, *sorted(names - {"k", *OF_WHOLE})))
     require(not unknown, f"{where}: unknown setting {(*unknown, '')[0]!r}; with k = 'auto' it has: {there}")
-    return from_dict(AutoK, {"base": from_dict(cls, {**rest, "k": largest}, where), **whole}, where)
+    return from_dict(AutoK, {"base": from_dict(cls, {**rest, "k": largest}, where), **outer}, where)

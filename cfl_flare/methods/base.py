@@ -81,8 +81,8 @@ class Method(ABC):
         given, traits = self.penalties, self.traits
         undeclared = "are for a method whose traits declare takes_penalties; this one's do not"
         refusal = "" if traits.takes_penalties else traits.no_penalties or undeclared
-        fits = isinstance(given, (list, tuple)) and all(isinstance(p, Penalty) for p in given)
-        require(fits, f"{self.where}: penalties = {given!r} should be a list of penalties")
+        valid = isinstance(given, (list, tuple)) and all(isinstance(p, Penalty) for p in given)
+        require(valid, f"{self.where}: penalties = {given!r} should be a list of penalties")
         require(not (given and refusal), f"{self.where}: penalties = {[p.name for p in given]} {refusal}")
         object.__setattr__(self, "penalties", tuple(given))
         for penalty in self.penalties:
@@ -177,11 +177,11 @@ class Method(ABC):
 
     # ---- Steps on the site ----
 
-    def terms(self, download: Download, own: str) -> list[Term]:
+    def terms(self, download: Download, slot: str) -> list[Term]:
         """The terms added to the loss of a participant that starts from the model ``own``: those of the penalties."""
         ready = HAS_CENTRES in download.scalars  # a participant that starts from the common model is sent no centres
         active = [p for p in self.penalties if ready or not p.of_clusters]
-        return [term for p in active for term in p.terms(download, own, self.clusters)]
+        return [term for p in active for term in p.terms(download, slot, self.clusters)]
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Local update step: trains the model that it was sent first."""
@@ -217,11 +217,13 @@ class Method(ABC):
         scalars = {HAS_CENTRES: True, CLUSTER_WEIGHTS: state.extras[COMMON_WEIGHTS]}
         return replace(sent, scalars=scalars, to_train=to_train)
 
-    def trained(self, learner: Learner, download: Download, own: str, cluster: int | None = None, **how: Any) -> Update:
+    def trained(
+        self, learner: Learner, download: Download, slot: str, cluster: int | None = None, **settings: Any
+    ) -> Update:
         """Trains the model ``own`` and returns the update; ``how`` is passed on to `Learner.train`."""
-        start = download.model(own)
-        trained = learner.train(start, self.terms(download, own), **how)
-        return Update(learner.participant, learner.samples, {own: trained - start}, cluster, main=own)
+        start = download.model(slot)
+        trained = learner.train(start, self.terms(download, slot), **settings)
+        return Update(learner.participant, learner.samples, {slot: trained - start}, cluster, main=slot)
 
     def predictor(self, learner: Learner, download: Download) -> Params | Served:
         """The model that `serve` returns, with private layers, and fine-tuned if ``finetune`` is set."""

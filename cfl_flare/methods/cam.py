@@ -75,8 +75,6 @@ class CAM(Wrapper):
             raise ConfigError(f"method cam: {lacks}; leave that out, or take ifca, fesem or wecfl")
         sums = traits.indicator is None
         require(sums, f"method cam: base = {self.base.label!r} compares whole models, not sums; take another")
-        require(self.weighting == "samples", "method cam: weighting belongs to its base; give it there")
-        require(not self.base.finetune, "method cam: finetune belongs to the whole; give it to cam, not to its base")
 
     @property
     def inner(self) -> tuple[Method, ...]:
@@ -169,17 +167,17 @@ class CAM(Wrapper):
             trained = part.train(shared)
             learner.trained = part.trained
             return replace(update, diffs={SHARED: trained - shared})
-        own = centre = self._centre(learner, download)
+        personal = centre = self._centre(learner, download)
         before = learner.with_private(centre)
         if clusters:  # theta_i from Theta_c(i), with Theta_g frozen (Eq. 5, Eq. 13)
             update = self.clustering.local_update(self._beside_shared(learner, download), inner)
-            own = centre + next(iter(update.diffs.values()))
+            personal = centre + next(iter(update.diffs.values()))
         if common:  # theta_i^0 from Theta_g, with Theta_c(i) frozen (Eq. 8, Eq. 15)
             trained = learner.part(SHARED).beside(before).train(shared)
             chosen = next((k for k, slot in inner.choices.items() if inner.model(slot) is centre), None)
             update = replace(update, diffs={**update.diffs, SHARED: trained - shared}, cluster=chosen)
             shared = trained
-        learner.trained = Served((shared, own), parts=(SHARED, ""))
+        learner.trained = Served((shared, personal), parts=(SHARED, ""))
         return update
 
     def _beside_shared(self, learner: Learner, download: Download) -> Learner:
@@ -193,11 +191,11 @@ class CAM(Wrapper):
 
     def _own_update(self, learner: Learner, download: Download) -> Update:
         """FeSEM-CAM's warm-up: trains its own theta_i further, and sends it in the last warm-up round (sec. 3.3)."""
-        trained = learner.memory["own"] = learner.train(self._own(learner))
+        trained = learner.memory["own"] = learner.train(self._personal(learner))
         diffs = {slot: trained - model for slot, model in zip(download.slots, download.models)}
         return Update(learner.participant, learner.samples, diffs)
 
-    def _own(self, learner: Learner) -> Params:
+    def _personal(self, learner: Learner) -> Params:
         return learner.memory.get("own") or learner.initial(0)
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
@@ -235,7 +233,7 @@ class CAM(Wrapper):
     def serve(self, learner: Learner, download: Download) -> Params | Served:
         """The sum, or during the warm-up the only part there is."""
         if SHARED not in download.slots:
-            return self._own(learner)
+            return self._personal(learner)
         if len(download.slots) == 1:
             return Served((download.model(SHARED),), parts=(SHARED,))
         return Served((download.model(SHARED), self._centre(learner, download)), parts=(SHARED, ""))
@@ -246,18 +244,18 @@ class CAM(Wrapper):
         models = Served.of(served).models
         if len(models) == 1:  # in the warm-up
             return tune(learner.part(SHARED) if self.chooses else learner, models[0])
-        shared, own = models
-        return Served((tune(learner.part(SHARED).beside(own), shared), tune(learner.beside(shared), own)))
+        shared, personal = models
+        return Served((tune(learner.part(SHARED).beside(personal), shared), tune(learner.beside(shared), personal)))
 
     def join(self, state: ServerState, update: Update) -> ServerState:
         return Method.join(self, state, update)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        whole = self.base.models(self.state_of(state, 0), layout)
+        of_base = self.base.models(self.state_of(state, 0), layout)
         parts = (SHARED, "")
         return {
             slot: replace(served, models=(state.bank[SHARED], *served.models), parts=parts)
-            for slot, served in whole.items()
+            for slot, served in of_base.items()
         }
 
 

@@ -92,8 +92,8 @@ class CFL(Method):
     def distribute(self, state: ServerState, participant: str) -> Download:
         """The model of the participant's cluster, or the one at whose split it was absent."""
         child = self.open_split(state, participant)
-        own = cluster_slot(state.assignment.get(participant, 0))
-        return Download((own if child is None else parent_slot(child),))
+        slot = cluster_slot(state.assignment.get(participant, 0))
+        return Download((slot if child is None else parent_slot(child),))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """Splits the clusters that are due, and assigns absent participants to their half."""
@@ -114,9 +114,9 @@ class CFL(Method):
 
     def _closer(self, state: ServerState, update: Update, parent: int, child: int) -> int:
         """The half whose mean update at the split is closer by cosine similarity; ties go to the parent's id."""
-        start, own = self.features(state.bank[parent_slot(child)]), self.features(update.main_diff)[None]
+        start, update_row = self.features(state.bank[parent_slot(child)]), self.features(update.main_diff)[None]
         means = [self.features(state.bank[half_slot(child, left)]) - start for left in (False, True)]
-        stayed, left = (float(distances_between(own, mean[None], "cosine")[0, 0]) for mean in means)
+        stayed, left = (float(distances_between(update_row, mean[None], "cosine")[0, 0]) for mean in means)
         return child if left < stayed else parent
 
     def _ripe(self, state: ServerState, updates: Sequence[Update]) -> list[int]:
@@ -124,10 +124,10 @@ class CFL(Method):
         sums: dict[str, np.ndarray] = {}
         weights, largest, count = (dict[str, float]() for _ in range(3))
         for update, slot in self._of_clusters(updates if state.round >= self.min_rounds else ()):
-            own, weight = self.features(update.main_diff).astype(np.float64), self.weight(update)
-            sums[slot] = sums.get(slot, 0.0) + weight * own
+            row, weight = self.features(update.main_diff).astype(np.float64), self.weight(update)
+            sums[slot] = sums.get(slot, 0.0) + weight * row
             weights[slot] = weights.get(slot, 0.0) + weight
-            largest[slot] = max(largest.get(slot, 0.0), float(np.linalg.norm(own)))
+            largest[slot] = max(largest.get(slot, 0.0), float(np.linalg.norm(row)))
             count[slot] = count.get(slot, 0) + 1
         still = [s for s, total in sums.items() if np.linalg.norm(total) < self.eps1 * weights[s]]
         ripe = [s for s in still if largest[s] > self.eps2 and count[s] > 1]

@@ -19,7 +19,7 @@ from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
 # Settings that every method has, and that belong to a combination as a whole.
-WHOLE = ("finetune", "finetune_epochs")
+OF_WHOLE = ("finetune", "finetune_epochs")
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,14 @@ class Combination:
         The default is `dataclasses.MISSING` for a setting that has to be given, and a tuple where the inner methods'
         defaults differ.
         """
-        found: dict[str, list[Any]] = {} if self.copies is None else {self.copies: [dataclasses.MISSING]}
+        defaults: dict[str, list[Any]] = {} if self.copies is None else {self.copies: [dataclasses.MISSING]}
         for field in (f for cls in self.inner for f in dataclasses.fields(cls)):
-            if field.default not in found.setdefault(field.name, []):
-                found[field.name].append(field.default)
+            if field.default not in defaults.setdefault(field.name, []):
+                defaults[field.name].append(field.default)
         for field in dataclasses.fields(self.outer):
             if field.name not in ("base", "parts"):
-                found.setdefault(field.name, [field.default])
-        own = {name: tuple(defaults) if len(defaults) > 1 else defaults[0] for name, defaults in found.items()}
-        return {**own, **self.fixed}
+                defaults.setdefault(field.name, [field.default])
+        return {**{name: tuple(of) if len(of) > 1 else of[0] for name, of in defaults.items()}, **self.fixed}
 
     def build(self, settings: Mapping[str, Any]) -> Method:
         """Builds the method.
@@ -72,9 +71,9 @@ class Combination:
             raise ConfigError(f"{where}: unknown setting {unknown[0]!r}; it has: {there}")
         names = [{f.name for f in dataclasses.fields(cls)} for cls in self.inner]
         # Fine-tuning belongs to the whole. Others go to the inner methods that have them, the rest to the outer one.
-        given = [{k: v for k, v in rest.items() if k in own and k not in WHOLE} for own in names]
-        inner = [from_dict(c, {**self._fixed(own), **g}, where) for c, own, g in zip(self.inner, names, given)]
-        outer = {k: v for k, v in rest.items() if k in WHOLE or not any(k in own for own in names)}
+        given = [{k: v for k, v in rest.items() if k in known and k not in OF_WHOLE} for known in names]
+        inner = [from_dict(c, {**self._fixed(known), **g}, where) for c, known, g in zip(self.inner, names, given)]
+        outer = {k: v for k, v in rest.items() if k in OF_WHOLE or not any(k in known for known in names)}
         outer = {**self._fixed({f.name for f in dataclasses.fields(self.outer)}.difference(*names)), **outer}
         if self.outer is CAM:
             return from_dict(CAM, {"base": inner[0], **outer}, where)

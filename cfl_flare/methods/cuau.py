@@ -76,8 +76,8 @@ class FedCUAU(Method):
         require(self.weighting == "samples", "method fedcuau: weighting belongs to its base; give it there")
         layers = self.cluster_layers
         if layers is not None:
-            fits = isinstance(layers, (list, tuple)) and bool(layers) and all(isinstance(n, str) for n in layers)
-            require(fits, f"method fedcuau: cluster_layers = {layers!r} should be a list of names, or None")
+            valid = isinstance(layers, (list, tuple)) and bool(layers) and all(isinstance(n, str) for n in layers)
+            require(valid, f"method fedcuau: cluster_layers = {layers!r} should be a list of names, or None")
             object.__setattr__(self, "cluster_layers", tuple(layers))
 
     @property
@@ -143,9 +143,9 @@ class FedCUAU(Method):
         Raises:
             ConfigError: a name is unknown, or one of the two is empty.
         """
-        whole = layout.backbone if self.headless else layout
+        travels = layout.backbone if self.headless else layout
         given = self.cluster_layers or last_block(layout, self.headless)
-        return split_layers(whole, given, f"{self.where}: cluster_layers = {list(given)}")
+        return split_layers(travels, given, f"{self.where}: cluster_layers = {list(given)}")
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """All copies start from the run's initial model (line 10). AU has the layout of the head."""
@@ -163,10 +163,10 @@ class FedCUAU(Method):
         """
         if "thresholds" not in state.extras:
             return Download(returns=(AU,))
-        own = state.assignment.get(participant)
-        served = own if own is not None and (self.finetune or isinstance(self.inner, FedPer)) else 0
+        cluster = state.assignment.get(participant)
+        served = cluster if cluster is not None and (self.finetune or isinstance(self.inner, FedPer)) else 0
         sent = Download((SHARED, self.slots[served]), returns=(AU,))
-        trains = () if own is None else self.slots[own:]
+        trains = () if cluster is None else self.slots[cluster:]
         return replace(sent, to_train=trains, returns=(*trains, SHARED)) if trains else sent
 
     def local_update(self, learner: Learner, download: Download) -> Update:

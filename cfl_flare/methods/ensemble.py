@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -57,9 +56,6 @@ class Ensemble(Wrapper):
         require(not silent, f"method ensemble: parts = {silent} assign, but declare no clusters in their traits")
         clustering = [part.label for part in self.parts if part.clusters]
         require(len(clustering) <= 1, f"method ensemble: parts = {clustering} all cluster; take one of them")
-        require(self.weighting == "samples", "method ensemble: weighting belongs to its parts; give it there")
-        fits = not any(part.finetune for part in self.parts)
-        require(fits, "method ensemble: finetune belongs to the whole; give it to ensemble, not to its parts")
 
     @property
     def inner(self) -> tuple[Method, ...]:
@@ -74,13 +70,12 @@ class Ensemble(Wrapper):
 
     @property
     def label(self) -> str:
-        """``fedavg+`` for one method from several seeds, ``fedavg+ifca`` for different ones."""
         names = list(dict.fromkeys(part.label for part in self.parts))
         return (names[0] + "+" if len(names) == 1 else "+".join(names)) + "-finetune" * self.finetune
 
     @property
     def _seeds(self) -> list[int]:
-        """The first of each part's seeds."""
+        """The first seed of each part, of which no other part uses the seeds."""
         return list(accumulate((max(1, part.clusters) for part in self.parts[:-1]), initial=0))
 
     def _clusters(self, i: int) -> bool:
@@ -90,48 +85,46 @@ class Ensemble(Wrapper):
 
     def state_of(self, state: ServerState, i: int) -> ServerState:
         """The part's models, extras and arrays; the assignment, if it clusters."""
-        part = own(state.bank, i), state.assignment if self._clusters(i) else {}, state.round
-        extras = dict(state.extras.get(str(i), {}))
-        return ServerState(*part, extras, own(state.arrays, i), logits=state.logits, census=state.census)
+        return replace(
+            state,
+            bank=of_part(state.bank, i),
+            assignment=state.assignment if self._clusters(i) else {},
+            extras=dict(state.extras.get(str(i), {})),
+            arrays=of_part(state.arrays, i),
+            notes={},
+        )
 
     def update_of(self, i: int, update: Update) -> Update:
         """The part's differences and arrays; the cluster, if it clusters."""
-        main = None if update.main is None else next(iter(own({update.main: None}, i)), None)
+        main = None if update.main is None else next(iter(of_part({update.main: None}, i)), None)
         cluster = update.cluster if self._clusters(i) else None
         counts = update.counts_in
         if counts is not None:
-            counts = {slot: own(means, i) for slot, means in own(counts, i).items()}
-        diffs, arrays = own(update.diffs, i), own(update.arrays, i)
+            counts = {slot: of_part(means, i) for slot, means in of_part(counts, i).items()}
+        diffs, arrays = of_part(update.diffs, i), of_part(update.arrays, i)
         return replace(update, diffs=diffs, arrays=arrays, cluster=cluster, main=main, counts_in=counts)
 
     def _download(self, sent: Download, i: int) -> Download:
         """The part of a download that belongs to part i, on the site."""
         mine = [j for j, slot in enumerate(sent.slots) if slot.startswith(f"{i}.")]  # a slot may occur twice
         slots = tuple(sent.slots[j].partition(".")[2] for j in mine)
-        choices = {k: slot for k, prefixed in sent.choices.items() for slot in own({prefixed: None}, i)}
+        choices = {k: slot for k, prefixed in sent.choices.items() for slot in of_part({prefixed: None}, i)}
         return Download(slots, tuple(sent.models[j] for j in mine), sent.scalars.get(str(i), {}), choices=choices)
 
     def _whole(self, before: ServerState, states: Sequence[ServerState]) -> ServerState:
         """The parts' states in one."""
         assignment = states[self.lead].assignment if self.leader.clusters else before.assignment
         extras = {str(i): dict(state.extras) for i, state in enumerate(states)}
-        return ServerState(
-            together([s.bank for s in states]),
-            assignment,
-            states[0].round,
-            extras,
-            together([s.arrays for s in states]),
-            notes=states[self.lead].notes,
-        )
+        bank, arrays = together([s.bank for s in states]), together([s.arrays for s in states])
+        return ServerState(bank, assignment, states[0].round, extras, arrays, notes=states[self.lead].notes)
 
     # ---- The steps ----
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
-        """Each part's models, from seeds that no other part uses."""
-        parts = zip(self.parts, self._seeds)
-        return self._whole(
-            ServerState({}), [p.start(partial(later, initial, first), participants) for p, first in parts]
-        )
+        def started(part: Method, first: int) -> ServerState:
+            return part.start(lambda index: initial(first + index), participants)
+
+        return self._whole(ServerState({}), [*map(started, self.parts, self._seeds)])
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """The parts' downloads in one; the models to return begin with those of the part that clusters."""
@@ -153,17 +146,15 @@ class Ensemble(Wrapper):
         return learner.part(str(i), self._seeds[i])
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Each part's update, with a memory of its own."""
         views = [self._view(learner, i) for i in range(len(self.parts))]
-        found = [p.local_update(v, self._download(download, i)) for i, (p, v) in enumerate(zip(self.parts, views))]
+        updates = [p.local_update(v, self._download(download, i)) for i, (p, v) in enumerate(zip(self.parts, views))]
         trained = [model for view in views if view.trained is not None for model in Served.of(view.trained).models]
         learner.trained = Served(tuple(trained), self.vote) if len(trained) == len(self.parts) else None
-        diffs, arrays = together([u.diffs for u in found]), together([u.arrays for u in found])
-        cluster = found[self.lead].cluster if self.leader.clusters else None
+        diffs, arrays = together([u.diffs for u in updates]), together([u.arrays for u in updates])
+        cluster = updates[self.lead].cluster if self.leader.clusters else None
         return Update(learner.participant, learner.samples, diffs, cluster, arrays)
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """As the part that clusters."""
         return super().assign(state, updates) if self.leader.clusters else {}
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
@@ -176,7 +167,6 @@ class Ensemble(Wrapper):
         return counts
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """Each part by itself."""
         states = []
         for i, part in enumerate(self.parts):
             clusters = assignment if self._clusters(i) else {}
@@ -184,49 +174,41 @@ class Ensemble(Wrapper):
         return self._whole(state, states)
 
     def join(self, state: ServerState, update: Update) -> ServerState:
-        """As all parts."""
         parts = enumerate(self.parts)
         return self._whole(state, [p.join(self.state_of(state, i), self.update_of(i, update)) for i, p in parts])
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
-        """The parts' models, which vote together."""
         parts = enumerate(self.parts)
         return self._voting([p.serve(self._view(learner, i), self._download(download, i)) for i, p in parts])
 
-    def _voting(self, found: Sequence[Params | Served]) -> Served:
-        """What the parts serve, as one."""
-        one = [Served.of(served) for served in found]
-        names = tuple(f"{i}.{name}".rstrip(".") for i, served in enumerate(one) for name in served.of_parts)
-        untrained = frozenset[str]().union(*(served.untrained for served in one))
-        return Served(tuple(model for served in one for model in served.models), self.vote, names, untrained)
+    def _voting(self, served_by_parts: Sequence[Params | Served]) -> Served:
+        parts = [Served.of(served) for served in served_by_parts]
+        names = tuple(f"{i}.{name}".rstrip(".") for i, served in enumerate(parts) for name in served.of_parts)
+        untrained = frozenset[str]().union(*(served.untrained for served in parts))
+        return Served(tuple(model for served in parts for model in served.models), self.vote, names, untrained)
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """Each part's model after one more local round, with that part's memory and, unless set here, its epochs."""
         models, parts = Served.of(served).models, self.parts
         if self.finetune_epochs is not None:
             parts = tuple(replace(part, finetune=True, finetune_epochs=self.finetune_epochs) for part in parts)
-        found = [part.finetuned(self._view(learner, i), m) for i, (part, m) in enumerate(zip(parts, models))]
-        return Served(tuple(model for tuned in found for model in Served.of(tuned).models), self.vote)
+        tuned = [part.finetuned(self._view(learner, i), m) for i, (part, m) in enumerate(zip(parts, models))]
+        return Served(tuple(model for served in tuned for model in Served.of(served).models), self.vote)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """One ensemble, or one a cluster; none if a part's models are with its participants alone."""
-        whole = [part.models(self.state_of(state, i), layout) for i, part in enumerate(self.parts)]
-        if not all(whole):
+        models = [part.models(self.state_of(state, i), layout) for i, part in enumerate(self.parts)]
+        if not all(models):
             return {}
-        picked = {slot: [left.get(slot) or next(iter(left.values())) for left in whole] for slot in whole[self.lead]}
-        return {slot: self._voting(found) for slot, found in picked.items()}
+        picked = {slot: [left.get(slot) or next(iter(left.values())) for left in models] for slot in models[self.lead]}
+        return {slot: self._voting(served) for slot, served in picked.items()}
 
 
-def own(named: Mapping[str, Any], i: int) -> dict[str, Any]:
+def of_part(prefixed: Mapping[str, Any], i: int) -> dict[str, Any]:
     """The entries of part i, without their prefix."""
-    return {name.partition(".")[2]: value for name, value in named.items() if name.startswith(f"{i}.")}
+    return {name.partition(".")[2]: value for name, value in prefixed.items() if name.startswith(f"{i}.")}
 
 
 def together(named: Sequence[Mapping[str, Any]], first: int = 0) -> dict[str, Any]:
     """The entries of all parts, or of those from the ``first`` on, with their prefixes."""
-    return {f"{i}.{name}": value for i, one in enumerate(named, first) for name, value in one.items()}
-
-
-def later(initial: Callable[[int], Params], first: int, index: int) -> Params:
-    """The untrained model of a part's i-th seed."""
-    return initial(first + index)
+    return {f"{i}.{name}": value for i, entries in enumerate(named, first) for name, value in entries.items()}

@@ -103,12 +103,12 @@ class FedAC(OwnModel):
         cluster = state.assignment.get(participant)
         return Download((GLOBAL if cluster is None else cluster_slot(cluster),), to_train=(PHI,))
 
-    def terms(self, download: Download, own: str) -> list[Term]:
+    def terms(self, download: Download, slot: str) -> list[Term]:
         """Both regularisers (Eq. 3); without a cluster there is no centre, and only the embedding's."""
-        centre, phi = download.model(own), download.model(PHI)
-        near = [Pull(self.mu, centre.part("all"), centre.layout.select("all"))] if own != GLOBAL else []
+        centre, phi = download.model(slot), download.model(PHI)
+        near = [Pull(self.mu, centre.part("all"), centre.layout.select("all"))] if slot != GLOBAL else []
         alike = Pull(self.lam, phi.part("all"), centre.layout.select("backbone"))
-        return [*near, alike, *super().terms(download, own)]
+        return [*near, alike, *super().terms(download, slot)]
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """E-step: each participant with a known model goes to the most similar centre (lines 10 and 11, Eq. 4).
@@ -235,8 +235,8 @@ class FedAC(OwnModel):
         labels = numbered(closest(rows, first, np.ones(len(rows)), sizes, needed=(0, 1)))
         if sizes is not None and not sizes.met(labels, needed=(0, 1)):
             return list(names), []
-        one, two = ([name for name, label in zip(names, labels) if label == half] for half in (0, 1))
-        return one, two
+        first_half, second_half = ([name for name, label in zip(names, labels) if label == half] for half in (0, 1))
+        return first_half, second_half
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The centres and the common model; the participants' own models stay with them."""

@@ -49,9 +49,9 @@ class FedProx(FedAvg):
         """Its term is one that scripts of FLARE's know."""
         return replace(super().traits, proximal=self.mu)
 
-    def terms(self, download: Download, own: str) -> list[Term]:
+    def terms(self, download: Download, slot: str) -> list[Term]:
         """mu/2 ||theta - Theta_g||^2, beside any other penalty."""
-        return Proximal(mu=self.mu).terms(download, own, 0) + super().terms(download, own)
+        return Proximal(mu=self.mu).terms(download, slot, 0) + super().terms(download, slot)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,13 +82,13 @@ class OneShot(Method):
     def clusters_in(self, state: ServerState) -> int:
         return sum(map(is_cluster, state.bank))
 
-    def found(self, state: ServerState) -> bool:
+    def has_clusters(self, state: ServerState) -> bool:
         """True after the round that clusters."""
         return cluster_slot(0) in state.bank
 
     def clusters_now(self, state: ServerState) -> bool:
         """True if the coming round is the one that clusters."""
-        return not self.found(state)
+        return not self.has_clusters(state)
 
     def plan(self, state: ServerState) -> Plan:
         """The round that clusters needs a participant for each cluster, if their number is given."""
@@ -109,7 +109,7 @@ class OneShot(Method):
             if sizes is not None:
                 labels = sizes.assigned(labels, partial(distances_to_means, features, labels, self.distance))
             return dict(zip(names, labels.tolist()))
-        if not self.found(state):
+        if not self.has_clusters(state):
             return {}
         new = (u for u in updates if u.participant not in state.assignment)
         joining = {u.participant: self._nearest(state, self.features(u.main_diff)) for u in new}
@@ -127,13 +127,13 @@ class OneShot(Method):
         The first update of a participant that missed the round only assigns it, and counts in no mean, as it started
         from the common model.
         """
-        if self.found(state):
+        if self.has_clusters(state):
             return {} if GLOBAL in update.diffs else self.by_slot(update)
         return self.by_cluster(update, assignment)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """The weighted mean of the models inside each cluster; before there are clusters, of all."""
-        if assignment and not self.found(state):
+        if assignment and not self.has_clusters(state):
             centres = self.centres(state, updates, assignment)
             first = {first_slot(k): centres[cluster_slot(k)] for k in range(len(centres))}
             return state.after({**centres, **first}, assignment)
@@ -165,11 +165,11 @@ class FLHC(OneShot):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fits = self.linkage != "ward" or self.metric == "euclidean"
+        possible = self.linkage != "ward" or self.metric == "euclidean"
         needs = f"linkage = 'ward' needs metric = 'euclidean', not {self.metric!r}; take another linkage"
-        require(fits, f"{self.where}: {needs}")
-        one = (self.k is None) != (self.threshold is None)
-        require(one, f"{self.where}: threshold = {self.threshold} and k = {self.k}: give exactly one of them")
+        require(possible, f"{self.where}: {needs}")
+        exclusive = (self.k is None) != (self.threshold is None)
+        require(exclusive, f"{self.where}: threshold = {self.threshold} and k = {self.k}: give exactly one of them")
 
     @property
     def found_clusters(self) -> int:
@@ -181,12 +181,12 @@ class FLHC(OneShot):
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
         super().check(layout, rounds)
-        fits = rounds is None or rounds > self.rounds_before
-        require(fits, f"{self.where}: rounds_before = {self.rounds_before} leaves none of {rounds} rounds; lower it")
+        enough = rounds is None or rounds > self.rounds_before
+        require(enough, f"{self.where}: rounds_before = {self.rounds_before} leaves none of {rounds} rounds; lower it")
 
     def clusters_now(self, state: ServerState) -> bool:
         """The first round after those of FedAvg, or the next one if it fails."""
-        return not self.found(state) and state.round >= self.rounds_before
+        return not self.has_clusters(state) and state.round >= self.rounds_before
 
     def plan(self, state: ServerState) -> Plan:
         """Everyone trains in the round that clusters (Alg. 1)."""

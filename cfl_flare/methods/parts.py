@@ -46,8 +46,8 @@ def check_part(cluster_on: Part, layout: Layout, where: str) -> None:
     try:
         layout.select(cluster_on)
     except ConfigError as error:
-        fits = f"{where}: cluster_on = {cluster_on!r} does not fit the model"
-        raise ConfigError(f"{fits}: {error}; set cluster_on=all") from error
+        misfit = f"{where}: cluster_on = {cluster_on!r} does not fit the model"
+        raise ConfigError(f"{misfit}: {error}; set cluster_on=all") from error
 
 
 def shared_backbone(models: Mapping[str, Params]) -> dict[str, Params]:
@@ -68,9 +68,9 @@ def joined(sent: Download, layout: Layout) -> Download:
     if not sent.joined:
         return sent
     parts = dict(zip(sent.slots, sent.models))
-    whole = {s: layout.join(parts[sent.joined[s]], m) if s in sent.joined else m for s, m in parts.items()}
-    kept = {s: m for s, m in whole.items() if s not in sent.joined.values()}
-    return replace(sent, slots=tuple(kept), models=tuple(kept.values()))
+    models = {s: layout.join(parts[sent.joined[s]], m) if s in sent.joined else m for s, m in parts.items()}
+    left = {s: m for s, m in models.items() if s not in sent.joined.values()}
+    return replace(sent, slots=tuple(left), models=tuple(left.values()))
 
 
 def split(update: Update, sent: Download) -> Update:
@@ -109,7 +109,7 @@ def last_block(layout: Layout, headless: bool) -> list[str]:
     return (blocks[last:] if last or headless else []) + head
 
 
-def split_layers(whole: Layout, names: Sequence[str], where: str) -> tuple[Layout, Layout]:
+def split_layers(travels: Layout, names: Sequence[str], where: str) -> tuple[Layout, Layout]:
     """The shared layers and the cluster layers of what travels of a model.
 
     Args:
@@ -120,21 +120,21 @@ def split_layers(whole: Layout, names: Sequence[str], where: str) -> tuple[Layou
     Raises:
         ConfigError: a name is unknown, or one of the two parts is empty.
     """
-    there = ", ".join(dict.fromkeys(e.name.rpartition(".")[0] or e.name for e in whole.entries))
-    unknown = [name for name in names if not any(_within(e.name, name) for e in whole.entries)]
+    there = ", ".join(dict.fromkeys(e.name.rpartition(".")[0] or e.name for e in travels.entries))
+    unknown = [name for name in names if not any(_within(e.name, name) for e in travels.entries)]
     require(not unknown, f"{where}: no {unknown[:1]} travels; there: {there}")
-    copied = {e.name for e in whole.entries if any(_within(e.name, name) for name in names)}
-    shared, cluster = whole.restricted({e.name for e in whole.entries} - copied), whole.restricted(copied)
+    copied = {e.name for e in travels.entries if any(_within(e.name, name) for name in names)}
+    shared, cluster = travels.restricted({e.name for e in travels.entries} - copied), travels.restricted(copied)
     way_out = "set cluster_layers, or take a model with more layers"
     for part, what in ((shared, "shared"), (cluster, "cluster")):
         require(part.parameter_size > 0, f"{where} leave no {what} layers of {there}; {way_out}")
     return shared, cluster
 
 
-def parameters_outside(part: Layout, whole: Layout) -> list[str]:
+def parameters_outside(part: Layout, layout: Layout) -> list[str]:
     """The names of a model's parameters that do not belong to a part of it."""
     names = {e.name for e in part.entries}
-    return [e.name for e in whole.entries if e.kind == "parameter" and e.name not in names]
+    return [e.name for e in layout.entries if e.kind == "parameter" and e.name not in names]
 
 
 def with_part(model: Params, part: Params) -> Params:

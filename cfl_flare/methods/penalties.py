@@ -44,11 +44,7 @@ class Penalty(ABC):
         check_settings(self, f"penalty {self.name}")
 
     def check(self, clusters: int) -> None:
-        """Checks that it goes with a method of so many clusters.
-
-        Raises:
-            ConfigError: it needs clusters, and the method has none.
-        """
+        """Raises a ConfigError if it needs clusters, and the method has none."""
         if self.of_clusters and not clusters:
             there = "ifca, fesem or wecfl, with k >= 1, or your own that declares the trait shares_centres"
             raise ConfigError(f"penalty {self.name}: needs a method with clusters: {there}")
@@ -67,7 +63,7 @@ class Penalty(ABC):
         return ()
 
     @abstractmethod
-    def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
+    def terms(self, download: Download, slot: str, clusters: int) -> list[Term]:
         """The terms added to one participant's loss in one round.
 
         Args:
@@ -87,8 +83,8 @@ class Proximal(Penalty):
 
     mu: float = setting(0.001, help="coefficient of the term", ge=0)
 
-    def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
-        start = download.model(own)
+    def terms(self, download: Download, slot: str, clusters: int) -> list[Term]:
+        start = download.model(slot)
         return [Pull(self.mu, start.part(self.scope), start.layout.select(self.scope))]
 
 
@@ -141,14 +137,14 @@ class Contrastive(Penalty):
         part = "backbone" if self.on == "representations" else self.scope
         return tuple(part_slot(cluster_slot(k), part) for k in range(clusters))
 
-    def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
+    def terms(self, download: Download, slot: str, clusters: int) -> list[Term]:
         """Contrasts the own centre with all of them."""
-        index = [cluster_slot(k) for k in range(clusters)].index(own)
+        index = [cluster_slot(k) for k in range(clusters)].index(slot)
         centres = [download.model(slot) for slot in self.slots(clusters)]
         if self.on == "representations":
             return [RepresentationContrast(self.mu, self.tau, index, centres, training=self.mode == "training")]
         rows = np.stack([centre.part("all") for centre in centres])
-        return [ParameterContrast(self.mu, self.tau, index, rows, download.model(own).layout.select(self.scope))]
+        return [ParameterContrast(self.mu, self.tau, index, rows, download.model(slot).layout.select(self.scope))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,10 +186,10 @@ class KnowledgeSharing(Penalty):
         needed = [cluster_slot(k) for k in range(clusters)] if self.pairwise else [GLOBAL]
         return tuple(part_slot(slot, self.scope) for slot in needed)
 
-    def terms(self, download: Download, own: str, clusters: int) -> list[Term]:
+    def terms(self, download: Download, slot: str, clusters: int) -> list[Term]:
         """One pull to the mean, or one to each of the other centres."""
-        places = download.model(own).layout.select(self.scope)
-        index = [cluster_slot(k) for k in range(clusters)].index(own)
+        places = download.model(slot).layout.select(self.scope)
+        index = [cluster_slot(k) for k in range(clusters)].index(slot)
         lam = self.lam[index] if isinstance(self.lam, tuple) else self.lam
         anchors = [download.model(slot).part("all") for slot in self.slots(clusters)]
         if not self.pairwise:

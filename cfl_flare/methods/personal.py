@@ -172,16 +172,15 @@ class Ditto(FedAvg):
         update = super().local_update(learner, download)
         sent = download.models[0]
         near = Pull(self.lam, sent.part("all"), sent.layout.select("all"))
-        own = learner.memory.get(PERSONAL) or learner.initial(0)
-        personal = learner.part(PERSONAL)
-        learner.memory[PERSONAL] = personal.train(own, [near])
-        learner.trained = personal.trained
+        before, view = learner.memory.get(PERSONAL) or learner.initial(0), learner.part(PERSONAL)
+        learner.memory[PERSONAL] = view.train(before, [near])
+        learner.trained = view.trained
         return update
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
         """v_i; the global model for a participant that has not trained yet."""
-        own = learner.memory.get(PERSONAL)
-        return download.models[0] if own is None else Served((own,), parts=(PERSONAL,))
+        personal = learner.memory.get(PERSONAL)
+        return download.models[0] if personal is None else Served((personal,), parts=(PERSONAL,))
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """v_i after one more local round without its pull, with its own momentum."""
@@ -197,10 +196,10 @@ class OwnModel(Method):
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Trains its own model, and sends it as a difference from the centre."""
-        own, centre = download.slots[0], download.models[0]
-        trained = learner.train(self.serve(learner, download), self.terms(download, own))
+        slot, centre = download.slots[0], download.models[0]
+        trained = learner.train(self.serve(learner, download), self.terms(download, slot))
         learner.memory[PERSONAL] = trained
-        return Update(learner.participant, learner.samples, {own: trained - centre})
+        return Update(learner.participant, learner.samples, {slot: trained - centre})
 
     def serve(self, learner: Learner, download: Download) -> Params:
         return learner.memory.get(PERSONAL) or download.models[0]
@@ -222,8 +221,8 @@ class CGPFL(OwnModel, FeSEM):
         """A participant is sent its own cluster's centre alone."""
         return replace(super().traits, shares_centres=False)
 
-    def terms(self, download: Download, own: str) -> list[Term]:
+    def terms(self, download: Download, slot: str) -> list[Term]:
         """The pull towards its centre; there is none in its first round."""
-        centre = download.model(own)
-        near = [Pull(self.lam, centre.part("all"), centre.layout.select("all"))] if own != GLOBAL else []
-        return [*near, *super().terms(download, own)]
+        centre = download.model(slot)
+        near = [Pull(self.lam, centre.part("all"), centre.layout.select("all"))] if slot != GLOBAL else []
+        return [*near, *super().terms(download, slot)]

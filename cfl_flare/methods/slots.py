@@ -44,9 +44,8 @@ def travelling(slots: Iterable[str]) -> list[str]:
 
 def with_parts(models: Mapping[str, Params], slots: Iterable[str]) -> dict[str, Params]:
     """The models of these names; parts that are missing are taken from their whole."""
-    found = {}
+    parts = {}
     for slot in dict.fromkeys(slots):
-        whole, _, role = slot.partition(":")
-        known = slot in models
-        found[slot] = models[slot] if known else models[whole].take(models[whole].layout.of_part(role))
-    return found
+        name, _, role = slot.partition(":")
+        parts[slot] = models[slot] if slot in models else models[name].take(models[name].layout.of_part(role))
+    return parts

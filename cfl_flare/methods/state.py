@@ -178,44 +178,32 @@ class Update:
 
 
 class Mapped(Sequence[Update]):
-    """Updates seen through a function, one at a time, as large ones are kept on disk."""
+    """Updates, or those at some places, seen through a function, one at a time, as large ones are kept on disk."""
 
-    def __init__(self, updates: Sequence[Update], function: Callable[[Update], Update]):
+    def __init__(
+        self,
+        updates: Sequence[Update],
+        function: Callable[[Update], Update] = lambda update: update,
+        places: Sequence[int] | None = None,
+    ):
         self._updates, self._function = updates, function
-
-    def __len__(self) -> int:
-        return len(self._updates)
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self._updates[index]
-        return Mapped(found, self._function) if isinstance(index, slice) else self._function(found)
-
-    def __iter__(self) -> Iterator[Update]:
-        return map(self._function, self._updates)
-
-    def heads(self) -> Iterator[Update]:
-        return map(self._function, heads(self._updates))
-
-
-class Chosen(Sequence[Update]):
-    """Some of the updates, those at these places."""
-
-    def __init__(self, updates: Sequence[Update], places: Sequence[int]):
-        self._updates, self._places = updates, places
+        self._places = range(len(updates)) if places is None else places
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._places[index]
-        return self._updates[found] if isinstance(found, int) else Chosen(self._updates, found)
+        places = self._places[index]
+        if isinstance(places, int):
+            return self._function(self._updates[places])
+        return Mapped(self._updates, self._function, places)
 
     def __iter__(self) -> Iterator[Update]:
-        return (self._updates[place] for place in self._places)
+        return (self._function(self._updates[place]) for place in self._places)
 
     def heads(self) -> Iterator[Update]:
-        kept = set(self._places)
-        return (update for i, update in enumerate(heads(self._updates)) if i in kept)
+        places = set(self._places)
+        return (self._function(update) for i, update in enumerate(heads(self._updates)) if i in places)
 
 
 def heads(updates: Sequence[Update]) -> Iterator[Update]:
@@ -226,7 +214,7 @@ def heads(updates: Sequence[Update]) -> Iterator[Update]:
 def without(updates: Sequence[Update], names: Container[str]) -> Sequence[Update]:
     """The updates of all but some participants."""
     places = [i for i, update in enumerate(heads(updates)) if update.participant not in names]
-    return updates if len(places) == len(updates) else Chosen(updates, places)
+    return updates if len(places) == len(updates) else Mapped(updates, places=places)
 
 
 @dataclass(frozen=True)
@@ -272,8 +260,8 @@ class ServerState:
 
     def layout(self, slot: str) -> Layout:
         """The layout of a model in the bank, or of a part of one."""
-        whole, _, role = slot.partition(":")
-        return self.bank[whole].layout.of_part(role)
+        name, _, role = slot.partition(":")
+        return self.bank[name].layout.of_part(role)
 
     def trained(self, update: Update) -> Params:
         """The model with which a participant ended its round, in its main slot."""

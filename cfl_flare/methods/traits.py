@@ -75,12 +75,12 @@ class Traits:
         return [name for name in names if not getattr(self, name)]
 
     @classmethod
-    def of_parts(cls, parts: Sequence[Traits], lead: int, **own: Any) -> Traits:
+    def of_parts(cls, parts: Sequence[Traits], lead: int, **overrides: Any) -> Traits:
         """The traits of several methods in one: those of the leading part, unless a rule or ``own`` says otherwise."""
-        found = {f.name: getattr(parts[lead], f.name) for f in fields(cls)}
+        values = {f.name: getattr(parts[lead], f.name) for f in fields(cls)}
         ruled = {f.name: f.metadata["of_parts"] for f in fields(cls) if "of_parts" in f.metadata}
-        found |= {name: rule(getattr(part, name) for part in parts) for name, rule in ruled.items()}
-        return cls(**{**found, **own})
+        values |= {name: rule(getattr(part, name) for part in parts) for name, rule in ruled.items()}
+        return cls(**{**values, **overrides})
 
 
 # What most methods are: a participant trains one whole model, with penalties, and predicts with it.

@@ -14,18 +14,7 @@ import numpy as np
 from cfl_flare.core.arrays import LatestModels
 from cfl_flare.core.params import Params
 
-
-@dataclass(frozen=True)
-class Change:
-    """One change of the clusters.
-
-    Attributes:
-        cluster: the one that is split, or merged into another.
-        into: the cluster that takes its members; None for a split.
-    """
-
-    cluster: int
-    into: int | None = None
+Halves = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 
 
 def dispersion(intra: Mapping[int, float], between: np.ndarray) -> dict[int, float]:
@@ -41,12 +30,12 @@ def dispersion(intra: Mapping[int, float], between: np.ndarray) -> dict[int, flo
     >>> dispersion({0: 1.0, 4: 3.0}, np.array([[0.0, 2.0], [2.0, 0.0]]))
     {0: 0.5, 4: 1.5}
     """
-    found = {}
+    spread = {}
     for row, (cluster, inside) in enumerate(intra.items()):
         others = np.delete(between[row], row)
         apart = float(others.mean()) if len(others) else 0.0
-        found[cluster] = inside / apart if apart > 0 else float("inf")
-    return found
+        spread[cluster] = inside / apart if apart > 0 else float("inf")
+    return spread
 
 
 def changes(
@@ -57,7 +46,7 @@ def changes(
     high: float,
     barred_merges: Collection[tuple[int, int]] = (),
     barred_splits: Collection[int] = (),
-) -> list[Change]:
+) -> list[tuple[int, int | None]]:
     """The changes of one tuning step: all G_k are computed first, then each cluster changes at most once.
 
     Args:
@@ -69,12 +58,15 @@ def changes(
         barred_merges: pairs, the smaller number first, that were split recently.
         barred_splits: clusters that were merged recently.
 
+    Returns:
+        The clusters that change, each with the one that takes its members; None for a split.
+
     >>> apart = np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 4.0], [9.0, 4.0, 0.0]])
     >>> changes({0: 0.1, 1: 0.5, 2: 0.9}, {0: 2, 1: 2, 2: 2}, apart, 0.2, 0.8)
-    [Change(cluster=0, into=1), Change(cluster=2, into=None)]
+    [(0, 1), (2, None)]
     """
     clusters, done = list(loose), set[int]()
-    found: list[Change] = []
+    steps: list[tuple[int, int | None]] = []
     for row, cluster in enumerate(clusters):
         if cluster in done or sizes[cluster] < 2:
             continue
@@ -82,15 +74,12 @@ def changes(
             nearest = clusters[int(np.argmin(np.where(np.arange(len(clusters)) == row, np.inf, between[row])))]
             pair = (min(cluster, nearest), max(cluster, nearest))
             if nearest not in done and pair not in barred_merges:
-                found.append(Change(cluster, nearest))
+                steps.append((cluster, nearest))
                 done |= {cluster, nearest}
         elif loose[cluster] > high and cluster not in barred_splits:
-            found.append(Change(cluster))
+            steps.append((cluster, None))
             done.add(cluster)
-    return found
-
-
-Halves = Callable[[Sequence[str]], tuple[list[str], list[str]]]
+    return steps
 
 
 @dataclass
@@ -134,11 +123,7 @@ class Clusters:
         self.inside.pop(into, None)
 
     def split(self, cluster: int, halves: tuple[list[str], list[str]]) -> int:
-        """Moves the second half of a cluster's members to a new cluster.
-
-        Returns:
-            The new id.
-        """
+        """Moves the second half of a cluster's members to a new cluster, and returns its id."""
         new, before = self.ids, self.centres[cluster]
         self.ids += 1
         for k, names in zip((cluster, new), halves):
@@ -166,22 +151,14 @@ def tune(
     if len(spread) == 1:
         return _first_split(clusters, halves, low, high, past)
     done = []
-    for change in changes(
-        spread,
-        {k: len(clusters.members[k]) for k in spread},
-        clusters.between(list(spread)),
-        low,
-        high,
-        {(c["cluster"], c["new"]) for c in past if "new" in c},
-        {c["into"] for c in past if "into" in c},
-    ):
-        if change.into is not None:
-            clusters.merge(change.cluster, change.into)
-            done.append({"cluster": change.cluster, "into": change.into})
-            continue
-        parts = halves(clusters.members[change.cluster])
-        if all(parts):
-            done.append({"cluster": change.cluster, "new": clusters.split(change.cluster, parts)})
+    sizes = {k: len(clusters.members[k]) for k in spread}
+    barred = {(c["cluster"], c["new"]) for c in past if "new" in c}, {c["into"] for c in past if "into" in c}
+    for cluster, into in changes(spread, sizes, clusters.between(list(spread)), low, high, *barred):
+        if into is not None:
+            clusters.merge(cluster, into)
+            done.append({"cluster": cluster, "into": into})
+        elif all(parts := halves(clusters.members[cluster])):
+            done.append({"cluster": cluster, "new": clusters.split(cluster, parts)})
     return done
 
 

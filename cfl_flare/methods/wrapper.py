@@ -47,6 +47,12 @@ class Wrapper(Method):
         missing = [step for step in Wrapper.INTERACTING if getattr(cls, step) is getattr(Method, step)]
         require(not missing, f"{cls.__name__}: a wrapper defines {', '.join(missing)} for its parts; it does not")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.weighting == "samples", f"{self.where}: weighting belongs to the methods in it; give it there")
+        tuned = [part.label for part in self.inner if part.finetune]
+        require(not tuned, f"{self.where}: finetune belongs to the whole; give it to {self.name}, not to {tuned}")
+
     @property
     @abstractmethod
     def inner(self) -> tuple[Method, ...]:
@@ -100,7 +106,7 @@ class Wrapper(Method):
         plans = [part.plan(self.state_of(state, i)) for i, part in enumerate(self.inner)]
         return Plan(any(p.everyone for p in plans), plans[self.lead].draw, max(p.fewest for p in plans))
 
-    def terms(self, download: Download, own: str) -> list[Term]:
+    def terms(self, download: Download, slot: str) -> list[Term]:
         """None: each part adds its own."""
         return []
 

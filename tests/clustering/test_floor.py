@@ -90,7 +90,7 @@ def test_the_order_of_participants_does_not_matter(seed: int) -> None:
     given, costs = case(seed)
     order = np.random.default_rng(seed).permutation(len(costs))
     census = Census(given.census.floor, given.census.sites, given.census.samples)
-    other = Sizes(census, tuple(given.names[i] for i in order), given.others, given.kept)
+    other = Sizes(census, tuple(given.names[i] for i in order), given.others, given.occupied)
     placed, again = (g.assigned(c.argmin(axis=1), lambda c=c: c) for g, c in ((given, costs), (other, costs[order])))
     assert placed[order].tolist() == again.tolist()
 

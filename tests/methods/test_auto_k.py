@@ -262,7 +262,10 @@ def test_a_newcomer_joins_as_in_the_base() -> None:
     method = auto(warmup=2)
     bank = {"global": coin(0, 0), "cluster-0": coin(2, 0), "cluster-1": coin(0, 2)}
     ended = ServerState(
-        bank, {"old": 0}, 5, {auto_k.FOUND: 2, auto_k.BEGAN: 1, "has_centres": True, "common_weights": [0.5, 0.5]}
+        bank,
+        {"old": 0},
+        5,
+        {auto_k.NUMBER_FOUND: 2, auto_k.BEGAN: 1, "has_centres": True, "common_weights": [0.5, 0.5]},
     )
     site = Site(method, Coin, TrainSettings(lr=1.0, momentum=0.0, local_steps=1, batch_size=3), 0)
     samples = Samples(np.ones((3, 1), np.float32), np.array([1, 1, 1]))
@@ -295,7 +298,7 @@ def test_specs_and_their_description() -> None:
         (lambda: WeCFL(k="auto"), r"k = 'auto' stands alone: write"),  # type: ignore[arg-type]
         (lambda: AutoK(base=FedAvg()), "base = .* should be wecfl"),
         (lambda: AutoK(base=WeCFL(k=3, finetune=True)), "finetune belongs to the whole"),
-        (lambda: AutoK(base=WeCFL(k=3), weighting="uniform"), "weighting belongs to its base"),
+        (lambda: AutoK(base=WeCFL(k=3), weighting="uniform"), "weighting belongs to the methods in it"),
         (lambda: AutoK(base=IFCA(k=3, shared_backbone=True)), "shared_backbone = True leaves no whole models"),
         (lambda: AutoK(base=IFCA(k=3, warm_start=True)), "warm_start = True does what the warm-up does"),
         (lambda: AutoK(base=WeCFL(k=2, penalties=(KnowledgeSharing(lam=(1.0, 2.0)),))), "lam = .* has 2 values for 1"),

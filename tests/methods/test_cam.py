@@ -517,7 +517,7 @@ def test_the_gradient_beside_a_frozen_model_is_that_of_finite_differences(module
         ({"updates": "both"}, "updates = 'both' should be 'simultaneous' or"),
         ({"updates": None}, "updates = None should be str"),
         ({"step": "half"}, "step = 'half' should be 'normalised' or"),
-        ({"weighting": "uniform"}, "weighting belongs to its base"),
+        ({"weighting": "uniform"}, "weighting belongs to the methods in it"),
         ({"penalties": [Contrastive()]}, "belong to the methods inside it"),
         ({"k": 3}, "unknown setting 'k'"),
     ],

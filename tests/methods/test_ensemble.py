@@ -195,7 +195,7 @@ def test_needs_and_model_are_those_of_the_most_demanding_part():
         ({"parts": (Ensemble(parts=(FedAvg(),)),)}, r"parts = \['fedavg\+'\] predict with several models"),
         ({"vote": "majority"}, "vote = 'majority' should be 'logits' or 'probabilities'"),
         ({"penalties": (Proximal(),)}, "belong to the methods inside it"),
-        ({"weighting": "uniform"}, "weighting belongs to its parts"),
+        ({"weighting": "uniform"}, "weighting belongs to the methods in it"),
         ({"parts": (FedAvg(), Finetune())}, "finetune belongs to the whole"),
         ({"k": 2}, "unknown setting 'k'"),
     ],
