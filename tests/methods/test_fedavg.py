@@ -1,11 +1,33 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
+"""One global model: FedAvg, FedProx, fine-tuning, first-order MAML, by numbers computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.methods import Download, FedAvg, FedProx, Finetune, Local, build_method
+from cfl_flare.methods import (
+    CAM,
+    Download,
+    Ensemble,
+    FedAvg,
+    FedCUAU,
+    FedProx,
+    Finetune,
+    Local,
+    Method,
+    PerFedAvg,
+    WeCFL,
+    build_method,
+    describe_method,
+)
 from cfl_flare.training.ensemble import Served
+from tests.methods.test_invariants import loop
+from tests.play import assert_same_models, play
 from tests.tiny import coin, initial, learner, update
 
 # One SGD step with learning rate 1 from (0, 0) on label 0: softmax is (1/2, 1/2), the gradient (-1/2, 1/2).
@@ -85,3 +107,125 @@ def test_local_keeps_its_model_and_sends_nothing():
 def test_refusals(spec, message):
     with pytest.raises(ConfigError, match=message):
         build_method(spec)
+
+
+# From (0, 0) on label 0 a step of length 1 leads to (1/2, -1/2); there p0 is the logistic of 1.
+P0 = 1 / (1 + np.exp(-1.0))
+SENT = Download(("global",), (coin(0, 0),))
+
+
+def test_local_step_goes_by_the_gradient_one_step_ahead():
+    sent = PerFedAvg().local_update(learner([0], lr=1.0), SENT)  # eta is the run's learning rate
+    np.testing.assert_allclose(sent.diffs["global"].vector, [1 - P0, P0 - 1], rtol=1e-6)
+    ahead = 1 / (1 + np.exp(-3.0))  # at (3/2, -3/2): eta = 3
+    sent = PerFedAvg(inner_lr=3.0).local_update(learner([0], lr=0.5), SENT)
+    np.testing.assert_allclose(sent.diffs["global"].vector, [0.5 * (1 - ahead), 0.5 * (ahead - 1)], rtol=1e-6)
+
+
+def test_server_step_is_fedavg_s():
+    method = PerFedAvg()
+    state = method.start(initial)
+    updates = [update("a", 3, "global", 1, 0), update("b", 1, "global", 5, 4)]
+    np.testing.assert_array_equal(method.aggregate(state, updates, {}).bank["global"].vector, [2, 1])
+
+
+def test_serves_the_model_after_its_personal_steps_and_forgets_it():
+    work = learner([0], lr=1.0)
+    np.testing.assert_allclose(PerFedAvg().predictor(work, SENT).vector, [0.5, -0.5])
+    twice = PerFedAvg(personal_steps=2).predictor(work, SENT).vector
+    np.testing.assert_allclose(twice, [0.5 + (1 - P0), -0.5 + (P0 - 1)], rtol=1e-6)
+    assert PerFedAvg(personal_steps=0).predictor(work, SENT) is SENT.models[0]
+    assert work.memory == {}
+
+
+def test_finetuning_starts_from_the_personal_model():
+    (tuned,) = Served.of(PerFedAvg(finetune=True).predictor(learner([0], lr=1.0), SENT)).models
+    np.testing.assert_allclose(tuned.vector, [0.5 + (1 - P0), -0.5 + (P0 - 1)], rtol=1e-6)
+
+
+def test_without_inner_steps_it_is_fedavg_bit_for_bit():
+    plain, meta = loop(FedAvg()), loop(PerFedAvg(inner_lr=0.0))
+    assert_same_models(plain.state.bank, meta.state.bank)
+
+
+def test_parts_side_by_side_each_serve_what_they_would_alone():
+    both = build_method({"method": "ensemble", "parts": [{"method": "per-fedavg"}, {"method": "fedavg"}]})
+    beside, alone = play(both, 2), play(PerFedAvg(), 2, streams="0.")
+    assert_same_models(beside[-1].after.bank, alone[-1].after.bank, "0.")
+
+
+def test_the_personal_model_is_better_at_home_than_the_common_one():
+    rounds = [play(PerFedAvg(personal_steps=n), 5, lr=0.3, local_steps=5)[-1] for n in (0, 1, 5)]
+    common, one, five = ([a.metrics["served_accuracy"] for a in r.answers.values()] for r in rounds)
+    assert np.mean(common) < np.mean(one) < np.mean(five)
+
+
+@pytest.mark.parametrize("settings", [{}, {"inner_lr": 0.1, "personal_steps": 3, "weighting": "uniform"}])
+def test_it_survives_the_way_through_a_job_file(settings):
+    method = PerFedAvg(**settings)
+    assert build_method(describe_method(method)) == method
+    assert method.label == "per-fedavg"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"inner_lr": -0.1}, "inner_lr = -0.1 should be >= 0 or None"),
+        ({"inner_lr": "fast"}, "inner_lr = 'fast' should be float"),
+        ({"personal_steps": -1}, "personal_steps = -1 should be >= 0"),
+    ],
+)
+def test_refusals_of_meta_learning(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        build_method({"method": "per-fedavg", **settings})
+
+
+START = coin(0, 0)
+
+
+def tuned(method: Method, *models: Any) -> list[list[float]]:
+    served = models[0] if len(models) == 1 else Served(models)
+    found = Served.of(method.finetuned(learner([1, 1, 0], lr=0.1), served))
+    return [model.vector.tolist() for model in found.models]
+
+
+def after(epochs: int, frozen: Any = None) -> list[float]:
+    one = learner([1, 1, 0], lr=0.1)
+    view = one if frozen is None else one.beside(frozen)
+    return view.train(START, purpose="finetune", epochs=epochs).vector.tolist()
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_so_many_passes(epochs: int) -> None:
+    for method in (WeCFL(k=2, finetune=True, finetune_epochs=epochs), Finetune(finetune_epochs=epochs)):
+        assert tuned(method, START) == [after(epochs)]
+    together = Ensemble(parts=(FedAvg(), FedAvg()), finetune=True, finetune_epochs=epochs)
+    assert tuned(together, START, START) == [after(epochs)] * 2
+    cam = CAM(base=WeCFL(k=2), finetune=True, finetune_epochs=epochs)
+    assert tuned(cam, START, START) == [after(epochs, START)] * 2
+    assert after(1) != after(3)
+
+
+def test_as_long_as_a_round_unless_given() -> None:
+    assert tuned(FedAvg(finetune=True), START) == [after(1)]  # one step, which is one pass here
+    assert FedCUAU().finetune_epochs == 5
+    parts = (FedAvg(), FedAvg())
+    assert tuned(Ensemble(parts=parts, finetune=True), START, START) == [after(1)] * 2
+
+
+def test_a_combination_s_setting_is_the_whole_s() -> None:
+    for name in ("fedavg+", "fesem-cam"):
+        method = build_method({"method": name, "k": 2, "finetune": True, "finetune_epochs": 4})
+        assert method.finetune_epochs == 4
+    with pytest.raises(ConfigError, match="finetune_epochs = 4 does nothing without finetune = True"):
+        build_method({"method": "fedavg+ifca", "k": 2, "finetune_epochs": 4})
+
+
+def test_refusals_of_fine_tuning() -> None:
+    with pytest.raises(ConfigError, match=r"finetune_epochs = 0 should be in .1, 1000. or None"):
+        FedAvg(finetune=True, finetune_epochs=0)
+    with pytest.raises(ConfigError, match=r"finetune_epochs = 2\.5 should be int \| None, not float"):
+        FedAvg(finetune=True, finetune_epochs=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="method local: finetune_epochs = 2 does nothing without finetune = True"):
+        Local(finetune_epochs=2)
+    assert np.isfinite(tuned(FedCUAU(finetune_epochs=2, finetune=True), START)).all()
