@@ -142,9 +142,7 @@ class Census:
     """Who is where in a round, and what a cluster needs.
 
     Attributes:
-        floor: the fewest sites and samples of a cluster.
         sites: the site of each participant.
-        samples: its training samples.
         moved: whom `Sizes` kept out of the cluster that fits best, and which that was; it fills while a round assigns.
     """
 
@@ -176,10 +174,7 @@ class Census:
         return {group for group, members in self.members(memberships).items() if members.below(self.floor)}
 
     def of(self, names: Sequence[str], assignment: Mapping[str, int]) -> Sizes:
-        """The floor for these participants, while all others stay where an assignment has them.
-
-        A cluster that has members in the assignment should keep some.
-        """
+        """The floor for these participants, while all others stay where an assignment has them."""
         rows = set(names)
         others = {name: cluster for name, cluster in assignment.items() if name not in rows}
         before = frozenset(self.members(memberships(assignment)))
@@ -236,8 +231,7 @@ class Sizes:
 
         Args:
             labels: ``(m,)``, the best cluster of each row.
-            costs: ``(m, K)``, what it costs to have a row in a cluster, such as weighted squared distances; computed
-                only if they are needed.
+            costs: computes, if needed, the cost ``(m, K)`` of a row in a cluster, such as weighted squared distances.
             needed: further clusters that should be in use.
         """
         placed, needed = labels, self.used(labels).union(self.occupied, needed)

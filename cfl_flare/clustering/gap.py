@@ -57,13 +57,13 @@ def number_of_clusters(products: np.ndarray, most: int, references: int = 100, s
     """The number of clusters of some vectors by the gap statistic (Tibshirani et al. 2001), 1 if there are none.
 
     The vectors are compared by their directions from their mean, see `directions`, and clustered by Ward's linkage,
-    whose dispersion W_K is the one that k-means minimises. The reference sets have no clusters, but the lengths of
-    the vectors and the variance along each of their principal axes, which is the null hypothesis of SigClust (Liu et
-    al. 2008) on the sphere: a box (Tibshirani et al., sec. 4) has far less structure than what participants without
-    clusters send. Such a set is drawn from a sample's variances, which are more uneven than those that the sample was
-    drawn from, and so has a little more structure itself: what errs, errs towards one cluster.
+    whose dispersion W_K is the one that k-means minimises. The reference sets have no clusters. They have the lengths
+    of the vectors and the variance along each of their principal axes: the null hypothesis of SigClust (Liu et al.
+    2008) on the sphere. A box (Tibshirani et al., sec. 4) has far less structure than what participants without
+    clusters send. A sample's variances are more uneven than those that it was drawn from, and so a reference set has a
+    little more structure: an error is towards one cluster.
 
-    K is 1 unless another number has a positive gap; else the smallest other one whose gap is as large as the largest,
+    K is 1 unless another number has a positive gap. Then it is the smallest one whose gap is as large as the largest
     but for half a standard deviation (Dudoit and Fridlyand 2002 allow a whole one). Only numbers count whose clusters
     come back in draws of the vectors. If no such number has a positive gap, the vectors may still differ without
     forming groups. Then K is the median over the draws, if nearly all have more than one and its gap is clear; else 1.
@@ -71,7 +71,7 @@ def number_of_clusters(products: np.ndarray, most: int, references: int = 100, s
     Args:
         products: ``(m, m)`` inner products of the vectors.
         most: the largest number that is tried, at most half the vectors.
-        references: reference sets.
+        references: how many reference sets.
         seed: of the reference sets and of the draws.
 
     Raises:
@@ -115,11 +115,7 @@ def number_of_clusters(products: np.ndarray, most: int, references: int = 100, s
 
 
 def noted(count: ClusterCount) -> dict[str, Any]:
-    """What the record of the round that found the clusters says: their number, by K how good it is, and of the draws.
-
-    Returns:
-        ``k``; ``by_k``, each with ``gap``, ``deviations`` and ``stability``; ``draws``, by K in how many.
-    """
+    """What the round that found the clusters records: ``k``, ``by_k`` how good it is, ``draws`` in how many."""
     by_k = {
         str(k): {"gap": gap, "deviations": deviations, "stability": stability}
         for k, (gap, deviations, stability) in enumerate(zip(count.gap, count.deviations, count.stability), 1)
@@ -182,13 +178,7 @@ def _largest(gap: np.ndarray, spread: np.ndarray, considered: np.ndarray) -> int
 def _stability(labels: np.ndarray, rows: Sequence[np.ndarray], trees: Sequence[np.ndarray]) -> np.ndarray:
     """By K, how alike the clusters of draws are: of the least alike cluster its mean Jaccard index (Hennig 2007).
 
-    Args:
-        labels: ``(most, m)``, those of K = 1 to ``most`` clusters.
-        rows: those of each draw.
-        trees: and its linkage.
-
-    Returns:
-        ``(most,)``, from 0 to 1.
+    It takes the labels ``(most, m)`` of K = 1 to ``most`` clusters, the rows of each draw and its linkage.
     """
     from scipy.cluster.hierarchy import fcluster
 
@@ -209,13 +199,8 @@ def _alike(labels: np.ndarray, others: np.ndarray, k: int) -> np.ndarray:
 def directions(products: np.ndarray) -> np.ndarray:
     """Points ``(m, r)`` of length 1 whose inner products are the cosines of the vectors, seen from their mean.
 
-    What all have in common would hide the rest; how far a participant moved depends on how much data it has.
-
-    Args:
-        products: ``(m, m)`` inner products of the vectors.
-
-    Returns:
-        Points; one of zeros for a vector that is the mean.
+    What all have in common would hide the rest; how far a participant moved depends on how much data it has. A vector
+    that is the mean gets a point of zeros.
     """
     cosines = _scaled(products, NOTHING * np.diag(products).max())
     mean = cosines.mean(axis=0)

@@ -51,8 +51,6 @@ def first_kmeans(
         features: ``(m, d)``.
         k: number of clusters, at most m.
         weights: ``(m,)``, positive.
-        starts: k-means++ starts.
-        seed: of the starts.
         sizes: what a cluster needs; None for nothing.
 
     Returns:

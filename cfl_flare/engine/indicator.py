@@ -68,12 +68,7 @@ def logits_for(
 ) -> Predict | None:
     """Computes models' predictions on the indicator samples of a run; None for a method that needs none.
 
-    Args:
-        method: the run's method.
-        make_model: builds the untrained module.
-        data: how a simulation deals the samples out.
-        source: builds the source; called only if a simulation sets the indicator samples aside.
-        seed: for the draw from a file.
+    The source is built only if a simulation sets the samples aside; the seed is for the draw from a file.
 
     Raises:
         ConfigError: there are no indicator samples, or too few.
@@ -93,12 +88,8 @@ def logits_for(
 class Logits:
     """Logits of models on the indicator samples.
 
-    Args:
-        make_model: builds the untrained module.
-        samples: the indicator samples.
-
     Raises:
-        DataError: they do not fit the model.
+        DataError: the samples do not fit the model.
     """
 
     def __init__(self, make_model: Callable[[], nn.Module], samples: Samples):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that start from a trained model instead of an untrained one."""
+"""Models from which a run starts: untrained ones, a trained one in a file, or arrays instead of a module."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ INSIDE = ("model", "state_dict", "model_state_dict")
 
 
 def read_checkpoint(path: Path, layout: Layout) -> Params:
-    """Reads a model.
+    """Reads a model of the job's layout; nothing is unpickled.
 
     Args:
         path: a safetensors file; arrays that ``np.savez`` wrote, or ``np.save`` for a model of one array; or what
             ``torch.save`` wrote: a ``state_dict``, or a dictionary that has it under ``model`` (as in FLARE's own
-            checkpoints), ``state_dict`` or ``model_state_dict``. Nothing is unpickled.
-        layout: of the job's model.
+            checkpoints), ``state_dict`` or ``model_state_dict``.
 
     Raises:
         ConfigError: it does not exist, holds anything but arrays, or arrays of another model.
@@ -102,7 +101,6 @@ def check_initial(method: Method, layout: Layout, given: str = "initial_ckpt", p
     themselves.
 
     Args:
-        method: the method.
         layout: of what travels of the model.
         given: what holds the model, ``"initial_ckpt"`` or ``"model"`` (arrays, which are not drawn at random).
         private: whether some of the model does not travel.
@@ -138,14 +136,7 @@ def check_initial(method: Method, layout: Layout, given: str = "initial_ckpt", p
 def initial_models(
     method: Method, make_model: Callable[[], torch.nn.Module], layout: Layout, seed: int, path: Path | None
 ) -> Callable[[int], Params]:
-    """What travels of a run's initial models: of untrained ones, or of always the one in a file.
-
-    Args:
-        method: the run's.
-        make_model: builds the untrained module.
-        layout: of what travels.
-        seed: the run's.
-        path: the file; None for untrained models.
+    """What travels of a run's initial models: of untrained ones, or of always the one in the file at ``path``.
 
     Raises:
         ConfigError: the method cannot start from one given model, or the file is not such a model's.
@@ -178,3 +169,46 @@ class _Drawn:
             "choose a method that begins with one model (fedavg, fesem, wecfl, cfl, fl-hc, ...)",
         )
         return model
+
+
+# The name that FLARE's NumPy recipe gives to a model that is a single array.
+NUMPY_KEY = "numpy_key"
+
+
+def named_arrays(model: Any) -> dict[str, np.ndarray] | None:
+    """The arrays by name, float32, if a model is given as arrays; None if it is a module or names one.
+
+    Args:
+        model: an array or nested lists, whose name is `NUMPY_KEY`, or a dictionary of them by name.
+
+    Raises:
+        ConfigError: something in it is no array of finite numbers.
+    """
+    if isinstance(model, (list, tuple, np.ndarray)):
+        return {NUMPY_KEY: _array(model, "model")}
+    if not isinstance(model, Mapping) or "class_path" in model:
+        return None
+    require(bool(model), "model = {} has no arrays; give those that the script should start from, by name")
+    for name, value in model.items():
+        where = f"model: {name!r}"
+        require(isinstance(name, str) and bool(name), f"{where} should be a name: text that is not empty")
+        require(
+            not isinstance(value, (str, bool, int, float, Mapping)) and value is not None,
+            f"{where} = {value!r} is no array. A model is what is averaged, such as {{'coef': np.zeros((1, 13))}}, "
+            "with a single number as [0.0]; a module should be {'class_path': 'package.Class', 'args': {...}}. "
+            "Hyperparameters belong in train_args: a script that receives them as its model has to be changed",
+        )
+    return {name: _array(value, f"model: {name!r}") for name, value in model.items()}
+
+
+def _array(value: Any, where: str) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # rows of different lengths, or what another library makes of being asked
+        raise ConfigError(f"{where} is no array of numbers ({one_line(error)})") from error
+    require(array.dtype.kind in "fiub", f"{where} should be an array of numbers, not of {array.dtype}")
+    require(array.size > 0, f"{where} has shape {array.shape}, without a single number; give it the model's shape")
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32)
+    require(bool(np.isfinite(array).all()), f"{where} holds NaN or infinity, as float32")
+    return array

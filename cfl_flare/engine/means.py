@@ -52,12 +52,7 @@ class Means:
     def make(
         self, before: ServerState, updates: Sequence[Update], participants: Mapping[str, Participant]
     ) -> str | None:
-        """Notes a round's means, before they are made.
-
-        Args:
-            before: the state before the round.
-            updates: with the means in which they count.
-            participants: all of the run's.
+        """Notes a round's means, before they are made, by the means in which its updates count.
 
         Returns:
             Why they must not be made: with earlier ones, a mean over too few sites would follow. None if they may.

@@ -34,13 +34,7 @@ def census_of(participants: Iterable[Participant], floor: Floor) -> Census:
 
 
 class ClusterFloor:
-    """The floor of a run's clusters: what it asks, and what it changes in a round.
-
-    Args:
-        method: the run's.
-        settings: the floor, and whether the server assigns under it.
-        participants: all of the run's; others join in place.
-    """
+    """The floor of a run's clusters: what it asks, and what it changes in a round; participants join in place."""
 
     def __init__(self, method: Method, settings: ServerSettings, participants: Mapping[str, Participant]):
         self._method, self._settings, self._participants = method, settings, participants
@@ -67,12 +61,7 @@ class ClusterFloor:
         return sorted(census.small(memberships(state.assignment)))
 
     def changes(self, after: ServerState, notes: Mapping[str, Any]) -> dict[str, Any]:
-        """What the floor changed in the round that led to a state, for its record; one line of it is logged.
-
-        Args:
-            after: the state after the round.
-            notes: what else its record says, of participants that were held back.
-        """
+        """What the floor changed in the round that led to a state, for its record with ``notes``; a line is logged."""
         floor = self._settings.floor
         if floor == Floor(1, 1):
             return {}
@@ -125,12 +114,6 @@ def under_floor(method: Method, before: ServerState, updates: Sequence[Update], 
     cluster's members in this round, or to its centre if all are absent. Where participants choose themselves, the
     assignment has mixtures, or the M-step takes no other assignment, it stays as it is.
 
-    Args:
-        method: the run's.
-        before: the state before the round, with its census.
-        updates: the round's; read twice.
-        assignment: their clusters.
-
     Raises:
         ConfigError: it has mixtures, and the method does not declare them.
     """
@@ -175,10 +158,7 @@ def small_means(
     the share that this has of the model's weight.
 
     Args:
-        updates: the round's.
         counted: participants, a mean in which a model of theirs counts, its weight there, and the share that this is.
-        participants: all of the run's.
-        floor: what a mean needs.
         largest_share: what a site may have of a mean's weight.
     """
     sites: dict[K, dict[str, float]] = {}

@@ -54,7 +54,6 @@ class Newcomer:
     """A participant that has joined a finished run.
 
     Attributes:
-        name: its name.
         cluster: its cluster; None if the method has none.
         rounds: the number of rounds that it took part in.
         served: what it predicts with.
@@ -71,13 +70,9 @@ class Newcomer:
 def join(
     method: Method, state: ServerState, site: Site, name: str, logits: Predict | None = None, rounds: int = 1
 ) -> Newcomer:
-    """Lets a participant join.
+    """Lets a participant of a site join a finished run, whose state is not changed.
 
     Args:
-        method: the finished run's.
-        state: the server's, at its end; it is not changed.
-        site: hosts the newcomer.
-        name: the newcomer's.
         logits: what models predict on the indicator samples, for a method that needs it.
         rounds: how many it takes part in once it is placed.
 
@@ -133,18 +128,12 @@ def joining_rule(method: Method) -> str:
 
 
 class Finished:
-    """A finished run, ready to be joined.
+    """A finished run, ready to be joined, with its method and the server's state at its end.
 
     Args:
         run: its folder, or one with a single run below it.
         authorize: asked for each class path that the run names before it is imported; raises to refuse it. None if
             there is no policy.
-
-    Attributes:
-        folder: the run's.
-        summary: its ``summary.json``.
-        method: the method.
-        state: the server's, at its end.
 
     Raises:
         ConfigError: there is no finished run, it kept no state, or nobody in it has a cluster.
@@ -251,12 +240,7 @@ class Finished:
 def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict[str, Any]:
     """Lets all participants that a simulation held back join its finished run, each separately.
 
-    Means are weighted by n_i, as in the run's own summary.
-
-    Args:
-        run: the run's folder.
-        source: the data that the simulation dealt out.
-        rounds: how many each of them takes part in once it is placed.
+    Means are weighted by n_i, as in the run's own summary. Each takes part in ``rounds`` rounds once it is placed.
 
     Returns:
         The content of ``newcomers.json`` in the run's folder: means, an entry for each that joined, and why others

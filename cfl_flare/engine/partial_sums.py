@@ -21,10 +21,9 @@ from cfl_flare.methods import Method, Participant, Update
 
 
 def added_up(results: Sequence[Result], models: Mapping[str, Params], method: Method) -> list[Result]:
-    """On the site: the same results, with the mean update of each cluster in that of its first participant.
+    """On the site: one site's results, with the mean update of each cluster in that of its first participant.
 
     Args:
-        results: of one site, in one round.
         models: those that came with the round, which the updates are differences from.
         method: one that ``averages_only``.
     """
@@ -58,11 +57,7 @@ def no_sums(method: Method, settings: ServerSettings) -> str:
 
 
 def check_sums(wanted: bool, method: Method, settings: ServerSettings, scripted: bool = False) -> None:
-    """Checks that a job's sites can send sums, if that is wanted.
-
-    Raises:
-        ConfigError: the method or another setting needs single models, or the sites run a training script.
-    """
+    """Raises a ConfigError if a job's sites should send sums, but need single models or run a training script."""
     refused = no_sums(method, settings)
     require(not (wanted and refused), f"run: site_sums = True, but {refused}")
     script = "a site with a train_script is one participant, with nothing to add up; leave it out"
@@ -70,22 +65,14 @@ def check_sums(wanted: bool, method: Method, settings: ServerSettings, scripted:
 
 
 class Carried:
-    """On the server: which participants' models of a round are included in whose update, and with what weight.
-
-    Args:
-        refused: why sites cannot send sums; empty if they can.
-    """
+    """On the server: which participants' models of a round are included in whose update, and with what weight."""
 
     def __init__(self, refused: str):
         self._refused = refused
         self._updates: dict[str, tuple[float, int | None, str | None]] = {}
 
     def check(self, update: Update, participants: Mapping[str, Participant]) -> None:
-        """Checks the carrier that an update names.
-
-        Raises:
-            PayloadError: this run takes no sums, or the carrier is not another participant of the same site.
-        """
+        """Raises a PayloadError if the run takes no sums, or the carrier is not another participant of its site."""
         name, carrier = update.participant, update.carrier
         if self._refused:
             raise PayloadError("carrier", f"{name}: its site sent a mean in place of its model, but {self._refused}")
@@ -98,12 +85,10 @@ class Carried:
         self._updates[update.participant] = (weight, update.cluster, update.carrier)
 
     def resolved(self) -> tuple[dict[str, float], dict[str, str]]:
-        """Once all results are there.
+        """Once all results are there, the weight of each update with those in it; empty if none includes others.
 
-        Returns:
-            The weight of each update, those included in it counted; empty if no update includes others. And the
-            participants whose model is included nowhere, with the reason: the carrier's update was refused, or never
-            came.
+        Also the participants whose model is included nowhere, with the reason: the carrier's update was refused, or
+        never came.
         """
         weights = {name: weight if carrier is None else 0.0 for name, (weight, _, carrier) in self._updates.items()}
         lost = {}

@@ -16,6 +16,7 @@ from cfl_flare.core.networks import describe_network
 from cfl_flare.core.settings import check_known, pick
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.engine.indicator import samples_to_set_aside
+from cfl_flare.engine.initial_models import named_arrays
 from cfl_flare.engine.job_settings import (
     AssignSettings,
     ControllerSettings,
@@ -23,7 +24,6 @@ from cfl_flare.engine.job_settings import (
     JobSettings,
     ScriptSettings,
 )
-from cfl_flare.engine.named_arrays import named_arrays
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.methods import Method, build_method
 from cfl_flare.models import NamedArrays

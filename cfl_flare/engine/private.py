@@ -18,18 +18,13 @@ def check_private(
     rounds: int | None = None,
     task: LearningTask | None = None,
 ) -> None:
-    """Checks a method against what travels of its model.
+    """Checks a method against what travels of its model, given the setting ``private``.
 
-    Args:
-        method: the method.
-        division: of its model.
-        pattern: the setting ``private``.
-        rounds: of the run, if their number is known.
-        task: what models predict, where it is known.
+    Rounds and task are checked where they are known.
 
     Raises:
-        ConfigError: it does not fit the model, goes without private layers, or lacks a part that they hold; or they
-            change nothing of what models predict.
+        ConfigError: the setting does not fit the model, goes without private layers, or lacks a part that they hold;
+            or they change nothing of what models predict.
     """
     if division.private is None:
         return method.check(division.public, rounds)
@@ -54,11 +49,7 @@ def check_private(
 
 
 def check_public(update: Update, division: Division) -> None:
-    """Makes sure that a participant's answer holds no private layer, whatever a method of one's own has put there.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Raises a ConfigError if a participant's answer holds a private layer, as one of a user's method may."""
     for slot, diff in update.diffs.items():
         leaked = sorted({*division.names}.intersection(diff.arrays()))
         require(not leaked, f"the update of {slot} holds the private {leaked[:1]}; a method sends what it was sent")

@@ -52,11 +52,6 @@ def check_robust(method: Method, settings: ServerSettings) -> None:
 class Guard:
     """The defences of a run between a round's updates and its method.
 
-    Args:
-        method: the run's.
-        settings: which defences.
-        participants: all of the run's.
-
     Attributes:
         notes: for the round's record: participants whose models were held back in a small cluster, or were left out of
             its robust statistic.

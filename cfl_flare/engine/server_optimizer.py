@@ -50,22 +50,13 @@ def without_moments(state: ServerState) -> ServerState:
 
 
 class ServerOptimizer:
-    """Moves the models of a bank by what a round's means make of them. Its moments are in the server's state.
-
-    Args:
-        settings: which optimizer, if any.
-    """
+    """Moves the models of a bank by what a round's means make of them. Its moments are in the server's state."""
 
     def __init__(self, settings: ServerSettings):
         self._rule, self._settings = settings.server_optimizer, settings
 
     def step(self, before: ServerState, after: ServerState) -> ServerState:
-        """The state after a round with its server step.
-
-        Args:
-            before: the state before the round, with the moments.
-            after: the state that the method made of it.
-        """
+        """The state that the method made of a round with the server's step, by the moments of the state before."""
         after = without_moments(after)
         if self._rule is None:
             return after

@@ -20,7 +20,7 @@ from cfl_flare.clustering.floor import memberships, shares_of
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.methods.parts import check_part, known_part
+from cfl_flare.methods.parts import known_part, require_part
 from cfl_flare.methods.penalties import Penalty
 from cfl_flare.methods.slots import CLUSTER_WEIGHTS, COMMON_WEIGHTS, GLOBAL, HAS_CENTRES, cluster_slot
 from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update, heads
@@ -118,7 +118,9 @@ class Method(ABC):
         """
         layout.select("all")
         require(rounds is None or rounds >= 1, f"{self.where}: num_rounds = {rounds} should be >= 1")
-        check_part(layout.compared(self.traits.cluster_on), layout, self.where)
+        compared = layout.compared(self.traits.cluster_on)
+        misfit = f"{self.where}: cluster_on = {compared!r} does not fit the model: {{}}; set cluster_on=all"
+        require_part(layout, compared, misfit)
         for penalty in self.penalties:
             penalty.check_model(layout)
 

@@ -16,9 +16,9 @@ from cfl_flare.clustering.kmeans import closest, first_kmeans, numbered
 from cfl_flare.clustering.measures import directions, mapped, similarity
 from cfl_flare.core.arrays import LatestModels
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params, weighted_mean
 from cfl_flare.core.settings import SEED, setting
+from cfl_flare.methods.parts import require_part
 from cfl_flare.methods.personal import OwnModel
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update
@@ -85,12 +85,8 @@ class FedAC(OwnModel):
         return Plan(fewest=1 if state.assignment else max(2, self.k))
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """The model has a backbone, the embedding."""
         super().check(layout, rounds)
-        try:
-            layout.select("backbone")
-        except ConfigError as error:
-            raise ConfigError(f"method fedac: the backbone is the embedding, but {error}") from error
+        require_part(layout, "backbone", "method fedac: the backbone is the embedding, but {}")
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """One common model, and its embedding (Alg. 1, line 1)."""

@@ -24,11 +24,7 @@ COMPARED = (
 
 
 def known_part(cluster_on: Any, where: str) -> Part:
-    """The setting as a role or a tuple of names.
-
-    Raises:
-        ConfigError: the setting is neither.
-    """
+    """The setting as a role or a tuple of names; raises a ConfigError if it is neither."""
     if isinstance(cluster_on, str):
         require(cluster_on in ROLES, f"{where}: cluster_on = {cluster_on!r} should be one of {ROLES}")
         return cluster_on
@@ -37,17 +33,12 @@ def known_part(cluster_on: Any, where: str) -> Part:
     return tuple(cluster_on)
 
 
-def check_part(cluster_on: Part, layout: Layout, where: str) -> None:
-    """Checks that a model has this part.
-
-    Raises:
-        ConfigError: the model does not have it.
-    """
+def require_part(layout: Layout, part: Part, refusal: str) -> None:
+    """Raises a ConfigError if a model lacks a part; ``refusal`` has a ``{}`` for the reason."""
     try:
-        layout.select(cluster_on)
+        layout.select(part)
     except ConfigError as error:
-        misfit = f"{where}: cluster_on = {cluster_on!r} does not fit the model"
-        raise ConfigError(f"{misfit}: {error}; set cluster_on=all") from error
+        raise ConfigError(refusal.format(error)) from error
 
 
 def shared_backbone(models: Mapping[str, Params]) -> dict[str, Params]:

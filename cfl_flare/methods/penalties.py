@@ -19,6 +19,7 @@ from cfl_flare.core.config import build, from_dict, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import ROLES, Layout
 from cfl_flare.core.settings import check_settings, setting
+from cfl_flare.methods.parts import require_part
 from cfl_flare.methods.slots import CLUSTER_WEIGHTS, GLOBAL, cluster_slot, part_slot
 from cfl_flare.methods.state import Download
 from cfl_flare.training.penalties import ParameterContrast, Pull, RepresentationContrast, Term
@@ -50,13 +51,9 @@ class Penalty(ABC):
             raise ConfigError(f"penalty {self.name}: needs a method with clusters: {there}")
 
     def check_model(self, layout: Layout) -> None:
-        self._check_part(layout, self.scope, f"scope = {self.scope!r}")
-
-    def _check_part(self, layout: Layout, part: str, setting: str) -> None:
-        try:
-            layout.select(part)
-        except ConfigError as error:
-            raise ConfigError(f"penalty {self.name}: {setting} does not fit the model: {error}") from error
+        """Checks that a model has the part that the penalty acts on."""
+        misfit = f"penalty {self.name}: scope = {self.scope!r} does not fit the model: {{}}"
+        require_part(layout, self.scope, misfit)
 
     def slots(self, clusters: int) -> tuple[str, ...]:
         """The models, or parts of models, that the penalty needs beside the one that is trained."""
@@ -69,7 +66,7 @@ class Penalty(ABC):
         Args:
             download: what the participant was sent, with this penalty's slots; for a penalty of clusters also the
                 clusters' weights, as the scalar ``cluster_weights``.
-            own: the slot of the model from which the participant starts.
+            slot: of the model from which the participant starts.
             clusters: K.
         """
 
@@ -130,7 +127,7 @@ class Contrastive(Penalty):
     def check_model(self, layout: Layout) -> None:
         super().check_model(layout)
         if self.on == "representations":
-            self._check_part(layout, "backbone", f"on = {self.on!r}")
+            require_part(layout, "backbone", f"penalty {self.name}: on = {self.on!r} does not fit the model: {{}}")
 
     def slots(self, clusters: int) -> tuple[str, ...]:
         """All centres; for representations, their backbones."""

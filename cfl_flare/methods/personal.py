@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.fedavg import FedAvg
-from cfl_flare.methods.parts import BACKBONE
+from cfl_flare.methods.parts import BACKBONE, require_part
 from cfl_flare.methods.slots import GLOBAL
 from cfl_flare.methods.state import Download, ServerState, Update
 from cfl_flare.methods.traits import Traits
@@ -53,11 +52,8 @@ class BackboneOnly(FedAvg):
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
         super().check(layout, rounds)
-        try:
-            layout.select("backbone")
-        except ConfigError as error:
-            where = f"method {self.name}: only the backbone travels"
-            raise ConfigError(f"{where}, but {error}; take fedavg, or a model with more layers") from error
+        refusal = f"method {self.name}: only the backbone travels, but {{}}; take fedavg, or a model with more layers"
+        require_part(layout, "backbone", refusal)
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """The backbone of the run's initial model; its head stays on the server, for `models`."""

@@ -76,7 +76,7 @@ class Traits:
 
     @classmethod
     def of_parts(cls, parts: Sequence[Traits], lead: int, **overrides: Any) -> Traits:
-        """The traits of several methods in one: those of the leading part, unless a rule or ``own`` says otherwise."""
+        """The traits of several methods in one: those of the leading part, unless a rule or ``overrides`` says else."""
         values = {f.name: getattr(parts[lead], f.name) for f in fields(cls)}
         ruled = {f.name: f.metadata["of_parts"] for f in fields(cls) if "of_parts" in f.metadata}
         values |= {name: rule(getattr(part, name) for part in parts) for name, rule in ruled.items()}
