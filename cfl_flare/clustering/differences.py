@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What follows from several means by subtraction: a sum of so few members that it says too much of them."""
+"""Sums that follow from several means by subtraction, of too few members to be told."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_GROUPS = 2_000_000
 
 
 def exposed(sums: Collection[Collection[str]], floor: int) -> set[frozenset[str]]:
-    """The smallest groups of fewer than ``floor`` members of whom a weighted sum follows from these sums.
+    """The smallest groups of fewer than ``floor`` members whose weighted sum follows from these sums.
 
     All combinations of sums count, not differences of two alone. Members with the same shares of all sums cannot be
     told apart, so they count as one class. A group follows if the space that the sums span has a vector in it.
@@ -34,7 +34,7 @@ def exposed(sums: Collection[Collection[str]], floor: int) -> set[frozenset[str]
     >>> four, three = frozenset("abcd"), frozenset("abc")
     >>> exposed([four, three], 3), exposed([four], 3)
     ({frozenset({'d'})}, set())
-    >>> frozenset("c") in exposed([frozenset("abc"), frozenset("cde"), frozenset("abde")], 2)  # of which no two do
+    >>> frozenset("c") in exposed([frozenset("abc"), frozenset("cde"), frozenset("abde")], 2)  # from all three alone
     True
     >>> exposed([{"a": 1, "b": 1, "c": 0.5}, {"a": 1, "b": 1, "c": 0.25}], 2)
     {frozenset({'c'})}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters of at least so many sites and samples: the cheapest assignment that has no smaller one.
+"""Clusters of a fewest number of sites and samples: the cheapest assignment that has no smaller one.
 
 A cluster's model of a single hospital reveals something of its data. K-means with minimum sizes (Bradley, Bennett and
 Demiriz 2000) keeps clusters large enough while it assigns, where merging small ones afterwards would dissolve them.
@@ -64,7 +64,7 @@ def memberships(assignment: Mapping[str, int]) -> Iterator[tuple[str, int, float
 
 
 def recorded(cluster: int | None) -> dict[str, Any]:
-    """What a record says of a participant's cluster: its number, and the shares of a mixture.
+    """A participant's cluster in a record: its number, and the shares of a mixture.
 
     >>> recorded(1), recorded(Mixture({0: 1, 1: 3}))
     ({'cluster': 1}, {'cluster': 1, 'shares': {'0': 0.25, '1': 0.75}})
@@ -143,7 +143,7 @@ class Census:
 
     Attributes:
         sites: the site of each participant.
-        moved: whom `Sizes` kept out of the cluster that fits best, and which that was; it fills while a round assigns.
+        moved: participants that `Sizes` kept out of their best cluster, with that; it fills while a round assigns.
     """
 
     floor: Floor
@@ -183,7 +183,7 @@ class Census:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the clusters of some participants need, one a row.
+    """The needs of the clusters of some participants, one a row.
 
     Attributes:
         census: who is where.
@@ -226,7 +226,7 @@ class Sizes:
     def assigned(self, labels: np.ndarray, costs: Callable[[], np.ndarray], needed: Collection[int] = ()) -> np.ndarray:
         """The labels, if they meet the floor; else the cheapest ones that do.
 
-        Clusters in use stay in use, and those of before, as long as so many can be; else the smallest ones are given
+        Clusters in use stay in use, and those of before. If the rows are too few for all, the smallest ones are given
         up. If not even all rows together meet the floor, the labels stay as they are.
 
         Args:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""How many clusters there are, one included: the gap statistic, beside random points without clusters."""
+"""The number of clusters, which may be one: the gap statistic, against random points without clusters."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cfl_flare.core.seeds import stream
 NUMBER = "number_of_clusters"
 # What is left of a squared length after rounding.
 NOTHING = 1e-10
-# Gaps that differ by less than so many standard deviations are taken for the same.
+# Gaps that differ by less than this number of standard deviations count as the same.
 SAME = 0.5
 # So many draws, each of this share of the points.
 DRAWS, SHARE = 100, 0.8
 # A number of clusters is stable if each cluster is this alike in the draws; Hennig (2007) calls 0.85 "highly stable".
 STABLE = 0.9
-# What makes a number clear: so many standard deviations, and the same number in such a share of the draws.
+# A number is clear from this number of standard deviations on, if this share of the draws has it too.
 CLEAR, AGREEING = 2, 0.9
 
 
@@ -115,7 +115,7 @@ def number_of_clusters(products: np.ndarray, most: int, references: int = 100, s
 
 
 def noted(count: ClusterCount) -> dict[str, Any]:
-    """What the round that found the clusters records: ``k``, ``by_k`` how good it is, ``draws`` in how many."""
+    """The record of the round that found the clusters: ``k``, ``by_k`` how good it is, ``draws`` in how many."""
     by_k = {
         str(k): {"gap": gap, "deviations": deviations, "stability": stability}
         for k, (gap, deviations, stability) in enumerate(zip(count.gap, count.deviations, count.stability), 1)

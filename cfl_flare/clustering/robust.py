@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 COLUMNS = 2**16  # at a time, so that sorting needs no copy of all rows
-# A row is isolated if it is so many times further from the others than rows usually are.
+# A row is isolated if it is this many times further from the others than rows usually are.
 ISOLATED = 2.0
 # A row is opposed to the others if its cosine to their median is below it in some layer.
 OPPOSED = -0.1

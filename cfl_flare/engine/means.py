@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Over whose updates a server has averaged, in all its runs: a later mean must not give away those of few sites.
+"""The members of all means that a server has made: a later mean must not give away the updates of few sites.
 
 Two updates of a site are the same if it trained from the same model, with the same draws. So runs that start alike, and
 a study's candidates, may give a single site's update by subtraction, whoever chose the sites: their clusters differ, or
@@ -24,7 +24,7 @@ from cfl_flare.methods.state import heads, shares_in
 from cfl_flare.results import schema
 
 FOLDER, SETS = "_means", "sets"
-# Whose updates a mean is of: each member, and its share.
+# The members of a mean, each with its share.
 Members = frozenset[tuple[str, float]]
 
 

@@ -61,7 +61,7 @@ class ClusterFloor:
         return sorted(census.small(memberships(state.assignment)))
 
     def changes(self, after: ServerState, notes: Mapping[str, Any]) -> dict[str, Any]:
-        """What the floor changed in the round that led to a state, for its record with ``notes``; a line is logged."""
+        """The changes by the floor in the round that led to a state, for its record with ``notes``; one is logged."""
         floor = self._settings.floor
         if floor == Floor(1, 1):
             return {}
@@ -73,7 +73,7 @@ class ClusterFloor:
         return changed
 
     def facts(self, state: ServerState) -> dict[str, Any]:
-        """What a run's summary says."""
+        """The facts for a run's summary."""
         few = {POSSIBLE: self.possible} if self.possible < self._method.clusters else {}
         return {SMALL: self._small(state), **few}
 

@@ -45,7 +45,7 @@ from cfl_flare.results.store import Store, state_of
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.settings import TrainSettings
 
-# A method that has not placed a newcomer after so many rounds never will.
+# A method that has not placed a newcomer after this number of rounds never will.
 MOST = 100
 
 

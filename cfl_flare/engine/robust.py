@@ -109,7 +109,7 @@ class Guard:
         return dict(sorted(far.items(), key=lambda item: -item[1])[: self._settings.byzantine])
 
     def weighed(self, updates: Sequence[Update]) -> Sequence[Update]:
-        """The updates as the E-step takes them, with weights of which no site's is too large a share of all."""
+        """The updates as the E-step takes them; no site has too large a share of their weights."""
         if self._settings.max_weight_share is None:
             return updates
         new = self._capped({(u.participant, "", ""): self._method.weight(u) for u in heads(updates)})
@@ -140,7 +140,7 @@ class Guard:
         return self._robust(before, Mapped(updates, lambda update: _counting(update, counts)))
 
     def _weights(self, before: ServerState, update: Update, assignment: Assignment) -> dict[Counted, float]:
-        """What the method says of an update.
+        """The weights that the method gives an update.
 
         Raises:
             ConfigError: it is not of this update, or moves a site's sum, which is of models trained in one slot.
@@ -175,7 +175,8 @@ class Guard:
     def _arrays_held_back(self, updates: Sequence[Update], weights: Mapping[Counted, float]) -> Sequence[Update]:
         """Takes out arrays that sites' filters have left to too few sites, or mostly to one.
 
-        What is taken out of one mean is missing in the others in which that model counts, and so they are asked again.
+        An array that is taken out of one mean is missing in the others in which its model counts. So all are checked
+        again.
         """
         diffs = {(u.participant, slot): diff for u in heads(updates) for slot, diff in u.diffs.items()}
         if all(diff.present is None for diff in diffs.values()):
@@ -210,12 +211,12 @@ class Guard:
 
     @property
     def _largest_share(self) -> float:
-        """What a site may have of the weight of an array, or of what a robust statistic uses."""
+        """The largest share of a site in the weight of an array, or of the models that a robust statistic uses."""
         share, bounded = self._settings.max_weight_share, (self._settings.min_sites_per_cluster or 1) > 1
         return max(share, LARGEST_SHARE) if bounded and share is not None else 1.0
 
     def _capped(self, weights: Mapping[Counted, float]) -> dict[Counted, float]:
-        """These weights, of which no site's are too large a share."""
+        """These weights, lowered until no site has too large a share."""
         sites: dict[str, dict[Counted, float]] = {}
         for counted, weight in weights.items():
             sites.setdefault(self._participants[counted[0]].site, {})[counted] = weight
@@ -268,7 +269,7 @@ class Guard:
         return small_means(heads(updates), counted, self._participants, floor, self._largest_share)
 
     def _used(self, members: Sequence[Member], layers: Sequence[slice], left_out: set[str]) -> Sequence[Member]:
-        """Those of which the statistic is made; Krum leaves some out."""
+        """The members that the statistic uses; Krum leaves some out."""
         if self._settings.aggregation != "krum":
             return members
         selected = multi_krum([row for _, row, _ in members], self._settings.byzantine, layers)

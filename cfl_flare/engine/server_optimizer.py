@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedAdam, FedYogi and FedAdagrad (Reddi et al. 2021, Alg. 2), for each model of the bank by itself.
 
-No method knows of it. What a round's means move a model by is its Delta; the server takes it for a gradient::
+No method knows of it. A round's means move a model by its Delta, which the server takes for a gradient::
 
     m = beta1 m + (1 - beta1) Delta
     v = v + Delta^2                                        adagrad

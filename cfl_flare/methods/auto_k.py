@@ -45,7 +45,7 @@ def with_clusters(base: Method, k: int) -> Method:
 
 @dataclass(frozen=True, kw_only=True)
 class Warmup(FedAvg):
-    """Rounds of FedAvg, the last of which asks everyone and finds the clusters with which the base goes on."""
+    """Rounds of FedAvg. The last one asks everyone and finds the clusters with which the base goes on."""
 
     base: Method
     rounds: int
@@ -111,7 +111,7 @@ class Warmup(FedAvg):
         return self.base.weight(update)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """The mean model; in the round that finds the clusters, the M-step of the base with so many.
+        """The mean model; in the round that finds the clusters, the M-step of the base with that number.
 
         That is as if each participant had been sent the common model as its cluster's. Clusters that were given up as
         too small leave no gap in the numbers.
@@ -145,7 +145,7 @@ class Warmup(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class AutoK(Wrapper):
-    """Finds the number of clusters, then goes on as a method with so many: ``wecfl:k=auto``.
+    """Finds the number of clusters, then goes on as a method with that number: ``wecfl:k=auto``.
 
     It begins as FedAvg. In the last round of this warm-up all are asked to train, and their updates of the common model
     are clustered by the gap statistic, see `cfl_flare.clustering.gap.number_of_clusters`. These clusters, each with the
@@ -174,7 +174,7 @@ class AutoK(Wrapper):
         lacking = self.base.traits.lacking("compares_models", "serves_one")
         require(not lacking, f"{self.where}: base = {self.base.label!r} does not declare {', '.join(lacking)}")
         hard = not self.base.traits.mixes
-        require(hard, f"{self.where}: base = {self.base.label!r} mixes clusters, of which none is found here")
+        require(hard, f"{self.where}: base = {self.base.label!r} mixes clusters, and only whole ones are found here")
         with_clusters(self.base, 1)  # a penalty may be for one number of clusters alone
 
     @property
@@ -214,7 +214,7 @@ class AutoK(Wrapper):
         require(enough, f"{self.where}: warmup = {self.warmup} leaves none of {rounds} rounds; lower it")
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
-        """One model for all, and what the base has beside its clusters' models."""
+        """One model for all, and the base's models but its clusters'."""
         models = with_clusters(self.base, 1).start(initial, participants).bank
         bank = {slot: model for slot, model in models.items() if not is_cluster(slot)}
         return ServerState({**bank, COMMON: initial(0)}, extras={"half": len(participants) // 2})

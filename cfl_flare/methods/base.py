@@ -90,7 +90,7 @@ class Method(ABC):
 
     @property
     def traits(self) -> Traits:
-        """What the engine must know of the method before a run."""
+        """The facts that the engine must know before a run."""
         return Traits()
 
     @property

@@ -142,7 +142,7 @@ class CAM(Wrapper):
         return round_number < self.warmup - 1 and not self.chooses
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """The global model and what the base sends; less while only one part is trained."""
+        """The global model and the download of the base, or one of them while only one part is trained."""
         clusters, shared = self.trains(state.round)
         if self.alone(state.round):
             return Download()
@@ -155,7 +155,7 @@ class CAM(Wrapper):
         return replace(sent, slots=slots, returns=(*sent.returned, *([SHARED] if shared else [])))
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Trains both parts, neither of which sees the other's new value in this round, or only one in some rounds."""
+        """Trains both parts, or one in some rounds. Neither sees the other's new value in this round."""
         if SHARED not in download.slots:
             return self._own_update(learner, download)
         learner.memory.pop("own", None)
@@ -181,7 +181,7 @@ class CAM(Wrapper):
         return update
 
     def _beside_shared(self, learner: Learner, download: Download) -> Learner:
-        """The participant beside a frozen Theta_g."""
+        """The participant whose loss is of the sum with a frozen Theta_g."""
         return learner.beside(learner.part(SHARED).with_private(download.model(SHARED)))
 
     def _centre(self, learner: Learner, download: Download) -> Params:
@@ -239,7 +239,7 @@ class CAM(Wrapper):
         return Served((download.model(SHARED), self._centre(learner, download)), parts=(SHARED, ""))
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
-        """Both parts after one more local round, each beside the other's old value (thesis sec. 7.4.4)."""
+        """Both parts after one more local round, each in a sum with the other's old value (thesis sec. 7.4.4)."""
         tune = partial(Learner.train, purpose="finetune", epochs=self.finetune_epochs)
         models = Served.of(served).models
         if len(models) == 1:  # in the warm-up

@@ -75,13 +75,13 @@ class Ensemble(Wrapper):
 
     @property
     def _seeds(self) -> list[int]:
-        """The first seed of each part, of which no other part uses the seeds."""
+        """The first seed of each part; no two parts share a seed."""
         return list(accumulate((max(1, part.clusters) for part in self.parts[:-1]), initial=0))
 
     def _clusters(self, i: int) -> bool:
         return i == self.lead and self.leader.clusters > 0
 
-    # ---- What a part sees of the whole, and the whole of the parts ----
+    # ---- The view of a part on the whole, and the whole made of parts ----
 
     def state_of(self, state: ServerState, i: int) -> ServerState:
         """The part's models, extras and arrays; the assignment, if it clusters."""

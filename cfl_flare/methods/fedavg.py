@@ -50,7 +50,7 @@ class FedProx(FedAvg):
         return replace(super().traits, proximal=self.mu)
 
     def terms(self, download: Download, slot: str) -> list[Term]:
-        """mu/2 ||theta - Theta_g||^2, beside any other penalty."""
+        """mu/2 ||theta - Theta_g||^2, and any other penalty."""
         return Proximal(mu=self.mu).terms(download, slot, 0) + super().terms(download, slot)
 
 

@@ -29,7 +29,7 @@ from cfl_flare.training.penalties import ParameterContrast, Pull, Representation
 class Penalty(ABC):
     """A term that is added to the loss in each local step."""
 
-    # What the penalty is called in a job, and what it adds to a method's name.
+    # Its name in a job, and what it adds to the name of a method.
     name: ClassVar[str]
     short: ClassVar[str]
     # True for one that needs the clusters' models or weights; it begins when there are some.
@@ -56,7 +56,7 @@ class Penalty(ABC):
         require_part(layout, self.scope, misfit)
 
     def slots(self, clusters: int) -> tuple[str, ...]:
-        """The models, or parts of models, that the penalty needs beside the one that is trained."""
+        """The further models, or parts of models, that the penalty needs."""
         return ()
 
     @abstractmethod

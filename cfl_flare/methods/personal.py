@@ -144,7 +144,7 @@ class FedBABU(BackboneOnly):
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(FedAvg):
-    """FedAvg, and beside it a personal model v_i for each participant, held near the global one (Li et al. 2021)."""
+    """FedAvg, and a personal model v_i for each participant, held near the global one (Li et al. 2021)."""
 
     name: ClassVar[str] = "ditto"
     paper: ClassVar[str] = "Li et al. 2021"

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from cfl_flare.core.params import Params
 
 GLOBAL = "global"
-# What a method's extras say: that it has made centres, so that penalties of clusters begin; and that the common model
-# is the mean of the clusters' models, with these weights.
+# Names in a method's extras. The first says that there are centres, so that penalties of clusters begin. The second has
+# the weights with which the common model is the mean of the clusters' models.
 HAS_CENTRES, COMMON_WEIGHTS = "has_centres", "common_weights"
 # The clusters' weights w_k (thesis Eq. 5.5), as a participant is sent them for penalties.
 CLUSTER_WEIGHTS = "cluster_weights"

@@ -87,17 +87,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Download:
-    """What a participant is sent, and what must come back.
+    """The message to a participant, and the content of its answer.
 
     Attributes:
         slots: names of models in the server's bank, in the order in which the local step expects them;
             ``cluster-3:head`` is a part of a model.
         models: the models, in the same order; filled in on the site.
-        scalars: small JSON values that the local step needs beside them.
+        scalars: small JSON values that the local step needs.
         to_train: names of further models, which come after the others and only to a participant that trains; on the
             site they are slots like the others.
         returns: names of the models whose difference must come back, the main one first; None is the first of
-            ``slots``, or nothing beside the chosen model where there are ``choices``.
+            ``slots``, or nothing but the chosen model where there are ``choices``.
         choices: the slot of each cluster among which the participant chooses; empty where it does not choose.
         trains_choice: the difference of the model that it chose must come back as well, as the main one. It names the
             cluster that it chose in any case.
@@ -139,7 +139,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Update:
-    """What a participant sends back.
+    """The answer of a participant.
 
     Attributes:
         participant: its name.
@@ -255,7 +255,7 @@ class ServerState:
         return None if self.census is None else self.census.of(names, {**self.assignment, **(placed or {})})
 
     def possible(self, clusters: int) -> int:
-        """How many of so many clusters can be large enough."""
+        """How many of this number of clusters can be large enough."""
         return clusters if self.census is None else min(clusters, self.census.clusters)
 
     def layout(self, slot: str) -> Layout:

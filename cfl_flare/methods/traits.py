@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine must know of a method before a run, in one value."""
+"""The facts of a method that the engine must know before a run, in one value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _of_parts(default: Any, rule: Callable[[Iterable[Any]], Any]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What the engine must know of a method before a run. What a method does not declare is not assumed.
+    """The facts of a method that the engine must know before a run. It assumes nothing that is not declared.
 
     Attributes:
         clusters: number of clusters K; 0 for a method that does not cluster; where K changes, its first value.

@@ -33,7 +33,7 @@ def as_the_leader(step: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Method):
-    """A method made of others, one of which leads: the one that clusters, if any does.
+    """A method made of others. One of them leads: the one that clusters, if any does.
 
     A subclass defines what each part sees of the whole, and the steps in which the parts interact, `INTERACTING`. It
     inherits none of these from `Method`. All other steps of the contract are here.
