@@ -147,7 +147,7 @@ def _missing(curves: Curves) -> list[str]:
     ]
 
 
-def _square(title: str, x: str, y: str, points: bool, rows: list[dict[str, Any]], labels: list[str]) -> vega.Spec:
+def _square(x: str, y: str, points: bool, rows: list[dict[str, Any]], labels: list[str]) -> vega.Spec:
     """Lines from 0 to 1 both ways, with the diagonal."""
     shape: vega.Spec = {"scale": {"domain": [0, 1]}, "axis": {"values": [0, 0.2, 0.4, 0.6, 0.8, 1]}}
     axes = {"x": vega.quantity("x", x, **shape), "y": vega.quantity("y", y, **shape)}
@@ -168,7 +168,7 @@ def _square(title: str, x: str, y: str, points: bool, rows: list[dict[str, Any]]
             **({"tooltip": vega.tips(c="line", x=x, y=y, n="samples")} if points else {}),
         },
     }
-    return {"height": 360, "description": title, "layer": [diagonal, lines]}
+    return {"height": 360, "layer": [diagonal, lines]}
 
 
 def _roc(curves: Curves, shown: dict[str, Curve]) -> Plot:
@@ -193,7 +193,7 @@ def _roc(curves: Curves, shown: dict[str, Curve]) -> Plot:
         for label, curve in shown.items()
     ]
     columns = ("line", "participants", "test samples", "AUROC", *(f"sensitivity at {rate:g}" for rate in RATES))
-    spec = _square("ROC curves", "false positive rate", "true positive rate", False, points, [*shown])
+    spec = _square("false positive rate", "true positive rate", False, points, [*shown])
     return Plot("ROC curves", text, spec, Table(columns, rows))
 
 
@@ -220,7 +220,7 @@ def _calibration(curves: Curves, shown: dict[str, Curve]) -> Plot:
         "samples or more, if there are that many; where they are few, some of the distance is chance."
     )
     rows = [[str(point["c"]), number(point["x"]), number(point["y"]), str(point["n"])] for point in points]
-    spec = _square("Calibration", "predicted probability", "observed frequency", True, points, [*shown])
+    spec = _square("predicted probability", "observed frequency", True, points, [*shown])
     return Plot(
         "Calibration", text, spec, Table(("line", "predicted probability", "observed frequency", "samples"), rows)
     )

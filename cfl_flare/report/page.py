@@ -26,11 +26,9 @@ ROWS = 500
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text. Numbers are text here, as a reader should see them.
+    """A table of text; numbers are text as a reader should see them. A row's first cell is its heading.
 
     Attributes:
-        columns: the headings.
-        rows: each with as many cells as there are columns; the first cell is the row's heading.
         most: how many rows the page shows.
     """
 
@@ -41,13 +39,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot, and the same in words and as a table, for those who do not see it.
+    """A plot, with the same in words and as a table for those who do not see it.
 
     Attributes:
-        title: what it shows.
         text: how to read it; it is the plot's description for a screen reader too.
         spec: in Vega-Lite.
-        table: its numbers.
     """
 
     title: str
@@ -61,9 +57,7 @@ class Section:
     """A part of the report.
 
     Attributes:
-        title: its heading.
-        text: paragraphs before the plots.
-        plots: its plots.
+        text: its paragraphs.
         tables: shown openly, each with its heading.
         notes: what was left out and why.
     """
@@ -80,7 +74,7 @@ def sections(subject: T, makers: Iterable[Callable[[T], Section | None]]) -> lis
 
     Args:
         subject: the run or study, as the sections look at it.
-        makers: a function for each section, which returns None where there is nothing to show.
+        makers: a function for each section; it returns None where there is nothing to show.
     """
     parts = []
     for make in makers:
@@ -96,14 +90,9 @@ def sections(subject: T, makers: Iterable[Callable[[T], Section | None]]) -> lis
 
 
 def page(title: str, subtitle: str, parts: Sequence[Section]) -> str:
-    """The HTML of a report.
+    """The HTML of a report; the first section's first paragraph is the result.
 
     Names and texts may be anybody's: the template escapes them, and the page's policy lets no other script run.
-
-    Args:
-        title: its heading.
-        subtitle: a line below it.
-        parts: its sections; the first one's first paragraph is the result.
 
     Raises:
         ConfigError: there are plots, and the library that draws them is not installed.
@@ -116,34 +105,20 @@ def page(title: str, subtitle: str, parts: Sequence[Section]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style, boot, library = vega.file("style.css"), vega.file("boot.js"), vega.script() if plots else ""
-    # What Vega writes on its elements is style alone, and styles cannot act: there is no address they may load.
-    policy = (
-        f"default-src 'none'; script-src {_hash(library)} {_hash(boot)}; style-src {_hash(style)}; "
-        "style-src-attr 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    )
+    environment.filters |= {"json": lambda value: Markup(vega.as_json(value)), "sha256": _sha256}
     return environment.get_template("page.html.j2").render(
         title=title,
         subtitle=subtitle,
         sections=parts,
-        plots=plots,
-        policy=Markup(policy),
-        style=Markup(style),
-        boot=Markup(boot),
-        library=Markup(library),
-        config=Markup(vega.as_json(vega.CONFIG)),
-        spec=_spec,
+        style=Markup(vega.file("style.css")),
+        boot=Markup(vega.file("boot.js")),
+        library=Markup(vega.script() if plots else ""),
         notice=vega.notice() if plots else "",
+        config=vega.CONFIG,
         version=__version__,
     )
 
 
-def _spec(plot: Plot) -> Markup:
-    """A plot's JSON, with what all plots have in common."""
-    fitted = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
-    return Markup(vega.as_json({**fitted, "description": plot.title, **plot.spec}))
-
-
-def _hash(script: str) -> str:
-    digest = hashlib.sha256(script.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
+def _sha256(text: str) -> Markup:
+    """The hash of a script or style, as the page's policy names it."""
+    return Markup(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
