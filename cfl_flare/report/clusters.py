@@ -12,7 +12,7 @@ from cfl_flare.clustering.gap import NUMBER, in_words
 from cfl_flare.report import vega
 from cfl_flare.report.page import Plot, Section, Table
 from cfl_flare.report.text import cut, finite, interval, number
-from cfl_flare.report.view import CLUSTERS, Series, View, cluster_label, line_plot, thinned
+from cfl_flare.report.view import CLUSTERS, View, cluster_label, line_plot, thinned
 
 # Participants and rounds whose cells are drawn.
 PEOPLE, COLUMNS = 80, 50
@@ -127,7 +127,7 @@ def sizes_plot(view: View, title: str) -> Plot | None:
 
 def quality(view: View) -> Section | None:
     """How good the clusters are, by measures without true groups; None where no round was analysed."""
-    objective = view.series(lambda record: {"objective": record.get("objective")})
+    objective = view.lines({"objective": "objective"})
     if not objective:
         return None
     labels = {cluster_label(k): k for k in view.largest}
@@ -136,18 +136,14 @@ def quality(view: View) -> Section | None:
             label: values[k] for label, k in labels.items() if k < len(values := record.get("clusterability", ()))
         }
     )
-    cosines = {"two participants of a cluster": "intra_cosine", "two centres": "inter_cosine"}
+    cosines = view.lines({"two participants of a cluster": "intra_cosine", "two centres": "inter_cosine"})
     shares = {"evenness of the sizes": "size_entropy", "in the largest cluster": "largest_share"}
     shares |= {"moved to another cluster": "moved_share"}
-
-    def renamed(keys: dict[str, str]) -> Series:
-        return view.series(lambda record: {label: record.get(key) for label, key in keys.items()})
-
     parts = (
         ("Objective", "The squared distance to the cluster's centre (thesis Eq. 3.3b).", objective, "C"),
         ("Clusterability of each cluster", "0 where updates are equal (thesis Def. 3.4.7).", clusterability, "B"),
-        ("Similarity", "Mean cosines of updates.", renamed(cosines), "cosine similarity"),
-        ("Spread", "Shares of the participants; evenness is the sizes' entropy.", renamed(shares), "share"),
+        ("Similarity", "Mean cosines of updates.", cosines, "cosine similarity"),
+        ("Spread", "Shares of the participants; evenness is the sizes' entropy.", view.lines(shares), "share"),
     )
     plots = [line_plot(title, text, series, axis, height=180) for title, text, series, axis in parts if series]
     if all(value > 0 for value in objective["objective"].values()):
@@ -158,7 +154,7 @@ def quality(view: View) -> Section | None:
 def number_of_clusters(view: View) -> Section | None:
     """The clusters in use by round, and the criterion's values; None where the method looks for no number."""
     plots = []
-    if in_use := view.series(lambda record: {"clusters": record.get("clusters_in_use")}):
+    if in_use := view.lines({"clusters": "clusters_in_use"}):
         plot = line_plot("Clusters in use", "Clusters with at least one participant.", in_use, "clusters", height=160)
         plot.spec["mark"]["interpolate"] = "step-after"
         plot.spec["encoding"]["y"] = vega.quantity("v", "clusters", axis=vega.WHOLE)

@@ -16,7 +16,7 @@ from cfl_flare.report import vega
 from cfl_flare.report.clusters import sizes_plot
 from cfl_flare.report.page import ROWS, Plot, Section, Table, page, sections
 from cfl_flare.report.text import cut, finite, interval, measure_name, number, signed, told_apart, unique
-from cfl_flare.report.view import View, line_plot, thinned
+from cfl_flare.report.view import Series, View, line_plot, thinned
 from cfl_flare.results.bootstrap import Difference, paired_difference
 from cfl_flare.results.run_dir import Run
 from cfl_flare.results.schema import number as is_number
@@ -140,14 +140,12 @@ def over_rounds(compared: Runs) -> Section | None:
         ("Worst ", "The participant with the worst value in that round.", "served_worst_"),
     )
     for metric in dict.fromkeys(run.metric.name for run, _ in compared.drawn):
-        judged = [(View(run), label) for run, label in compared.drawn if run.metric.name == metric]
         for what, text, prefix in parts:
-            key = prefix + metric
-            lines = {
-                label: {r["round"] + 1: v for r in view.rounds if (v := finite(r.get(key))) is not None}
-                for view, label in judged
-            }
-            if series := {label: line for label, line in lines.items() if line}:
+            series: Series = {}
+            for run, label in compared.drawn:
+                if run.metric.name == metric:
+                    series |= View(run).lines({label: prefix + metric})
+            if series:
                 plots.append(line_plot(f"{what}{measure_name(metric)} by round", text, series, "value"))
     count = len(compared.runs)
     notes = [f"The first {RUNS} of {count} runs are drawn."] if count > RUNS else []
@@ -183,11 +181,7 @@ def _gains(compared: Runs, i: int) -> Plot | None:
         return None
     ends = {n: draws[1:] for n, draws in paired.by_participant.items()} if isinstance(paired, Difference) else {}
     shown, label = unique(order), compared.labels[i]
-    points = [
-        {"name": shown[n], "v": finite(differences[n]), "c": label}
-        | ({"lo": finite(ends[n][0]), "hi": finite(ends[n][1])} if n in ends else {})
-        for n in thinned(order, ROWS)
-    ]
+    points = [(shown[name], differences[name], label, ends.get(name)) for name in thinned(order, ROWS)]
     higher = sum(differences[name] > 0 for name in order)
     text = f"{higher} of {len(order)} have a higher {measure} than with {compared.labels[0]}. "
     if ends:

@@ -111,8 +111,7 @@ def participants(view: View) -> Section | None:
     intervals = {name: ends for name, p in people.items() if (ends := p.get("intervals", {}).get(view.measure))}
     drawn = thinned(measured, ROWS)
     points = [
-        {"name": view.shown[name], "v": finite(people[name][view.measure]), "c": cluster_label(view.clusters[name])}
-        | ({"lo": finite(intervals[name][0]), "hi": finite(intervals[name][1])} if name in intervals else {})
+        (view.shown[name], people[name][view.measure], cluster_label(view.clusters[name]), intervals.get(name))
         for name in drawn
     ]
     labels = [cluster_label(k) for k in sorted({k for k in view.clusters.values() if k is not None})]
@@ -139,7 +138,7 @@ def participants(view: View) -> Section | None:
             f"{named([view.shown[name] for name in unmeasured], NAMED)}. "
             "A test split with one class has no AUROC, for example; an absent participant measures nothing."
         )
-    if any("lo" in point and point["lo"] == point["hi"] for point in points):
+    if any(ends and finite(ends[0]) == finite(ends[1]) for *_, ends in points):
         notes.append(
             "An interval without width is no certainty: all draws of a small test split gave the same, as where "
             "no sample of it is wrong."

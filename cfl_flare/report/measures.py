@@ -38,7 +38,7 @@ RATES = (0.05, 0.1, 0.2, 0.3, 0.5)
 
 def convergence(view: View) -> Section | None:
     """Lines over rounds; None if no round was measured."""
-    worst = view.series(lambda record: {WORST: record.get(f"served_worst_{view.run.metric.name}")})
+    worst = view.lines({WORST: f"served_worst_{view.run.metric.name}"})
     series = {**view.measured(view.measure), **worst}
     if not series:
         return None
@@ -241,7 +241,7 @@ def traffic(view: View) -> Section | None:
         f"{summary['seconds']:.1f} seconds in rounds, without the start of processes."
     )
     megabytes = view.series(lambda record: sent.get(record["round"], {}))
-    seconds = view.series(lambda record: {"seconds": record.get("seconds")})
+    seconds = view.lines({"seconds": "seconds"})
     first_to_last = "From a round's first task to its last model."
     plots = [
         line_plot("Megabytes so far", "The models' arrays, added up over rounds.", megabytes, "MB", height=180),

@@ -22,6 +22,7 @@ from typing import Any
 
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import NoPlotsError
+from cfl_flare.report.text import finite
 
 Spec = dict[str, Any]
 
@@ -81,7 +82,6 @@ def colour(labels: Sequence[str], **legend: Any) -> Spec:
 
 
 def quantity(field: str, title: str, zero: bool = True, **more: Any) -> Spec:
-    """Numbers along an axis, which has 0 on it if ``zero``."""
     return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": zero}, **more}
 
 
@@ -109,15 +109,7 @@ def tips(**titles: str) -> list[dict[str, str]]:
 
 
 def intervals(along: str, value: Spec, shared: Spec, width: float = 2, opacity: float = 0.6) -> Spec:
-    """A layer of lines from field lo to field hi.
-
-    Args:
-        along: the channel of the values: ``x`` or ``y``.
-        value: its encoding, as that of the points on the lines.
-        shared: the encoding of the other channels.
-        width: of a line.
-        opacity: of a line.
-    """
+    """A layer of lines from field lo to field hi along ``x`` or ``y``, where points have the encoding ``value``."""
     return {
         "transform": [{"filter": "isValid(datum.lo) && isValid(datum.hi)"}],
         "mark": {"type": "rule", "strokeWidth": width, "opacity": opacity},
@@ -125,33 +117,35 @@ def intervals(along: str, value: Spec, shared: Spec, width: float = 2, opacity: 
     }
 
 
-def ranked(rows: Sequence[Spec], labels: Sequence[str], title: str, zero: bool = False) -> Spec:
-    """A point for each participant, with its interval, in the order of the rows.
+def ranked(points: Sequence[tuple[str, Any, str, Any]], labels: Sequence[str], title: str, zero: bool = False) -> Spec:
+    """A point for each participant, with its interval, in the order given.
 
     Args:
-        rows: ``{"name", "v", "c"}`` and, where there is an interval, ``"lo"`` and ``"hi"``.
+        points: of each its name, value and label, and the ends of its interval or None.
         labels: by which they are coloured.
         title: of the axis of values: a fixed text.
         zero: whether a line is drawn at 0.
     """
-    few = len(rows) <= NAMED
+    few = len(points) <= NAMED
     by_rank = {"field": "i", "type": "quantitative", "title": "rank", "scale": {"nice": False}}
     x = names(SLANTED) if few else {**by_rank, "axis": {"grid": False, **WHOLE}}
     y = quantity("v", title, zero)
-    known = any("lo" in row for row in rows)
+    known = any(ends for *_, ends in points)
     ends = {"lo": "from", "hi": "to"} if known else {}
     shared = {"x": x, "color": colour(labels), "tooltip": tips(name="participant", c="in", v="value", **ends)}
     at_zero = {"mark": DASHED, "encoding": {"y": {"datum": 0}}}
-    points = {
+    marks = {
         "mark": {"type": "point", "filled": True, "opacity": 1, "size": 50 if few else 22},
         "encoding": {**shared, "y": y},
     }
     lines = intervals("y", y, shared, width=2 if few else 1, opacity=0.55)
-    return {
-        "height": 280,
-        "data": {"values": [{"i": i, **row} for i, row in enumerate(rows, 1)]},
-        "layer": [*([at_zero] if zero else []), *([lines] if known else []), points],
-    }
+    values = [
+        {"i": i, "name": name, "v": finite(value), "c": label}
+        | ({"lo": finite(interval[0]), "hi": finite(interval[1])} if interval else {})
+        for i, (name, value, label, interval) in enumerate(points, 1)
+    ]
+    layer = [*([at_zero] if zero else []), *([lines] if known else []), marks]
+    return {"height": 280, "data": {"values": values}, "layer": layer}
 
 
 def as_json(value: Any) -> str:
@@ -213,10 +207,7 @@ def script() -> str:
 
 
 def pictures(specs: Sequence[tuple[str, Spec]]) -> list[bytes]:
-    """The contents of picture files.
-
-    Args:
-        specs: the ending of each, ``png``, ``svg`` or ``pdf``, and its specification in Vega-Lite.
+    """The contents of picture files, each given by its ending, ``png``, ``svg`` or ``pdf``, and its specification.
 
     Raises:
         NoPlotsError: vl-convert is not installed, or does not run here.

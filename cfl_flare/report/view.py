@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from cfl_flare.report import vega
 from cfl_flare.report.page import Plot, Table
@@ -36,7 +36,6 @@ def thinned(items: Sequence[T], most: int) -> list[T]:
 
 
 def cluster_label(number: int | None) -> str:
-    """What a cluster is called."""
     return "no cluster" if number is None else f"cluster-{number}"
 
 
@@ -71,9 +70,7 @@ class View:
 
     @property
     def people(self) -> list[dict[str, Any]]:
-        """The summary's participants."""
-        people: list[dict[str, Any]] = self.run.summary["participants"]
-        return people
+        return cast("list[dict[str, Any]]", self.run.summary["participants"])
 
     @cached_property
     def shown(self) -> dict[str, str]:
@@ -104,8 +101,7 @@ class View:
     @property
     def last_sizes(self) -> list[int]:
         """The sizes of the clusters in the last round."""
-        sizes: list[int] = self.run.rounds[-1]["cluster_sizes"] if self.run.rounds else []
-        return sizes
+        return cast("list[int]", self.run.rounds[-1]["cluster_sizes"]) if self.run.rounds else []
 
     @cached_property
     def largest(self) -> list[int]:
@@ -125,11 +121,7 @@ class View:
         return [] if total <= ROUNDS else [f"{ROUNDS} of {total} rounds are drawn, evenly spaced."]
 
     def series(self, values: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Series:
-        """The values of the rounds that are drawn; a line without any is left out.
-
-        Args:
-            values: of a round's record, by line.
-        """
+        """The values of a round's record by line, of the rounds that are drawn; a line without any is left out."""
         lines: Series = {}
         for record in self.rounds:
             for label, value in values(record).items():
@@ -138,25 +130,27 @@ class View:
                     line[record["round"] + 1] = value
         return {label: line for label, line in lines.items() if line}
 
+    def lines(self, keys: Mapping[str, str]) -> Series:
+        """The numbers of a round's record under these keys, by line."""
+        return self.series(lambda record: {label: record.get(key) for label, key in keys.items()})
+
     def measured(self, name: str) -> Series:
         """A measure of a round's record: of all participants, and of the largest clusters."""
 
         def by_line(record: dict[str, Any]) -> dict[str, Any]:
             clusters = record.get("clusters")
-            parts = clusters if isinstance(clusters, dict) else {}
-            labels = [cluster_label(k) for k in self.largest]
-            return {"all": record.get(name)} | {
-                label: parts[label].get(name) for label in labels if isinstance(parts.get(label), dict)
-            }
+            parts = [(label, clusters.get(label)) for label in labels] if isinstance(clusters, dict) else []
+            return {"all": record.get(name)} | {label: p.get(name) for label, p in parts if isinstance(p, dict)}
 
+        labels = [cluster_label(k) for k in self.largest]
         return self.series(by_line)
 
 
 def line_plot(title: str, text: str, series: Series, axis: str, dashed: Sequence[str] = (), height: int = 260) -> Plot:
-    """A line for each over rounds, and a table with a column for each.
+    """A line for each of the series over rounds, and a table with a column for each.
 
     Args:
-        title: the plot's.
+        title: of the plot.
         text: how to read it.
         series: the values.
         axis: the title of the axis of values: a fixed text.
