@@ -38,22 +38,15 @@ FIGURES = {
 
 
 def draw(run: Run) -> list[Path]:
-    """Draws a run's figures into its folder, those of `FIGURES` for which it has values.
+    """Draws a run's figures into its folder, those of `FIGURES` for which it has values, and returns the files.
 
     ``accuracy.png`` is ``key_metric.png`` where another metric judges the run.
-
-    Returns:
-        The files.
     """
     return _draw(run.folder, run.name, [run], {name: make(View(run)) for name, make in FIGURES.items()})
 
 
 def draw_comparison(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Draws the runs' metric over rounds, and the sizes of the clusters if at least two of them cluster.
-
-    Returns:
-        The files.
-    """
+    """Draws the runs' metric over rounds, and the sizes of the clusters if at least two of them cluster."""
     compared = Runs(runs, folder)
     parts = {ACCURACY: over_rounds(compared), "cluster_sizes": sizes_of_runs(compared)}
     return _draw(folder, f"{len(runs)} runs", runs, parts)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cfl_flare.report import vega
 from cfl_flare.report.clusters import number_of_clusters
@@ -34,17 +34,13 @@ KINDS = {
 }
 AGAINST = {"to_one": "over one model", "to_alone": "over training alone"}
 VALIDATION, DROPPED, TEST = "validation", "validation, then dropped", "test"
+LACKING = "The folder lacks the run {}, which says {}."
 SHAPES = {VALIDATION: "circle", DROPPED: "cross", TEST: "diamond"}
 
 
 @dataclass(frozen=True)
 class StudyView:
-    """A study, with what several sections need of it.
-
-    Attributes:
-        study: what `cfl_flare.results.study.load_study` read.
-        folder: the study's.
-    """
+    """A study as `cfl_flare.results.study.load_study` read it, with what several sections need of it."""
 
     study: Mapping[str, Any]
     folder: Path
@@ -52,8 +48,7 @@ class StudyView:
     @property
     def verdict(self) -> dict[str, Any] | None:
         """The verdict; None if the study is not finished."""
-        verdict: dict[str, Any] | None = self.study["verdict"]
-        return verdict
+        return cast("dict[str, Any] | None", self.study["verdict"])
 
     @property
     def measure_name(self) -> str:
@@ -186,26 +181,23 @@ def candidates(view: StudyView) -> Section | None:
     """Each candidate at each comparison, and on test samples; None before the first one."""
     if not view.shown:
         return None
-    rungs, tested = view.study["rungs"], {} if view.verdict is None else view.verdict["tested"]
+    stages = [(f"{rung['rounds']} rounds", VALIDATION, rung["means"], rung["dropped"]) for rung in view.study["rungs"]]
+    stages.append(("test", TEST, {} if view.verdict is None else view.verdict["tested"], {}))
     points = [
-        {"i": i, "x": f"{rung['rounds']} rounds", "v": finite(mean), "c": view.shown[name]}
-        | {"s": DROPPED if name in rung["dropped"] else VALIDATION}
-        for i, rung in enumerate(rungs)
-        for name, mean in rung["means"].items()
-    ]
-    points += [
-        {"i": len(rungs), "x": "test", "v": finite(mean), "c": view.shown[name], "s": TEST}
-        for name, mean in tested.items()
+        {"i": i, "x": at, "v": finite(mean), "c": view.shown[name], "s": DROPPED if name in dropped else kind}
+        for i, (at, kind, means, dropped) in enumerate(stages)
+        for name, mean in means.items()
         if name in view.shown
     ]
     rows = []
     for name, title in view.shown.items():
-        fates = [f"dropped after {r['rounds']} rounds: {r['dropped'][name]}" for r in rungs if name in r["dropped"]]
+        fates = [f"dropped after {at}: {dropped[name]}" for at, _, _, dropped in stages if name in dropped]
         if view.verdict is not None and view.verdict["chosen"]["name"] == name:
             fates = ["chosen"]
-        means = [number(rung["means"].get(name)) for rung in rungs]
-        rows.append([title, *means, number(tested.get(name)), cut(fates[0], 500) if fates else "-"])
-    columns = ["candidate", *(f"validation, {rung['rounds']} rounds" for rung in rungs), "test", "what became of it"]
+        means = [number(means.get(name)) for _, _, means, _ in stages]
+        rows.append([title, *means, cut(fates[0], 500) if fates else "-"])
+    validations = [f"validation, {at}" for at, *_ in stages[:-1]]
+    columns = ["candidate", *validations, "test", "what became of it"]
     text = (
         "Candidates train side by side and are compared on validation samples. Those that are clearly worse than the "
         "best one are dropped; test samples are measured once, of those that are left."
@@ -254,7 +246,7 @@ def search(view: StudyView) -> Section | None:
     run = view.run(SEARCH)
     section = None if run is None else number_of_clusters(View(run))
     if section is None:
-        return Section("The number of clusters", [text], notes=[_lacking(SEARCH, "by which criterion")])
+        return Section("The number of clusters", [text], notes=[LACKING.format(SEARCH, "by which criterion")])
     return replace(section, text=[text], plots=[plot for plot in section.plots if len(plot.table.rows) > 1])
 
 
@@ -265,13 +257,9 @@ def together(view: StudyView) -> Section | None:
     chosen = view.verdict["chosen"]
     run = view.run(chosen["name"])
     if run is None:
-        return Section("Who is with whom", notes=[_lacking(chosen["name"], "who is with whom")])
+        return Section("Who is with whom", notes=[LACKING.format(cut(chosen["name"]), "who is with whom")])
     section = who(View(run))
     return None if section is None else replace(section, text=[f"In {cut(chosen['title'], 200)}.", *section.text])
-
-
-def _lacking(name: str, what: str) -> str:
-    return f"The folder lacks the run {cut(name)}, which says {what}."
 
 
 def cost(view: StudyView) -> Section:

@@ -46,7 +46,6 @@ def in_table(name: Any, limit: int = 200) -> str:
 
 
 def heading(metric: str) -> str:
-    """A metric's name over its column."""
     return NAMES.get(metric, in_table(metric))
 
 

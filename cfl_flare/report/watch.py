@@ -126,7 +126,7 @@ def of_site(site: LiveSite, now: float, blocks: str) -> list[RenderableType]:
         codes = cut(f"{len(failed)}: {failed[-1]}", 30) if failed else ""
         row = (str(trained), Text(models), number(_last(values)), _plot(values, blocks, *bounds))
         table.add_row(Text(cut(who)), *row, Text(codes))
-    return [Text(title, style="bold"), table, *_left_out(len(order), "participants")]
+    return [Text(title, style="bold"), table, *_rest(len(order), "participants")]
 
 
 def _clusters(run: LiveRun, overall: Values, blocks: str) -> list[RenderableType]:
@@ -143,7 +143,7 @@ def _clusters(run: LiveRun, overall: Values, blocks: str) -> list[RenderableType
     table = _table("cluster", "size", measure_name(run.metric.name), scale)
     for name, size, values in lines:
         table.add_row(name, str(size or ""), number(_last(values)), _plot(values, blocks, low, high))
-    return [table, *_left_out(len(largest), "clusters")]
+    return [table, *_rest(len(largest), "clusters")]
 
 
 def _table(*columns: str) -> Table:
@@ -153,7 +153,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _left_out(count: int, what: str) -> list[RenderableType]:
+def _rest(count: int, what: str) -> list[RenderableType]:
     return [Text(f"and {count - LINES} more {what}")] if count > LINES else []
 
 

@@ -42,16 +42,13 @@ def run_report(run: Run) -> str:
 
 
 def write_reports(folder: Path, out: Path | None = None, against: str | None = None) -> list[Path]:
-    """Writes what is to be reported of a folder: a study, a run, several runs compared, or a site's own history.
+    """Writes the report of a study, a run, several runs compared, or a site's own history, and returns the files.
 
     Args:
         folder: a study's, a run's, one with runs below it, or a site's of a run, below its state root.
         out: the file for the study's or the run's report, or for the comparison alone; by default each run's stands
             next to its summary, and the others are in the folder.
         against: the folder, below the first one, of the run that the others are compared with; by default the first.
-
-    Returns:
-        The files.
 
     Raises:
         ConfigError: there is no such run, or what draws the plots is not installed.
@@ -87,13 +84,11 @@ def site_folder(folder: Path) -> Path | None:
 
 
 def try_to_write(folder: Path, runs: Sequence[Run] = ()) -> str | None:
-    """Writes the report of a study or run that has just ended, or the comparison of several, and draws its figures.
-
-    No result depends on it.
+    """Writes the report of a study or run that has just ended, and draws its figures. No result depends on it.
 
     Args:
         folder: where to, and the study's or the run's.
-        runs: those to compare, in their order; none for the folder's own report.
+        runs: those to compare, in their order; without them, the report is of the folder's own run or study.
 
     Returns:
         Why it cannot be written, with the way out; None if it was.
@@ -115,11 +110,7 @@ def try_to_write(folder: Path, runs: Sequence[Run] = ()) -> str | None:
 
 
 def write(html: str, path: Path) -> Path:
-    """Writes a report.
-
-    Raises:
-        FileError: it cannot be written, or is larger than a page should be.
-    """
+    """Writes a report; a `FileError` says that it cannot be written, or is larger than a page should be."""
     content = html.encode()
     if len(content) > LARGEST:
         raise FileError(
