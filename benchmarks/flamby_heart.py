@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from sklearn.model_selection import train_test_split
 
-from cfl_flare.core.config import check_types
+from cfl_flare.core.settings import check_types
 from cfl_flare.data.files import find
 from cfl_flare.data.samples import DataSource, Samples
 

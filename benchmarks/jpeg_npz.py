@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from cfl_flare.core.config import check_types
 from cfl_flare.core.errors import DataError
+from cfl_flare.core.settings import check_types
 from cfl_flare.data.files import find, read_npz
 from cfl_flare.data.images import decoded
 from cfl_flare.data.samples import DataSource, Samples, one_label_each

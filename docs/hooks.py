@@ -8,7 +8,7 @@ A page asks for it by a comment on a line of its own:
   other class's, by its dotted path. ``<!-- settings: all wecfl -->`` includes those that every method has.
 - ``<!-- registry: package.NAMES -->``: what a registry holds, with the settings of each.
 - ``<!-- measured: wecfl -->``: a method's or a penalty's rows in the reports of `benchmarks/results`.
-- ``<!-- help: run -->``: what the command prints as its help.
+- ``<!-- help: run -->``: what the command prints as its help, with all options.
 
 Pages may link to files of the repository outside ``docs``: those that are part of the site (`OUTSIDE`) are linked
 there, others are named. Reports and their pictures are written for the site, from the cells of `benchmarks/results`.
@@ -33,7 +33,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from cfl_flare.cli.options import parser
+from cfl_flare.cli import parser
 from cfl_flare.core.config import parse_spec
 from cfl_flare.core.settings import Setting as Stated
 from cfl_flare.core.settings import settings_of as stated
@@ -292,10 +292,6 @@ def _cells(line: str) -> list[str]:
 
 
 def command_help(command: str) -> str:
-    """What ``cfl-flare command --help`` prints."""
+    """What ``cfl-flare command --help`` prints, or ``--help-all`` of a command that has it."""
     os.environ["COLUMNS"] = "100"
-    found: Any = parser()
-    for word in command.split():
-        (commands,) = [action for action in found._actions if isinstance(getattr(action, "choices", None), dict)]
-        found = commands.choices[word]
-    return f"```text\n{found.format_help().rstrip()}\n```"
+    return f"```text\n{parser().commands()[command].full_help().rstrip()}\n```"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from cfl_flare.cli.options import parser
+from cfl_flare.cli import parser
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.config import parse_spec
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES

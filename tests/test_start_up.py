@@ -5,6 +5,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SITE = """
 import sys
 
@@ -82,7 +84,25 @@ def test_a_server_imports_nothing_of_what_makes_jobs_and_figures():
     assert not names & {"sklearn", "scipy", "pandas", "vl_convert", "torchvision", "rich", "nvflare.recipe"}
 
 
-def test_the_command_line_imports_neither_flare_nor_figures_before_they_are_asked_for():
-    names = imported_by("import sys, cfl_flare.cli; print(*sys.modules)")
-    assert "cfl_flare.cli.main" in names
-    assert not names & {"nvflare", "sklearn", "scipy", "pandas", "vl_convert", "torchvision"}
+PARSES = """
+import contextlib, io, sys
+from cfl_flare.cli import main, parser
+
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    {}
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize("word", ["--help", "--version", "fly"])
+def test_the_command_line_imports_nothing_heavy_before_a_command_is_chosen(word):
+    names = imported_by(PARSES.format(f"main([{word!r}])"))
+    assert "cfl_flare.cli.options" in names
+    assert not names & {"torch", "nvflare", "sklearn", "scipy", "pandas", "vl_convert", "torchvision", "rich"}
+
+
+@pytest.mark.parametrize("words", [["run"], ["show", "x"], ["watch", "x"], ["predict", "x", "--data=x", "--out=x"]])
+def test_a_command_imports_neither_flare_nor_figures_before_they_are_needed(words):
+    names = imported_by(PARSES.format(f"parser().parse_args({words!r})"))
+    assert "cfl_flare.cli.options" in names and "torch" in names
+    assert not names & {"nvflare", "sklearn", "pandas", "vl_convert", "torchvision"}

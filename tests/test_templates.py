@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cfl_flare.cli import main, templates
+from cfl_flare.cli import export as templates
+from cfl_flare.cli import main
 from cfl_flare.core.config import unmarked
 from cfl_flare.flare.compatibility import SHARED, check_settings
 from cfl_flare.methods import build_method

@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from cfl_flare.core.config import check_types
 from cfl_flare.core.seeds import stream
+from cfl_flare.core.settings import check_types
 from cfl_flare.data.hospitals import Stroke
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.samples import DataSource, Samples

@@ -4,6 +4,6 @@
 
 import sys
 
-from cfl_flare.cli.main import main
+from cfl_flare.cli import main
 
 sys.exit(main())

@@ -1,229 +1,361 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command line's options."""
+"""Options of commands: made from settings, shown by what matters first, read from a file and written to one."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+import difflib
+import json
+import re
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from cfl_flare.cli.report import add_report
-from cfl_flare.cli.setting_options import add_settings
-from cfl_flare.cli.site_options import add_columns, add_predict, add_site
-from cfl_flare.cli.watch import add_watch
-from cfl_flare.core import __version__
+from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.data import SOURCES, DataConfig
-from cfl_flare.engine.job_settings import (
-    AssignSettings,
-    ControllerSettings,
-    ExecutorSettings,
-    JobSettings,
-    ScriptSettings,
-)
-from cfl_flare.engine.settings import ServerSettings, SiteSettings
-from cfl_flare.engine.study.settings import StudySettings
-from cfl_flare.models import MODELS
-from cfl_flare.training.settings import TrainSettings
+from cfl_flare.core.files import atomic_write, read_text
+from cfl_flare.core.settings import Setting, settings_of
+from cfl_flare.core.text import plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 # What a real site reads, unless the job says otherwise.
 SITE_DATA = "site"
-# What ``run`` and ``partition`` simulate, unless the data has owners.
+# What ``run``, ``study`` and ``partition`` simulate, unless the data has owners.
 SIMULATED: dict[str, Any] = {"participants": 24, "partition": "label_permutation:groups=3"}
-# A job's settings except those of its data and its training, and those that ``run`` does not have.
-OF_RUN = (ServerSettings, SiteSettings, JobSettings, ControllerSettings, ExecutorSettings)
-NOT_IN_RUN = ("min_clients", "name", "resume_from", "byoc")
 
-# Settings of a study's job that a study on this machine does not have; and of jobs, those that no study has. Its option
-# is --job: FLARE takes --export off any command line that makes a recipe.
-OF_STUDY_JOB = (JobSettings, ControllerSettings, ExecutorSettings)
-NOT_IN_STUDY_JOB = ("initial_ckpt", "exclude_vars", "private", "site_sums")
-
-EPILOG = """examples:
-  cfl-flare run                                     the main job: FedAvg and WeCFL on scikit-learn's digits
-  cfl-flare run --method ifca:k=3 --rounds 40       another method
-  cfl-flare run --method wecfl:k=3 --penalty contrastive:mu=0.5,tau=1 --method ifca-cam:k=3,warmup=5
-  cfl-flare run --data bloodmnist.npz --partition dirichlet:alpha=0.3 --participants 40 --method fesem:k=4
-  cfl-flare run --data my_package.MyData --model my_package.MyNet --method wecfl:k=3
-
-A module of your own in this folder is found with PYTHONPATH=. before the command.
-A method, penalty, partition, data source or model is written name:setting=value,setting=value; 'cfl-flare methods'
-lists them.
-"""
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """How a comparison is run on this machine."""
-
-    sites: int = setting(2, help="FLARE clients that host the participants", ge=1)
-    loop: bool = setting(False, help="in this process, without FLARE: the same numbers, sooner")
-
-    def __post_init__(self) -> None:
-        check_settings(self, "run")
+# What ``--help`` shows of the commands that have ``--help-all``: the options that a first day needs.
+FIRST_DAY = (
+    *("help", "help_all", "config", "out", "job", "name"),
+    *("method", "penalty", "model", "data", "partition", "participants"),
+    *("num_rounds", "seed", "sites", "min_clients", "loop", "device", "train_script", "minutes"),
+    *("lr", "optimizer", "batch_size", "local_steps", "local_epochs", "task"),
+)
+# The concerns of a plan that are options of how a job is run.
+OF_JOB = ("server", "site", "job", "controller", "executor")
+RENAMED = {"num_rounds": "--rounds"}
+# The settings file that each run leaves. It does not say where results go.
+CONFIG = "run.toml"
+OUTPUTS = ("out", "job")
+NOT_IN_FILE = ("help", "help_all", "config", "penalty")
+# There, ``method + penalty + penalty`` is a method with its penalties.
+PLUS = " + "
+NONE = "none"
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, like all others; argparse's own come with the whole usage."""
+    """A parser that adds a command's options when the command is chosen, and whose errors are one line.
 
-    def error(self, message: str) -> NoReturn:
-        """Refuses the command line.
+    Args:
+        load: adds the options.
+        **settings: argparse's.
+    """
 
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(f"{message}; '{self.prog} --help' shows what there is")
+    def __init__(self, *, load: Callable[[Parser], None] | None = None, **settings: Any):
+        super().__init__(**settings)
+        self._load = load
+
+    def load(self) -> None:
+        if self._load is not None:
+            load, self._load = self._load, None
+            load(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.load()
+        return super().parse_known_args(args, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's, but the message names the subcommand's help."""
-        found, unknown = self.parse_known_args(args, namespace)
+        arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            which = f"{self.prog} {found.subcommand}"
-            raise ConfigError(f"unrecognized arguments: {' '.join(unknown)}; '{which} --help' shows what there is")
-        return found
+            command = f"{self.prog} {arguments.subcommand}"
+            raise ConfigError(f"unrecognized arguments: {' '.join(unknown)}; '{command} --help' shows what there is")
+        return arguments
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; '{self.prog} --help' shows what there is")
+
+    def commands(self) -> dict[str, Parser]:
+        """Each command below this one that has options of its own, by its words."""
+        self.load()
+        inner = [a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)]
+        leaves: dict[str, Parser] = {}
+        for name, command in (item for choices in inner for item in choices.items()):
+            below = command.commands()
+            leaves |= {f"{name} {words}": leaf for words, leaf in below.items()} or {name: command}
+        return leaves
+
+    def full_help(self) -> str:
+        """The help with all options."""
+        self.load()
+        if self.formatter_class is FirstDayHelp:
+            self.formatter_class = argparse.RawDescriptionHelpFormatter
+        return self.format_help()
+
+
+class FirstDayHelp(argparse.RawDescriptionHelpFormatter):
+    """Help with the options of `FIRST_DAY` alone."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=20)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if action.dest in FIRST_DAY:
+            super().add_argument(action)
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        """The first clause of a help, and the default."""
+        first, *others = str(super()._expand_help(action)).split("; ")
+        default = re.search(r"default: .*|\([^()]*\)$", "; ".join(others))
+        if default is None:
+            return first
+        return first + (" " if default[0].startswith("(") else "; ") + default[0]
+
+
+class ShowAll(argparse.Action):
+    """``--help-all``."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        print(parser.full_help(), end="")
+        parser.exit()
 
 
 class AddMethod(argparse.Action):
     """Collects methods, each with the penalties that come after it: ``[(method, [penalty, ...]), ...]``."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        """Adds a method."""
-        namespace.method = [*(namespace.method or []), (values, [])]
+        earlier = [] if namespace.method is self.default else namespace.method
+        namespace.method = [*earlier, (values, [])]
 
 
 class AddPenalty(argparse.Action):
     """Adds a penalty to the last method."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        """Adds a penalty."""
-        if not namespace.method:
+        if namespace.method is parser.get_default("method"):
             raise ConfigError(f"--penalty {values}: there is no --method before it to add it to")
         namespace.method[-1][1].append(values)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    top = Parser(prog="cfl-flare", description="Clustered federated learning for NVIDIA FLARE.")
-    top.add_argument("--version", action="version", version=f"cfl-flare {__version__}")
-    commands = top.add_subparsers(dest="subcommand", metavar="command", required=True)
-    _add_run(commands)
-    _add_study(commands)
-    _add_export(commands)
-    commands.add_parser("methods", help="list methods, penalties, partitions, data and models with their settings")
-    dealt = commands.add_parser("partition", help="deal a data set out and report who gets what, without training")
-    _add_data(dealt)
-    unused = ("indicator_samples", "unseen", "validation", "measured_on")
-    add_settings(dealt, DataConfig, without=unused, found=SIMULATED)
-    dealt.add_argument("--show", action="store_true", help="list every participant")
-    dealt.add_argument("--figure", metavar="FILE", help="draw label counts by participant (thesis Fig. A.1-A.4)")
-    _add_onboard(commands)
-    show = commands.add_parser("show", help="print a run's table again, and draw its figures")
-    show.add_argument("run", help="folder of a run, or one with several runs below it")
-    add_watch(commands)
-    add_report(commands)
-    add_site(commands)
-    add_columns(commands)
-    add_predict(commands)
-    templates = commands.add_parser("templates", help="write FLARE's job templates, for 'nvflare job create'")
-    templates.add_argument("out", metavar="DIR", type=Path, help="where their folders go; older ones are replaced")
-    return top
+# ---- Options ----
 
 
-def _add_onboard(commands: Any) -> None:
-    join = commands.add_parser("onboard", help="give a participant that was not in training its cluster and its model")
-    join.add_argument("run", help="folder of a finished run, or one with a single run below it")
-    sources = f"its samples: {', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class"
-    join.add_argument("--data", required=True, metavar="D", help=sources)
-    join.add_argument("--name", default="newcomer", metavar="N", help="what the newcomer is called (%(default)s)")
-    file = "the server's samples, for a method that compares models on some; default: the file that the run names"
-    join.add_argument("--indicator-file", metavar="F", help=file)
-    stay = "rounds in its cluster; more train its own parts (a head, a personal model) further (%(default)s)"
-    join.add_argument("--rounds", type=int, default=1, metavar="N", help=stay)
-    trust = "a class of the run's that is not cfl_flare's own and may be imported; may be given several times"
-    join.add_argument("--allow", action="append", default=[], metavar="CLASS", help=trust)
-    join.add_argument("--out", metavar="DIR", help="where its model goes; default: newcomers/NAME in the run's folder")
+def explain(command: Parser, description: str | None = None, epilog: str = "") -> None:
+    """Gives a command with many settings its two pages of help, and ``--config``."""
+    command.description, command.formatter_class = description, FirstDayHelp
+    command.usage = "%(prog)s [options]"
+    command.set_defaults(parser=command)
+    command.epilog = f"{epilog}Each option may be a line in the file of --config, as: rounds = 20"
+    command.add_argument("--help-all", action=ShowAll, nargs=0, help="show the options for later days, too")
+    command.add_argument("--config", metavar="TOML", help=f"read settings from a file, such as a run's {CONFIG}")
 
 
-def _add_run(commands: Any) -> None:
-    run = commands.add_parser(
-        "run",
-        help="run methods on simulated participants, through FLARE's simulator",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    what = run.add_argument_group("what is run")
-    _add_method(what, "may be given several times; default: fedavg and wecfl:k=3")
-    _add_data(what)
-    add_settings(what, DataConfig, without=("seed", "indicator_samples"), found=SIMULATED)
-    how = run.add_argument_group("how it is run")
-    add_settings(how, Simulation)
-    how.add_argument("--out", metavar="DIR", help="where results go; default: cfl-runs/<time>")
-    add_settings(how, *OF_RUN, without=NOT_IN_RUN, num_rounds=20)
-    add_settings(run.add_argument_group("local training"), TrainSettings, lr=0.05)
-
-
-def _add_study(commands: Any) -> None:
-    study = commands.add_parser(
-        "study",
-        help="find out whether to cluster, into how many groups, and who gains",
-        description="Trains each hospital alone, one model for all, and clusters, with private layers and without; "
-        "drops what is clearly worse on validation samples; and says by test samples what to train. The same command "
-        "goes on with an interrupted study.",
-    )
-    what = study.add_argument_group("what is compared")
-    _add_method(what, "another candidate; may be given several times")
-    sources = f"{', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class (digits; with --job, site)"
-    what.add_argument("--data", metavar="D", help=sources)
-    without = ("seed", "indicator_samples", "unseen", "measured_on")
-    add_settings(what, DataConfig, without=without, found=SIMULATED, validation=0.25)
-    how = study.add_argument_group("how it is run")
-    how.add_argument("--out", metavar="DIR", help="where results go; default: cfl-studies/<time>")
-    add_settings(how, StudySettings)
-    unused = ("stop_cond", "patience", "cross_site_evaluation", "keep_features")
-    add_settings(how, ServerSettings, SiteSettings, without=unused, num_rounds=20)
-    add_settings(study.add_argument_group("local training"), TrainSettings, lr=0.05, bootstrap=200)
-    job = study.add_argument_group("as one job for real sites, which is written and not run")
-    job.add_argument("--job", metavar="DIR", help="where the job's folder goes; the options below belong to it")
-    add_settings(job, *OF_STUDY_JOB, without=NOT_IN_STUDY_JOB, optional=True)
-
-
-def _add_export(commands: Any) -> None:
-    export = commands.add_parser(
-        "export",
-        help="write a FLARE job for real sites, without running it",
-        description="Writes a FLARE job. By default each site is one participant with its own data; with --partition "
-        "and --participants the job simulates them from one pooled set.",
-    )
-    what = export.add_argument_group("what is run")
-    _add_method(what, "once; default: wecfl:k=3")
-    _add_data(what, real=True)
-    add_settings(what, DataConfig, without=("seed", "indicator_samples"))
-    how = export.add_argument_group("how it is run")
-    how.add_argument("--out", default="jobs", metavar="DIR", help="where the job's folder goes (%(default)s)")
-    sites = "the sites that take part, by their names at the server; default: all that are connected"
-    how.add_argument("--sites", metavar="A,B", help=sites)
-    add_settings(how, *OF_RUN, num_rounds=20, min_clients=2)
-    add_settings(export.add_argument_group("local training"), TrainSettings, lr=0.05)
-    script = export.add_argument_group("a training script of FLARE's Client API, in place of --data and local training")
-    add_settings(script, ScriptSettings, AssignSettings)
-
-
-def _add_method(group: Any, often: str) -> None:
+def add_method(group: Any, often: str, default: Sequence[str] = ()) -> None:
     """The method, its penalties and its model."""
-    group.add_argument("--method", action=AddMethod, metavar="M", help=often)
-    group.add_argument(
-        "--penalty", action=AddPenalty, metavar="P", help="added to the --method before it; may be given several times"
-    )
-    group.add_argument(
-        "--model", metavar="NET", help=f"{', '.join(MODELS)} or package.Class; default: one that fits the data"
-    )
+    methods: list[tuple[str, list[str]]] = [(method, []) for method in default]
+    group.add_argument("--method", action=AddMethod, default=methods or None, metavar="M", help=often)
+    text = "added to the --method before it; several may be given"
+    group.add_argument("--penalty", action=AddPenalty, metavar="P", help=text)
+    group.add_argument("--model", metavar="NET", help="default: one that suits the data")
 
 
-def _add_data(group: Any, real: bool = False) -> None:
+def add_data(group: Any, default: str | None, of_whom: str = "", shown: str | None = None) -> None:
     """What is read."""
-    sources = f"{', '.join(SOURCES)}, a MedMNIST-layout .npz file, or package.Class (%(default)s)"
-    data = SITE_DATA if real else "digits"
-    group.add_argument("--data", default=data, metavar="D", help=("what each site reads: " if real else "") + sources)
+    text = f"{of_whom}a name, a MedMNIST-layout .npz file, or package.Class ({shown or default})"
+    group.add_argument("--data", default=default, metavar="D", help=text)
+
+
+def add_settings(
+    group: Any,
+    *classes: type,
+    without: Sequence[str] = (),
+    only: Sequence[str] = (),
+    derived: Mapping[str, Any] | None = None,
+    optional: bool = False,
+    **defaults: Any,
+) -> None:
+    """Adds an option for each setting of dataclasses.
+
+    Args:
+        group: the parser's group that gets them.
+        classes: the dataclasses.
+        without: settings that get no option.
+        only: if any, the only settings that get an option.
+        derived: defaults that the command takes once it knows the data, as the help names them.
+        optional: options that are not given leave no value, so that the command can tell.
+        **defaults: defaults that differ on the command line.
+    """
+    for name, known in settings_of(*classes).items():
+        if name in without or (only and name not in only):
+            continue
+        default = defaults.get(name, known.default)
+        shown = (derived or {}).get(name, default)
+        text = known.help + ("" if shown is False or shown in (None, "", ()) else f" ({shown})")
+        option = RENAMED.get(name, "--" + name.replace("_", "-"))
+        default = argparse.SUPPRESS if optional else default
+        action = group.add_argument(option, dest=name, default=default, **_read(known))
+        action.help = text  # some versions of argparse would add the default of an option with --no-...
+
+
+def _read(known: Setting) -> dict[str, Any]:
+    """How argparse reads a setting."""
+    options = set(typing.get_args(known.type) or (known.type,))
+    kinds = options - {type(None)}
+    if known.choices:
+        return {"choices": known.choices}
+    if kinds == {bool}:
+        return {"action": "store_true" if known.default is False else argparse.BooleanOptionalAction}
+    if kinds == {int, float}:
+        return {"type": share_or_count, "metavar": "S"}
+    several = {"nargs": "+"} if typing.get_origin(known.type) is tuple else {}
+    if int in kinds:
+        return {"type": int, "metavar": "N", **several}
+    if kinds == {float}:
+        return {"type": float if kinds == options or known.default is None else number_or_none, "metavar": "X"}
+    return {"metavar": "TEXT", **several}
+
+
+def share_or_count(text: str) -> float | int:
+    """``"0.25"`` is a share, ``"25"`` a count."""
+    try:
+        return int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a share like 0.25 or a count like 25") from error
+
+
+def number_or_none(text: str) -> float | None:
+    """A number, or None for ``none``, which switches off what has a number by default."""
+    try:
+        return None if text.lower() == NONE else float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a number, or {NONE}") from error
+
+
+def say(console: Console, *lines: object, style: str | None = None) -> None:
+    """Prints lines of any length, in which nothing is a command for the terminal."""
+    for line in lines:
+        console.print(plain(str(line), 5000), style=style, soft_wrap=True, markup=False)
+
+
+def given(arguments: argparse.Namespace, *classes: type) -> dict[str, Any]:
+    """The values of those dataclasses' settings that the command has options for."""
+    return {name: getattr(arguments, name) for name in settings_of(*classes) if hasattr(arguments, name)}
+
+
+# ---- Settings files ----
+
+
+def with_config(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments of a command line. What it does not say is taken from the file that ``--config`` names.
+
+    Raises:
+        ConfigError: the command line or the file is wrong.
+    """
+    arguments: argparse.Namespace = parser.parse_args(argv)
+    if getattr(arguments, "config", None) is not None:
+        arguments.parser.set_defaults(**read_config(arguments.config, arguments.parser))
+        arguments = parser.parse_args(argv)
+    return arguments
+
+
+def read_config(path: str, command: Parser) -> dict[str, Any]:
+    """The values in a settings file, by the options' destinations.
+
+    Raises:
+        ConfigError: it is not TOML, or names a setting twice, or one that the command does not have.
+    """
+    try:
+        table = tomllib.loads(read_text(Path(path)))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {one_line(error)}; write a line like rounds = 20, and text in quotes") from error
+    actions: dict[str, argparse.Action] = {}
+    for action in command._actions:
+        if action.option_strings and action.dest not in NOT_IN_FILE:
+            actions |= {action.dest: action, _key(action): action}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in actions:
+            close = difflib.get_close_matches(name, actions)
+            advice = f"did you mean {' or '.join(close)}?" if close else f"'{command.prog} --help-all' shows all"
+            advice = "a method has its penalties: method = ['ifca:k=3 + proximal']" if name == "penalty" else advice
+            raise ConfigError(f"{path}: unknown setting {key!r} = {value!r}; {advice}")
+        action = actions[name]
+        require(action.dest not in values, f"{path}: {key} = {value!r} is set twice; leave one out")
+        values[action.dest] = _value(action, value, f"{path}: {key}")
+    return values
+
+
+def _value(action: argparse.Action, value: Any, where: str) -> Any:
+    """A value of a settings file, as argparse reads it from the command line. Its bounds are checked later."""
+    if action.nargs == 0:
+        require(isinstance(value, bool), f"{where} = {value!r} should be true or false")
+        return value
+    several = action.nargs == "+" or isinstance(action, AddMethod)
+    values = value if several and isinstance(value, list) else [value]
+    convert: Any = action.type or _text
+    try:
+        values = [convert(item if action.type is None else str(item)) for item in values]
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        wanted = "text" if action.type is None else "a whole number" if action.type is int else "a number"
+        raise ConfigError(f"{where} = {value!r} should be {wanted}{', or a list of such' * several}") from error
+    if isinstance(action, AddMethod):
+        require(bool(values), f"{where} = [] should be a method, or a list of methods")
+        return [split_method(text) for text in values]
+    return values if several else values[0]
+
+
+def split_method(text: str) -> tuple[str, list[str]]:
+    """A method and its penalties.
+
+    >>> split_method("wecfl:k=3 + contrastive:mu=0.5")
+    ('wecfl:k=3', ['contrastive:mu=0.5'])
+    """
+    method, *penalties = text.split(PLUS)
+    return method, penalties
+
+
+def _text(value: Any) -> str:
+    """Text as it is.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, str):
+        raise ValueError(value)
+    return value
+
+
+def write_config(arguments: argparse.Namespace, path: Path) -> None:
+    """Writes the settings file with which a command can be repeated."""
+    command: Parser = arguments.parser
+    lines = [f"# To repeat this: {command.prog} --config {path.name}", "# An option on the command line wins."]
+    for group in command._action_groups:
+        written = [line for action in group._group_actions if (line := _line(action, arguments))]
+        lines += ["", f"# {group.title}", *written] if written else []
+    atomic_write(path, ("\n".join(lines) + "\n").encode(errors="surrogateescape"))
+
+
+def _line(action: argparse.Action, arguments: argparse.Namespace) -> str:
+    """The line of an option; empty if the option has no value to repeat."""
+    value = getattr(arguments, action.dest, None)
+    if value is None and action.type is number_or_none and hasattr(arguments, action.dest):
+        value = NONE
+    if value is None or action.dest in (*NOT_IN_FILE, *OUTPUTS):
+        return ""
+    if isinstance(action, AddMethod):
+        value = [PLUS.join([method, *penalties]) for method, penalties in value]
+    return f"{_key(action)} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+
+
+def _key(action: argparse.Action) -> str:
+    return action.option_strings[0].removeprefix("--").replace("-", "_")

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions of a run's model for images or a table without labels, as its task has them."""
+"""``cfl-flare predict``: what a run's model predicts for images or a table without labels, as its task has it."""
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cfl_flare.cli.options import Parser
 from cfl_flare.cli.specs import model_spec
 from cfl_flare.core.arrays import load_arrays as read_arrays
 from cfl_flare.core.config import build, one_line, require
@@ -40,64 +42,62 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 BATCH = 256
 
 
-def predict_file(
-    run: Path,
-    slot: str | None,
-    participant: str | None,
-    data: Path,
-    array: str | None,
-    model: str | None,
-    out: Path,
-    identifier: str | None = None,
-) -> int:
-    """Writes a CSV file with one line per sample: its name, and what the run's task predicts of it.
+def add_predict_options(command: Parser) -> None:
+    command.add_argument("run", help="a .safetensors model, or a folder with one: a run's, or a site's state folder")
+    which = "which of a run's models, if it has several: cluster-0, ...; default: the participant's"
+    command.add_argument("--slot", metavar="NAME", help=which)
+    command.add_argument("--data", required=True, metavar="D", help="a folder of images, an .npz file, or a table")
+    whose = "who predicts, as at the end of the run; with --slot, whose filling up and scaling of a table is used"
+    command.add_argument("--participant", metavar="NAME", help=whose)
+    command.add_argument("--id", metavar="COLUMN", help="the table's column that names its rows in the predictions")
+    command.add_argument("--array", metavar="NAME", help="the array of an .npz file; default: images, or test_images")
+    command.add_argument("--model", metavar="CLASS", help="the model's class, if it is one of your own: package.Class")
+    command.add_argument("--out", required=True, metavar="CSV", help="where the predictions go")
 
-    With classes that is the most probable label and each one's probability; a label and a probability of one finding;
-    the probabilities of several; a number; or a risk, the logarithm of the relative hazard. Classes have the names that
-    the run's table has for them.
 
-    Args:
-        run: a model's file, or a folder with one.
-        slot: which model of the folder; None if there is only one, or for the participant's.
-        participant: who predicts; with a slot, whose filling up and scaling of a table is used.
-        data: an .npz file, a folder of images, at any depth, or a table.
-        array: the array of an .npz file; None for ``images`` or ``test_images``.
-        model: the module as the command line names it, if its class is not one of cfl_flare's own.
-        out: the CSV file.
-        identifier: the table's column that names its rows; None for their numbers, from 0.
+def predict(arguments: argparse.Namespace) -> None:
+    """``cfl-flare predict`` writes a CSV file with a line for each sample: its name, and what the task predicts of it.
 
-    Returns:
-        The number of samples.
+    With classes that is the most probable label and each one's probability. With one finding it is a label and a
+    probability, with several the probabilities, else a number, or a risk: the logarithm of the relative hazard. Classes
+    have the names that the run's table has for them.
 
     Raises:
         ConfigError: there is no such model, or more than one, or its class is not cfl_flare's and none was given.
         PayloadError: the model's file is damaged, or its weights are not of the model that it names.
-        FileError: the CSV file cannot be written.
         DataError: the samples cannot be read, or do not fit the model.
     """
-    path = find_model(run, slot, participant)
-    own = None if model is None else build(model_spec(model, (), 0), torch.nn.Module, "model")
-    module = read_model(path, own)
-    meta = read_arrays(path)[1]
-    task = task_of(meta, path)
-    shape = getattr(module.parts[0] if isinstance(module, Ensemble) else module, "input_shape", None)
-    images_of = shape if isinstance(shape, (tuple, list)) and len(shape) == 3 else None
-    columns = None
+    out, data, row_name = Path(arguments.out), Path(arguments.data), arguments.id
+    require(out.parent.is_dir(), f"--out = {arguments.out!r}: {str(out.parent)!r} is not a folder; make it first")
+    path = find_model(Path(arguments.run), arguments.slot, arguments.participant)
+    untrained = None
+    if arguments.model is not None:
+        untrained = build(model_spec(arguments.model, (), 0), torch.nn.Module, "model")
+    module, meta, columns = read_model(path, untrained), read_arrays(path)[1], None
     if "preparation" in meta or is_table(data):
-        preparation = fitted(meta, path, participant)
+        preparation = preparation_for(path, meta, arguments.participant)
         columns = preparation.columns
-        names, images = read_rows(data, preparation, identifier)
+        names, samples = read_rows(data, preparation, row_name)
     else:
-        require(identifier is None, f"predict: --id = {identifier!r} names a table's column, and {data} is no table")
-        names, images = read_images(data, array, images_of)
-    header, rows = lines_of(task, outputs_of(module, images, data), path, columns)
+        require(row_name is None, f"predict: --id = {row_name!r} names a table's column, and {data} is no table")
+        shape = getattr(module.parts[0] if isinstance(module, Ensemble) else module, "input_shape", None)
+        is_image = isinstance(shape, (tuple, list)) and len(shape) == 3
+        names, samples = read_images(data, arguments.array, shape if is_image else None)
+    header, rows = lines_of(task_of(meta, path), outputs_of(module, samples, data), path, columns)
     lines = io.StringIO(newline="")
     writer = csv.writer(lines)
-    writer.writerow(map(cell, [identifier or "sample", *header]))
+    writer.writerow(map(cell, [row_name or "sample", *header]))
     for name, row in zip(names, rows):
         writer.writerow(map(cell, [name, *row]))
     atomic_write(out, lines.getvalue().encode(errors="surrogateescape"))
-    return len(names)
+    print(f"{out}: {len(names)} predictions")
+
+
+def preparation_for(path: Path, meta: Mapping[str, Any], participant: str | None) -> Preparation:
+    """How a table is filled up and scaled for a model: as its file says, else as a participant of its run did."""
+    if "preparation" in meta:
+        return Preparation.of(meta["preparation"], f"{path}: preparation")
+    return preparation_of(path.parent.parent, participant)
 
 
 def cell(value: Any) -> Any:
@@ -110,12 +110,12 @@ def cell(value: Any) -> Any:
 
 
 def find_model(run: Path, slot: str | None, participant: str | None = None) -> Path:
-    """The file of a model.
+    """The file of a slot's model, or of the only one; without a slot, of what a participant predicted with.
 
     Args:
         run: a model's file; a run's folder or one above it; a site's folder of a run below the state root.
-        slot: the file's name without its ending; None if there is only one, or for the participant's.
-        participant: who predicts, unless a slot is named.
+        slot: the file's name without its ending.
+        participant: who predicts.
 
     Raises:
         ConfigError: there is none, or more than one.
@@ -125,30 +125,24 @@ def find_model(run: Path, slot: str | None, participant: str | None = None) -> P
     require(run.is_dir(), f"predict: {str(run)!r} is neither a model's file nor a folder with models")
     if slot is None and participant is not None:
         return served_file(run, participant)
-    below = next((run / name for name in (MODELS, SERVED) if (run / name).is_dir()), None)
-    found = sorted(below.glob("*.safetensors")) if below else sorted(run.glob(f"*/{SERVED}/*.safetensors"))
-    if not found:
-        found = sorted((the_run(run) / MODELS).glob("*.safetensors"))
-    chosen = [path for path in found if slot in (None, path.stem)]
+    folder = next((run / name for name in (MODELS, SERVED) if (run / name).is_dir()), None)
+    paths = sorted(folder.glob("*.safetensors")) if folder else sorted(run.glob(f"*/{SERVED}/*.safetensors"))
+    if not paths:
+        paths = sorted((the_run(run) / MODELS).glob("*.safetensors"))
+    chosen = [path for path in paths if slot in (None, path.stem)]
     if len(chosen) != 1:
-        there = ", ".join(path.stem for path in found) or "none"
+        slots = ", ".join(path.stem for path in paths) or "none"
         wanted = "several models; choose one with --slot" if slot is None else f"no single model {slot!r}"
-        people = sorted(path.stem for path in (found[0].parents[1] if found else run).glob(f"{SERVED}/*.safetensors"))
-        who = f"; or choose who predicts with --participant: {named(people)}" if people and below != SERVED else ""
-        raise ConfigError(f"predict: {str(run)!r} has {wanted}; it has: {there}{who}")
+        people = sorted(path.stem for path in (paths[0].parents[1] if paths else run).glob(f"{SERVED}/*.safetensors"))
+        who = f"; or choose who predicts with --participant: {named(people)}" if people else ""
+        raise ConfigError(f"predict: {str(run)!r} has {wanted}; it has: {slots}{who}")
     return chosen[0]
 
 
 def read_images(data: Path, array: str | None, shape: Sequence[int] | None) -> tuple[list[str], np.ndarray]:
-    """Images and their names: a file's path in the folder, or an index.
+    """Images of a folder or of an .npz file's array, and their names: a file's path in the folder, or an index.
 
-    Args:
-        data: an .npz file, or a folder.
-        array: the array of an .npz file.
-        shape: ``(channels, height, width)`` to which a folder's images are converted; None to leave them as they are.
-
-    Raises:
-        DataError: they cannot be read.
+    A folder's images are converted to a shape ``(channels, height, width)`` if there is one.
     """
     data = find(str(expanded(str(data))), "predict", folder=None)
     if data.is_dir():
@@ -166,31 +160,15 @@ def read_images(data: Path, array: str | None, shape: Sequence[int] | None) -> t
     return [str(i) for i in range(len(images))], images
 
 
-def fitted(meta: Mapping[str, Any], path: Path, participant: str | None) -> Preparation:
-    """How a table is filled up and scaled for a model: as its file says, else as a participant of its run did.
-
-    Raises:
-        ConfigError: nothing says it.
-    """
-    if "preparation" in meta:
-        return Preparation.of(meta["preparation"], f"{path}: preparation")
-    return preparation_of(path.parent.parent, participant)
-
-
 def read_rows(data: Path, preparation: Preparation, identifier: str | None = None) -> tuple[list[str], np.ndarray]:
-    """The rows of a table as a model takes them, and their names in a column, or their numbers, from 0.
-
-    Raises:
-        DataError: it cannot be read, lacks a column, or has a new one.
-    """
+    """The rows of a table as a model takes them, and their names in a column, or their numbers, from 0."""
     data, columns = find(str(expanded(str(data))), "predict"), preparation.columns
-    known = [] if identifier is None else [identifier]
-    features = {column.column for column in columns.columns}
-    texts = [name for name in known if name not in features]
+    identifiers = [] if identifier is None else [identifier]
+    texts = [name for name in identifiers if name not in {column.column for column in columns.columns}]
     frame = read_frame(data, columns.names, columns.absent, columns.reading, as_text=texts)
     if identifier is not None and identifier not in frame:
         raise DataError(f"{data}: no column {shown(identifier)}, which --id names; it has {names_of(frame)}")
-    check_columns(frame, columns, str(data), [columns.label or "label", *known])
+    check_columns(frame, columns, str(data), [columns.label or "label", *identifiers])
     x, others = encoded(frame, columns, str(data))
     for name, rows in others.items():
         line = f"{data}: column {name!r}: {rows} of {len(frame)} rows have a category that no site named"
@@ -200,7 +178,7 @@ def read_rows(data: Path, preparation: Preparation, identifier: str | None = Non
 
 
 def lines_of(
-    task: LearningTask, outputs: torch.Tensor, path: Path, columns: Columns | None = None
+    task: LearningTask, outputs: torch.Tensor, path: Path, columns: Columns | None
 ) -> tuple[list[str], list[list[Any]]]:
     """The columns of the CSV file, and a line for each sample.
 
@@ -209,9 +187,6 @@ def lines_of(
         outputs: the model's, ``(n, classes)``.
         path: the model's file, for the error.
         columns: of the run's table, which name the label and its classes; None for other data.
-
-    Raises:
-        ConfigError: predictions are no numbers of a line.
     """
     require(
         outputs.dim() == 2,
@@ -220,10 +195,10 @@ def lines_of(
     if task.form == "time":
         return ["risk"], [[f"{risk:.6f}"] for risk in outputs[:, 0].tolist()]
     predictions, column = predicted(outputs, task.link), None if columns is None else columns.label
-    what = None if column is None else f"predicted {column}"
+    title = None if column is None else f"predicted {column}"
     written = [[f"{p:.6f}" for p in row] for row in predictions.tolist()]
     if task.link not in ("softmax", "sigmoid"):
-        return [what or "value"], written
+        return [title or "value"], written
     classes, header = class_names(2 if isinstance(task, Binary) else predictions.shape[1], columns)
     if isinstance(task, Binary):
         labels, header = (predictions[:, 0] >= task.threshold).int().tolist(), header[1:]
@@ -231,11 +206,11 @@ def lines_of(
         labels = predictions.argmax(1).tolist()
     else:
         return header, written
-    return [what or "label", *header], [[classes[label], *row] for label, row in zip(labels, written)]
+    return [title or "label", *header], [[classes[label], *row] for label, row in zip(labels, written)]
 
 
 def class_names(count: int, columns: Columns | None) -> tuple[list[str], list[str]]:
-    """What so many classes are called, and their probabilities: by their numbers, where nothing names them."""
+    """The names of this number of classes, and of their probabilities: numbers, where nothing names them."""
     numbers = [str(k) for k in range(count)]
     if columns is None or columns.label is None:
         return numbers, [f"p{k}" for k in numbers]
@@ -250,11 +225,7 @@ def class_names(count: int, columns: Columns | None) -> tuple[list[str], list[st
 
 @torch.no_grad()
 def outputs_of(module: torch.nn.Module, images: np.ndarray, data: Any) -> torch.Tensor:
-    """The model's outputs, ``(n, classes, ...)``.
-
-    Raises:
-        DataError: the images do not fit the model.
-    """
+    """The model's outputs, ``(n, classes, ...)``. The images must be what it takes."""
     if not len(images):
         raise DataError(f"{data}: holds no images; name a file with some")
     out = []

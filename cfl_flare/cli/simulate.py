@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,73 +21,84 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cfl_flare.cli.options import Simulation
+from cfl_flare.cli.options import say
 from cfl_flare.clustering.gap import NUMBER, in_words
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import RunFailedError
 from cfl_flare.core.files import make_folder
-from cfl_flare.core.settings import changed
-from cfl_flare.core.text import plain
+from cfl_flare.core.settings import changed, check_settings, setting
 from cfl_flare.data.summary import DataSummary, clipped_line
 from cfl_flare.engine.classes import class_facts
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_data, check_plans
+from cfl_flare.report import write
 from cfl_flare.results.key_metric import leading
 from cfl_flare.results.preparations import save_preparations
 from cfl_flare.results.run_dir import ROUNDS, SERVED, Run, load_run, read_lines
 
 
-def simulate(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) -> list[Run]:
+@dataclass(frozen=True)
+class Simulation:
+    """How a comparison is run on this machine."""
+
+    sites: int = setting(2, help="FLARE clients that host the participants", ge=1)
+    loop: bool = setting(False, help="without FLARE: the same numbers, sooner")
+
+    def __post_init__(self) -> None:
+        check_settings(self, "run")
+
+
+def simulate(
+    plans: Mapping[str, RunPlan], simulation: Simulation, out: Path, on_start: Callable[[], None]
+) -> list[Run]:
     """Runs each plan and writes its results to ``out/<name>``. The plans share data, model and settings.
 
-    Everything is checked for all methods before the first one starts, and before anything is written. Participants that
-    were held back join each run when it is done.
+    Everything is checked for all methods before the first one starts, and before anything is written: then ``out`` is
+    made, and ``on_start`` is called. Participants that were held back join each run when it is done.
 
     Raises:
         ConfigError: a setting is wrong.
         DataError: the samples cannot be read or dealt out, or do not fit the model.
         RunFailedError: FLARE ended a run early; the message names the reason and the log.
     """
-    from cfl_flare.report.write import try_to_write
-
     plan = next(iter(plans.values()))
     check_simulation(plan, simulation)
     check_plans(plans.values())
     assert plan.reader is not None and plan.training is not None
     hosted = plan.data.host(plan.reader, "local", 0, 1)
-    how = (plan.training, plan.server.seed, plan.site.device, plan.job.private)
-    site = check_data(plan.method, plan.model, hosted, *how)
+    site = check_data(
+        plan.method, plan.model, hosted, plan.training, plan.server.seed, plan.site.device, plan.job.private
+    )
     task = site.runtime.task
     judging = plan.server.judged(task, site.runtime.division.whole).early_stopping.named
-    facts = class_facts(plan.reader, task, hosted)
-    plans = {name: replace(one, facts=facts) for name, one in plans.items()}
     metric = leading(judging, [*task.ranges(plan.training.measures)]).name
-    jobs = {
-        name: partial(in_process, one) if simulation.loop else through_flare(one, simulation, out)
-        for name, one in plans.items()
-    }
+    facts = class_facts(plan.reader, task, hosted)
+    jobs = {}
+    for name, method_plan in plans.items():
+        job = replace(method_plan, facts=facts)
+        jobs[name] = partial(in_process, job) if simulation.loop else through_flare(job, simulation, out)
+    make_folder(out)
+    on_start()
     runs = []
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:
         console = Console(file=terminal)
-        for line in (*plan.data.described(plan.reader), *clipped_line(hosted)):
-            console.print(plain(line, 2000), soft_wrap=True, markup=False)
+        say(console, *plan.data.described(plan.reader), *clipped_line(hosted))
         if unscaled := DataSummary.of(hosted[0]).unscaled:
-            console.print(f"look at the data: {unscaled}", style="yellow", markup=False)
-        for name, job in jobs.items():
+            say(console, f"look at the data: {unscaled}", style="yellow")
+        for name, run_job in jobs.items():
             folder = out / name
             make_folder(folder)
             save_preparations(folder, hosted)
             with Display(console, name, plan.server.num_rounds, metric) as display:
-                job(folder, display)
+                run_job(folder, display)
             if plan.data.unseen:
-                failed = onboard_unseen(folder, plan.reader)["failed"]
-                for reason in failed.values():
-                    console.print(f"could not join: {reason}", style="yellow", markup=False)
-            own = not simulation.loop and not plan.data.unseen  # a job writes its report, before newcomers join
-            if not own and (why := try_to_write(folder)) is not None:
-                console.print(why, style="yellow", markup=False)
+                failures = onboard_unseen(folder, plan.reader)["failed"].values()
+                say(console, *(f"could not join: {reason}" for reason in failures), style="yellow")
+            reported = not simulation.loop and not plan.data.unseen  # by the job itself, before newcomers join
+            if not reported and (failure := write.try_to_write(folder)) is not None:
+                say(console, failure, style="yellow")
             runs.append(load_run(folder))
     return runs
 
@@ -103,9 +114,8 @@ def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
         sites <= len(plan.data.names),
         f"run: sites = {sites} is more than {plan.data.who_trains}; each site hosts at least one",
     )
-    flares = [*changed(plan.controller), *changed(plan.executor), *changed(plan.job)]
-    loops = ("min_clients", "name", "initial_ckpt", "private")
-    unused = [name for name in flares if name not in loops]
+    of_flare = [*changed(plan.controller), *changed(plan.executor), *changed(plan.job)]
+    unused = [name for name in of_flare if name not in ("min_clients", "name", "initial_ckpt", "private")]
     require(
         not (simulation.loop and unused),
         f"run: nothing is sent with --loop, so {', '.join(unused)} would have no effect; leave one of the two out",
@@ -136,10 +146,9 @@ def through_flare(plan: RunPlan, simulation: Simulation, out: Path) -> Callable[
     from cfl_flare.flare import ClusteredRecipe, simulator
     from cfl_flare.flare.policy import STATE_ROOT
 
-    recipe = ClusteredRecipe.of(plan)
+    recipe, name = ClusteredRecipe.of(plan), plan.job.name
     env = simulator(simulation.sites, out / "flare")
     recipe.check_env(env)
-    name = plan.job.name
 
     def job(folder: Path, display: Display) -> None:
         results = Path(env.workspace_root) / name / "server" / "simulate_job"
@@ -158,44 +167,43 @@ def through_flare(plan: RunPlan, simulation: Simulation, out: Path) -> Callable[
         shutil.move(results / "metrics", folder / "metrics")
         state = Path(os.environ.get(STATE_ROOT) or Path(env.workspace_root) / "cfl_state")
         make_folder(folder / SERVED, private=True)
-        for kept in (state / name).glob(
-            f"*/{SERVED}/*.safetensors"
-        ):  # what the simulated sites' participants predict with
-            shutil.move(kept, folder / SERVED / kept.name)
+        for served in (state / name).glob(f"*/{SERVED}/*.safetensors"):  # the simulated sites' participants' models
+            shutil.move(served, folder / SERVED / served.name)
 
     return job
 
 
 def reason_in(log: Path) -> str:
     """Why FLARE ended a run, from its log; empty if it does not say."""
-    found = re.findall(r"(?:FATAL_SYSTEM_ERROR received: |is left out: |ERROR - )(.+)", log.read_text(errors="replace"))
-    return found[-1] if found else ""
+    marks = r"(?:FATAL_SYSTEM_ERROR received: |is left out: |ERROR - )(.+)"
+    reasons = re.findall(marks, log.read_text(errors="replace"))
+    return reasons[-1] if reasons else ""
 
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[threading.Event]:
     """An event for Ctrl-C, which FLARE catches: it stops its processes and reports a failed simulation."""
-    seen, usual = threading.Event(), signal.getsignal(signal.SIGINT)
-    noting = threading.current_thread() is threading.main_thread() and usual is signal.default_int_handler
+    interrupted, usual = threading.Event(), signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or usual is not signal.default_int_handler:
+        yield interrupted
+        return
 
     def note(number: int, frame: FrameType | None) -> None:
-        seen.set()
+        interrupted.set()
         signal.default_int_handler(number, frame)
 
-    if noting:
-        signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, note)
     try:
-        yield seen
+        yield interrupted
     finally:
-        if noting:
-            signal.signal(signal.SIGINT, usual)
+        signal.signal(signal.SIGINT, usual)
 
 
 @contextlib.contextmanager
 def output_to(path: Path) -> Iterator[None]:
     """Sends what this process and its children print to a file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     saved = [os.dup(fd) for fd in (1, 2)]
     try:
         with path.open("w") as log:
@@ -203,8 +211,8 @@ def output_to(path: Path) -> Iterator[None]:
                 os.dup2(log.fileno(), fd)
             yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
         for fd, old in zip((1, 2), saved):
             os.dup2(old, fd)
             os.close(old)
@@ -217,7 +225,7 @@ class Display:
         columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
         self._task = self._progress.add_task(name, total=rounds, note="starting")
-        self._seen, self._metric, self._name = 0, metric, name
+        self._metric, self._name = metric, name
 
     def __enter__(self) -> Display:
         self._progress.start()
@@ -244,9 +252,12 @@ class Display:
         done = threading.Event()
 
         def watch() -> None:
-            while not done.wait(0.3):
-                self.update(read_lines(path)[self._seen :])
-                self._seen = len(read_lines(path))
+            shown, last = 0, False
+            while not last:
+                last = done.wait(0.3)
+                records = read_lines(path)
+                self.update(records[shown:])
+                shown = len(records)
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
@@ -255,4 +266,3 @@ class Display:
         finally:
             done.set()
             thread.join()
-            self.update(read_lines(path)[self._seen :])

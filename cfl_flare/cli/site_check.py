@@ -18,15 +18,19 @@ import psutil
 from packaging.requirements import Requirement
 from rich import filesize
 
-from cfl_flare.cli.specs import model_spec
+from cfl_flare.cli.specs import is_writable, model_spec, nearest_folder
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import CFLError
+from cfl_flare.core.params import Layout
 from cfl_flare.core.text import plain
 from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.labels import FORMS
 from cfl_flare.data.summary import COUNTED, DataSummary, clipped_line
 from cfl_flare.engine.preflight import check_data
 from cfl_flare.engine.site import Site
+from cfl_flare.flare.allowed import AUTHORIZATION, CLASSES, CODE, READS, permitted_roles
+from cfl_flare.flare.kit import job_store, loses_state, preparation
+from cfl_flare.flare.policy import POLICY, Policy
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.model_file import layout_of
 from cfl_flare.training.settings import TrainSettings
@@ -40,7 +44,7 @@ STEPS = 5
 MODELS_ON_DISK = 10
 # At a server: three checkpoints at a time, the final models, the state and the best models, of ten clusters.
 SERVER_MODELS = 60
-# So many bytes at least should be free where a server writes.
+# Where a server writes, at least this number of bytes should be free.
 LEAST_FREE = 10**9
 # Docker and Podman leave one of these in each container.
 MARKS = ("/.dockerenv", "/run/.containerenv")
@@ -48,17 +52,10 @@ MARKS = ("/.dockerenv", "/run/.containerenv")
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
-
-    Attributes:
-        what: what was checked.
-        found: the result.
-        way_out: what to do about it; empty if it is fine.
-        fatal: whether a job would fail.
-    """
+    """The result of one check; what to do about it, if anything; and whether a job would fail."""
 
     what: str
-    found: str
+    result: str
     way_out: str = ""
     fatal: bool = False
 
@@ -70,11 +67,11 @@ def versions() -> Iterator[Finding]:
     wanted = {r.name: r for r in map(Requirement, requires("cfl-flare") or ())}
     for name in PACKAGES:
         try:
-            found = version(name)
+            installed = version(name)
+            suitable = installed in wanted[name].specifier
         except PackageNotFoundError:
-            found = "not installed"
-        fits = found in wanted[name].specifier if found != "not installed" else False
-        yield Finding(name, found, "" if fits else f"pip install '{wanted[name]}'", not fits)
+            installed, suitable = "not installed", False
+        yield Finding(name, installed, "" if suitable else f"pip install '{wanted[name]}'", not suitable)
 
 
 def kit(folder: Path) -> Iterator[Finding]:
@@ -83,51 +80,47 @@ def kit(folder: Path) -> Iterator[Finding]:
     Raises:
         ConfigError: the folder is not a kit.
     """
-    from cfl_flare.flare.allowed import AUTHORIZATION, CLASSES, CODE, READS, permitted_roles
-    from cfl_flare.flare.kit import preparation
-
-    found = preparation(folder, CLASSES)
-    ready = found.after is None
-    way_out = "" if ready else f"cfl-flare site prepare {folder}"
-    listed = "has cfl_flare's classes" if ready else "lacks cfl_flare's classes, or allows more of it than these"
-    if not found.exists and not ready:
-        way_out += ", after FLARE's 'deploy prepare' if you use it: that deletes local/resources.json"
-    yield Finding("class allow-list", listed, way_out, not ready)
-    if is_site(folder) or is_server(folder):
-        checks = "those without code are checked before they run" if found.checks_jobs else "run as they come"
-        yield Finding("jobs", checks, "" if found.checks_jobs else f"cfl-flare site prepare {folder}")
-        if found.checks_jobs and found.others:
-            yield Finding("class allow-list", f"also has {', '.join(found.others)}")
+    current = preparation(folder, CLASSES)
+    local, prepare, of_site = current.file.parent, f"cfl-flare site prepare {folder}", is_site(folder)
+    if current.after is None:
+        yield Finding("class allow-list", "has cfl_flare's classes")
+    else:
+        deploy = ", after FLARE's 'deploy prepare' if you use it: that deletes local/resources.json"
+        lacks = "lacks cfl_flare's classes, or allows more of it than these"
+        yield Finding("class allow-list", lacks, prepare + deploy * (not current.exists), True)
+    if of_site or is_server(folder):
+        checks = "those without code are checked before they run" if current.checks_jobs else "run as they come"
+        yield Finding("jobs", checks, "" if current.checks_jobs else prepare)
+        if current.checks_jobs and current.others:
+            yield Finding("class allow-list", f"also has {', '.join(current.others)}")
         if names := ", ".join(name for name in sorted(os.environ) if SECRET.search(name)):
             yield Finding("environment", f"has {names}", "jobs with code can read that: start FLARE by 'env -i'")
-    if is_site(folder):
-        streams = "jobs may stream logs to the server" if found.streams_logs else "stay here"
-        yield Finding("logs", streams, f"cfl-flare site prepare {folder}" if found.streams_logs else "")
-    local = found.file.parent
+    if of_site:
+        streams = "jobs may stream logs to the server" if current.streams_logs else "stay here"
+        yield Finding("logs", streams, prepare if current.streams_logs else "")
     yield policy(local)
     yield Finding("custom code", f"jobs that carry code, such as training scripts: from {permitted_roles(local, CODE)}")
-    if is_site(folder):
+    if of_site:
         readers = permitted_roles(local, READS)
-        way_out = f"cfl-flare site prepare {folder}, or set {READS!r} to 'none' for each role in your {AUTHORIZATION}"
+        way_out = f"{prepare}, or set {READS!r} to 'none' for each role in your {AUTHORIZATION}"
         reads = f"may read this site's logs, with cat, grep and the like: {readers}"
         yield Finding("admin console", reads, "" if readers == "nobody" else way_out)
 
 
 def policy(local: Path) -> Finding:
     """What the kit's own policy allows jobs to do."""
-    from cfl_flare.flare.policy import POLICY, Policy
-
     try:
-        own = Policy.read(local / POLICY)
+        limits = Policy.read(local / POLICY)
     except CFLError as error:
         return _failed("policy", error)
-    roots = f"jobs may name files in {', '.join(own.data_roots)}" if own.data_roots else "jobs may name no files"
-    of_means = f"min_samples_per_cluster {own.min_samples_per_cluster}, max_weight_share {own.max_weight_share:.3g}"
-    of_means = "a job may show others this site's own model" if own.min_sites_per_cluster == 1 else of_means
-    limits = f"min_sites_per_cluster at least {own.min_sites_per_cluster}, {of_means}"
-    limits += f", max_participants {own.max_participants:,}"
-    missing = [root for root in own.data_roots if not Path(root).is_dir()]
-    return Finding("policy", f"{roots}; {limits}", f"{missing[0]} is no folder: correct {POLICY}" if missing else "")
+    roots = f"jobs may name files in {', '.join(limits.data_roots)}" if limits.data_roots else "jobs may name no files"
+    bounds = f"min_samples_per_cluster {limits.min_samples_per_cluster}, max_weight_share {limits.max_weight_share:.3g}"
+    if limits.min_sites_per_cluster == 1:
+        bounds = "a job may show others this site's own model"
+    allowed = f"{roots}; min_sites_per_cluster at least {limits.min_sites_per_cluster}, {bounds}"
+    missing = [root for root in limits.data_roots if not Path(root).is_dir()]
+    way_out = f"{missing[0]} is no folder: correct {POLICY}" if missing else ""
+    return Finding("policy", f"{allowed}, max_participants {limits.max_participants:,}", way_out)
 
 
 def is_site(kit: Path) -> bool:
@@ -141,19 +134,11 @@ def is_server(kit: Path) -> bool:
 
 
 def data(source: DataSource, model: str | None, config: DataConfig, device: str, state_root: Path) -> Iterator[Finding]:
-    """Does what a job's first task does with the site's data, and measures a training step.
-
-    Args:
-        source: what the site reads.
-        model: as the command line names it; None for one that fits.
-        config: with the fewest samples.
-        device: where to compute.
-        state_root: where a job keeps what outlives it.
-    """
+    """Does what a job's first task does with the site's data, and measures a training step."""
     try:
         if isinstance(source, SiteData):
-            path, how = source.located()
-            yield Finding("data", f"{path} ({how})")
+            path, origin = source.located()
+            yield Finding("data", f"{path} ({origin})")
         (hosted,) = config.host(source, "this site", 0, 1)
         for line in (*source.described(), *clipped_line([hosted])):
             yield Finding("columns", plain(line))
@@ -167,8 +152,8 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
     else:
         yield Finding("labels", f"{FORMS[summary.form]}, {COUNTED[summary.form]} {summary.counts}")
     for remark in summary.remarks:
-        found, _, way_out = remark.partition("; ")
-        yield Finding("samples", found, way_out)
+        result, _, way_out = remark.partition("; ")
+        yield Finding("samples", result, way_out)
     try:
         outputs = max(summary.outputs, 2 if summary.form == "class" else 1)
         spec = model_spec(model, summary.shape, outputs, summary.form == "mask")
@@ -182,17 +167,20 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
         yield Finding("training", one_line(error), "fix the model", True)
         return
     layout = site.runtime.resident.layout
-    name = spec["class_path"].rpartition(".")[2]
-    yield Finding("model", f"{name}, {layout.parameter_size:,} parameters, {filesize.decimal(layout.nbytes)}")
+    yield _model(layout, spec["class_path"].rpartition(".")[2] + ", ")
     yield Finding("training", f"{seconds * 1000:.1f} ms per step of 32 samples on {device}")
     yield disk(state_root, MODELS_ON_DISK * layout.nbytes)
 
 
+def _model(layout: Layout, name: str = "") -> Finding:
+    return Finding("model", f"{name}{layout.parameter_size:,} parameters, {filesize.decimal(layout.nbytes)}")
+
+
 def memory() -> Finding:
     """The machine's free memory, and how much this check used."""
-    own, free = psutil.Process().memory_info().rss, psutil.virtual_memory().available
-    found = f"{filesize.decimal(free)} free; this check used {filesize.decimal(own)}"
-    return Finding("memory", found, "" if free > own else "free some: a job's process needs about as much")
+    used, free = psutil.Process().memory_info().rss, psutil.virtual_memory().available
+    result = f"{filesize.decimal(free)} free; this check used {filesize.decimal(used)}"
+    return Finding("memory", result, "" if free > used else "free some: a job's process needs about as much")
 
 
 def step_seconds(site: Site) -> float:
@@ -207,20 +195,12 @@ def step_seconds(site: Site) -> float:
 
 
 def server_disks(kit: Path, model: str | None, state_root: Path) -> Iterator[Finding]:
-    """Whether a server has room for a job: in its state root, its kit and its store of jobs.
-
-    Args:
-        kit: the server's.
-        model: as the command line names it, with shape and classes; None if it is not known.
-        state_root: where a job keeps what outlives it.
-    """
-    from cfl_flare.flare.kit import job_store
-
+    """Whether a server has room for a job, and its model if that is known: in its state root, kit and store of jobs."""
     needed = LEAST_FREE
     if model is not None:
         layout = layout_of(model_spec(model, (), 0))
         needed = max(needed, SERVER_MODELS * layout.nbytes)
-        yield Finding("model", f"{layout.parameter_size:,} parameters, {filesize.decimal(layout.nbytes)}")
+        yield _model(layout)
     store = job_store(kit)
     yield disk(state_root, needed, "disk: checkpoints")
     yield disk(kit.resolve(), needed, "disk: running jobs", "another disk for the kit")
@@ -234,9 +214,10 @@ def server_disks(kit: Path, model: str | None, state_root: Path) -> Iterator[Fin
 
 def kit_of(named: str | None) -> Path | None:
     """The kit that is named, else the current folder if it is one, else None."""
+    if named:
+        return Path(named)
     here = Path.cwd()
-    here_is_kit = (here / "startup").is_dir() and (here / "local").is_dir()
-    return Path(named) if named else here if here_is_kit else None
+    return here if (here / "startup").is_dir() and (here / "local").is_dir() else None
 
 
 def default_state_root(kit: Path | None) -> Path:
@@ -248,27 +229,18 @@ def default_state_root(kit: Path | None) -> Path:
 
 
 def state(root: Path, kit: Path | None) -> Iterator[Finding]:
-    """Whether what outlives a job is lost with a container, or lies where FLARE deletes.
-
-    Args:
-        root: the state root.
-        kit: of the site or the server; None if it is not known.
-    """
-    from cfl_flare.flare.kit import loses_state
-
-    there = next(folder for folder in (root, *root.parents) if folder.exists())
-    mounted = any(os.path.ismount(folder) for folder in (there, *there.parents) if folder != Path(folder.anchor))
+    """Whether the state root, which outlives a job, is lost with a container, or lies where FLARE deletes."""
+    existing = nearest_folder(root)
+    mounted = any(os.path.ismount(path) for path in (existing, *existing.parents) if path != Path(path.anchor))
     if kit is not None and loses_state(kit):
         lost = "jobs run in containers, of which FLARE keeps the job's folder alone: memories, checkpoints are lost"
         yield Finding("state root", lost, "mount a folder, and set CFL_STATE_ROOT in local/study_runtime.yaml")
     elif in_container() and not mounted:
-        yield Finding(
-            "state root", f"{root} is lost with this container", "mount a folder, and set CFL_STATE_ROOT to it"
-        )
+        lost = f"{root} is lost with this container"
+        yield Finding("state root", lost, "mount a folder, and set CFL_STATE_ROOT to it")
     if kit is not None and root.resolve().is_relative_to(kit.resolve()):
-        yield Finding(
-            "state root", f"{root} is inside the kit, which is FLARE's", "set CFL_STATE_ROOT to a folder beside it"
-        )
+        inside = f"{root} is inside the kit, which is FLARE's"
+        yield Finding("state root", inside, "set CFL_STATE_ROOT to a folder beside it")
 
 
 def in_container() -> bool:
@@ -277,18 +249,11 @@ def in_container() -> bool:
 
 
 def disk(root: Path, needed: int, what: str = "disk", instead: str = "CFL_STATE_ROOT on another disk") -> Finding:
-    """Whether this many bytes can be written there.
-
-    Args:
-        root: the folder, which need not exist yet.
-        needed: bytes.
-        what: is kept there.
-        instead: what the operator can set.
-    """
-    there = next(folder for folder in (root, *root.parents) if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Finding(what, f"{there} is not writable", f"let FLARE's user write there, or set {instead}", True)
-    free = shutil.disk_usage(there).free
+    """Whether this many bytes can be written to a folder, which need not exist yet."""
+    existing = nearest_folder(root)
+    if not is_writable(existing):
+        return Finding(what, f"{existing} is not writable", f"let FLARE's user write there, or set {instead}", True)
+    free = shutil.disk_usage(existing).free
     short = free < needed
     way_out = f"free {filesize.decimal(needed)}, or set {instead}" if short else ""
     return Finding(what, f"{filesize.decimal(free)} free at {root}", way_out, short)
@@ -296,8 +261,8 @@ def disk(root: Path, needed: int, what: str = "disk", instead: str = "CFL_STATE_
 
 def _failed(what: str, error: CFLError) -> Finding:
     """A fatal finding; the message of an error ends with the way out."""
-    found, _, way_out = str(error).rpartition("; ")
-    return Finding(what, found, way_out, True) if found else Finding(what, way_out, "", True)
+    reason, _, way_out = str(error).rpartition("; ")
+    return Finding(what, reason, way_out, True) if reason else Finding(what, way_out, "", True)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

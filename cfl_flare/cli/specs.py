@@ -1,34 +1,37 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Builds what the command line names as ``name:setting=value``: methods with penalties, data sources, models."""
+"""What commands build of their words ``name:setting=value``: methods with penalties, data sources, models, jobs."""
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Console
 
+from cfl_flare.cli.options import SIMULATED, given, say, write_config
 from cfl_flare.core.config import build, from_dict, parse_spec, require
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import SOURCES, DataSource, SiteData
 from cfl_flare.data.files import expanded, from_here
 from cfl_flare.data.samples import read
+from cfl_flare.engine.indicator import samples_to_set_aside
+from cfl_flare.engine.plan import CONCERNS
 from cfl_flare.methods import Method, build_method
 from cfl_flare.models import MODELS
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import LearningTask
 
+if TYPE_CHECKING:
+    from cfl_flare.flare import ClusteredRecipe, StudyRecipe
+
 
 def read_source(text: str, here: bool = True) -> DataSource:
-    """The data source that the command line names.
-
-    Args:
-        text: as it was written.
-        here: whether the sites run on this machine, in other folders: existing paths then become absolute.
-    """
+    """The data source that the command line names. ``here``: sites run in other folders, so paths become absolute."""
     name, settings = parse_spec(text)
     if name.endswith(".npz"):
         name, settings = "npz", {"path": name, **settings}
@@ -56,27 +59,33 @@ def own_source(text: str | None) -> DataSource:
     return read_source(text)
 
 
-def dealt_out(source: DataSource, settings: Mapping[str, Any], otherwise: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a simulation's data: as given, else the source's own partition, else the command's.
-
-    Args:
-        source: what is dealt out.
-        settings: of `DataConfig`, as they were given.
-        otherwise: participants and partition where neither the user nor the source names one.
-    """
-    chosen = settings.get("partition") or source.usual_partition or otherwise["partition"]
-    named = chosen if isinstance(chosen, str) else chosen["partition"]
+def dealt_out(source: DataSource, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a simulation's data: as given, else the source's own partition, else `SIMULATED`."""
+    chosen = settings.get("partition") or source.usual_partition or SIMULATED["partition"]
+    name = chosen if isinstance(chosen, str) else chosen["partition"]
     participants = settings.get("participants")
-    if participants is None and named.partition(":")[0] != "natural":
-        participants = otherwise["participants"]
+    if participants is None and name.partition(":")[0] != "natural":
+        participants = SIMULATED["participants"]
     return {**settings, "partition": chosen, "participants": participants}
 
 
-def model_spec(text: str | None, shape: tuple[int, ...], outputs: int, masks: bool = False) -> dict[str, Any]:
-    """The ``{"class_path", "args"}`` of the model that the command line names, or of one that fits the data.
+def simulated(arguments: argparse.Namespace, methods: Sequence[Method]) -> dict[str, Any]:
+    """The settings of `RunPlan.of` for a simulation in which these methods are compared."""
+    source, training = read_source(arguments.data), TrainSettings(**given(arguments, TrainSettings))
+    return {
+        **dealt_out(source, given(arguments, *CONCERNS.values())),
+        "model": model_spec(arguments.model, *shape_and_outputs(source, arguments.data, training)),
+        "data": source,
+        "training": training,
+        "indicator_samples": samples_to_set_aside(methods),
+    }
 
-    Without a name, it is the thesis's network for such images, or the MLP for samples that are smaller or not images;
-    the U-Net for masks.
+
+def model_spec(text: str | None, shape: tuple[int, ...], outputs: int, masks: bool = False) -> dict[str, Any]:
+    """The ``{"class_path", "args"}`` of the model that the command line names, or of one that suits the data.
+
+    Without a name, it is the U-Net for masks, the thesis's network for images, or the MLP for samples that are smaller
+    or no images.
     """
     name, settings = parse_spec(text) if text else ("unet" if masks else "mlp", {})
     if not text and not masks and len(shape) == 3 and min(shape[1:]) >= 16:
@@ -133,34 +142,49 @@ def build_named(text: str, penalties: Sequence[str] = (), here: bool = True) -> 
         settings["indicator_file"] = str(Path(file).resolve())
     if penalties:
         require("penalties" not in settings, f"--method {text}: give its penalties there or by --penalty, not both")
-        named = [parse_spec(penalty) for penalty in penalties]
-        settings["penalties"] = [{"penalty": what, **own} for what, own in named]
+        specs = [parse_spec(penalty) for penalty in penalties]
+        settings["penalties"] = [{"penalty": penalty, **of_penalty} for penalty, of_penalty in specs]
     return build_method({"method": name, **settings})
 
 
-def site_names(text: str) -> list[str]:
-    """The names in ``--sites``.
-
-    Raises:
-        ConfigError: one is empty, or named twice.
-    """
+def site_names(text: str | None) -> list[str]:
+    """The names in ``--sites``, none of which may be empty, or named twice."""
+    if text is None:
+        return []
     names = [name.strip() for name in text.split(",")]
     different = all(names) and len({*names}) == len(names)
     require(different, f"--sites = {text!r} should be different names, as hospital-1,hospital-2")
     return names
 
 
-def submit_line(folder: Path) -> str:
-    """Where a job is, and how it is submitted."""
-    return f"job: {folder}; submit it with: nvflare job submit -j {folder} --startup-kit <your admin kit>"
+def write_job(recipe: ClusteredRecipe | StudyRecipe, folder: Path, arguments: argparse.Namespace) -> None:
+    """Writes a job's folder and the settings file that repeats it, and says how the job is submitted."""
+    recipe.export(str(folder.parent))
+    write_config(arguments, folder.parent / f"{folder.name}.toml")
+    submit = f"nvflare job submit -j {folder} --startup-kit <your admin kit>"
+    say(Console(), f"job: {folder}; submit it with: {submit}")
 
 
 def check_out(out: Path, option: str = "--out") -> None:
     """Raises a ConfigError if results cannot be written to a folder; it is not made yet."""
-    unused = not out.exists() or (out.is_dir() and not any(out.iterdir()))
-    require(unused, f"{option} = {str(out)!r} is not an empty folder; name a new one")
-    there = next(folder for folder in (out, *out.parents) if folder.exists())
+    require(is_unused(out), f"{option} = {str(out)!r} is not an empty folder; name a new one")
+    existing = nearest_folder(out)
     require(
-        there.is_dir() and os.access(there, os.W_OK | os.X_OK),
-        f"{option} = {str(out)!r} cannot be made: {str(there)!r} cannot be written; name another folder",
+        is_writable(existing),
+        f"{option} = {str(out)!r} cannot be made: {str(existing)!r} cannot be written; name another folder",
     )
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether a folder is empty or not there."""
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+
+
+def nearest_folder(path: Path) -> Path:
+    """The path, or the nearest one above it that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether files can be made there."""
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

@@ -11,30 +11,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from cfl_flare.cli.options import OF_STUDY_JOB, SIMULATED, SITE_DATA
-from cfl_flare.cli.setting_options import given
+from cfl_flare.cli import options
+from cfl_flare.cli.options import CONFIG, SITE_DATA, Parser, add_settings, given, say
 from cfl_flare.cli.simulate import Display
-from cfl_flare.cli.specs import (
-    build_named,
-    check_out,
-    dealt_out,
-    model_of_job,
-    model_spec,
-    read_source,
-    shape_and_outputs,
-    submit_line,
-)
+from cfl_flare.cli.specs import build_named, check_out, is_unused, model_of_job, read_source, simulated, write_job
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.files import make_folder
-from cfl_flare.core.text import plain
 from cfl_flare.data import DataConfig
 from cfl_flare.data.summary import clipped_line
-from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.engine.study.candidates import first_candidates
@@ -42,46 +32,68 @@ from cfl_flare.engine.study.file import as_kept, differing, finished, journal_of
 from cfl_flare.engine.study.halving import VALIDATION, Study
 from cfl_flare.engine.study.in_process import InProcess, described
 from cfl_flare.engine.study.settings import StudySettings
+from cfl_flare.report import write
 from cfl_flare.report.table import candidates_table, hospitals_table, print_whole
-from cfl_flare.report.write import REPORT, try_to_write
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.study import STUDY, load_study
 from cfl_flare.training.settings import TrainSettings
 
+# Settings of a study's job that a study on this machine does not have; and of jobs, those that no study has. Its option
+# is --job: FLARE takes --export off any command line that makes a recipe.
+OF_STUDY_JOB = [CONCERNS[name] for name in ("job", "controller", "executor")]
+STUDY_JOB: dict[str, Any] = {"name": "study", "min_clients": 2}
+NOT_IN_STUDY_JOB = ("initial_ckpt", "exclude_vars", "private", "site_sums")
+
+DESCRIPTION = """Trains each hospital alone, one model for all, and clusters. Drops what is
+clearly worse on validation samples, and says by test samples what to train.
+The same command goes on with an interrupted study."""
+
+
+def add_study_options(command: Parser) -> None:
+    options.explain(command, DESCRIPTION)
+    what = command.add_argument_group("what is compared")
+    options.add_method(what, "another candidate, or several")
+    options.add_data(what, None, shown="digits, or site with --job")
+    without = ("seed", "indicator_samples", "unseen", "measured_on")
+    add_settings(what, DataConfig, without=without, derived=options.SIMULATED, validation=0.25)
+    how = command.add_argument_group("how it is run")
+    how.add_argument("--out", metavar="DIR", help="where results go; default: cfl-studies/<time>")
+    add_settings(how, StudySettings)
+    unused = ("stop_cond", "patience", "cross_site_evaluation", "keep_features")
+    add_settings(how, ServerSettings, SiteSettings, without=unused, num_rounds=20)
+    add_settings(command.add_argument_group("local training"), TrainSettings, lr=0.05, bootstrap=200)
+    job = command.add_argument_group("as one job for real sites, which is written and not run")
+    job.add_argument("--job", metavar="DIR", help="where the job's folder goes; the options below belong to it")
+    add_settings(job, *OF_STUDY_JOB, without=NOT_IN_STUDY_JOB, optional=True, **STUDY_JOB)
+
 
 def study(arguments: argparse.Namespace) -> None:
-    """Runs a study, or what is left of it; or writes it as a job."""
+    """``cfl-flare study`` runs a study, or what is left of it, or writes it as a job."""
     if arguments.job is not None:
         return export_study(arguments)
-    of_job = given(arguments, *OF_STUDY_JOB)
-    first = next(iter(of_job), "").replace("_", "-")
-    require(not of_job, f"--{first} is of a job for real sites; give --job DIR with it, or leave it out")
+    first = next(iter(given(arguments, *OF_STUDY_JOB)), "").replace("_", "-")
+    require(not first, f"--{first} is of a job for real sites; give --job DIR with it, or leave it out")
     arguments.data = arguments.data or "digits"
     out = Path(arguments.out or f"cfl-studies/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:
-        found = run_study(arguments, out, Console(file=terminal))
+        result = run_study(arguments, out, Console(file=terminal))
     console = Console()
-    print_study(console, found)
-    console.print(f"results: {out}", soft_wrap=True, markup=False)
-    if (out / REPORT).is_file():
-        console.print(f"report: {out / REPORT}", soft_wrap=True, markup=False)
+    print_study(console, result)
+    say(console, f"results: {out}")
+    if (out / write.REPORT).is_file():
+        say(console, f"report: {out / write.REPORT}")
 
 
-def print_study(console: Console, found: Mapping[str, Any]) -> None:
-    """Prints what a study has found so far, as its file holds it."""
-    print_whole(console, candidates_table(found))
-    if found["verdict"] is None:
-        console.print("no verdict yet: the study was interrupted", soft_wrap=True, markup=False)
+def print_study(console: Console, result: Mapping[str, Any]) -> None:
+    """Prints what a study says so far, as its file holds it."""
+    print_whole(console, candidates_table(result))
+    if result["verdict"] is None:
+        say(console, "no verdict yet: the study was interrupted")
     else:
-        print_whole(console, hospitals_table(found))
-        for sentence in found["verdict"]["sentences"]:
-            console.print(plain(sentence, 5000), soft_wrap=True, markup=False, highlight=False)
-    spent, everything = found["cost"]["rounds"], found["cost"]["everything"]
-    console.print(
-        f"cost: {spent} rounds, {everything} for all candidates to the end; {found['cost']['seconds']:.0f} seconds",
-        soft_wrap=True,
-        markup=False,
-    )
+        print_whole(console, hospitals_table(result))
+        say(console, *result["verdict"]["sentences"])
+    rounds, everything, seconds = (result["cost"][name] for name in ("rounds", "everything", "seconds"))
+    say(console, f"cost: {rounds} rounds, {everything} for all candidates to the end; {seconds:.0f} seconds")
 
 
 def export_study(arguments: argparse.Namespace) -> None:
@@ -91,86 +103,67 @@ def export_study(arguments: argparse.Namespace) -> None:
         ConfigError: a setting is wrong, or an option is of a study on this machine.
     """
     require(arguments.out is None, "--out is where a study on this machine goes; with --job, leave it out")
-    own = given(arguments, *OF_STUDY_JOB)
-    name, simulated = own.setdefault("name", "study"), arguments.partition is not None
-    simulated = simulated or arguments.participants is not None
-    check_run_name(name, "--name")
-    own.setdefault("min_clients", 2)
-    folder = Path(arguments.job).absolute() / name
+    of_job = {**STUDY_JOB, **given(arguments, *OF_STUDY_JOB)}
+    here = (arguments.partition, arguments.participants) != (None, None)
+    check_run_name(of_job["name"], "--name")
+    folder = Path(arguments.job).absolute() / of_job["name"]
     check_out(folder, "--job")
     data = arguments.data or SITE_DATA
-    source, training = read_source(data, here=simulated), given(arguments, TrainSettings)
+    source, training = read_source(data, here=here), given(arguments, TrainSettings)
     from cfl_flare.flare import StudyRecipe
 
-    settings = {**given(arguments, StudySettings, DataConfig, ServerSettings, SiteSettings), **own}
     recipe = StudyRecipe(
         model=model_of_job(arguments.model, source, data, TrainSettings(**training)),
         data=source,
         training=training,
-        more=[build_named(text, penalties, here=simulated) for text, penalties in arguments.method or []],
-        **settings,
+        more=[build_named(text, penalties, here=here) for text, penalties in arguments.method or []],
+        **{**given(arguments, StudySettings, DataConfig, ServerSettings, SiteSettings), **of_job},
     )
-    recipe.export(str(folder.parent))
-    Console().print(submit_line(folder), soft_wrap=True, markup=False)
+    write_job(recipe, folder, arguments)
 
 
 def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dict[str, Any]:
-    """What the study found, as its file holds it.
+    """What the study says, as its file holds it.
 
     Raises:
         ConfigError: a setting is wrong, or the folder holds something else.
     """
-    own = StudySettings(**given(arguments, StudySettings))
-    more = [build_named(text, penalties) for text, penalties in arguments.method or []]
-    source, training = read_source(arguments.data), TrainSettings(**given(arguments, TrainSettings))
-    plan = RunPlan.of(
-        method="fedavg",
-        model=model_spec(arguments.model, *shape_and_outputs(source, arguments.data, training)),
-        data=source,
-        training=training,
-        min_clients=1,
-        **{
-            **dealt_out(source, given(arguments, *CONCERNS.values()), SIMULATED),
-            "indicator_samples": samples_to_set_aside(more),
-        },
-    )
-    seed = plan.server.seed
+    settings = StudySettings(**given(arguments, StudySettings))
+    methods = [build_named(text, penalties) for text, penalties in arguments.method or []]
+    plan = RunPlan.of(method="fedavg", min_clients=1, **simulated(arguments, methods))
 
     @contextmanager
     def watch(name: str, rounds: int) -> Iterator[Callable[[RoundMetrics], None]]:
         with Display(console, name, rounds, trainer.metric.name) as display:
             yield lambda measured: display.update([measured.record])
 
-    def say(line: str) -> None:
-        console.print(plain(line, 2000), soft_wrap=True, markup=False, highlight=False)
-
-    trainer = InProcess(plan, out, watch, say)
-    candidates = first_candidates(trainer.module, more, trainer.training.built_task())
+    trainer = InProcess(plan, out, watch, partial(say, console))
+    candidates = first_candidates(trainer.module, methods, trainer.training.built_task())
     trainer.check(candidates)
-    compared = {key: value for key, value in asdict(own).items() if key != "minutes"}  # more of them go on with it
+    compared = {key: value for key, value in asdict(settings).items() if key != "minutes"}  # more minutes go on with it
     facts = as_kept(described(trainer, candidates, compared))
-    begun = earlier(out, facts)
-    if begun is not None and finished(begun, trainer.rounds):
-        return begun
+    attempt = earlier(out, facts)
+    if attempt is not None and finished(attempt, trainer.rounds):
+        return attempt
     make_folder(out)
-    for line in (*plan.data.described(trainer.reader), *clipped_line(trainer.hosted(VALIDATION))):
-        console.print(plain(line, 2000), soft_wrap=True, markup=False)
+    say(console, *plan.data.described(trainer.reader), *clipped_line(trainer.hosted(VALIDATION)))
     running = Study(
         trainer,
         candidates,
-        own,
-        journal_of(begun),
+        settings,
+        journal_of(attempt),
         lambda journal: save(out, running, journal, facts),
-        say,
-        seed,
+        partial(say, console),
+        plan.server.seed,
     )
     with trainer.locked():
+        options.write_config(arguments, out / CONFIG)
         save(out, running, running.journal, facts)
         running.run()
     if running.journal.rungs[-1].rounds == trainer.rounds:
         trainer.clean()
-    if (why := try_to_write(out)) is not None:
-        console.print(why, style="yellow", soft_wrap=True, markup=False)
+    if (failure := write.try_to_write(out)) is not None:
+        say(console, failure, style="yellow")
     return load_study(out)
 
 
@@ -181,13 +174,13 @@ def earlier(out: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
         ConfigError: the folder holds something else.
     """
     if not (out / STUDY).is_file():
-        unused = not out.exists() or (out.is_dir() and not any(out.iterdir()))
-        require(unused, f"--out = {str(out)!r} is not an empty folder, and holds no {STUDY}; name a new one")
+        require(is_unused(out), f"--out = {str(out)!r} is not an empty folder, and holds no {STUDY}; name a new one")
         return None
-    begun = load_study(out)
-    what = differing(begun, facts)
+    attempt = load_study(out)
+    differences = differing(attempt, facts)
     require(
-        not what,
-        f"--out = {str(out)!r} holds a study with other settings ({what}); give the same options, or name a new folder",
+        not differences,
+        f"--out = {str(out)!r} holds a study with other settings ({differences}); give the same options, or name a new "
+        "folder",
     )
-    return begun
+    return attempt

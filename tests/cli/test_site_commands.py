@@ -98,14 +98,14 @@ def test_a_kit_and_a_full_disk(tmp_path, monkeypatch):
     whats = ("class allow-list", "logs", "policy", "custom code", "admin console")
     allowed, logs, policy, code, console = (found[what] for what in whats)
     assert allowed.fatal and "site prepare" in allowed.way_out
-    assert code.found.endswith("from anyone") and console.found.endswith("the like: anyone") and console.way_out
+    assert code.result.endswith("from anyone") and console.result.endswith("the like: anyone") and console.way_out
     assert logs.way_out and not logs.fatal
-    assert policy.found.startswith("jobs may name no files; min_sites_per_cluster at least 3") and not policy.way_out
+    assert policy.result.startswith("jobs may name no files; min_sites_per_cluster at least 3") and not policy.way_out
     assert check.default_state_root(tmp_path / "kit") == tmp_path / "cfl_state"
     assert not check.disk(tmp_path, 1).fatal
     assert check.disk(tmp_path, 10**18).fatal
     (tmp_path / "file").write_text("")
-    assert "is not writable" in check.disk(tmp_path / "file" / "state", 1).found
+    assert "is not writable" in check.disk(tmp_path / "file" / "state", 1).result
 
 
 def test_a_container_that_forgets_and_a_kit_that_deploy_prepare_has_reset(tmp_path, monkeypatch, capsys):
@@ -128,7 +128,7 @@ def test_a_container_that_forgets_and_a_kit_that_deploy_prepare_has_reset(tmp_pa
     )
     assert main(["site", "prepare", str(kit)]) == 0
     (found,) = check.state(root, kit)
-    assert "FLARE keeps the job's folder alone" in found.found and not found.fatal
+    assert "FLARE keeps the job's folder alone" in found.result and not found.fatal
     assert (
         "study_runtime.yaml"
         in checked(capsys, "--kit", str(kit), "--data", str(npz(tmp_path / "x.npz", [0, 1] * 8)))[1]
@@ -136,10 +136,10 @@ def test_a_container_that_forgets_and_a_kit_that_deploy_prepare_has_reset(tmp_pa
     (kit / "local" / "study_runtime.yaml").write_text("studies: {blood: {env: {CFL_STATE_ROOT: /data/blood/state}}}")
     assert [*check.state(root, kit)] == []
     (found,) = check.state(kit / "state", kit)
-    assert "is inside the kit" in found.found and found.way_out
+    assert "is inside the kit" in found.result and found.way_out
     monkeypatch.setattr(check, "in_container", lambda: True)
     (found,) = check.state(root, None)
-    assert "is lost with this container" in found.found and found.way_out
+    assert "is lost with this container" in found.result and found.way_out
     monkeypatch.setattr("os.path.ismount", lambda path: str(path) == str(tmp_path))
     assert [*check.state(root, None)] == []
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cfl_flare.cli import main
+from cfl_flare.cli.options import SIMULATED
 from cfl_flare.cli.specs import dealt_out, read_source
 from cfl_flare.core.errors import DataError
 from cfl_flare.data.hospitals import FOLDER, HEART, Heart, Stroke
@@ -72,8 +73,8 @@ def test_what_a_hospital_is_called_moves_no_number(tmp_path):
 
 
 def test_a_partition_of_one_s_own_takes_the_usual_number():
-    assert dealt_out(Heart(), {"partition": "iid"}, {"participants": 24, "partition": "x"})["participants"] == 24
-    assert dealt_out(read_source("digits"), {}, {"participants": 24, "partition": "x"})["partition"] == "x"
+    assert dealt_out(Heart(), {"partition": "iid"})["participants"] == SIMULATED["participants"] == 24
+    assert dealt_out(read_source("digits"), {}) == SIMULATED
 
 
 def test_what_columns_became_is_printed(capsys):
@@ -194,7 +195,6 @@ def test_stroke_is_what_was_published():
 def test_a_table_with_owners_is_dealt_out_to_them(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("x,ward,label\n" + "".join(f"{i},{'abc'[i % 3]},{i % 2}\n" for i in range(60)))
-    usual = {"participants": 24, "partition": "iid"}
-    found = dealt_out(read_source(f"table:path={path},key=ward"), {}, usual)
-    assert found == {"partition": {"partition": "natural"}, "participants": None}
-    assert dealt_out(read_source(f"table:path={path},leave=[ward]"), {}, usual) == usual
+    settings = dealt_out(read_source(f"table:path={path},key=ward"), {})
+    assert settings == {"partition": {"partition": "natural"}, "participants": None}
+    assert dealt_out(read_source(f"table:path={path},leave=[ward]"), {}) == SIMULATED

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cfl_flare.cli.options import Simulation
-from cfl_flare.cli.simulate import check_simulation
+from cfl_flare.cli.simulate import Simulation, check_simulation
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.data.summary import participant_names

@@ -20,7 +20,7 @@ from nvflare.fuel.utils.wfconf import resolve_var_refs
 from nvflare.private.fed.app.default_app_validator import DefaultAppValidator
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
-from cfl_flare.cli.templates import write_templates
+from cfl_flare.cli.export import write_templates
 from cfl_flare.core.errors import PathError
 from cfl_flare.data import Npz, SiteData, files
 from cfl_flare.data.files import reading_within

@@ -129,7 +129,7 @@ def test_clean_deletes_old_jobs_and_none_that_runs_or_is_no_job(tmp_path, capsys
 def test_a_list_that_allows_all_of_cfl_flare_is_narrowed(tmp_path, wide):
     folder = kit(tmp_path / "site", class_allow_list=["a.B", wide])
     (found, *_) = site_check.kit(folder)
-    assert found.fatal and "allows more of it" in found.found
+    assert found.fatal and "allows more of it" in found.result
     assert main(["site", "prepare", str(folder)]) == 0
     assert allowed(folder) == ["a.B", *OURS]
 
@@ -147,9 +147,9 @@ def test_no_job_calls_a_function_of_cfl_flare(tmp_path):
     folder, other = prepared(tmp_path / "site"), kit(tmp_path / "other", class_allow_list=["a.B"])
     authorize = component_policy(context(folder))
     argv = ["site", "prepare", str(other), "--no-keep-logs"]
-    assert instantiate_class("cfl_flare.cli.main.main", {"argv": argv}) == 0 and "a.B" in allowed(other)
+    assert instantiate_class("cfl_flare.cli.main", {"argv": argv}) == 0 and "a.B" in allowed(other)
     for path in (
-        "cli.main.main",
+        "cli.main",
         "core.files.Path",
         "core.config.build",
         "results.recorder.Recorder",
@@ -233,12 +233,12 @@ def test_an_operator_s_limits_are_written_added_to_and_shown(tmp_path, capsys):
     assert main(words) == 0 and "nothing to change" in capsys.readouterr().out
     found = site_check.policy(folder / "local")
     limits = "min_sites_per_cluster at least 5, min_samples_per_cluster 30, max_weight_share 0.5, max_participants 20"
-    assert found.found == f"jobs may name files in {roots[0]}, {roots[1]}; {limits}"
+    assert found.result == f"jobs may name files in {roots[0]}, {roots[1]}; {limits}"
     assert not found.way_out
     bounds = ["--min-samples-per-cluster", "1", "--max-weight-share", "1"]
     assert main([*words, "--min-sites-per-cluster", "1", *bounds]) == 0
     assert Policy.read(folder / "local" / "cfl.json").max_weight_share == 1
-    assert "others this site's own model" in site_check.policy(folder / "local").found
+    assert "others this site's own model" in site_check.policy(folder / "local").result
     roots[1].rmdir()
     assert f"{roots[1]} is no folder" in site_check.policy(folder / "local").way_out
     (folder / "local" / "cfl.json").write_text('{"min_sites_per_cluster": 0}')
@@ -362,8 +362,8 @@ def test_a_class_of_flare_s_that_the_operator_named_stays(tmp_path):
     assert main(["site", "prepare", str(folder), "--allow", tracker]) == 0
     assert main(["site", "prepare", str(folder)]) == 0  # after an upgrade, say
     assert tracker in allowed(folder)
-    (found,) = [found for found in site_check.kit(folder) if found.found.startswith("also has")]
-    assert found.found == f"also has {tracker}" and not found.way_out
+    (found,) = [found for found in site_check.kit(folder) if found.result.startswith("also has")]
+    assert found.result == f"also has {tracker}" and not found.way_out
     resources = folder / "local" / "resources.json"
     content = json.loads(resources.read_text())
     resources.write_text(json.dumps({**content, "client": {"x": 1}, "class_allow_list": [*allowed(folder), "a.B"]}))
@@ -376,8 +376,8 @@ def test_a_kit_that_an_earlier_version_prepared_is_narrowed_and_said_to_check_no
     folder = started(tmp_path / "kit", class_allow_list=[*DEFAULT_CLASS_ALLOW_LIST, "a.B", *OURS])
     monkeypatch.setenv("ARCHIVE_PASSWORD", "hunter2")
     found = {finding.what: finding for finding in site_check.kit(folder)}
-    assert found["jobs"].found == "run as they come" and found["jobs"].way_out == f"cfl-flare site prepare {folder}"
-    assert found["environment"].found.startswith("has ") and "ARCHIVE_PASSWORD" in found["environment"].found
+    assert found["jobs"].result == "run as they come" and found["jobs"].way_out == f"cfl-flare site prepare {folder}"
+    assert found["environment"].result.startswith("has ") and "ARCHIVE_PASSWORD" in found["environment"].result
     assert "hunter2" not in str(found)
     assert main(["site", "prepare", str(folder)]) == 0
     assert allowed(folder) == ["a.B", *OURS, *OF_FLARE]

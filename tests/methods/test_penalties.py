@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from cfl_flare.cli import main
-from cfl_flare.cli.options import parser
+from cfl_flare.cli import main, parser
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params

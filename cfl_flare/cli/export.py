@@ -1,13 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``cfl-flare templates``, which writes FLARE's job templates: one for each line of the table below.
-
-A template is the recipe's job for real sites with every setting written out, so that ``nvflare job create`` can change
-each by ``key=value``.
-"""
+"""Jobs that are written and not run: ``cfl-flare export``, and ``cfl-flare templates`` for ``nvflare job create``."""
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import shlex
@@ -16,48 +13,55 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cfl_flare.cli.options import SITE_DATA
-from cfl_flare.cli.specs import build_named, read_source
+from cfl_flare.cli import options
+from cfl_flare.cli.options import SITE_DATA, Parser, add_settings, given, split_method
+from cfl_flare.cli.specs import build_named, check_out, model_of_job, read_source, site_names, write_job
+from cfl_flare.core.config import check_run_name, require
+from cfl_flare.data import DataConfig
+from cfl_flare.engine.plan import CONCERNS
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
+from cfl_flare.flare.job.environment import check_floors
 from cfl_flare.flare.persistor import ClusterModelPersistor
+from cfl_flare.methods import Method
 from cfl_flare.models import FashionCNN
+from cfl_flare.training.settings import TrainSettings
 
-# Folder: the method, its penalties, and what it is in at most 60 characters, which is what FLARE's list shows.
-TEMPLATES: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "cfl_fedavg_pt": ("fedavg", (), "FedAvg: one global model, the baseline"),
-    "cfl_ifca_pt": ("ifca:k=3", (), "IFCA: each site picks the best of K models"),
-    "cfl_fesem_pt": ("fesem:k=3", (), "FeSEM: the server clusters the trained models"),
-    "cfl_wecfl_pt": ("wecfl:k=3", (), "WeCFL: as FeSEM, sites weighted by their samples"),
+LR = 0.05
+
+# Folder: the method with its penalties, and what it is in at most 60 characters, which is what FLARE's list shows.
+TEMPLATES = {
+    "cfl_fedavg_pt": ("fedavg", "FedAvg: one global model, the baseline"),
+    "cfl_ifca_pt": ("ifca:k=3", "IFCA: each site picks the best of K models"),
+    "cfl_fesem_pt": ("fesem:k=3", "FeSEM: the server clusters the trained models"),
+    "cfl_wecfl_pt": ("wecfl:k=3", "WeCFL: as FeSEM, sites weighted by their samples"),
     "cfl_con_cks_pt": (
-        "wecfl:k=3",
-        ("contrastive:scope=head", "knowledge_sharing:scope=backbone"),
+        "wecfl:k=3 + contrastive:scope=head + knowledge_sharing:scope=backbone",
         "WeCFL with the penalties CON and CKS",
     ),
-    "cfl_cam_pt": ("ifca-cam:k=3,warmup=10", (), "Fed-CAM: a global model added to IFCA's clusters"),
-    "cfl_fedac_pt": ("fedac:k=3", (), "FedAC: personal models, clusters whose number adapts"),
-    "cfl_fedcuau_pt": ("fedcuau:k=2", (), "FedCUAU: clusters by how heterogeneous a site's data is"),
-    "cfl_feddsmic_pt": ("feddsmic:k=3,indicator_file=indicator.npz", (), "FedDSMIC: clusters by what models predict"),
+    "cfl_cam_pt": ("ifca-cam:k=3,warmup=10", "Fed-CAM: a global model added to IFCA's clusters"),
+    "cfl_fedac_pt": ("fedac:k=3", "FedAC: personal models, clusters whose number adapts"),
+    "cfl_fedcuau_pt": ("fedcuau:k=2", "FedCUAU: clusters by how heterogeneous a site's data is"),
+    "cfl_feddsmic_pt": ("feddsmic:k=3,indicator_file=indicator.npz", "FedDSMIC: clusters by what models predict"),
 }
 COMPONENTS = {
     f"{cls.__module__}.{cls.__name__}": cls
     for cls in (ClusteredController, ClusteringAggregator, ClusterModelPersistor, ClusteredExecutor)
 }
 # What key=value should not change: what FLARE links the parts by, and what a simulation alone has.
-FIXED = {
-    "config_type",
-    "path",
-    "class_path",
-    "aggregator_id",
-    "persistor_id",
+FIXED = {"config_type", "path", "class_path", "aggregator_id", "persistor_id", "held", "judge"}
+FIXED |= {
     "method",
     "penalty",
     "penalties",
     "scope",
+    "participants",
+    "partition",
+    "indicator_samples",
+    "finetune_epochs",
 }
-FIXED |= {"held", "judge", "participants", "partition", "indicator_samples", "finetune_epochs"}
 
 SERVER, CLIENT = "config_fed_server.conf", "config_fed_client.conf"
 
@@ -92,19 +96,70 @@ nvflare job submit -j my-job
 """
 
 
+DESCRIPTION = """Writes a FLARE job. By default each site is one participant with its own data.
+With --partition and --participants the job simulates them from one data set."""
+
+
+def add_export_options(command: Parser) -> None:
+    options.explain(command, DESCRIPTION)
+    what = command.add_argument_group("what is run")
+    options.add_method(what, "one (wecfl:k=3)", default=("wecfl:k=3",))
+    options.add_data(what, SITE_DATA, of_whom="what each site reads: ")
+    add_settings(what, DataConfig, without=("seed", "indicator_samples"))
+    how = command.add_argument_group("how it is run")
+    how.add_argument("--out", default="jobs", metavar="DIR", help="where the job's folder goes (jobs)")
+    sites = "the sites that take part, by their names at the server; default: all that are connected"
+    how.add_argument("--sites", metavar="A,B", help=sites)
+    add_settings(how, *(CONCERNS[name] for name in options.OF_JOB), num_rounds=20, min_clients=2)
+    add_settings(command.add_argument_group("local training"), TrainSettings, lr=LR)
+    script = command.add_argument_group("a training script of FLARE's Client API, for --data and local training")
+    add_settings(script, CONCERNS["script"], CONCERNS["assign"])
+
+
+def export(arguments: argparse.Namespace) -> None:
+    """``cfl-flare export``."""
+    often = len(arguments.method)
+    require(often == 1, f"--method is given {often} times; a job has one, export another job for another")
+    (text, penalties), simulated = arguments.method[0], (arguments.partition, arguments.participants) != (None, None)
+    method = build_named(text, penalties, here=simulated)
+    check_run_name(arguments.name, "--name")
+    folder = Path(arguments.out).absolute() / arguments.name
+    check_out(folder)
+    source, training = read_source(arguments.data, here=simulated), TrainSettings(**given(arguments, TrainSettings))
+    settings: dict[str, Any] = {"data": source, "training": given(arguments, TrainSettings)}
+    if arguments.train_script is not None:  # it reads its data and trains: settings of both are refused
+        settings["data"] = None if arguments.data == SITE_DATA else source
+        settings["training"] = None if training == TrainSettings(lr=LR) else settings["training"]
+    model = model_of_job(arguments.model, source, arguments.data, training)
+    recipe = ClusteredRecipe(method=method, model=model, **given(arguments, *CONCERNS.values()), **settings)
+    sites = site_names(arguments.sites)
+    if sites:
+        recipe.set_per_site_config({site: {} for site in sites})
+    if not simulated:
+        check_floors(recipe.plan, sites)
+    write_job(recipe, folder, arguments)
+
+
+def add_templates_options(command: Parser) -> None:
+    command.add_argument("out", metavar="DIR", type=Path, help="where their folders go; older ones are replaced")
+
+
+def templates(arguments: argparse.Namespace) -> None:
+    """``cfl-flare templates``."""
+    write_templates(arguments.out.absolute())
+
+
 def write_templates(folder: Path) -> None:
     """Writes all templates below a folder."""
-    for name, (method, penalties, summary) in TEMPLATES.items():
-        write(folder / name, method, penalties, summary)
+    for name, (method, summary) in TEMPLATES.items():
+        write_template(folder / name, build_named(*split_method(method), here=False), summary)
     print(f"templates written to {folder}; for FLARE to list them: nvflare config -jt {shlex.quote(str(folder))}")
 
 
-def write(folder: Path, method: str, penalties: tuple[str, ...], summary: str) -> None:
-    """Writes one template."""
-    built = build_named(method, penalties, here=False)
+def write_template(folder: Path, method: Method, summary: str) -> None:
     recipe = ClusteredRecipe(
         name=folder.name,
-        method=built,
+        method=method,
         model=FashionCNN(input_shape=(1, 28, 28), num_classes=10),
         data=read_source(SITE_DATA, here=False),
         num_rounds=20,
@@ -122,11 +177,10 @@ def write(folder: Path, method: str, penalties: tuple[str, ...], summary: str) -
         rows.append(f"| `{key}={value if isinstance(value, str) else json.dumps(value)}` | {file} |")
     k = "k=4 " if "k" in at_server else ""
     listed = {"description": summary, "execution_api_type": "executor", "controller_type": "server"}
-    files = {"info.conf": listed, "meta.conf": meta, SERVER: sides[0], CLIENT: sides[1]}
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
+    for name, content in {"info.conf": listed, "meta.conf": meta, SERVER: sides[0], CLIENT: sides[1]}.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
-    info = INFO.format(folder=folder.name, summary=summary, paper=built.paper, k=k, rows="\n".join(rows))
+    info = INFO.format(folder=folder.name, summary=summary, paper=method.paper, k=k, rows="\n".join(rows))
     (folder / "info.md").write_text(info)
 
 

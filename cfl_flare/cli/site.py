@@ -1,0 +1,257 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The commands for operators of sites: ``cfl-flare site``, and ``cfl-flare columns`` of all sites' tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cfl_flare.cli import site_check as check
+from cfl_flare.cli.options import Parser, add_settings, given, say
+from cfl_flare.cli.specs import own_source
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import UnfitError
+from cfl_flare.core.files import atomic_write
+from cfl_flare.core.text import plain
+from cfl_flare.data import DataConfig, SiteData
+from cfl_flare.data.columns import FEWEST_ROWS, Columns, agreed
+from cfl_flare.data.table import Table as PatientTable
+from cfl_flare.engine.settings import SiteSettings
+from cfl_flare.flare.allowed import CLASSES
+from cfl_flare.flare.kit import Change, Preparation, console_change, old_jobs, policy_change, preparation, undone
+from cfl_flare.flare.policy import Policy
+from cfl_flare.results.job_record import JobRecord
+
+DATA = "an .npz file in MedMNIST's layout, a folder of images by class, or a source as for 'cfl-flare run'"
+
+
+def add_site_options(command: Parser) -> None:
+    what = command.add_subparsers(dest="what", required=True)
+    _add_kit_commands(what)
+    _add_job_commands(what)
+    _add_data_commands(what)
+
+
+def _add_kit_commands(what: Any) -> None:
+    prepare = what.add_parser("prepare", help="let jobs at a startup kit use the installed cfl_flare")
+    unprepare = what.add_parser("unprepare", help="take back what 'prepare' changed; local/cfl.json stays")
+    clean = what.add_parser("clean", help="delete what ended jobs left in a kit: FLARE deletes none of it")
+    kits = "startup kits of sites or of the server, or a simulator's workspace"
+    for command in (prepare, unprepare, clean):
+        command.add_argument("kits", nargs="+", metavar="KIT", help=kits)
+        command.add_argument("--dry-run", action="store_true", help="show what would be done, and do nothing")
+    text = "forbid that jobs stream a site's logs to the server, and that the admin console shows them"
+    prepare.add_argument("--keep-logs", action=argparse.BooleanOptionalAction, default=True, help=text)
+    text = "also allow a class of your own: my_package.nets.WardNet; never a package: jobs could call its functions"
+    prepare.add_argument("--allow", action="append", default=[], metavar="CLASS", help=text)
+    text = "also let jobs name files in this folder"
+    prepare.add_argument("--data-root", action="append", default=[], metavar="DIR", help=text)
+    add_settings(prepare, Policy, without=("data_roots",), optional=True)
+    text = "a job stays for this number of days after its end (%(default)g)"
+    clean.add_argument("--days", type=float, default=30.0, metavar="N", help=text)
+
+
+def _add_job_commands(what: Any) -> None:
+    runs = what.add_parser("runs", help="the jobs in which this site took part, and those that it refused")
+    runs.add_argument("--json", action="store_true", help="a line of JSON for each")
+    text = "let a job run that this site refused, as its sites differ from earlier ones'"
+    allow = what.add_parser("allow", help=text)
+    allow.add_argument("job", metavar="JOB", help="its id, or how that begins, as its log and 'site runs' show it")
+    for command in (runs, allow):
+        command.add_argument("--kit", help="of this startup kit; default: $CFL_STATE_ROOT says where, else the folder")
+
+
+def _add_data_commands(what: Any) -> None:
+    check = what.add_parser("check", help="report what would prevent this site from taking part in a job")
+    check.add_argument("--data", metavar="D", help=f"{DATA}; default: what a job finds, by $CFL_DATA")
+    check.add_argument("--model", metavar="NET", help="the job's model, as for 'cfl-flare run'; default: one that fits")
+    check.add_argument("--kit", help="check this startup kit as well; default: the current folder, if it is one")
+    add_settings(check, DataConfig, SiteSettings, only=("min_samples", "device"))
+    text = "write what the columns of this site's table are, for all sites to agree on"
+    columns = what.add_parser("columns", help=text)
+    columns.add_argument("--data", metavar="D", help="a table, or table:path=...; default: $CFL_DATA")
+    least = "name no category of fewer rows, and no mean of fewer (%(default)s)"
+    columns.add_argument("--min-rows", type=int, default=FEWEST_ROWS, metavar="N", help=least)
+    scale = "say the mean and deviation of each number, too; scaling=federation needs them"
+    columns.add_argument("--scale", action="store_true", help=scale)
+    columns.add_argument("--out", required=True, metavar="JSON", help="where it goes")
+
+
+def site(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site``."""
+    commands = {"prepare": prepare_kits, "unprepare": unprepare, "clean": clean, "check": check_site}
+    {**commands, "columns": site_columns, "runs": show_runs, "allow": allow_job}[arguments.what](arguments)
+
+
+def prepare_kits(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site prepare``: looks at all kits before it writes to the first."""
+    changes = [_changes(Path(kit), arguments) for kit in arguments.kits]
+    for kit, (resources, others) in zip(arguments.kits, changes):
+        _prepare(Path(kit), resources, others, arguments.dry_run)
+
+
+def _changes(kit: Path, arguments: argparse.Namespace) -> tuple[Preparation, list[Change]]:
+    keeps_logs = arguments.keep_logs and check.is_site(kit)
+    resources = preparation(kit, [*CLASSES, *arguments.allow], keeps_logs)
+    local = resources.file.parent
+    policy = policy_change(local, arguments.data_root, **given(arguments, Policy))
+    return resources, [policy, console_change(local)] if keeps_logs else [policy]
+
+
+def _prepare(kit: Path, resources: Preparation, others: list[Change], dry_run: bool) -> None:
+    changes = (resources, *others)
+    for line in (line for change in changes for line in change.diff):
+        print(line)
+    if all(change.after is None for change in changes):
+        print(f"{kit}: nothing to change")
+    for change in changes:
+        if change.after is not None and dry_run:
+            print(f"{change.file}: not written (--dry-run)")
+        elif change.after is not None:
+            backup = change.write()
+            print(f"{change.file}: written" + (f"; the old file is {backup.name}" if backup else ""))
+    if resources.streams_logs and check.is_site(kit):
+        print("note: jobs may stream this kit's logs to the server; --keep-logs forbids it")
+
+
+def unprepare(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site unprepare``."""
+    for kit in arguments.kits:
+        print(undone(Path(kit), arguments.dry_run))
+
+
+def clean(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site clean``."""
+    for kit in arguments.kits:
+        jobs = old_jobs(Path(kit), arguments.days)
+        for job in jobs:
+            print(f"{job.folder}: {job.nbytes / 1e6:.1f} MB, {job.days:.0f} days old")
+            if not arguments.dry_run:
+                shutil.rmtree(job.folder)
+        size, verb = sum(job.nbytes for job in jobs) / 1e6, "would be deleted" if arguments.dry_run else "deleted"
+        print(f"{kit}: {len(jobs)} jobs {verb}, {size:.1f} MB")
+
+
+def _records(arguments: argparse.Namespace) -> list[JobRecord]:
+    root = check.default_state_root(check.kit_of(arguments.kit))
+    records = JobRecord.all_below(root)
+    require(bool(records), f"site: no job has left a record below {root}; name the site's kit by --kit")
+    return records
+
+
+def show_runs(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site runs``."""
+    jobs = [job for record in _records(arguments) for job in record.jobs()]
+    if arguments.json:
+        for job in jobs:
+            print(json.dumps(job))
+        return
+    table = Table("begun", "job", "name", "method", "sites", "samples", "rounds", "", box=None, padding=(0, 1, 0, 0))
+    for job in jobs:
+        samples = sum(job.get("participants", {}).values())
+        rounds = f"{job['answered']} of {job.get('rounds', '?')}"
+        cells = (job["time"], job["job"], job["name"], job.get("method", ""), ", ".join(job["sites"]), samples, rounds)
+        table.add_row(*(escape(plain(str(cell))) for cell in (*cells, job["decision"])))
+    Console().print(table)
+
+
+def allow_job(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site allow``."""
+    records = [record for record in _records(arguments) if record.allow(arguments.job)]
+    require(bool(records), f"site: {arguments.job!r} is no job that was refused here; 'cfl-flare site runs' lists them")
+    print(f"{arguments.job}: allowed: its sites may train together; its author submits it again, with another seed")
+
+
+def check_site(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site check``.
+
+    Raises:
+        UnfitError: a finding would make a job fail.
+    """
+    findings = []
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    for finding in _findings(arguments):
+        findings.append(finding)
+        mark = "[red]fails[/red]" if finding.fatal else "[yellow]look[/yellow]" if finding.way_out else "ok"
+        table.add_row(mark, finding.what, escape(finding.result))
+        if finding.way_out:
+            table.add_row("", "", f"[bold]{escape(finding.way_out)}[/bold]")
+    Console().print(table)
+    fatal = sum(f.fatal for f in findings)
+    if fatal:
+        raise UnfitError(f"{fatal} of {len(findings)} findings would make a job fail at this site")
+
+
+def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
+    yield from check.versions()
+    kit = check.kit_of(arguments.kit)
+    if kit is not None:
+        yield from check.kit(kit)
+    config, root = DataConfig(min_samples=arguments.min_samples), check.default_state_root(kit)
+    if kit is not None and check.is_server(kit) and arguments.data is None:
+        yield check.Finding("data", "none: the kit is a server's")
+        yield from check.server_disks(kit, arguments.model, root)
+    else:
+        yield from check.data(own_source(arguments.data), arguments.model, config, arguments.device, root)
+    yield from check.state(root, kit)
+    yield check.memory()
+
+
+def site_columns(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site columns``: what this site's table has, without a row of it."""
+    source = own_source(arguments.data)
+    source = source.inner if isinstance(source, SiteData) else source
+    require(
+        isinstance(source, PatientTable),
+        f"--data = {arguments.data!r} is no table; name a .csv, .csv.gz or .parquet file, or table:path=...",
+    )
+    assert isinstance(source, PatientTable)
+    out = new_file(arguments.out)
+    write(source.own_columns(arguments.min_rows, arguments.scale), out)
+    scale = ", and of each number how many training rows have one, their mean and deviation" * arguments.scale
+    content = f"{out}: the columns, and categories and classes that {arguments.min_rows} rows or more have{scale}."
+    say(Console(), *source.described(), content, "Read it before you give it to others.")
+
+
+def add_columns_options(command: Parser) -> None:
+    command.add_argument("files", nargs="+", metavar="JSON", help="what 'cfl-flare site columns' wrote at each site")
+    command.add_argument("--out", required=True, metavar="JSON", help="where it goes: --data site:columns=JSON")
+
+
+def columns(arguments: argparse.Namespace) -> None:
+    """``cfl-flare columns``: one file of all sites' files."""
+    out = new_file(arguments.out)
+    sites = {path: Columns.read(Path(path)) for path in arguments.files}
+    require(len(sites) == len(arguments.files), "columns: a file is named twice; each site has its own")
+    agreement = agreed(sites)
+    write(agreement, out)
+    say(Console(), *agreement.lines, f"{len(agreement.features)} features of {len(sites)} sites: {out}")
+
+
+def new_file(text: str) -> Path:
+    """The path of ``--out``.
+
+    Raises:
+        ConfigError: its folder does not exist, or it has another ending, as a table that is named by mistake has.
+    """
+    out = Path(text)
+    require(out.suffix == ".json", f"--out = {text!r} should end in .json")
+    require(out.parent.is_dir(), f"--out = {text!r}: {str(out.parent)!r} is not a folder; make it first")
+    return out
+
+
+def write(columns: Columns, out: Path) -> None:
+    """Writes columns for a person to read: one line each."""
+    content = columns.to_dict()
+    lines = ",\n".join("  " + json.dumps(column) for column in content.pop("columns"))
+    rest = "".join(f',\n "{name}": {json.dumps(value)}' for name, value in content.items())
+    atomic_write(out, f'{{"columns": [\n{lines}\n ]{rest}}}\n')
