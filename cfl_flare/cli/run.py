@@ -52,10 +52,10 @@ def add_run_options(command: Parser) -> None:
     options.add_method(what, "several may be given (fedavg, wecfl:k=3)", default=("fedavg", "wecfl:k=3"))
     options.add_data(what, "digits")
     add_settings(what, DataConfig, without=("seed", "indicator_samples"), derived=options.SIMULATED)
-    how = command.add_argument_group("how it is run")
-    add_settings(how, Simulation)
-    how.add_argument("--out", metavar="DIR", help="where results go; default: cfl-runs/<time>")
-    add_settings(how, *(CONCERNS[name] for name in options.OF_JOB), without=NOT_IN_RUN, num_rounds=20)
+    execution = command.add_argument_group("how it is run")
+    add_settings(execution, Simulation)
+    execution.add_argument("--out", metavar="DIR", help="where results go; default: cfl-runs/<time>")
+    add_settings(execution, *(CONCERNS[name] for name in options.OF_JOB), without=NOT_IN_RUN, num_rounds=20)
     add_settings(command.add_argument_group("local training"), TrainSettings, lr=0.05)
 
 

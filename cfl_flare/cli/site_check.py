@@ -233,7 +233,7 @@ def state(root: Path, kit: Path | None) -> Iterator[Finding]:
     existing = nearest_folder(root)
     mounted = any(os.path.ismount(path) for path in (existing, *existing.parents) if path != Path(path.anchor))
     if kit is not None and loses_state(kit):
-        lost = "jobs run in containers, of which FLARE keeps the job's folder alone: memories, checkpoints are lost"
+        lost = "jobs run in containers, and FLARE keeps the job's folder alone: memories, checkpoints are lost"
         yield Finding("state root", lost, "mount a folder, and set CFL_STATE_ROOT in local/study_runtime.yaml")
     elif in_container() and not mounted:
         lost = f"{root} is lost with this container"
