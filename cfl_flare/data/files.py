@@ -23,7 +23,7 @@ from cfl_flare.core.files import check_memory, open_regular
 from cfl_flare.core.text import plain
 
 ROOT = "CFL_DATA_ROOT"
-# An npz file's arrays may have this many bytes, and this many more for each byte of the file: no set of images is
+# An npz file's arrays may have this many bytes, and this many more for each byte of the file. No set of images is
 # compressed further.
 MOST_UNPACKED = 256 * 2**20
 MOST_PACKING = 100
@@ -52,14 +52,9 @@ def reading_within(roots: Sequence[str | Path] | None) -> Iterator[None]:
 
 
 def authorised(path: Path, where: str) -> Path:
-    """The path, with its links followed where there is a limit; every path that a job names passes here.
+    """The path, with its links followed if there is a limit; every path that a job names passes here.
 
-    Args:
-        path: a file or a folder, which need not exist.
-        where: the source, for the error.
-
-    Raises:
-        PathError: it lies in none of the folders that `reading_within` names.
+    A PathError if it lies in none of the folders that `reading_within` names. The path need not exist.
     """
     roots = _roots.get(_usual_roots)
     if roots is None:
@@ -148,11 +143,11 @@ def find_root(root: str | None, where: str, writes: bool = False) -> Path:
 
 def entries(folder: Path, where: str) -> list[Path]:
     """What is in a folder, sorted by name, without hidden files; a link is `authorised` as the job's own paths are."""
-    found = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    for entry in found:
+    visible = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    for entry in visible:
         if _roots.get(_usual_roots) is not None and entry.is_symlink():
             authorised(entry, where)
-    return found
+    return visible
 
 
 def read_npz(path: Path, required: Sequence[str] | None = None) -> dict[str, np.ndarray]:
@@ -182,18 +177,16 @@ def read_npz(path: Path, required: Sequence[str] | None = None) -> dict[str, np.
 
 
 def _arrays(path: Path, file: BinaryIO, required: Sequence[str] | None) -> dict[str, np.ndarray]:
-    """The arrays of an open npz file."""
     if file.read(6) == b"\x93NUMPY":
         raise DataError(f"{path}: is a single array, not an npz file; save it with np.savez")
     with zipfile.ZipFile(file) as archive:
-        there = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        names = list(there) if required is None else required
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        names = list(members) if required is None else required
         for name in names:
-            if name not in there:
-                raise DataError(f"{path}: no array {name!r}; it has {', '.join(there) or 'none'}")
-        sizes = {name: _declared(archive, there[name], f"{path}: {name!r}") for name in names}
-        limit = MOST_UNPACKED + MOST_PACKING * os.fstat(file.fileno()).st_size
-        if (total := sum(sizes.values())) > limit:
+            if name not in members:
+                raise DataError(f"{path}: no array {name!r}; it has {', '.join(members) or 'none'}")
+        total = sum(_declared(archive, members[name], f"{path}: {name!r}") for name in names)
+        if total > MOST_UNPACKED + MOST_PACKING * os.fstat(file.fileno()).st_size:
             raise DataError(
                 f"{path}: its arrays would have {total:,} bytes, which no images in a file of this size have; save "
                 "them without compression, with np.savez"
@@ -201,17 +194,13 @@ def _arrays(path: Path, file: BinaryIO, required: Sequence[str] | None) -> dict[
         check_memory(total, str(path))
         arrays = {}
         for name in names:
-            with archive.open(there[name]) as member:
+            with archive.open(members[name]) as member:
                 arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
         return arrays
 
 
 def _declared(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> int:
-    """The size of an array, as its header and the archive's directory agree on it.
-
-    Raises:
-        DataError: they do not, or it is not an array of plain values.
-    """
+    """The size of an array, if its header and the archive's directory agree on it, and its values are plain."""
     with archive.open(info) as member:
         try:
             version = np.lib.format.read_magic(member)

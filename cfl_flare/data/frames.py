@@ -12,7 +12,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -102,6 +102,12 @@ class Reading:
         pairs = ((name, getattr(self, name), getattr(other, name, None)) for name in READING)
         return Reading(**{name: default if value is None else value for name, value, default in pairs})
 
+    @property
+    def marks(self) -> tuple[str, str]:
+        """What separates values, and the decimal mark."""
+        sep, decimal = self.sep or "comma", self.decimal or "point"
+        return SEPARATORS.get(sep, sep), DECIMALS.get(decimal, decimal)
+
 
 READING = tuple(Reading.__dataclass_fields__)
 
@@ -130,18 +136,17 @@ def read_frame(
     Raises:
         DataError: it cannot be read, has no rows, or two columns of one name.
     """
-    reading = reading or Reading()
+    reading, ending = reading or Reading(), path.suffix.lower()
     try:
         with open_regular(path) as file:
-            ending = path.suffix.lower()
             if ending in (".npz", ".parquet"):
                 frame = _without(_of_arrays(path) if ending == ".npz" else _of_parquet(path), absent)
                 return _with_dates(path, frame, reading.dayfirst)
-            packed = file.read(2) == b"\x1f\x8b"
+            is_packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
-            if not packed:
+            if not is_packed:
                 check_memory(TEXT_IN_MEMORY * os.fstat(file.fileno()).st_size, str(path))
-            content = _unpacked(path) if packed else file.read()
+            content = _unpacked(path) if is_packed else file.read()
         check_memory(TEXT_IN_MEMORY * len(content), str(path))
         frame = _of_text(path, content, names, absent, reading, as_text)
         return _with_dates(path, frame, reading.dayfirst, as_text)
@@ -151,14 +156,12 @@ def read_frame(
         raise DataError(str(error)) from error
     except (OSError, EOFError, UnicodeError, zlib.error, csv.Error) as error:
         encoding = (reading.encoding or "utf-8").upper()
-        way_out = (
-            f"; {_set('encoding', 'cp1252')} if it was written on Windows" if isinstance(error, UnicodeError) else ""
-        )
+        is_encoding = isinstance(error, UnicodeError)
+        way_out = f"; {_way_to_set('encoding', 'cp1252')} if it was written on Windows" if is_encoding else ""
         raise DataError(f"{path}: cannot be read as a CSV file in {encoding}: {error}{way_out}") from error
 
 
-def _set(name: str, value: str) -> str:
-    """How a reading is set, for the end of a message."""
+def _way_to_set(name: str, value: str) -> str:
     written = value.lower() if value in ("True", "False") else f'"{value}"'
     return f'set {name}={value}, or "{name}": {written} in the columns\' file'
 
@@ -185,13 +188,12 @@ def _of_text(
 ) -> pd.DataFrame:
     import pandas as pd
 
-    if reading.encoding is None and (
-        content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:100]
-    ):
-        raise DataError(f"{path}: is no UTF-8, but looks like UTF-16; {_set('encoding', 'utf-16')}")
+    has_zeros = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:100]
+    if reading.encoding is None and has_zeros:
+        raise DataError(f"{path}: is no UTF-8, but looks like UTF-16; {_way_to_set('encoding', 'utf-16')}")
     text = content.decode(reading.encoding or "utf-8").removeprefix("\ufeff")
-    sep = SEPARATORS.get(reading.sep or "comma", reading.sep)
-    header, is_there = _checked(path, text, names, str(sep), guesses=reading.sep is None)
+    header, is_there = _header(path, text, names, reading)
+    sep, decimal = reading.marks
     frame = pd.read_csv(
         io.StringIO(text),
         names=header,
@@ -200,48 +202,33 @@ def _of_text(
         na_values=["", *absent],
         dtype=dict.fromkeys(as_text, str),
         sep=sep,
-        decimal=DECIMALS.get(reading.decimal or "point", str(reading.decimal)),
+        decimal=decimal,
         skipinitialspace=True,
         low_memory=False,
     )
     for name in frame.select_dtypes(exclude=["number", "bool"]):
         frame[name] = frame[name].str.strip()
-        points = name not in as_text and DECIMALS.get(reading.decimal or "", reading.decimal) == ","
-        if points and (odd := _first(frame[name], THOUSANDS)):
-            row, value = odd
-            where = f"{path}: column {shown(name)}: row {row + 1} holds {shown(value)}"
+        values = frame[name].dropna()
+        if decimal == "," and name not in as_text and len(values) and values.str.fullmatch(THOUSANDS).all():
+            where = f"{path}: column {shown(name)}: row {values.index[0] + 1} holds {shown(values.iloc[0])}"
             raise DataError(f"{where}, where the decimal mark is a comma; write numbers without points")
     return frame
 
 
-def _first(values: pd.Series, pattern: str) -> tuple[int, str] | None:
-    """The first text that has a pattern, with its row from 0, if no other text is there."""
-    there = values.dropna()
-    matches = there.str.fullmatch(pattern)
-    return (int(there.index[0]), there.iloc[0]) if len(there) and bool(matches.all()) else None
-
-
 def _with_dates(path: Path, frame: pd.DataFrame, dayfirst: bool | None, as_text: Sequence[str] = ()) -> pd.DataFrame:
-    """The table, dates that begin with the day or the month written as 1996-12-31, if it is known which.
-
-    Raises:
-        DataError: one has another order.
-    """
+    """The table with dates written as 1996-12-31 that begin with the day or the month, if it is known which."""
     texts = [name for name in frame.select_dtypes(include=["object", "string"]) if name not in as_text]
     for name in texts if dayfirst is not None else ():
-        parts = frame[name].astype("string").str.extract(f"^{DAY_OR_MONTH_FIRST}(.*)$")
-        found = parts[0].notna().to_numpy(bool)
-        if not found.any():
-            continue
-        first, second = (parts.loc[found, i].astype(int) for i in (0, 1))
-        day, month = (first, second) if dayfirst else (second, first)
-        wrong = month[(month > 12) | (day > 31)]
+        parts = frame[name].astype("string").str.extract(f"^{DAY_OR_MONTH_FIRST}(.*)$").dropna()
+        day, month = (parts[i].astype(int) for i in ((0, 1) if dayfirst else (1, 0)))
+        wrong = parts.index[(month > 12) | (day > 31)]
         if len(wrong):
-            value, other = frame[name].iloc[wrong.index[0]], "False" if dayfirst else "True"
-            where = f"{path}: column {shown(name)}: row {wrong.index[0] + 1} holds {shown(value)}"
-            raise DataError(f"{where}, whose {'month' if dayfirst else 'day'} is not first; {_set('dayfirst', other)}")
-        two = [part.astype(str).str.zfill(2) for part in (month, day)]
-        frame.loc[found, name] = parts.loc[found, 2] + "-" + two[0] + "-" + two[1] + parts.loc[found, 3]
+            where = f"{path}: column {shown(name)}: row {wrong[0] + 1} holds {shown(frame[name][wrong[0]])}"
+            way_out = _way_to_set("dayfirst", "False" if dayfirst else "True")
+            raise DataError(f"{where}, whose {'month' if dayfirst else 'day'} is not first; {way_out}")
+        month_and_day = month.map("-{:02d}-".format) + day.map("{:02d}".format)
+        if len(parts):
+            frame.loc[parts.index, name] = parts[2] + month_and_day + parts[3]
     return frame
 
 
@@ -249,8 +236,8 @@ def looks_like(values: pd.Series) -> str:
     """What most texts of a column look like that are neither numbers nor ISO dates, with the way out; else empty."""
     sample = values.dropna().astype(str)
     for pattern, what, way_out in (
-        (DECIMAL_COMMA, "numbers with a decimal comma", _set("decimal", "comma")),
-        (DAY_OR_MONTH_FIRST + ".*", "dates", f"{_set('dayfirst', 'True')}; False where the month is first"),
+        (DECIMAL_COMMA, "numbers with a decimal comma", _way_to_set("decimal", "comma")),
+        (DAY_OR_MONTH_FIRST + ".*", "dates", f"{_way_to_set('dayfirst', 'True')}; False where the month is first"),
     ):
         alike = sample[sample.str.fullmatch(pattern)]
         if len(alike) > len(sample) / 2:
@@ -258,31 +245,25 @@ def looks_like(values: pd.Series) -> str:
     return ""
 
 
-def _checked(path: Path, text: str, names: Sequence[str], sep: str, guesses: bool) -> tuple[list[str], bool]:
+def _header(path: Path, text: str, names: Sequence[str], reading: Reading) -> tuple[list[str], bool]:
     """The columns' names, and whether the first line has them.
 
     Pandas would rename two of one name, and fill up rows that are too short.
     """
-    rows: Iterator[list[str]] = (
-        row for row in csv.reader(io.StringIO(text, newline=""), delimiter=sep, strict=True) if row
-    )
+    content = csv.reader(io.StringIO(text, newline=""), delimiter=reading.marks[0], strict=True)
+    rows: Iterator[list[str]] = (row for row in content if row)
     first = next(rows, [])
     line = text[:10_000].lstrip().split("\n", 1)[0]
-    other = max(
-        (name for name in SEPARATORS if guesses), key=lambda name: line.count(SEPARATORS[name]), default="comma"
-    )
-    hint = f"; {_set('sep', other)}" if other != "comma" and SEPARATORS[other] in line else ""
+    other = max(SEPARATORS, key=lambda name: line.count(SEPARATORS[name])) if reading.sep is None else "comma"
+    hint = "" if other == "comma" else f"; {_way_to_set('sep', other)}"
     if hint and len(first) == 1:
-        raise DataError(
-            f"{path}: its first line has no comma, but {line.count(SEPARATORS[other])} times a {other}{hint}"
-        )
+        times = line.count(SEPARATORS[other])
+        raise DataError(f"{path}: its first line has no comma, but {times} times a {other}{hint}")
     header = [name.strip() for name in first]
     is_there = not names or {*names}.issuperset(header)
     if not is_there:
         header, rows = list(names), chain([first], rows)
-    repeated = [name for name, times in Counter(header).items() if times > 1]
-    if repeated:
-        raise DataError(f"{path}: two columns are called {shown(repeated[0])}; rename one")
+    _check_unique(path, header)
     number = 0
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
@@ -291,6 +272,12 @@ def _checked(path: Path, text: str, names: Sequence[str], sep: str, guesses: boo
     if not number:
         raise DataError(f"{path}: no rows; a table has a line of column names and one line per sample")
     return header, is_there
+
+
+def _check_unique(path: Path, names: Iterable[str]) -> None:
+    repeated = [name for name, times in Counter(names).items() if times > 1]
+    if repeated:
+        raise DataError(f"{path}: two columns are called {shown(repeated[0])}; rename one")
 
 
 def _without(frame: pd.DataFrame, absent: Sequence[str]) -> pd.DataFrame:
@@ -310,11 +297,10 @@ def _of_parquet(path: Path) -> pd.DataFrame:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise DataError(f"{path}: the package pyarrow is not installed; pip install 'cfl-flare[parquet]'") from error
+    limit = MOST_UNPACKED + MOST_PACKING * os.path.getsize(path)
     try:
         file = parquet.ParquetFile(path)
-        groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
-        size = sum(group.total_byte_size for group in groups)
-        limit = MOST_UNPACKED + MOST_PACKING * os.path.getsize(path)
+        size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
         if size > limit:
             raise DataError(
                 f"{path}: says that it holds {size:,} bytes, which no file of this size does; write it again"
@@ -327,10 +313,8 @@ def _of_parquet(path: Path) -> pd.DataFrame:
         raise DataError(f"{path}: cannot be read as a parquet file ({one_line(error)}); write it again") from error
     if not len(frame):
         raise DataError(f"{path}: no rows; a table has one row per sample")
-    repeated = [name for name, times in Counter(map(str, frame.columns)).items() if times > 1]
-    if repeated:
-        raise DataError(f"{path}: two columns are called {shown(repeated[0])}; rename one")
     frame.columns = [str(name) for name in frame.columns]
+    _check_unique(path, frame.columns)
     return frame
 
 

@@ -31,7 +31,7 @@ CHANNELS = {"1": 1, "L": 1, "P": 3, "RGB": 3}
 
 @contextmanager
 def silently() -> Iterator[None]:
-    """Inside it, no warning is printed: Pillow warns of what is refused here anyway."""
+    """Inside it, no warning is printed. Pillow warns of what is refused here anyway."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -129,7 +129,6 @@ class Folder(DataSource):
         check_settings(self, "data folder")
 
     def load(self) -> tuple[Samples, Samples]:
-        """Both splits, uint8."""
         root = find(self.path, "data folder", folder=True)
         inside = [entry.name for entry in entries(root, "data folder") if entry.is_dir()]
         splits = [name for name in ("train", "test") if name in inside]
@@ -164,12 +163,12 @@ def _files(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray
     files: list[Path] = []
     labels: list[int] = []
     for number, name in enumerate(classes):
-        mine = entries(folder / name, "data folder") if (folder / name).is_dir() else []
-        wrong = [path for path in mine if path.suffix.lower() not in SUFFIXES]
+        of_class = entries(folder / name, "data folder") if (folder / name).is_dir() else []
+        wrong = [path for path in of_class if path.suffix.lower() not in SUFFIXES]
         if wrong:
             raise DataError(f"{wrong[0]}: not an image; a class's folder should hold only {', '.join(SUFFIXES)}")
-        files += mine
-        labels += [number] * len(mine)
+        files += of_class
+        labels += [number] * len(of_class)
     if not files:
         raise DataError(f"{folder}: holds no images in its folders")
     return files, np.array(labels, np.int64)

@@ -36,15 +36,7 @@ FIFTHS = (0.2, 0.4, 0.6, 0.8)
 
 
 def form_of(y: np.ndarray, where: str) -> str:
-    """The form of labels, one of `FORMS`.
-
-    Args:
-        y: the labels, of any dtype; bools count as 0 and 1.
-        where: names them in errors.
-
-    Raises:
-        DataError: they have none of the forms.
-    """
+    """The form of labels, one of `FORMS`; bools count as 0 and 1. A DataError with ``where`` if they have none."""
     whole, real = y.dtype.kind in "biu", y.dtype.kind == "f"
     if y.ndim == 1 and (real or (whole and y.min(initial=0) < 0)):
         return "number"
@@ -75,16 +67,7 @@ def form_of(y: np.ndarray, where: str) -> str:
 
 
 def check_labels(y: np.ndarray, x: np.ndarray, where: str) -> None:
-    """Checks labels and, for masks, that they fit their images.
-
-    Args:
-        y: the labels, one or more.
-        x: the samples ``(n, *input_shape)``.
-        where: names both in errors.
-
-    Raises:
-        DataError: the labels have none of the forms, or a value that their form excludes.
-    """
+    """Raises a DataError if labels have none of the forms, or do not fit it or the samples ``(n, *input_shape)``."""
     form = form_of(y, where)
     if form == "mask" and (x.ndim != 4 or x.shape[2:] != y.shape[1:]):
         raise DataError(
@@ -97,17 +80,15 @@ def check_labels(y: np.ndarray, x: np.ndarray, where: str) -> None:
     if not (values <= LARGEST).all():  # NaN is not
         bad = int(np.flatnonzero(~(values <= LARGEST))[0])
         raise DataError(f"{where}: sample {bad} has the label {y[bad]}; labels are finite numbers up to {LARGEST:g}")
-    if form == "time":
-        _check_times(y, where)
-
-
-def _check_times(y: np.ndarray, where: str) -> None:
-    positive, known = y[:, 0] > 0, (y[:, 1] == 0) | (y[:, 1] == 1)
-    if not positive.all():
-        bad = int(np.flatnonzero(~positive)[0])
+    if form == "number":
+        return
+    not_positive = np.flatnonzero(y[:, 0] <= 0)
+    if len(not_positive):
+        bad = int(not_positive[0])
         raise DataError(f"{where}: sample {bad} has the time {y[bad, 0]}; times are above 0")
-    if not known.all():
-        bad = int(np.flatnonzero(~known)[0])
+    unknown = np.flatnonzero((y[:, 1] != 0) & (y[:, 1] != 1))
+    if len(unknown):
+        bad = int(unknown[0])
         raise DataError(
             f"{where}: sample {bad} has the event {y[bad, 1]}; write 1 where it happened, 0 where the sample was "
             "censored"
@@ -115,14 +96,11 @@ def _check_times(y: np.ndarray, where: str) -> None:
 
 
 def of_one_form(train: np.ndarray, test: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """The labels of both splits, of one form: bools as bytes; numbers as floats, also where only one split has them.
-
-    Raises:
-        DataError: the forms differ, or the numbers of findings.
-    """
+    """The labels of both splits, of one form: bools as bytes; numbers as floats, also where only one split has them."""
     form, other = form_of(train, f"{where}: training"), form_of(test, f"{where}: test")
     if "number" in (form, other) and {form, other} <= {"number", "class"}:
-        return _floats(train), _floats(test)
+        y, test_y = (labels if labels.dtype.kind == "f" else labels.astype(np.float64) for labels in (train, test))
+        return y, test_y
     if form != other:
         raise DataError(
             f"{where}: training labels are {FORMS[form]} {train.shape}, test labels {FORMS[other]} {test.shape}; give "
@@ -132,15 +110,8 @@ def of_one_form(train: np.ndarray, test: np.ndarray, where: str) -> tuple[np.nda
         raise DataError(
             f"{where}: training labels have shape {train.shape}, test labels {test.shape}; give both the same findings"
         )
-    return _bytes(train), _bytes(test)
-
-
-def _bytes(y: np.ndarray) -> np.ndarray:
-    return y.astype(np.uint8) if y.dtype == bool else y
-
-
-def _floats(y: np.ndarray) -> np.ndarray:
-    return y if y.dtype.kind == "f" else y.astype(np.float64)
+    y, test_y = (labels.astype(np.uint8) if labels.dtype == bool else labels for labels in (train, test))
+    return y, test_y
 
 
 def strata(y: np.ndarray, train: np.ndarray | None = None) -> np.ndarray:
@@ -155,9 +126,6 @@ def strata(y: np.ndarray, train: np.ndarray | None = None) -> np.ndarray:
 
     Returns:
         ``(n,)`` int64, from 0.
-
-    Raises:
-        DataError: the labels have none of the forms, or there are none.
     """
     if not len(y):
         split = "training" if train is None else "test"
@@ -166,16 +134,12 @@ def strata(y: np.ndarray, train: np.ndarray | None = None) -> np.ndarray:
     if form == "several":
         return np.where(y.any(axis=1), 1 + y.argmax(axis=1), 0)
     if form == "number":
-        return np.searchsorted(_edges(y if train is None else train), y, side="right")
+        numbers = y if train is None else train
+        edges = np.unique(np.quantile(numbers, FIFTHS, method="higher"))  # fewer where many numbers are equal
+        return np.searchsorted(edges[edges > numbers.min()], y, side="right")
     if form == "mask":
         return np.array([_largest(mask) for mask in y], np.int64)
     return (y if form == "class" else y[:, 1]).astype(np.int64)
-
-
-def _edges(numbers: np.ndarray) -> np.ndarray:
-    """The numbers with which the second to the last fifth begin; fewer where many numbers are equal."""
-    edges = np.unique(np.quantile(numbers, FIFTHS, method="higher"))
-    return edges[edges > numbers.min()]
 
 
 def _largest(mask: np.ndarray) -> int:

@@ -21,7 +21,7 @@ from cfl_flare.data.samples import DataSource, Samples, checked
 
 @contextmanager
 def _reading(where: str, file: Path, hint: str) -> Iterator[None]:
-    """Turns any error inside it into one line: these packages and the network fail in many ways."""
+    """Turns any error inside it into one line. These packages and the network fail in many ways."""
     try:
         yield
     except Exception as error:
@@ -51,7 +51,6 @@ class Torchvision(DataSource):
         check_settings(self, f"data {self.name}")
 
     def load(self) -> tuple[Samples, Samples]:
-        """Both official splits, uint8."""
         from torchvision import datasets
 
         where = f"data {self.name}"
@@ -60,16 +59,14 @@ class Torchvision(DataSource):
         with _reading(where, root / self.folder, _npz_hint(root, self.name.replace("-", ""))):
             reader = getattr(datasets, type(self).__name__)
             options = {"root": str(root), "download": self.download, **self._options()}
-            found = [reader(train=train, **options) for train in (True, False)]
-        splits = (Samples.of_images(where, np.asarray(s.data), np.asarray(s.targets)) for s in found)
+            sets = [reader(train=train, **options) for train in (True, False)]
+        splits = (Samples.of_images(where, np.asarray(s.data), np.asarray(s.targets)) for s in sets)
         return checked(tuple(map(self._upright, splits)), where)
 
     def _options(self) -> dict[str, Any]:
-        """Further arguments of torchvision's class."""
         return {}
 
     def _upright(self, samples: Samples) -> Samples:
-        """The samples in the usual orientation, with labels from 0."""
         return samples
 
 
@@ -146,7 +143,6 @@ class MedMNIST(DataSource):
         require(is_name, f"data medmnist: flag = {self.flag!r} should be a set's name such as pathmnist")
 
     def load(self) -> tuple[Samples, Samples]:
-        """The training and the test split, uint8."""
         where = f"data medmnist: {self.flag}"
         root = find_root(self.root, where, self.download)
         stored = self.flag if self.size == 28 else f"{self.flag}_{self.size}"
@@ -161,5 +157,5 @@ class MedMNIST(DataSource):
         with _reading(where, root / f"{stored}.npz", hint):
             reader = getattr(dataset, INFO[self.flag]["python_class"])
             options = {"root": str(root), "size": self.size, "download": self.download}
-            found = [reader(split=split, **options) for split in ("train", "test")]
-        return checked(tuple(Samples.of_images(where, s.imgs, s.labels) for s in found), where)
+            sets = [reader(split=split, **options) for split in ("train", "test")]
+        return checked(tuple(Samples.of_images(where, s.imgs, s.labels) for s in sets), where)

@@ -7,7 +7,9 @@ from __future__ import annotations
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -47,7 +49,7 @@ class Samples:
 
     @classmethod
     def of_images(cls, where: str, images: np.ndarray, labels: np.ndarray, key: np.ndarray | None = None) -> Samples:
-        """Samples of images as `channels_first` takes them, and of labels as `one_label_each` does."""
+        """Samples of images and labels as `channels_first` and `one_label_each` take them."""
         images = channels_first(images, where)
         if images.dtype == np.float64:
             with np.errstate(over="ignore"):  # `check` refuses what becomes infinite
@@ -55,15 +57,14 @@ class Samples:
         return cls(images, one_label_each(labels), key)
 
     def take(self, indices: np.ndarray) -> Samples:
-        """The samples at these indices."""
-        key, group = (None if own is None else own[indices] for own in (self.key, self.group))
+        key, group = (None if array is None else array[indices] for array in (self.key, self.group))
         return Samples(self.x[indices], self.y[indices], key, group)
 
     def joined(self, other: Samples) -> Samples:
         """Its samples, then the other's; float32 where only one has bytes, labels as floats where only one's are."""
         x, others = (self.x, other.x) if self.x.dtype == other.x.dtype else (scaled(self.x), scaled(other.x))
-        own = ((self.key, other.key), (self.group, other.group))
-        key, group = (None if a is None or b is None else np.concatenate((a, b)) for a, b in own)
+        pairs = ((self.key, other.key), (self.group, other.group))
+        key, group = (None if a is None or b is None else np.concatenate((a, b)) for a, b in pairs)
         return Samples(np.concatenate((x, others)), np.concatenate((self.y, other.y)), key, group)
 
     def check(self, where: str, missing: bool = False, fewest: int = 1) -> Samples:
@@ -73,9 +74,6 @@ class Samples:
             where: names the set in errors.
             missing: NaN is allowed in x, as the source's `preparation` fills it up.
             fewest: samples that it needs; an empty set that may be one is not looked into.
-
-        Raises:
-            DataError: lengths differ, there are too few, labels have none of the forms, or samples are not finite.
         """
         x, y, key = self.x, self.y, self.key
         for name, array in (("x", x), ("y", y)):
@@ -115,7 +113,10 @@ def check_values(x: np.ndarray, where: str) -> np.ndarray:
 
 
 class DataSource(ABC):
-    """What a site reads. Derive from it to bring your own data; keep the constructor's arguments as attributes."""
+    """What a site reads. Derive from it to bring your own data; keep the constructor's arguments as attributes.
+
+    Each method may raise a DataError: the samples cannot be read.
+    """
 
     # Whether `load` leaves it to `preparation` to fill up and scale each participant's samples.
     prepares: ClassVar[bool] = False
@@ -145,11 +146,7 @@ class DataSource(ABC):
 
     @abstractmethod
     def load(self) -> tuple[Samples, Samples]:
-        """Training and test samples.
-
-        Raises:
-            DataError: they cannot be read.
-        """
+        """Training and test samples."""
 
     def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation | None:
         """What fills up and scales a participant's samples, fitted to its training samples; None if nothing does.
@@ -170,40 +167,65 @@ class DataSource(ABC):
         return []
 
 
-class ReadOnce(DataSource):
+class Wrapped(DataSource):
+    """A source that reads by another one."""
+
+    @cached_property
+    @abstractmethod
+    def inner(self) -> DataSource:
+        """The other one."""
+
+    def leave(self) -> AbstractContextManager[None]:
+        """Inside it, the other one may read its paths."""
+        return nullcontext()
+
+    def load(self) -> tuple[Samples, Samples]:
+        with self.leave():
+            return self.inner.load()
+
+    def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation | None:
+        with self.leave():
+            return self.inner.preparation(train, federation)
+
+    def described(self) -> list[str]:
+        with self.leave():
+            return self.inner.described()
+
+
+class ReadOnce(Wrapped):
     """A source whose samples are read once, for a run that uses them in several ways."""
 
     def __init__(self, source: DataSource):
         self._source = source
-        self._loaded: tuple[Samples, Samples] | None = None
         self.prepares = source.prepares  # type: ignore[misc]
 
+    @cached_property
+    def inner(self) -> DataSource:
+        return self._source
+
+    @cached_property
+    def _loaded(self) -> tuple[Samples, Samples]:
+        return self._source.load()
+
     def load(self) -> tuple[Samples, Samples]:
-        """As the source, the first time."""
-        self._loaded = self._loaded or self._source.load()
         return self._loaded
 
     @property
     def positive(self) -> str | None:
-        """As the source's."""
         return self._source.positive
-
-    def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation | None:
-        """As the source."""
-        return self._source.preparation(train, federation)
 
 
 def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samples, Samples]:
     """Splits off the same share of each class, or of each other stratum of the labels, for testing.
 
-    Where the samples have owners, it is the same share of each owner's samples, and of its classes as far as they go.
+    If the samples have owners, it is the same share of each owner's samples, and of its classes as far as they go.
     """
     rng = stream(seed, "test split")
     if samples.key is not None:
         return _split_by_owner(samples, samples.key, test_share, rng)
-    train, test, own = [], [], strata(samples.y)
-    for c in np.unique(own):
-        order = rng.permutation(np.flatnonzero(own == c))
+    train, test, stratum = [], [], strata(samples.y)
+    for c in np.unique(stratum):
+        order = rng.permutation(np.flatnonzero(stratum == c))
         count = round(len(order) * test_share)
         test.append(order[:count])
         train.append(order[count:])
@@ -219,6 +241,10 @@ def _split_by_owner(
         count = round(len(rows) * test_share)
         places = (np.arange(count) + rng.random()) * len(rows) / max(1, count)
         tested[rows[places.astype(np.int64)]] = True
+    return _split(samples, tested)
+
+
+def _split(samples: Samples, tested: np.ndarray) -> tuple[Samples, Samples]:
     return samples.take(np.flatnonzero(~tested)), samples.take(np.flatnonzero(tested))
 
 
@@ -236,11 +262,8 @@ def split_by_time(
         samples: the samples; without owners they are split as one's.
         when: ``(n,)`` days.
         test_share: share of each owner's samples that is for testing, where ``first_days`` is None.
-        first_days: so many days from an owner's first sample on train.
+        first_days: this many days from an owner's first sample on train.
         where: names the samples in errors.
-
-    Raises:
-        DataError: a sample has no date.
     """
     if np.isnan(when).any():
         row = int(np.flatnonzero(np.isnan(when))[0])
@@ -252,31 +275,26 @@ def split_by_time(
             tested[rows[len(rows) - round(len(rows) * test_share) :]] = True
         else:
             tested[rows] = when[rows] >= when[rows[0]] + first_days
-    return samples.take(np.flatnonzero(~tested)), samples.take(np.flatnonzero(tested))
+    return _split(samples, tested)
 
 
 def split_as_named(samples: Samples, says: pd.Series, where: str) -> tuple[Samples, Samples]:
-    """Splits samples as a column says of each: ``train`` or ``test``, in any case.
-
-    Raises:
-        DataError: it says something else of one.
-    """
-    said = says.str.lower().replace({"training": "train", "testing": "test"})
-    wrong = np.flatnonzero(~said.isin(("train", "test")).to_numpy(bool))
+    """Splits samples as a column says of each: ``train`` or ``test``, in any case; a DataError for anything else."""
+    splits = says.str.lower().replace({"training": "train", "testing": "test"})
+    wrong = np.flatnonzero(~splits.isin(("train", "test")).to_numpy(bool))
     if len(wrong):
         row = says.index[wrong[0]] + 1
         raise DataError(f"{where}: row {row} says {shown(says.iloc[wrong[0]])}; write train or test in each row")
-    tested = (said == "test").to_numpy(bool)
-    return samples.take(np.flatnonzero(~tested)), samples.take(np.flatnonzero(tested))
+    return _split(samples, (splits == "test").to_numpy(bool))
 
 
 def taken(train: Samples, test: Samples, indices: np.ndarray) -> Samples:
     """The samples at indices, sorted, that count the training samples and then, going on, the test samples."""
-    own, own_tests = np.split(indices, [np.searchsorted(indices, len(train))])
-    if not len(own_tests):
-        return train.take(own)
-    tests = test.take(own_tests - len(train))
-    return train.take(own).joined(tests) if len(own) else tests
+    of_train, of_test = np.split(indices, [np.searchsorted(indices, len(train))])
+    if not len(of_test):
+        return train.take(of_train)
+    tests = test.take(of_test - len(train))
+    return train.take(of_train).joined(tests) if len(of_train) else tests
 
 
 def scaled(x: np.ndarray) -> np.ndarray:
@@ -290,11 +308,7 @@ def normalised(x: np.ndarray) -> np.ndarray:
 
 
 def read(source: DataSource, where: str) -> tuple[Samples, Samples]:
-    """Loads a source, perhaps the user's own, and validates what it returns; ``where`` names it in errors.
-
-    Raises:
-        DataError: ``load()`` failed, or its result is not valid.
-    """
+    """Loads a source, perhaps the user's own; a DataError if that fails, or what it returns is not valid."""
     try:
         loaded = source.load()
     except CFLError:
@@ -309,13 +323,9 @@ def read(source: DataSource, where: str) -> tuple[Samples, Samples]:
 
 
 def checked(load: Any, where: str, missing: bool = False) -> tuple[Samples, Samples]:
-    """The result of a source's ``load``. The test set may be empty: it then has the training set's shape and form.
+    """What a source's ``load`` returned: two valid sample sets with equal shapes and labels of one form.
 
-    ``missing`` is as for `Samples.check`.
-
-    Raises:
-        DataError: it is not a pair of valid sample sets with equal shapes and labels of one form, or nothing is for
-            training.
+    The test set may be empty: it then has the training set's shape and form. ``missing`` is as for `Samples.check`.
     """
     if not (isinstance(load, tuple) and len(load) == 2 and all(isinstance(part, Samples) for part in load)):
         raise DataError(f"{where}: load() should return (train, test) as two Samples, not {type(load).__name__}")
@@ -334,11 +344,7 @@ def checked(load: Any, where: str, missing: bool = False) -> tuple[Samples, Samp
 
 
 def channels_first(images: np.ndarray, where: str) -> np.ndarray:
-    """Images ``(n, h, w)``, ``(n, h, w, 1)`` or ``(n, h, w, 3)`` as ``(n, channels, h, w)``.
-
-    Raises:
-        DataError: they have another shape.
-    """
+    """Images ``(n, h, w)``, ``(n, h, w, 1)`` or ``(n, h, w, 3)`` as ``(n, channels, h, w)``."""
     if images.ndim == 3 or images.shape[:1] == (0,):
         return images[:, None]
     if images.ndim == 4 and images.shape[3] in (1, 3):

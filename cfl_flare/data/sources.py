@@ -26,8 +26,8 @@ from cfl_flare.data.frames import is_table
 from cfl_flare.data.hospitals import Heart, Stroke
 from cfl_flare.data.images import CONVERT, RESIZE, Folder
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
-from cfl_flare.data.preparation import UNSAID, Preparation, Scaling
-from cfl_flare.data.samples import DataSource, Samples, checked, split_by_class
+from cfl_flare.data.preparation import UNSAID, Scaling
+from cfl_flare.data.samples import DataSource, Samples, Wrapped, checked, split_by_class
 from cfl_flare.data.table import Table, columns_of
 
 __all__ = ["SOURCES", "DataSource", "Digits", "Npz", "Samples", "SiteData"]
@@ -56,10 +56,7 @@ class Digits(DataSource):
         check_settings(self, "data digits")
 
     def load(self) -> tuple[Samples, Samples]:
-        """Images in [0, 1].
-
-        The file is read as ``sklearn.datasets.load_digits`` reads it, without a second of importing scikit-learn.
-        """
+        # as ``sklearn.datasets.load_digits`` reads it, without a second of importing scikit-learn
         file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
         table = np.loadtxt(str(file), delimiter=",")
         images = (table[:, :-1] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
@@ -90,30 +87,29 @@ class Npz(DataSource):
         check_settings(self, "data npz")
 
     def load(self) -> tuple[Samples, Samples]:
-        """Both splits, images as they are stored."""
         path = find(self.path, "data npz")
         splits, kinds = ("train", "test"), ("images", self.labels, *([self.key] if self.key else []))
         arrays = read_npz(path, [f"{split}_{kind}" for split in splits for kind in kinds])
-        found = []
+        samples = []
         for split in splits:
             images, labels, *key = (arrays[f"{split}_{kind}"] for kind in kinds)
-            found.append(Samples.of_images(f"{path}: {split}", images, labels, *key))
-        return checked(tuple(found), str(path))
+            samples.append(Samples.of_images(f"{path}: {split}", images, labels, *key))
+        return checked(tuple(samples), str(path))
 
 
 @dataclass(frozen=True)
-class SiteData(DataSource):
+class SiteData(Wrapped):
     """The data that the site itself names: an .npz file in MedMNIST's layout, a folder of images by class, or a table.
 
     The site's environment variable ``CFL_LABEL`` names the labels: a table's column (default ``label``), or an .npz
-    file's arrays (default ``labels``: ``train_labels, test_labels``). ``CFL_EVENT`` names the column of events of a
-    table whose labels are times (default none). ``CFL_COLUMNS`` is the file with what the sites agreed on of a table's
-    columns; a job whose ``columns`` say something else is refused.
+    file's arrays (default ``labels``: ``train_labels, test_labels``). ``CFL_EVENT`` names a table's column of events if
+    its labels are times. ``CFL_COLUMNS`` is the file with what the sites agreed on of a table's columns. A job whose
+    ``columns`` say something else is refused.
 
     A table is a .csv, .csv.gz or .parquet file. A folder with a single .npz file, or with nothing but a table, stands
     for that file, as datasets are always mounted as folders.
 
-    The first of these that is set is used, and must exist: ``path``; the site's environment variable ``CFL_DATA``; the
+    The site uses the first of these that is set, which must exist: ``path``; its environment variable ``CFL_DATA``; the
     only dataset that FLARE's container launchers (Docker, Kubernetes, Slurm) mount for the job's study.
     """
 
@@ -136,88 +132,59 @@ class SiteData(DataSource):
 
     def __post_init__(self) -> None:
         check_settings(self, "data site")
-        if self._asked is not None:  # what is in the file, as a job's sites do not have it
-            object.__setattr__(self, "columns", self._asked.to_dict())
+        if self.agreed_columns is not None:  # what is in the file, as a job's sites do not have it
+            object.__setattr__(self, "columns", self.agreed_columns.to_dict())
         require(self.path is None or bool(self.path), "data site: path = '' should name a file or a folder")
-        one = self.study is None or bool(re.fullmatch(r"\w[\w.-]*", self.study))
-        require(one, f"data site: study = {self.study!r} should be a name, of letters, digits, '_', '.' and '-'")
+        is_name = self.study is None or bool(re.fullmatch(r"\w[\w.-]*", self.study))
+        require(is_name, f"data site: study = {self.study!r} should be a name, of letters, digits, '_', '.' and '-'")
         Folder("", self.size, self.channels)  # its checks of both
 
     @cached_property
-    def _asked(self) -> Columns | None:
-        """What a job says of a table's columns; None if it says nothing."""
+    def agreed_columns(self) -> Columns | None:
+        """What the job says of a table's columns."""
         return None if self.columns is None else columns_of(self.columns, "data site: columns")
 
-    @property
-    def agreed_columns(self) -> Columns | None:
-        """What a job says of a table's columns."""
-        return self._asked
-
-    def load(self) -> tuple[Samples, Samples]:
-        """Training and test samples, as the source npz, folder or table reads them."""
-        with self._leave():
-            return self.inner.load()
-
-    def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation | None:
-        """As the source table's; None for images."""
-        with self._leave():
-            return self.inner.preparation(train, federation)
-
-    def described(self) -> list[str]:
-        """What became of a table's columns; nothing of images."""
-        with self._leave():
-            return self.inner.described()
-
-    def _leave(self) -> AbstractContextManager[None]:
+    def leave(self) -> AbstractContextManager[None]:
         """What the operator names needs no leave."""
         return nullcontext() if self.path is not None else reading_within(None)
 
     @cached_property
     def inner(self) -> DataSource:
-        """The source npz, folder or table that reads what the site names."""
-        path, how = self.located()
+        path, named_by = self.located()
         inside = list(path.glob("*.npz")) or list(path.iterdir()) if path.is_dir() else []
         if len(inside) == 1 and (inside[0].suffix.lower() == ".npz" or is_table(inside[0])):
             path = inside[0]
-        logger.info("data: %s (%s)", path, how)
+        logger.info("data: %s (%s)", path, named_by)
         if path.is_dir():
             return Folder(str(path), self.size, self.channels)
         label = os.environ.get(LABEL) or None
         if is_table(path):
             event = os.environ.get(EVENT) or None
-            return Table(str(path), label, event=event, columns=self._agreed(), scaling=self.scaling)
+            return Table(str(path), label, event=event, columns=self._table_columns(), scaling=self.scaling)
         return Npz(str(path), labels=label or "labels")
 
-    def _agreed(self) -> dict[str, Any] | None:
-        """What the sites agreed on of a table's columns.
-
-        Raises:
-            DataError: the job says something else than the operator.
-        """
-        named = os.environ.get(COLUMNS)
+    def _table_columns(self) -> dict[str, Any] | None:
+        """What the sites agreed on of a table's columns; the job must say what the operator says, or nothing."""
+        named, of_job = os.environ.get(COLUMNS), self.agreed_columns
         if not named:
-            return None if self._asked is None else self._asked.to_dict()
+            return None if of_job is None else of_job.to_dict()
         if self.scaling == "none":
             raise ColumnsError(
                 f"data site: scaling = 'none': {COLUMNS} is set here, and numbers are scaled; leave it out"
             )
         with reading_within(None):
-            own = Columns.read(find(str(expanded(named)), f"data site: {COLUMNS}"))
+            columns = Columns.read(find(str(expanded(named)), f"data site: {COLUMNS}"))
         # How its file is written, and what it leaves out, is a site's own matter.
-        own_matter = {"names": own.names, "leave": own.leave, **asdict(own.reading)}
-        if self._asked is not None and replace(self._asked, **own_matter) != own:
+        site_settings = {"names": columns.names, "leave": columns.leave, **asdict(columns.reading)}
+        if of_job is not None and replace(of_job, **site_settings) != columns:
             raise ColumnsError(
                 f"data site: the job's columns are not those of {COLUMNS} here; agree with its author, or set "
                 f"{COLUMNS} to the file that the job was made with"
             )
-        return own.to_dict()
+        return columns.to_dict()
 
     def located(self) -> tuple[Path, str]:
-        """The data's path, and what named it.
-
-        Raises:
-            DataError: nothing names one, or it does not exist.
-        """
+        """The data's path, and what named it; a DataError if nothing names one, or it does not exist."""
         if self.path is not None:
             return find(self.path, "data site", folder=None), "path"
         named = os.environ.get(VARIABLE)

@@ -64,7 +64,7 @@ def test_a_table_whose_label_the_site_names(tmp_path, monkeypatch):
     path = table(tmp_path / "ward.csv")
     monkeypatch.setenv("CFL_DATA", str(path))
     with pytest.raises(
-        DataError, match=r"no column 'label'; it has age, diagnosis, dose; set label, or CFL_LABEL beside"
+        DataError, match=r"no column 'label'; it has age, diagnosis, dose; set label, or CFL_LABEL together"
     ):
         SiteData().load()
     monkeypatch.setenv("CFL_LABEL", "diagnosis")

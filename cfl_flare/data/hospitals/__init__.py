@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.files import reading_within
-from cfl_flare.data.preparation import UNSAID, Preparation, Scaling
-from cfl_flare.data.samples import DataSource, Samples
+from cfl_flare.data.preparation import UNSAID, Scaling
+from cfl_flare.data.samples import Wrapped
 from cfl_flare.data.table import Table
 
 FOLDER = Path(__file__).parent
@@ -23,7 +23,7 @@ STROKE, HEART = "stroke.csv.gz", "heart.csv.gz"
 
 
 @dataclass(frozen=True)
-class Hospitals(DataSource):
+class Hospitals(Wrapped):
     """A table of several hospitals' patients; each hospital is a participant unless a partition says otherwise."""
 
     prepares: ClassVar[bool] = True
@@ -41,38 +41,15 @@ class Hospitals(DataSource):
 
     @property
     def usual_partition(self) -> Mapping[str, Any]:
-        """Each hospital is a participant."""
         return {"partition": "natural"}
 
-    @property
-    @abstractmethod
-    def table(self) -> Table:
-        """The table, and what of it is used."""
-
-    @cached_property
-    def _table(self) -> Table:
-        return self.table
-
-    def load(self) -> tuple[Samples, Samples]:
-        """Both splits, as the source table has them."""
-        with reading_within(None):  # a part of the package, not a path of the job's
-            return self._table.load()
-
-    def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation:
-        """As the source table's."""
-        with reading_within(None):
-            return self._table.preparation(train, federation)
+    def leave(self) -> AbstractContextManager[None]:
+        return reading_within(None)  # a part of the package, not a path of the job's
 
     @property
     def positive(self) -> str | None:
-        """As the source table's."""
-        with reading_within(None):
-            return self._table.positive
-
-    def described(self) -> list[str]:
-        """What each column became."""
-        with reading_within(None):
-            return self._table.described()
+        with self.leave():
+            return self.inner.positive
 
 
 @dataclass(frozen=True)
@@ -94,12 +71,11 @@ class Stroke(Hospitals):
     )
     by_date: bool = setting(False, help="a hospital's latest patients are for testing, not random ones")
     first_days: int | None = setting(
-        None, help="with by_date: the patients of so many days from a hospital's first one train, all later ones test"
+        None, help="with by_date: the patients of this many days from a hospital's first one train, all later ones test"
     )
 
-    @property
-    def table(self) -> Table:
-        """The table, and what of it is used."""
+    @cached_property
+    def inner(self) -> Table:
         dies, dated = self.outcome == "death", self.by_date or self.first_days is not None
         aside = ["dependent"] if dies else ["days", "died"]
         return Table(
@@ -133,9 +109,8 @@ class Heart(Hospitals):
         "doi 10.24432/C52P4X; licence CC BY 4.0"
     )
 
-    @property
-    def table(self) -> Table:
-        """The table, and what of it is used."""
+    @cached_property
+    def inner(self) -> Table:
         return Table(
             str(FOLDER / HEART),
             key="hospital",
