@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Settings as plain dictionaries, and back: what a job file holds, checked before it is used."""
+"""Settings as plain dictionaries, and back: what a job file holds, checked before it is used.
+
+Whatever does not fit is a `ConfigError`, which names the place, the value and the way out.
+"""
 
 from __future__ import annotations
 
@@ -69,11 +72,7 @@ def one_line(error: BaseException) -> str:
 
 
 def from_dict(cls: Callable[..., T], values: Mapping[str, Any], where: str) -> T:
-    """Builds a settings class from a dictionary, with one clear error for a name it does not know.
-
-    Raises:
-        ConfigError: an unknown or missing name, or a value that the class does not take.
-    """
+    """Builds a settings class from a dictionary, with one clear error for a name it does not know."""
     try:
         parameters = inspect.signature(cls).parameters
     except (TypeError, ValueError) as error:  # more arguments without a name than there can be
@@ -132,9 +131,6 @@ def as_spec(value: Mapping[str, Any] | str, key: str) -> dict[str, Any]:
 
     >>> as_spec("dirichlet:alpha=0.1", "partition")
     {'partition': 'dirichlet', 'alpha': 0.1}
-
-    Raises:
-        ConfigError: it is neither.
     """
     require(
         isinstance(value, (str, Mapping)),
@@ -153,9 +149,6 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
         obj: an object whose constructor's parameters are kept as attributes of the same name, or already such a
             dictionary.
         what: what it is ("model", "data"), for the error.
-
-    Raises:
-        ConfigError: a parameter is not kept as an attribute, or cannot be written to a job file.
     """
     if isinstance(obj, Mapping):
         obj = unmarked(obj)
@@ -180,11 +173,7 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
 
 
 def class_path(obj: Any, what: str) -> str:
-    """Where the class of an object can be imported from.
-
-    Raises:
-        ConfigError: nowhere but here.
-    """
+    """Where the class of an object can be imported from."""
     if isinstance(obj, (type, str)):
         name = f"{obj.__module__}.{obj.__qualname__}" if isinstance(obj, type) else obj
         raise ConfigError(
@@ -207,9 +196,6 @@ def plain_value(value: Any, where: str, inner: Callable[[Any], Any] = lambda val
         value: the value.
         where: what it is, for the error.
         inner: describes further objects; MISSING for those that it does not know.
-
-    Raises:
-        ConfigError: it is something else.
     """
     value = value.value if isinstance(value, Enum) else value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -260,9 +246,6 @@ def build(
         authorize: called with the class path before the import; raises to refuse it. None where there is no policy.
         inside: whether it is an argument of another class.
         **extra: further arguments, in addition to those of the spec.
-
-    Raises:
-        ConfigError: no such module or class, not a ``base``, or arguments that do not fit.
     """
     try:
         spec = unmarked(spec)
@@ -329,9 +312,6 @@ def check_run_name(name: str, what: str = "name") -> None:
     Args:
         name: the name.
         what: which setting it is, for the error.
-
-    Raises:
-        ConfigError: it holds more than letters, digits, ``.``, ``_`` and ``-``.
     """
     require(
         isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) is not None,

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are written as a whole or not at all, and read only if they are regular files of a bounded size.
 
-Every file that may come from somebody else is opened by `open_regular`. Every error of a write is a `FileError`, one
+`open_regular` opens every file that may come from somebody else. Every error is a `FileError`, one
 line with the path and the way out.
 """
 
@@ -69,9 +69,6 @@ def make_folder(path: Path, private: bool = False) -> None:
     Args:
         path: the folder.
         private: no other user may enter the folders that are made. In a private folder, all new folders are private.
-
-    Raises:
-        FileError: it cannot be made.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     with writing(path):
@@ -97,9 +94,6 @@ def atomic_write(path: Path, content: str | bytes | Callable[[BinaryIO], object]
         path: the file, in a folder that exists. A file that is replaced keeps its permissions.
         content: text, bytes, or a function that writes to the open file.
         durable: force file and folder to the disk, so that the new content survives a power failure.
-
-    Raises:
-        FileError: it cannot be written; the old content is left.
     """
     temporary = path.with_name(path.name + ".tmp")
     with writing(path):
@@ -130,11 +124,7 @@ def atomic_write(path: Path, content: str | bytes | Callable[[BinaryIO], object]
 
 
 def append(path: Path, text: str) -> None:
-    """Appends text to a file, which is created if it does not exist: all of it, or nothing.
-
-    Raises:
-        FileError: it cannot be written; the file is as it was before.
-    """
+    """Appends text to a file, which is created if it does not exist: all of it, or nothing."""
     rest = memoryview(text.encode())
     with writing(path), open(path, "ab", buffering=0, opener=private_file) as file:
         before = file.tell()
@@ -154,9 +144,6 @@ def open_regular(path: Path, limit: int | None = None) -> BinaryIO:
     Args:
         path: the file; links are followed.
         limit: its largest size in bytes; None if whoever reads it does so piece by piece.
-
-    Raises:
-        FileError: it cannot be opened, is not a regular file, or is larger.
     """
     try:
         _check_regular(path, os.stat(path), limit)
@@ -183,11 +170,7 @@ def _check_regular(path: Path, status: os.stat_result, limit: int | None) -> Non
 
 
 def read_text(path: Path, limit: int = MOST_JSON) -> str:
-    """The text of a file in UTF-8.
-
-    Raises:
-        FileError: it cannot be read, or is larger than the limit.
-    """
+    """The text of a file in UTF-8."""
     with open_regular(path, limit) as file:
         try:
             return file.read(limit + 1).decode()
@@ -197,20 +180,12 @@ def read_text(path: Path, limit: int = MOST_JSON) -> str:
 
 
 def read_json(path: Path, limit: int = MOST_JSON) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        FileError: it cannot be read, is larger than the limit, or is not JSON.
-    """
+    """The content of a JSON file."""
     return parse_json(read_text(path, limit), str(path))
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """The content of JSON text; ``where`` names it in the error.
-
-    Raises:
-        FileError: it is not JSON, or is nested too deeply.
-    """
+    """The content of JSON text; ``where`` names it in the error."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -219,11 +194,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 
 def json_lines(path: Path, limit: int = MOST_LINES) -> Iterator[dict[str, Any]]:
-    """The objects in the complete lines of a JSON Lines file that may still be growing.
-
-    Raises:
-        FileError: it cannot be read, is larger than the limit, or a line is not a JSON object.
-    """
+    """The objects in the complete lines of a JSON Lines file that may still be growing."""
     with open_regular(path, limit) as file:
         for number, line in enumerate(iter(lambda: file.readline(MOST_JSON + 1), b""), start=1):
             if not line.endswith(b"\n"):
@@ -259,11 +230,7 @@ def is_unheld(path: Path) -> bool:
 
 
 def below(folder: Path) -> Iterator[Path]:
-    """All files in a folder and below it, links to folders not followed; sorted within each folder.
-
-    Raises:
-        FileError: it holds too many.
-    """
+    """All files in a folder and below it, links to folders not followed; sorted within each folder."""
     seen = 0
     for place, folders, files in os.walk(folder):
         folders.sort()
@@ -274,11 +241,7 @@ def below(folder: Path) -> Iterator[Path]:
 
 
 def check_memory(nbytes: int, where: str) -> None:
-    """Checks what a file asks for before any of it is allocated.
-
-    Raises:
-        FileError: this machine does not have that much free memory.
-    """
+    """Checks what a file asks for before any of it is allocated."""
     import psutil
 
     free = psutil.virtual_memory().available

@@ -50,9 +50,6 @@ class Division:
         Args:
             module: the model.
             pattern: the setting ``private``; None for nothing that is private.
-
-        Raises:
-            ConfigError: the pattern is not a regular expression, or matches nothing, or all parameters.
         """
         layout = Layout.of(module)
         if pattern is None:
@@ -101,9 +98,6 @@ def matching(module: torch.nn.Module, pattern: str, where: str, words: bool = Tr
             expression that is searched in the names.
         where: the beginning of the error message.
         words: whether it may be a word.
-
-    Raises:
-        ConfigError: it is not a regular expression.
     """
     layout = Layout.of(module)
     names = _of_kind(module, layout, pattern) if words else set()
@@ -114,11 +108,7 @@ def matching(module: torch.nn.Module, pattern: str, where: str, words: bool = Tr
 
 
 def bounded(pattern: str, names: Collection[str], where: str) -> re.Pattern[str]:
-    """A job's regular expression, if searching the names by it takes few steps whatever they are.
-
-    Raises:
-        ConfigError: it is none, is too long, or could take longer than a site should spend on it.
-    """
+    """A job's regular expression, if searching the names by it takes few steps whatever they are."""
     try:
         require(len(pattern) <= MOST_PATTERN, f"{where} has more than {MOST_PATTERN} characters; write a shorter one")
         compiled, longest = re.compile(pattern), max(map(len, names), default=0) + 1

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A setting is stated once: a field of a dataclass, with its type, default, bounds and one line of help.
 
-Checks, keyword arguments, FLARE components' arguments, command-line options and tables are made from these fields.
+Checks, keyword arguments, FLARE components' arguments, command-line options and tables are made from these fields. A
+`ConfigError` names the setting, its value and what it should be.
 """
 
 from __future__ import annotations
@@ -130,11 +131,7 @@ def _accepts(value: Any, annotation: Any) -> bool:
 
 
 def check_types(instance: Any, where: str) -> None:
-    """Checks a dataclass's simple fields against their annotations.
-
-    Raises:
-        ConfigError: naming the field, its value and the type that it should have.
-    """
+    """Checks a dataclass's simple fields against their annotations."""
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
@@ -145,11 +142,7 @@ def check_types(instance: Any, where: str) -> None:
 
 
 def check_settings(instance: Any, where: str) -> None:
-    """Checks the types and bounds of a dataclass's fields.
-
-    Raises:
-        ConfigError: naming the setting, its value and what it should be.
-    """
+    """Checks the types and bounds of a dataclass's fields."""
     check_types(instance, where)
     for name, stated in settings_of(type(instance)).items():
         value = getattr(instance, stated.field)
@@ -173,11 +166,7 @@ def check_known(given: Iterable[str], classes: Iterable[type], where: str) -> No
 
 
 def pick(cls: type[T], given: Mapping[str, Any], where: str) -> T:
-    """A dataclass from those of the given settings that are its, by the names that users write.
-
-    Raises:
-        ConfigError: one is missing, or wrong.
-    """
+    """A dataclass from those of the given settings that are its, by the names that users write."""
     fields = {name: known.field for name, known in settings_of(cls).items()}
     return from_dict(cls, {fields[name]: value for name, value in given.items() if name in fields}, where)
 
@@ -198,11 +187,7 @@ def keep(component: Any, given: Mapping[str, Any], *classes: type) -> list[str]:
 
 
 def from_attributes(cls: type[T], component: Any, where: str) -> T:
-    """A dataclass from the attributes that `keep` made.
-
-    Raises:
-        ConfigError: one is missing, or wrong.
-    """
+    """A dataclass from the attributes that `keep` made."""
     fields = [stated.field for stated in settings_of(cls).values()]
     return from_dict(cls, {name: getattr(component, name) for name in fields if hasattr(component, name)}, where)
 

@@ -3,6 +3,7 @@
 """Augmentation: random transforms of the images that a participant trains on, by torchvision.transforms.v2.
 
 What a job may name is in `cfl_flare.training.transforms`. Importing this takes seconds; only runs with transforms do.
+A transform that fails, or does not fit the samples, is a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -39,9 +40,6 @@ class Augment:
     Args:
         texts: the transforms, as `cfl_flare.training.transforms.parsed` reads them.
         masks: labels are masks. They move with their images, by the nearest pixel; outside an image is background.
-
-    Raises:
-        ConfigError: torchvision refuses a transform, or does not have it, or it leaves masks where they are.
     """
 
     def __init__(self, texts: Sequence[str], masks: bool = False):
@@ -58,9 +56,6 @@ class Augment:
 
         Returns:
             Images and labels of the same shapes, dtypes and device.
-
-        Raises:
-            ConfigError: the transforms fail, or make something else of these samples.
         """
         images, labels = x.cpu(), y.cpu() if self._masks else y
         with _drawing(seed):
@@ -77,10 +72,6 @@ class Augment:
             x: training samples ``(n, *input_shape)`` float32, images in [-1, 1].
             y: the first one's label as the run's task has targets, ``(1, ...)``.
             where: whose they are, for errors.
-
-        Raises:
-            ConfigError: they are not images, or their values are beyond [-1, 1] where that matters, a transform is too
-                large for them or fails, or the chain returns another shape or dtype, or values that are not finite.
         """
         shape = tuple(x.shape[1:])
         require(

@@ -139,12 +139,7 @@ class TrainSettings:
             self.built_task()
 
     def built_task(self, authorize: Callable[[str], None] | None = None) -> LearningTask:
-        """The run's task; see `cfl_flare.training.tasks.build_task`.
-
-        Raises:
-            ConfigError: an unknown task or setting, a measure that the task lacks, class weights without classes, or
-                histograms of scores without scores.
-        """
+        """The run's task; see `cfl_flare.training.tasks.build_task`."""
         from cfl_flare.training.tasks import build_task
 
         task = build_task(self.task, authorize)
@@ -167,11 +162,7 @@ class TrainSettings:
         return task
 
     def built_augment(self, task: LearningTask) -> Augment | None:
-        """The chain of transforms of the run's training images; None if there is none.
-
-        Raises:
-            ConfigError: torchvision refuses one, or does not have it, or it cannot move the task's masks.
-        """
+        """The chain of transforms of the run's training images; None if there is none."""
         if not self.augment:
             return None
         from cfl_flare.training.augment import Augment  # it needs torchvision, which takes seconds
@@ -185,11 +176,7 @@ class TrainSettings:
             require(value == default, f"training: {name} = {value!r} belongs to {of}; leave one of the two out")
 
     def over(self, rounds: int) -> TrainSettings:
-        """The settings in a run of so many rounds, which a cosine takes unless it has its own number.
-
-        Raises:
-            ConfigError: the warm-up leaves no round for the cosine.
-        """
+        """The settings in a run of so many rounds, which a cosine takes unless it has its own number."""
         return replace(self, lr_rounds=rounds) if self.lr_schedule == "cosine" and not self.lr_rounds else self
 
     def lr_at(self, round_number: int) -> float:

@@ -3,7 +3,8 @@
 """The transforms of torchvision.transforms.v2 that a job may name, and what it may set of each.
 
 A site does not trust a job. None of these takes a function, reads a file or returns more than one image, and all sizes
-are bounded. The table needs neither torch nor torchvision, so that settings are checked without them.
+are bounded. The table needs neither torch nor torchvision, so that settings are checked without them. A `ConfigError`
+names the transform, the value and the way out.
 """
 
 from __future__ import annotations
@@ -113,12 +114,7 @@ REQUIRED |= {"RandomPosterize", "RandomSolarize", "RandomAdjustSharpness", "Gaus
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """The name of a transform and its settings, of ``"RandomCrop:size=28,padding=2"``.
-
-    Raises:
-        ConfigError: a transform or a setting that is not in the table, a value out of its bounds, or one that is
-            missing.
-    """
+    """The name of a transform and its settings, of ``"RandomCrop:size=28,padding=2"``."""
     require(
         isinstance(text, str) and len(text) <= LONGEST,
         f"training: augment = {reprlib.repr(text)} should be text like 'RandomCrop:size=28,padding=2', of up to "
@@ -139,11 +135,7 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def check_augment(given: Any) -> tuple[str, ...]:
-    """The transforms of a run, checked by the table.
-
-    Raises:
-        ConfigError: naming the transform, the value and the way out.
-    """
+    """The transforms of a run, checked by the table."""
     wanted = f"training: augment = {reprlib.repr(given)} should be a list of transforms"
     require(isinstance(given, (list, tuple)), f"{wanted}: write ['RandomHorizontalFlip:p=0.5', ...]")
     require(len(given) <= MOST_TRANSFORMS, f"{wanted}, of up to {MOST_TRANSFORMS}; leave some out")
