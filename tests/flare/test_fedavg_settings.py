@@ -303,7 +303,7 @@ def test_series_are_named_by_what_they_are():
 
 
 def test_a_tied_weight_is_excluded_under_both_of_its_names():
-    tied = {"class_path": "tests.core.test_state_names.Tied"}
+    tied = {"class_path": "tests.core.test_params.Tied"}
     _, client = exported(recipe(**SCRIPT, model=tied, method="fedavg", exclude_vars="embed"))
     (pattern, *_) = (c["filters"][0]["args"]["exclude_vars"] for c in client["task_result_filters"])
     leaves = [name for name in ("embed.weight", "out.weight", "norm.weight") if not re.search(pattern, name)]
@@ -330,7 +330,7 @@ def test_the_format_of_what_travels_reaches_server_and_sites():
 
 def test_cfl_flare_s_own_training_needs_all_parameters():
     with pytest.raises(ConfigError, match="leaves out 2 of its 3 parameters"):
-        recipe(model={"class_path": "tests.core.test_state_names.Adapted"}, method="fedavg")
+        recipe(model={"class_path": "tests.core.test_params.Adapted"}, method="fedavg")
 
 
 def test_all_parameters_are_compared_where_there_is_no_fully_connected_layer(caplog):

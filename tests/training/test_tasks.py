@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks: losses by hand and against finite differences, measures against scikit-learn, and what does not fit."""
+"""Tasks and measures, against independent implementations."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,11 +11,14 @@ import numpy as np
 import pytest
 import sklearn.metrics as sk
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor
 
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.training.ensemble import LINKS, Ensemble, combined, predicted
-from cfl_flare.training.measures import auprc, auroc, calibration_error
+from cfl_flare.training.measures import accuracy, auprc, auroc, calibration_error, macro_f1
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import (
     TASKS,
@@ -360,3 +365,21 @@ def test_a_perfect_auroc_is_not_above_one():
     scores = torch.arange(13) / 13  # of 10 and 3, a sum in float32 is 1.0000001, which a server refuses
     outputs = torch.stack([1 - scores, scores], dim=1).log()
     assert Classification().measured(outputs, torch.tensor([0] * 10 + [1] * 3), ["auroc"])["auroc"] == 1
+
+
+PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30)
+
+
+@settings(deadline=None)
+@given(PAIRS)
+def test_measures_are_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+    labels, predictions = np.array(pairs).T
+    assert accuracy(labels, predictions) == pytest.approx(accuracy_score(labels, predictions))
+    expected = f1_score(labels, predictions, average="macro", zero_division=0)
+    assert macro_f1(labels, predictions) == pytest.approx(expected)
+
+
+def test_macro_f1_counts_the_classes_that_occur_alone() -> None:
+    assert macro_f1(np.array([7, 7]), np.array([7, 7])) == 1
+    # Class 2: precision 1, recall 1/2. Class 5 is predicted and never true: 0. Classes 0, 1, 3, 4 do not occur.
+    assert macro_f1(np.array([2, 2]), np.array([2, 5])) == pytest.approx((2 / 3 + 0) / 2)
