@@ -161,7 +161,7 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
     for name, parameter in inspect.signature(type(obj)).parameters.items():
         if parameter.kind in OPEN:
             continue
-        if not hasattr(obj, name):  # even one with a default: nobody could say whether this object was built with it
+        if not hasattr(obj, name):  # even with a default: this object may have been built with another value
             raise ConfigError(
                 f"{what}: {path.rpartition('.')[2]} does not keep its argument {name!r} as an attribute, so it cannot "
                 f"be written to a job; pass {{'class_path': '{path}', 'args': {{...}}}}"

@@ -82,7 +82,7 @@ class MissingDataError(DataError, failure="missing"):
 
 
 class ColumnsError(DataError, failure="columns"):
-    """A table lacks a column, or has one that nobody agreed on."""
+    """A table lacks a column, or has one that the sites did not agree on."""
 
 
 class FitError(DataError, failure="model"):
@@ -115,7 +115,7 @@ class AbortedError(CFLError):
 
 
 class NoPlotsError(ConfigError):
-    """What makes pictures is not installed, or does not run here: for want of memory, for instance."""
+    """The software that makes pictures is not installed, or does not run here, for instance for lack of memory."""
 
 
 class RunFailedError(CFLError):

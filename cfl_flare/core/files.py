@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are written as a whole or not at all, and read only if they are regular files of a bounded size.
 
-`open_regular` opens every file that may come from somebody else. Every error is a `FileError`, one
-line with the path and the way out.
+`open_regular` opens every file that may come from elsewhere. Every error is a `FileError`, one line with the path and
+the way out.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def private_file(path: str | Path, flags: int) -> int:
 
 
 def atomic_write(path: Path, content: str | bytes | Callable[[BinaryIO], object], durable: bool = True) -> None:
-    """Writes a file in one step: whoever reads it finds the old content or the new, never a part of it.
+    """Writes a file in one step: a reader finds the old content or the new, never a part of it.
 
     Args:
         path: the file, in a folder that exists. A file that is replaced keeps its permissions.
@@ -143,7 +143,7 @@ def open_regular(path: Path, limit: int | None = None) -> BinaryIO:
 
     Args:
         path: the file; links are followed.
-        limit: its largest size in bytes; None if whoever reads it does so piece by piece.
+        limit: its largest size in bytes; None if the caller reads it piece by piece.
     """
     try:
         _check_regular(path, os.stat(path), limit)
@@ -211,7 +211,7 @@ def held(path: Path) -> BinaryIO:
     """Marks a file as that of a process that lives; `is_unheld` sees when it has died or closed what is returned."""
     file = path.open("rb")
     with suppress(OSError):  # not every file system can
-        for wait in (0.0, 0.01, 0.1, 1.0):  # who looks has it for an instant
+        for wait in (0.0, 0.01, 0.1, 1.0):  # a process that looks holds it for an instant
             time.sleep(wait)
             with suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

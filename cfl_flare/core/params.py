@@ -200,7 +200,7 @@ class Layout:
                 raise ConfigError(f"part of the model {role!r} should be one of {', '.join(ROLES)} or a list of names")
             chosen = [e for e in parameters if {"all": True, "fc": e.fc, "head": e.head, "backbone": not e.head}[role]]
             if not chosen or (role == "backbone" and len(chosen) == len(parameters)):
-                raise ConfigError(f"the model has no {role!r} part: it has no torch.nn.Linear layer beside others")
+                raise ConfigError(f"the model has no {role!r} part: it needs a torch.nn.Linear layer and others")
         else:
             names = {e.name: e for e in parameters}
             unknown = [name for name in role if name not in names]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""No single voice decides: weights of which none is more than a share of all, and values not far from all others."""
+"""No single voice decides: bounds of weights by their share of all, and of values by their distance from the others."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-# How many median deviations from the median a value counts as, at most.
+# A value counts as at most this many median deviations away from the median.
 REACH = 5.0
-# Of fewer values, nobody knows which is the outlier.
+# Among fewer values, the outlier cannot be told.
 FEWEST_VALUES = 3
 
 
 def capped(weights: Mapping[str, float], share: float) -> dict[str, float]:
-    """Weights of which none is more than a share of their sum; those above it are lowered, the others stay.
+    """Lowers the weights that are more than a share of the sum of all; the others stay.
 
-    Of fewer than 1 / share weights, all become the smallest.
+    If there are fewer than 1 / share weights, all become the smallest.
 
     >>> capped({"a": 10.0, "b": 1.0, "c": 1.0, "d": 2.0}, 0.5)
     {'a': 4.0, 'b': 1.0, 'c': 1.0, 'd': 2.0}
@@ -32,12 +32,12 @@ def capped(weights: Mapping[str, float], share: float) -> dict[str, float]:
 
 
 def bounded_weights(weights: Mapping[str, float], sites: Mapping[str, str], share: float | None) -> dict[str, float]:
-    """Participants' weights, of which those of one site are no more than a share of the sum.
+    """Participants' weights, lowered where those of one site are more than a share of the sum.
 
     Args:
         weights: by participant.
-        sites: each participant's; one that is not named is a site of its own.
-        share: the largest of one site; None for no bound.
+        sites: each participant's; a participant that is not named is a site of its own.
+        share: the most that one site has; None for no bound.
 
     >>> bounded_weights({"a": 1e9, "b": 2.0, "c": 2.0}, {}, 0.5)
     {'a': 4.0, 'b': 2.0, 'c': 2.0}

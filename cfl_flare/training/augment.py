@@ -51,7 +51,7 @@ class Augment:
 
         Args:
             x: images ``(n, channels, height, width)`` float32 in [-1, 1].
-            y: labels, of which masks ``(n, height, width)`` are transformed, too.
+            y: labels; masks ``(n, height, width)`` are transformed, too.
             seed: of all draws.
 
         Returns:

@@ -254,7 +254,7 @@ class Learner:
         return self.measured(self.tested(model)) if self.tests else {}
 
     def resampled(self, outputs: Tensor, names: Iterable[str], times: int) -> Replicates | None:
-        """What is measured by these outputs when the test split is drawn anew ``times`` times; None for no times."""
+        """Measures of these outputs when the test split is drawn anew ``times`` times; None for no times."""
         if not times:
             return None
         runtime, test = self._runtime, self._test

@@ -21,7 +21,7 @@ def cox_loss(risk: Tensor, time: Tensor, event: Tensor, ties: str = "efron") -> 
 
     Args:
         risk: ``(n,)`` logarithms of relative hazards.
-        time: ``(n,)`` until the event, or until nobody knows.
+        time: ``(n,)`` until the event, or until the end of observation.
         event: ``(n,)`` 1 where the event happened, else 0.
         ties: ``"efron"`` or ``"breslow"``.
 
@@ -53,13 +53,13 @@ def _log_sums(values: Tensor, group: Tensor, groups: int) -> Tensor:
 
 
 def concordance(risk: Tensor, time: Tensor, event: Tensor) -> float | None:
-    """Harrell's C: of the pairs of which it is known who had the event first, the share with the higher risk there.
+    """Harrell's C: among the pairs whose first event is known, the share where that sample has the higher risk.
 
-    Equal risks count half. Whose time is the same had it first if the other's was not seen.
+    Equal risks count half. Of two equal times, an observed event comes before the end of observation.
 
     Args:
         risk: ``(n,)``, higher for earlier events.
-        time: ``(n,)`` until the event, or until nobody knows.
+        time: ``(n,)`` until the event, or until the end of observation.
         event: ``(n,)`` 1 where the event happened, else 0.
 
     Returns:

@@ -18,7 +18,7 @@ from cfl_flare.core.params import Params
 
 @dataclass(frozen=True)
 class Step:
-    """What a term is computed from in one local step.
+    """The input of a term in one local step.
 
     Attributes:
         parameters: the flat parameters ``(parameter_size,)`` that are being trained, without private layers.

@@ -80,8 +80,8 @@ class ResidentModel:
     def evaluated(self, x: torch.Tensor) -> torch.Tensor:
         """The backbone's outputs ``(n, d)`` in evaluation mode, with gradient. The module is in training mode after it.
 
-        It computes with copies of the buffers: the backward pass reads BatchNorm's statistics again, after the training
-        pass has changed them in place, of which torch does not warn.
+        It computes with copies of the buffers. The backward pass reads BatchNorm's statistics again, which the training
+        pass has changed in place by then; torch does not warn of it.
         """
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         self.module.eval()

@@ -83,10 +83,10 @@ class TrainSettings:
         help="what models predict: classification, binary, multilabel, regression, survival or segmentation, or an own "
         "package.Class",
     )
-    measures: tuple[str, ...] = setting((), help="what is measured beside the task's usual: auroc, ece, ...")
+    measures: tuple[str, ...] = setting((), help="measures in addition to the task's usual ones: auroc, ece, ...")
     score_bins: int = setting(
         0,
-        help="histograms of test scores of so many bins, such as 200, for pooled_auroc and pooled_macro_f1; 0: none",
+        help="bins of the histograms of test scores, such as 200, for pooled_auroc and pooled_macro_f1; 0: none",
         bounds=SCORE_BINS,
     )
     bootstrap: int = setting(
@@ -176,7 +176,7 @@ class TrainSettings:
             require(value == default, f"training: {name} = {value!r} belongs to {of}; leave one of the two out")
 
     def over(self, rounds: int) -> TrainSettings:
-        """The settings in a run of so many rounds, which a cosine takes unless it has its own number."""
+        """The settings in a run of this length. A cosine without its own number of rounds takes it."""
         return replace(self, lr_rounds=rounds) if self.lr_schedule == "cosine" and not self.lr_rounds else self
 
     def lr_at(self, round_number: int) -> float:
@@ -199,7 +199,7 @@ class TrainSettings:
         return self.lr * self.lr_decay**times
 
     def steps(self, samples: int) -> int:
-        """Steps of one round for a participant with so many training samples."""
+        """Steps of one round for a participant with this number of training samples."""
         if self.local_epochs is None:
             return self.local_steps or 10
         return self.local_epochs * len(batch_bounds(samples, self.batch_size))

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What models predict. A task is a value: its labels, its loss, and how predictions are measured.
+"""Learning tasks: the labels, the loss, and how predictions are measured.
 
 To add one, derive from `LearningTask`, with a loss and measures, and name the class as the run's task.
 """
@@ -107,7 +107,7 @@ class LearningTask(ABC):
             )
 
     def ranges(self, requested: Iterable[str] = ()) -> dict[str, tuple[float, float]]:
-        """What is measured in a run, with the range of each: what is beyond it, a server refuses."""
+        """The measures of a run, with the range of each. A server refuses values outside it."""
         return {name: RANGES.get(name, (-LARGEST, LARGEST)) for name in (*self.always, *requested)}
 
     def key_metric(self, outputs: int | None) -> str:
