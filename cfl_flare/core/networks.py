@@ -179,9 +179,9 @@ def _sizes(network: nn.Module, twin: nn.Module) -> str | None:
 
     here, there = shapes(network), shapes(twin)
     name = next((n for n in (*here, *there) if here.get(n) != there.get(n)), None)
-    return (
-        None if name is None else f"{name} has {here.get(name, 'no place')} here, {there.get(name, 'no place')} there"
-    )
+    if name is None:
+        return None
+    return f"{name} has {here.get(name, 'no place')} here, {there.get(name, 'no place')} there"
 
 
 def _difference(a: Any, b: Any, place: str, seen: set[tuple[int, int]]) -> str | None:
@@ -205,7 +205,7 @@ def _difference(a: Any, b: Any, place: str, seen: set[tuple[int, int]]) -> str |
         return None if np.isscalar(a) and np.isscalar(b) and a == b else text
     here, there = _inside(a), _inside(b)
     if not here and not there:
-        return None if a == b else text
+        return None if hasattr(a, "__dict__") or a == b else text  # objects of one class without attributes are alike
     if hasattr(a, "__dict__"):  # other values may be made for this comparison alone, and give their id away
         if type(a).__eq__ is not object.__eq__ and not isinstance(a, Mapping) and a == b:
             return None
@@ -228,7 +228,10 @@ def _inside(value: Any) -> dict[str, Any]:
         parts |= {name: len(vars(value)[name]) for name in internal if name.endswith("hooks")}
         trained = {f"{name}.requires_grad": p.requires_grad for name, p in value._parameters.items() if p is not None}
         constants = {name: value._buffers[name] for name in value._non_persistent_buffers_set}
-        return dict(sorted({**parts, **trained, **constants}.items())) | {**value._modules, "order": [*value._modules]}
+        return dict(sorted({**parts, **trained, **constants}.items())) | {
+            **value._modules,
+            "order of modules": [*value._modules],
+        }
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         return {"code": value.__code__, "defaults": [value.__defaults__, value.__kwdefaults__], "cells": cells}

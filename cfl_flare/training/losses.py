@@ -72,11 +72,7 @@ def concordance(risk: Tensor, time: Tensor, event: Tensor) -> float | None:
 def concordances(risk: Tensor, time: Tensor, event: Tensor, counts: Tensor) -> Tensor:
     """`concordance` of draws of the samples: ``(draws,)`` float64, NaN where there is no such pair.
 
-    Args:
-        risk: see `concordance`.
-        time: see `concordance`.
-        event: see `concordance`.
-        counts: how often each draw has each sample, ``(n, draws)``.
+    ``counts`` says how often each draw has each sample, ``(n, draws)``.
     """
     right, pairs = torch.zeros(2, counts.shape[1], dtype=torch.float64, device=time.device)
     happened, others = event > 0, counts.float()  # halves below 2**23, which float32 has exactly

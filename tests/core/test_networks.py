@@ -132,6 +132,16 @@ class Sign:
     __hash__ = None  # type: ignore[assignment]
 
 
+class Rule:
+    """Without attributes."""
+
+
+class Ruled(Small):
+    def __init__(self, order: int = 1):
+        super().__init__()
+        self.rule, self.order = Rule(), order
+
+
 class Signed(Small):
     def __init__(self, negative: bool = False):
         super().__init__()
@@ -272,7 +282,7 @@ def test_a_network_that_is_silently_another_one_is_refused(network, difference):
     assert f"pass {{'class_path': '{HERE}.{type(network).__name__}', 'args': {{{name!r}: ...}}}}" in text
 
 
-@pytest.mark.parametrize("cls", [Activated, Pooled, Scaled, Buffered, Dropping, Frozen, Closed, Hooked, Signed])
+@pytest.mark.parametrize("cls", [Activated, Pooled, Scaled, Buffered, Dropping, Frozen, Closed, Hooked, Signed, Ruled])
 def test_the_same_network_as_by_default_is_taken(cls):
     network = cls().train()
     next(iter(network.children())).eval()
