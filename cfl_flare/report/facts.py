@@ -19,7 +19,7 @@ from cfl_flare.results.schema import number as is_number
 
 # Participants without a measure that are named, and other measures that get a column.
 NAMED, OTHERS = 20, 4
-# The summary's parts that are settings; how much of a setting is shown, and how many of them.
+# The summary's parts that are settings, the most characters of a setting, and the most settings.
 PARTS = ("method", "model", "data", "training", "run", "private", "seed", "initial_ckpt", "resumed_at", "name")
 WIDTH, SETTINGS = 200, 300
 
@@ -119,18 +119,6 @@ def participants(view: View) -> Section | None:
     text = f"From the worst participant to the best, each measured {view.measured_on}, coloured by its cluster. " + (
         "The lines are 95 % intervals from draws of its test split." if intervals else "The run measured no intervals."
     )
-    names = [*measured, *unmeasured]
-    keys = dict.fromkeys(k for n in names for k, v in people[n].items() if k.startswith("served_") and is_number(v))
-    others = [key for key in keys if key != view.measure and not of_training(key)][:OTHERS]
-    rows = [
-        [view.shown[name], cluster_label(view.clusters[name]), number(view.weight(person))]
-        + ["not defined" if (value := finite(person.get(view.measure))) is None else number(value)]
-        + ([interval(intervals.get(name))] if intervals else [])
-        + [number(person.get(key)) for key in others]
-        for name, person in ((name, people[name]) for name in names)
-    ]
-    columns = ["participant", "cluster", view.unit, view.measure_name, *(["95 % interval"] if intervals else [])]
-    table = Table([*columns, *map(measure_name, others)], rows)
     notes = []
     if unmeasured:
         notes.append(
@@ -145,8 +133,23 @@ def participants(view: View) -> Section | None:
         )
     if len(drawn) < len(measured):
         notes.append(f"{len(drawn)} of {len(measured)} participants are drawn, evenly spaced in this order.")
+    table = _measures_of([people[name] for name in (*measured, *unmeasured)], intervals, view)
     plot = Plot(f"{view.measure_name} of each participant", text, vega.ranked(points, labels, "value"), table)
     return Section("Participants", plots=[plot], notes=notes)
+
+
+def _measures_of(people: list[dict[str, Any]], intervals: Mapping[str, Any], view: View) -> Table:
+    keys = dict.fromkeys(k for person in people for k, v in person.items() if k.startswith("served_") and is_number(v))
+    others = [key for key in keys if key != view.measure and not of_training(key)][:OTHERS]
+    rows = []
+    for person in people:
+        name, value = person["name"], finite(person.get(view.measure))
+        row = [view.shown[name], cluster_label(view.clusters[name]), number(view.weight(person))]
+        row.append("not defined" if value is None else number(value))
+        row += [interval(intervals.get(name))] if intervals else []
+        rows.append([*row, *(number(person.get(key)) for key in others)])
+    columns = ["participant", "cluster", view.unit, view.measure_name, *(["95 % interval"] if intervals else [])]
+    return Table([*columns, *map(measure_name, others)], rows)
 
 
 def failures(view: View) -> Section:

@@ -124,7 +124,7 @@ def discrimination(view: View) -> Section | None:
             notes.append(f"Curves are drawn of the {len(shown)} largest of {len(curves.curves)}.")
     for name, title in CALIBRATION.items():
         series = view.measured(f"served_{name}")
-        if series and view.run.metric.name != name:  # what the run is judged by has a section of its own
+        if series and view.run.metric.name != name:  # another section shows the metric of the run
             text = "The smaller, the better. Always to answer with the classes' shares is calibrated too, and useless."
             plots.append(line_plot(title, text, series, title, height=200))
     notes += view.rounds_note

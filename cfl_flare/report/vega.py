@@ -81,8 +81,8 @@ def colour(labels: Sequence[str], **legend: Any) -> Spec:
     return {"field": "c", "type": "nominal", "scale": scale, "legend": shown}
 
 
-def quantity(field: str, title: str, zero: bool = True, **more: Any) -> Spec:
-    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": zero}, **more}
+def quantity(field: str, title: str, zero: bool = True, **settings: Any) -> Spec:
+    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": zero}, **settings}
 
 
 def whole_axis(field: str, values: Iterable[int], title: str) -> Spec:

@@ -20,9 +20,9 @@ from cfl_flare.results.live import LiveRun, LiveSite, Watched, numbers
 from cfl_flare.results.missed import missed_rounds
 
 BLOCKS, LETTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
-# How wide a plot is, how many clusters or participants have a line, and how many are named in one.
+# The width of a plot, the most clusters or participants that have a line, and the most that one line names.
 WIDE, LINES, NAMED = 24, 10, 5
-# How many of the last rounds say how long the next ones take.
+# The last rounds, from which the time of the next ones is estimated.
 RECENT = 5
 
 Values = Sequence[float | None]

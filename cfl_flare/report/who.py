@@ -130,12 +130,11 @@ def _neighbours(names: Sequence[str], clusters: Clusters, similar: np.ndarray) -
     for i, name in enumerate(names):
         values = similar[i].astype(np.float64)
         values[i] = np.nan
-        finite_ones = np.isfinite(values)
+        known = np.isfinite(values)
         inside = numbers == numbers[i]
-        near = names[int(np.nanargmax(values))] if finite_ones.any() else "-"
+        near = names[int(np.nanargmax(values))] if known.any() else "-"
         means = [
-            number(float(values[side].mean())) if (side := finite_ones & part).any() else "-"
-            for part in (inside, ~inside)
+            number(float(values[side].mean())) if (side := known & part).any() else "-" for part in (inside, ~inside)
         ]
         rows.append([name, cluster_label(clusters[i]), *means, near])
     return Table(("participant", "cluster", "mean in its cluster", "mean with others", "nearest"), rows)

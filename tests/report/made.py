@@ -83,6 +83,12 @@ def run(folder: Path, names: Sequence[str], rounds: int = 3, k: int = 2, measure
     return folder
 
 
+def change(folder: Path, file: str = "summary.json", **values) -> None:
+    """Changes values of a JSON file of a run or study."""
+    path = folder / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
 def features(folder: Path, names: Sequence[str], k: int = 2) -> None:
     """Adds a Gram matrix: each cluster has a direction of its own, and each participant a bit of another."""
     rng = np.random.default_rng(0)

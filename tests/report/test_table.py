@@ -2,12 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table's columns are those of the metrics by which its runs are judged, and of what participants report."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from rich.console import Console
+
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.report import table
-from cfl_flare.report.table import results_table
+from cfl_flare.report.table import NAMED, missed_lines, print_whole, results_table
 from cfl_flare.results.bootstrap import Difference
-from cfl_flare.results.run_dir import Run
+from cfl_flare.results.missed import Missed, missed_rounds
+from cfl_flare.results.run_dir import Run, load_run
+from tests.tiny import rounds
 
 REST = ["clusters", "ARI", "bytes", "seconds"]
 
@@ -95,3 +103,71 @@ def test_the_difference_to_the_first_run_has_its_sign(monkeypatch):
     monkeypatch.setattr(table, "paired_difference", lambda run, other, metric: found.pop(0))
     others = [run(own, worst=0.5) for own in ({"accuracy": 0.5125}, {"accuracy": 0.0})]
     assert columns(first, *others)["to the first"] == ["-", "+0.013 [-0.004, 0.027]", "-0.500 [-0.750, 0.000]"]
+
+
+# Who missed rounds, below the table.
+
+MISSING = [
+    {"trained": ["a", "b"], "failed": {}},
+    {"trained": ["a"], "failed": {"b": "no result in time", "c": "KeyError in its script"}},
+    {"trained": ["b"], "failed": {"b": "of another task", "c": "KeyError in its script"}},
+    {"trained": ["a"], "failed": {"b": "KeyError in its script", "c": "no result in time"}},
+    {"trained": ["a"], "failed": {"b": "KeyError in its script"}},
+]
+
+
+@pytest.fixture
+def finished(tmp_path) -> Run:
+    rounds(tmp_path)
+    return replace(load_run(tmp_path), rounds=[])
+
+
+def test_rounds_in_which_one_was_asked_are_counted():
+    found = missed_rounds(MISSING)
+    assert found == {"b": Missed(3, 5, "KeyError in its script"), "c": Missed(3, 3, "KeyError in its script")}
+    assert missed_rounds([{"round": 0}]) == {}
+
+
+def test_they_are_named_below_the_table(finished, tmp_path):
+    with (tmp_path / "said").open("w") as said:
+        print_whole(Console(file=said, width=300), results_table([finished, replace(finished, rounds=MISSING)]))
+    lines = (tmp_path / "said").read_text().splitlines()
+    assert [line.strip() for line in lines[4:]] == [
+        f"{finished.name}: b missed 3 of 5 rounds: KeyError in its script",
+        f"{finished.name}: c missed 3 of 3 rounds: KeyError in its script",
+    ]
+
+
+def test_a_run_without_them_has_no_such_line(finished):
+    assert missed_lines([finished]) == [] and results_table([finished]).caption is None
+
+
+def test_the_summary_has_them(finished):
+    """In the fixture's second round, nothing of c arrives."""
+    assert finished.summary["missed"] == {"c": {"rounds": 1, "asked": 2, "reason": "no result in time"}}
+    assert missed_lines([load_run(finished.folder)]) == ["c missed 1 of 2 rounds: no result in time"]
+
+
+def test_sites_that_took_no_part_are_named_too(finished):
+    left = replace(finished, summary={**finished.summary, "sites_left_out": {"s": "data: [red]\x1b"}})
+    assert missed_lines([left]) == [r"s took no part: data: \[red]\x1b"]
+
+
+def test_of_many_those_who_missed_most(finished):
+    names = [f"p{i}" for i in range(NAMED + 5)]
+    lines = [
+        {"trained": names[:-1], "failed": {names[-1]: "late"}},
+        {"trained": [], "failed": dict.fromkeys(names, "x")},
+    ]
+    said = missed_lines([replace(finished, rounds=lines)])
+    assert said[0] == f"{names[-1]} missed 2 of 2 rounds: late"
+    assert len(said) == NAMED + 1 and said[-1] == "5 more missed rounds; summary.json has them"
+
+
+@pytest.mark.parametrize("odd", [{"failed": ["b"]}, {"failed": {"b": 7}}, {"trained": "everyone"}, {"trained": [None]}])
+def test_records_of_another_program_are_refused(finished, odd):
+    path = finished.folder / "rounds.jsonl"
+    first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(first), **odd}), *others]))
+    with pytest.raises(ConfigError, match=next(iter(odd))):
+        load_run(finished.folder)

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 The cfl_flare authors
 // SPDX-License-Identifier: Apache-2.0
 "use strict";
-// Draws every plot from the JSON beside it. Expressions are interpreted, not compiled: the page allows no eval.
+// Draws every plot from the JSON next to it. Expressions are interpreted, not compiled: the page allows no eval.
 const config = JSON.parse(document.getElementById("config").textContent);
 const narrow = matchMedia("(max-width: 600px)").matches;
 config.legend.columns = narrow ? 2 : 6;
@@ -21,10 +21,10 @@ function draw(figure) {
   });
 }
 window.drawn = Promise.all(Array.from(document.querySelectorAll("figure"), draw));
-// On paper a table is worth more than its heading is.
+// On paper, small tables are open.
 let closed = [];
 addEventListener("beforeprint", () => {
   closed = Array.from(document.querySelectorAll("details.small:not([open])"));
-  for (const one of closed) one.open = true;
+  for (const table of closed) table.open = true;
 });
-addEventListener("afterprint", () => { for (const one of closed) one.open = false; });
+addEventListener("afterprint", () => { for (const table of closed) table.open = false; });

@@ -35,13 +35,8 @@ def view(folder: Path) -> StudyView:
     return StudyView(load_study(folder), folder)
 
 
-def change(folder: Path, **values) -> None:
-    file = folder / "study.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
-
-
 def change_verdict(folder: Path, **values) -> None:
-    change(folder, verdict={**load_study(folder)["verdict"], **values})
+    made.change(folder, "study.json", verdict={**load_study(folder)["verdict"], **values})
 
 
 def test_the_verdict_s_sentences_are_on_top(tmp_path):
@@ -145,7 +140,7 @@ def test_a_study_that_is_not_finished_says_so(tmp_path):
     text = study_report(folder)
     assert "There is no verdict yet: 2 of its comparisons are made. The same command goes on" in text
     assert "do not allow this part" not in text
-    change(folder, rungs=[], titles={}, found=None)
+    made.change(folder, "study.json", rungs=[], titles={}, found=None)
     assert "no comparison is made yet" in study_report(folder)
     assert candidates(view(folder)) is None and search(view(folder)) is None
 
@@ -171,7 +166,7 @@ def hostile(folder: Path) -> Path:
     change_verdict(folder, **values)
     study = load_study(folder)
     dropped = dict.fromkeys((*study["rungs"][0]["dropped"], made.HOSTILE[7]), made.HOSTILE[1])
-    change(folder, rungs=[{**study["rungs"][0], "dropped": dropped}, study["rungs"][1]])
+    made.change(folder, "study.json", rungs=[{**study["rungs"][0], "dropped": dropped}, study["rungs"][1]])
     return folder
 
 

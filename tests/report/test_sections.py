@@ -1,0 +1,305 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a run's report: what each says, what it leaves out, and the mathematics behind them."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.report import vega
+from cfl_flare.report.clusters import moves, number_of_clusters
+from cfl_flare.report.facts import failures, head, participants
+from cfl_flare.report.measures import convergence, discrimination
+from cfl_flare.report.page import Section, sections
+from cfl_flare.report.table import results_table
+from cfl_flare.report.view import View, thinned
+from cfl_flare.report.who import cosines, plane, tree, who
+from cfl_flare.report.write import run_report
+from cfl_flare.results.curves import CURVES, Curve, Curves, save_curves
+from cfl_flare.results.run_dir import load_run
+from tests.report import made
+from tests.report.made import change
+
+NAMES = [f"p{i}" for i in range(6)]
+
+
+def view(folder: Path) -> View:
+    return View(load_run(folder))
+
+
+def test_the_result_has_its_interval_or_claims_nothing(tmp_path):
+    folder = made.run(tmp_path / "a", NAMES)
+    (plain, *rest) = head(view(folder)).text
+    assert "accuracy is 0.750 on average over 6 participants" in plain
+    assert "No interval was measured" in plain and "claims nothing" in plain and not rest
+    change(folder, intervals={"served_accuracy": [0.7, 0.8]})
+    sure, caution = head(view(folder)).text
+    assert "lie from 0.700 to 0.800" in sure and "claims nothing" not in sure and "another seed" in caution
+
+
+def test_a_script_s_run_shows_its_steps_and_nothing_that_cfl_flare_did_not_do(tmp_path):
+    folder = made.run(tmp_path / "run", NAMES, train_script="client.py")
+    summary = json.loads((folder / "summary.json").read_text())
+    people = [{**one, "steps": one.pop("samples") + 0.5} for one in summary["participants"]]
+    del people[-1]["steps"]  # its script reports none
+    (folder / "summary.json").write_text(json.dumps({**summary, "participants": people}))
+    run = load_run(folder)
+    facts = dict(head(View(run)).tables[0][1].rows)
+    assert (
+        facts["training script"] == "client.py" and facts["steps of the last round"] == "62.500 (10.500 to 14.500 each)"
+    )
+    assert not {"task", "training samples"} & facts.keys()
+    page = run_report(run)
+    assert "as their training script reports it, weighted by steps" in page
+    assert not re.search("training samples|own test split", page)
+    assert results_table([run]).title == "served models, as training scripts report"
+
+
+def test_participants_are_sorted_from_the_worst_and_the_undefined_are_named(tmp_path):
+    folder = made.run(tmp_path / "a", NAMES)
+    summary = json.loads((folder / "summary.json").read_text())
+    people = summary["participants"][::-1]
+    del people[0]["served_accuracy"]  # p5
+    change(folder, participants=people, metric={"name": "accuracy", "mode": "max"})
+    (plot,) = participants(view(folder)).plots
+    points = plot.spec["data"]["values"]
+    assert [(p["name"], p["v"]) for p in points] == [(f"p{i}", float(f"{0.5 + i / 12:.4g}")) for i in range(5)]
+    assert [row[0] for row in plot.table.rows] == ["p0", "p1", "p2", "p3", "p4", "p5"]
+    assert plot.table.rows[5][3] == "not defined" and plot.table.rows[0][4] == "0.400 to 0.600"
+    (note,) = participants(view(folder)).notes
+    assert "1 of 6: p5." in note
+    people[1]["intervals"]["served_accuracy"] = [0.8, 0.8]
+    change(folder, participants=people)
+    assert "without width is no certainty" in participants(view(folder)).notes[1]
+    change(folder, metric={"name": "accuracy", "mode": "min"})
+    assert participants(view(folder)).plots[0].spec["data"]["values"][0]["name"] == "p4"
+
+
+def test_nobody_measured_is_no_section(tmp_path):
+    folder = made.run(tmp_path / "a", NAMES)
+    change(folder, metric={"name": "dice", "mode": "max"})
+    assert participants(view(folder)) is None and convergence(view(folder)) is None
+
+
+def test_convergence_has_the_mean_each_cluster_and_the_worst(tmp_path):
+    (plot,) = convergence(view(made.run(tmp_path / "a", NAMES))).plots
+    assert plot.table.columns == ("round", "all", "cluster-0", "cluster-1", "worst participant")
+    assert plot.table.rows[2] == ["3", "0.502", "0.502", "0.512", "0.402"]
+    dashes = plot.spec["encoding"]["strokeDash"]["scale"]
+    assert dict(zip(dashes["domain"], dashes["range"]))["worst participant"] == [5, 4]
+
+
+def test_moves_are_counted_over_all_rounds(tmp_path):
+    names = [f"p{i}" for i in range(100)]
+    section = moves(view(made.run(tmp_path / "a", names, rounds=60)))
+    (plot,) = section.plots
+    assert plot.text.startswith("1 of 100 participants changed")
+    by_name = {row[0]: row[1:] for row in plot.table.rows}
+    assert by_name["p99"] == ["cluster-0", "cluster-1", "59", "60"] and by_name["p0"][2:] == ["0", "-"]
+    assert len({cell["name"] for cell in plot.spec["data"]["values"]}) == 80
+    assert "80 of 100 participants and 50 of 60 rounds are drawn" in section.notes[0]
+
+
+def test_similarities_come_from_the_last_features_that_were_kept(tmp_path):
+    folder = made.run(tmp_path / "a", NAMES)
+    section = who(view(folder))  # none yet: shares of rounds
+    assert "same cluster" in section.text[0] and len(section.plots) == 1
+    names = [n["name"] for n in section.plots[0].spec["datasets"]["names"]]
+    assert names == ["p0", "p2", "p4", "p1", "p3", "p5"]  # by cluster
+    cells = [row["v"] for row in section.plots[0].spec["data"]["values"]]
+    assert cells[0][:4] == [1.0, 1.0, 1.0, 0.0] and cells[5] == [0.667, 0.667, 0.667, 0.333, 0.333, 1.0]
+    made.features(folder, NAMES)
+    section = who(view(folder))
+    assert "of round 3" in section.text[0]
+    matrix, points, branches = section.plots
+    nearest = {row[0]: row[4] for row in matrix.table.rows}
+    assert all(int(a[1]) % 2 == int(b[1]) % 2 for a, b in nearest.items())
+    assert len(points.spec["data"]["values"]) == 6 and len(branches.spec["layer"][0]["data"]["values"]) == 5 * 4
+
+
+def test_features_of_zeros_are_left_out_and_said(tmp_path):
+    folder = made.run(tmp_path / "a", NAMES)
+    made.features(folder, [*NAMES[:5], "a stranger"])
+    section = who(view(folder))
+    assert "1 participants are left out" in section.notes[0]
+
+
+def test_the_number_of_clusters_is_shown_where_it_is_searched(tmp_path):
+    folder = made.run(tmp_path / "a", NAMES)
+    assert number_of_clusters(view(folder)) is None  # two in every round
+    lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
+    by_k = {"1": {"gap": 0.0, "deviations": 0.0}, "2": {"gap": 0.75, "deviations": 3.0, "stability": 0.5}}
+    lines[1]["number_of_clusters"] = {"k": 2, "by_k": by_k, "draws": {"2": 60, "5": 40}}
+    lines[2]["dispersion"] = {"0": 0.5, "1": None}
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(own) + "\n" for own in lines))
+    in_use, inside, gap = number_of_clusters(view(folder)).plots
+    assert [row[1] for row in in_use.table.rows] == ["2", "2", "2"]
+    assert inside.table.columns == ("round", "cluster-0") and inside.table.rows == [["3", "0.500"]]
+    assert gap.table.rows == [["1", "0.000", "0.000 to 0.000", "-"], ["2", "0.750", "0.500 to 1.000", "0.500"]]
+    assert "about 2 clusters found (without a fifth of the participants 2 to 5, with other members)" in gap.text
+    assert load_run(folder).name.endswith("(about K=2)")
+
+
+@pytest.mark.parametrize(
+    "draws", [{"2": -1}, {"two": 1}, {"2": 2.5}, {"9" * 5000: 1}, ["2"], {"2": 2**54}, {"-2": 1}, {"2": True}]
+)
+def test_draws_that_no_run_writes_are_refused(draws, tmp_path):
+    folder = made.run(tmp_path / "a", NAMES)
+    lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
+    lines[1]["number_of_clusters"] = {"k": 1, "by_k": {"1": {"gap": 0.0, "deviations": 0.0}}, "draws": draws}
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ConfigError, match="is not a number of clusters, with what it was chosen by"):
+        load_run(folder)
+
+
+def test_failures_are_listed(tmp_path):
+    folder = made.run(tmp_path / "a", NAMES, rejected={"norm": 2}, sites_left_out={"s1": "no result in time"})
+    lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
+    lines[0]["trained"] = NAMES[1:]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(own) + "\n" for own in lines))
+    tables = dict(failures(view(folder)).tables)
+    assert tables["Sites that took no part"].rows == [["s1", "no result in time"]]
+    assert tables["Missed rounds"].rows == [["p0", "1 of 3", "training failed there"]]
+    assert tables["Refused answers"].rows == [["norm", "2"]]
+
+
+def test_a_part_that_fails_leaves_the_others():
+    def broken_part(subject: object) -> Section | None:
+        raise KeyError("<b>")
+
+    def sound(subject: object) -> Section | None:
+        return Section(str(subject))
+
+    def empty(subject: object) -> Section | None:
+        return None
+
+    first, second = sections("subject", [broken_part, empty, sound])
+    assert first == Section("Broken part", ["The run's files do not allow this part: KeyError: '<b>'"])
+    assert second.title == "subject"
+
+
+# The mathematics.
+
+
+@given(st.integers(2, 8), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_the_plane_keeps_distances_that_fit_into_it(n, d, seed):
+    points = np.random.default_rng(seed).normal(size=(n, min(d, 2)))
+    found, shares = plane(points @ points.T)
+    apart = np.linalg.norm(points[:, None] - points[None], axis=2)
+    assert np.allclose(np.linalg.norm(found[:, None] - found[None], axis=2), apart, atol=1e-6)
+    assert math.isclose(sum(shares), 1.0, abs_tol=1e-9)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=4, max_size=4))
+def test_cosines_do_not_see_lengths(lengths):
+    directions = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [-1.0, 0.0]])
+    vectors = directions * np.array(lengths)[:, None]
+    assert np.allclose(cosines(vectors @ vectors.T), directions @ directions.T, atol=1e-9)
+
+
+def test_a_vector_of_zeros_has_no_similarity():
+    found = cosines(np.diag([1.0, 0.0]))
+    assert found[0, 0] == 1 and np.isnan(found[1]).all() and np.isnan(found[:, 1]).all()
+
+
+def test_the_tree_joins_by_mean_distance():
+    similar = np.array([[1.0, 0.2, 0.9], [0.2, 1.0, 0.4], [0.9, 0.4, 1.0]])  # 0 and 2 at 0.1; 1 at (0.8 + 0.6) / 2
+    leaves, joints, heights = tree(similar)
+    assert sorted(leaves) == [0, 1, 2]
+    assert {leaf: round(height, 9) for leaf, height in zip(leaves, heights)} == {0: 0.1, 2: 0.1, 1: 0.7}
+    assert sorted(round(max(ys), 9) for _, ys in joints) == [0.1, 0.7]
+
+
+@given(st.integers(2, 50), st.integers(0, 200))
+def test_thinned_keeps_the_ends_and_the_order(most, count):
+    found = thinned(range(count), most)
+    assert len(found) == min(count, most) and found == sorted(set(found))
+    assert not count or (found[0], found[-1]) == (0, count - 1)
+
+
+# ROC and calibration: whose they are, what is missing and why.
+
+CURVE = Curve(3, 3, 120, 1, 0.9, [(0.0, 0.0), (0.0, 0.5), (0.2, 0.9), (1.0, 1.0)], [(0.1, 0.2, 80), (0.7, 0.9, 40)])
+
+
+def with_curves(folder: Path, kept: Curves | None, **more) -> View:
+    made.run(folder, NAMES, **more)
+    if kept is not None:
+        save_curves(folder, kept)
+    return View(load_run(folder))
+
+
+def test_curves_are_drawn_with_their_numbers_beside_them(tmp_path):
+    section = discrimination(with_curves(tmp_path / "a", Curves(2, 1, 1, 1, {"all": CURVE, "cluster-1": CURVE})))
+    roc, calibration = section.plots
+    assert "of the positive class" in roc.text and "scores in one bin are ties" in roc.text
+    # From (0, 0.5) to (0.2, 0.9), then to (1, 1).
+    assert roc.table.rows[0] == ["all", "3", "120", "0.900", "0.600", "0.700", "0.900", "0.912", "0.938"]
+    drawn = roc.spec["layer"][1]["data"]["values"]
+    assert [(row["x"], row["y"]) for row in drawn if row["c"] == "cluster-1"] == CURVE.roc
+    assert calibration.table.rows[:2] == [["all", "0.100", "0.200", "80"], ["all", "0.700", "0.900", "40"]]
+    assert section.notes == []
+
+
+def test_what_is_left_out_is_said_with_its_reason(tmp_path):
+    reasons = {"all": "difference", "cluster-0": "few_sites", "cluster-2": "no_scores", "cluster-3": "few_samples"}
+    section = discrimination(with_curves(tmp_path / "a", Curves(2, 3, 10, 4, {"cluster-1": CURVE}, reasons)))
+    roc, _ = section.plots
+    assert "of each class against the rest, the mean over the classes" in roc.text
+    assert "of at least 3 sites" in roc.text and "at least 10 samples" in roc.text
+    assert section.notes == [
+        (
+            "No ROC or calibration curve of cluster-2: no histogram of scores came from there: it was withheld, or "
+            "there are too few test samples."
+        ),
+        "No ROC or calibration curve of cluster-0: fewer than 3 sites sent histograms of scores.",
+        "No ROC or calibration curve of cluster-3: no class has 10 samples of 3 sites with it, and as many without it.",
+        "No ROC or calibration curve of all: without the clusters' curves, it would be one of few sites or samples.",
+    ]
+
+
+def test_without_histograms_the_section_says_so_and_without_score_bins_there_is_none(tmp_path):
+    section = discrimination(with_curves(tmp_path / "a", Curves(2, 3, 10, 4, {}, {"all": "no_scores"})))
+    assert section.plots == [] and "it was withheld" in section.notes[0]
+    assert discrimination(with_curves(tmp_path / "b", None)) is None
+
+
+def test_lines_are_of_the_largest_clusters(tmp_path):
+    many = {f"cluster-{k}": CURVE for k in range(12)}
+    names = [f"p{i}" for i in range(24)]
+    folder = made.run(tmp_path / "a", names, k=12)
+    save_curves(folder, Curves(2, 1, 1, 1, {"all": CURVE, **many}))
+    section = discrimination(View(load_run(folder)))
+    assert len(section.plots[0].table.rows) == 11
+    assert section.notes == ["Curves are drawn of the 11 largest of 13."]
+
+
+def test_a_damaged_file_costs_one_section(tmp_path):
+    folder = made.run(tmp_path / "a", NAMES)
+    (folder / CURVES).write_text('{"version": 1, "curves": "</script>"}')
+    text = run_report(load_run(folder))
+    assert text.count("do not allow this part") == 1 and "Convergence" in text
+
+
+@pytest.mark.parametrize(
+    ("mark", "name"),
+    [
+        ("JsonPatchError", "fast-json-patch"),
+        ("SemVer", "semver"),
+        ("archimedean", "d3-cloud"),
+        ("mollweide", "-geo-projection"),
+        ("loess", "science.js"),
+        ("11102230246251565", "robust-predicates"),
+        ("ggplot2", "Vega-Themes"),
+        ("Unexpected end of input", "Esprima"),
+    ],
+)
+def test_what_is_in_the_script_is_named_in_its_notice(mark, name):
+    assert mark in vega.script() and name in vega.notice()
