@@ -33,16 +33,16 @@ SOFTWARE = {"cfl_flare": __version__, "nvflare": series(nvflare.__version__)}
 SHARED = ("method", "model", "data", "training", "private", "seed", "run_name")
 
 
-def check_software(theirs: Mapping[str, str], who: str, place: str) -> None:
+def check_software(versions: Mapping[str, str], who: str, place: str) -> None:
     """Raises a SoftwareError if a version here and that of the job or the server differ in their first two numbers.
 
     Args:
-        theirs: version of each package, as `SOFTWARE`; missing ones are not checked.
+        versions: version of each package, as `SOFTWARE`; missing ones are not checked.
         who: whose they are; the message begins with it.
         place: the name of this server or site.
     """
     for package, version in SOFTWARE.items():
-        other = theirs.get(package, version)
+        other = versions.get(package, version)
         require(
             series(other) == series(version),
             f"{who} {package} {other}, but {place} runs {version}: the first two numbers must be the same; install one "

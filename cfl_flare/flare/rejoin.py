@@ -120,7 +120,6 @@ def _deploy_and_start(
 
 
 def _app_of(job: Job, site: str) -> str | None:
-    """The app that a job has for a site; None if it has none."""
     for app, participants in job.get_deployment().items():
         names = extract_participants(participants)
         if site in names or any(name.upper() == ALL_SITES for name in names):

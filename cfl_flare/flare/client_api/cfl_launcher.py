@@ -98,7 +98,6 @@ class Measured:
         return False
 
     def receive(self, timeout: float | None = None) -> Any:
-        """The next model to train."""
         while (received := self.inner.receive(timeout)) is not None and not self._trains(received):
             pass
         return received

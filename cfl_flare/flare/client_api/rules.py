@@ -49,11 +49,8 @@ def evaluates(script: str) -> bool:
 
     Such a script calls FLARE's ``is_evaluate()``, or its trainer answers under one of FLARE's patches.
     """
-    for text in _texts(script):
-        try:
-            functions = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-        except SyntaxError:  # FLARE will say so when it runs the script
-            continue
+    for text, tree in _modules(script):
+        functions = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
         called = {getattr(function, "attr", getattr(function, "id", "")) for function in functions}
         if "is_evaluate" in called or any(patch in text and {"patch", call} <= called for patch, call in PATCHES):
             return True
@@ -101,14 +98,14 @@ def has_terms(method: Method) -> bool:
 
 
 def check_script(
-    script: str, method: Method, given: Mapping[str, Any], measures_all: bool = False, evaluate: str | None = None
+    script: str, method: Method, settings: Mapping[str, Any], measures_all: bool = False, evaluate: str | None = None
 ) -> None:
     """Checks a job with a training script.
 
     Args:
         script: its path.
         method: the job's.
-        given: settings that have no meaning with a script, by name; None where one is not set.
+        settings: those that have no meaning with a script, by name; None where one is not set.
         measures_all: the script has to measure every model in the end.
         evaluate: the function that measures models; None if the script does.
 
@@ -116,7 +113,7 @@ def check_script(
         ConfigError: there is no such script, or it does not fit the method or a setting.
     """
     require(Path(script).is_file(), f"recipe: train_script = {script!r} is not a file, seen from this folder; name one")
-    unused = [name for name, value in given.items() if value is not None]
+    unused = [name for name, value in settings.items() if value is not None]
     require(
         not unused,
         f"recipe: {', '.join(unused)}: belongs to the script if there is a train_script; leave it out, or pass it in "
@@ -139,7 +136,7 @@ def check_script(
 
 def asks_for_penalties(script: str) -> bool:
     """Whether a script, or a module in its folder, calls `cfl_flare.client.penalty`."""
-    return any("cfl_flare" in text and "penalty(" in text for text in _texts(script))
+    return any("cfl_flare" in text and "penalty(" in text for text, _ in _modules(script))
 
 
 def fedprox_mu(script: str, method: Method) -> float | None:
@@ -151,28 +148,32 @@ def fedprox_mu(script: str, method: Method) -> float | None:
     terms = len(method.penalties) + (by_itself is not None)
     pulls = [] if by_itself is None else [by_itself]
     pulls += [p.mu for p in method.penalties if isinstance(p, Proximal) and p.scope == "all"]
-    looks = any("fedprox" in text.lower() or "nvflare.client.lightning" in text for text in _texts(script))
+    looks = any("fedprox" in text.lower() or "nvflare.client.lightning" in text for text, _ in _modules(script))
     return pulls[0] if len(pulls) == terms == 1 and looks and not asks_for_penalties(script) else None
 
 
-def _texts(script: str) -> list[str]:
-    """The script and the modules in its folder that it imports, directly or not; not the file that makes the job."""
-    texts: dict[Path, str] = {}
+def _modules(script: str) -> list[tuple[str, ast.Module]]:
+    """Text and syntax tree of the script, and of the modules in its folder that it imports, directly or not.
+
+    The file that makes the job is none of them.
+    """
+    modules: dict[Path, tuple[str, ast.Module]] = {}
     left = [Path(script).resolve()]
     while left:
         path = left.pop()
-        texts[path] = path.read_text(errors="replace")
-        imported = {path.parent / f"{name}.py" for name in _imported(texts[path])}
-        left += sorted(module for module in imported - texts.keys() if module.is_file())
-    return list(texts.values())
+        text = path.read_text(errors="replace")
+        try:
+            tree = ast.parse(text)
+        except SyntaxError:  # FLARE will say so when it runs the script
+            tree = ast.Module([], [])
+        modules[path] = (text, tree)
+        imported = {path.parent / f"{name}.py" for name in _imported(tree)}
+        left += sorted(module for module in imported - modules.keys() if module.is_file())
+    return list(modules.values())
 
 
-def _imported(text: str) -> set[str]:
-    """The top-level names that a module imports."""
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except SyntaxError:  # FLARE will say so when it runs the script
-        return set()
+def _imported(tree: ast.Module) -> set[str]:
+    nodes = list(ast.walk(tree))
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names = plain | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     return {name.partition(".")[0] for name in names}

@@ -77,7 +77,6 @@ class ClientApps:
 
     @property
     def tasks(self) -> list[str]:
-        """The job's tasks."""
         return [TRAIN, EVALUATE] if self.scripted else [wire.CHECK_TASK, wire.TRAIN_TASK]
 
     @property
@@ -103,7 +102,6 @@ class ClientApps:
         self.workers = {site: self._worker(site, settings) for site, settings in config.items()}
 
     def add_to(self, job: FedJob) -> None:
-        """Adds them to the job."""
         for target, worker in self.workers.items():
             job.to(worker, target, tasks=self.tasks)
             self._add_private(job, target)
@@ -120,7 +118,6 @@ class ClientApps:
             job.to(keeping, target, filter_type=kind, tasks=[task])
 
     def _worker(self, site: str, settings: Mapping[str, Any]) -> Any:
-        """The executor or script runner of a site."""
         plan = self.plan
         if self.scripted:
             script = replace(plan.script, **settings)

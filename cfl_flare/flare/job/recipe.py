@@ -123,11 +123,11 @@ class ClusteredRecipe(Recipe):
             require(name not in NOT_HERE, f"recipe: {name} is not there: {NOT_HERE.get(name)}; leave it out")
         plan = RunPlan.of(method=method, model=model, data=data, training=training, **settings)
         if plan.script.train_script is not None:
-            given: dict[str, Any] = {"data": data, "training": training}
-            given |= {"participants": plan.data.participants, "partition": plan.data.partition}
-            given |= {name: getattr(plan.site, name) for name in changed(plan.site)}
+            of_training: dict[str, Any] = {"data": data, "training": training}
+            of_training |= {"participants": plan.data.participants, "partition": plan.data.partition}
+            of_training |= {name: getattr(plan.site, name) for name in changed(plan.site)}
             measures_all, evaluate = plan.server.cross_site_evaluation, plan.script.evaluate
-            check_script(plan.script.train_script, plan.method, given, measures_all, evaluate)
+            check_script(plan.script.train_script, plan.method, of_training, measures_all, evaluate)
         check_plans([plan])
         self._assemble(plan)
 
@@ -163,16 +163,18 @@ class ClusteredRecipe(Recipe):
     def _client_apps(self, shared: Mapping[str, Any]) -> ClientApps:
         return ClientApps(self.plan, shared)
 
+    def _dealt_out(self, shared: Mapping[str, Any]) -> dict[str, Any]:
+        """What the server knows of the data: how they are dealt out, and nothing of what real sites read."""
+        source = {} if self.plan.data.participants is None else {"source": shared["source"]}
+        return {**source, "data": shared["data"]}
+
     def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> PerSiteController:
         """Adds what runs at the server; returns its controller."""
-        plan = self.plan
-        # The server has no use for what real sites read.
-        dealt = {} if plan.data.participants is None else {"source": shared["source"]}
-        data = {**dealt, "data": shared["data"]}
+        plan, dealt_out = self.plan, self._dealt_out(shared)
         aggregator = ClusteringAggregator(
             shared["method"],
             shared["model"],
-            {**data, **MARK} if plan.method.traits.indicator is not None else None,
+            None if plan.method.traits.indicator is None else {**dealt_out, **MARK},
             place_model(plan, job, Path(self._carried.name)),
             None if self._sites.scripted else plan.job.private,  # a script's are filtered at the site
         )
@@ -181,9 +183,9 @@ class ClusteredRecipe(Recipe):
         job.to_server(persistor, id="persistor")
         script = plan.script.train_script
         if script is None:
-            reader = plan.reader if dealt == {} else None  # at real sites, its name of a class may be in the job
-            positive = {} if reader is None or reader.positive is None else {"positive": reader.positive}
-            self._facts = {**data, "training": shared["training"], **positive, **plan.facts, **MARK}
+            named = None if plan.reader is None or "source" in dealt_out else plan.reader.positive
+            positive = {} if named is None else {"positive": named}  # what real sites' source calls a class
+            self._facts = {**dealt_out, "training": shared["training"], **positive, **plan.facts, **MARK}
         else:
             self._facts = marked({"train_script": Path(script).name})
             self._assign = marked(asdict(self._assigned_by(script)))

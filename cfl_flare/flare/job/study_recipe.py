@@ -13,17 +13,9 @@ from torch import nn
 
 from cfl_flare.core.config import as_spec, marked, require
 from cfl_flare.core.settings import pick, settings_of, shows
-from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.data import DataSource
 from cfl_flare.engine.indicator import samples_to_set_aside
-from cfl_flare.engine.job_settings import (
-    AssignSettings,
-    ControllerSettings,
-    ExecutorSettings,
-    JobSettings,
-    ScriptSettings,
-)
-from cfl_flare.engine.plan import RunPlan
-from cfl_flare.engine.settings import ServerSettings, SiteSettings
+from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.engine.study.candidates import every_candidate, first_candidates
 from cfl_flare.engine.study.plans import check_candidates, study_plan
 from cfl_flare.engine.study.settings import StudySettings
@@ -35,12 +27,13 @@ from cfl_flare.flare.study.executor import StudyExecutor
 from cfl_flare.methods import Method, build_method, describe_method
 from cfl_flare.training.settings import TrainSettings
 
-OF_STUDY = (StudySettings, JobSettings, ServerSettings, SiteSettings, ControllerSettings, ExecutorSettings, DataConfig)
+OF_SCRIPTS = ("script", "assign")
+OF_STUDY = (StudySettings, *(kind for place, kind in CONCERNS.items() if place not in OF_SCRIPTS))
 # Settings of one run that candidates do not share, or that would give away what a study keeps back.
 NOT_IN_STUDY = (
     *("private", "initial_ckpt", "exclude_vars", "site_sums"),
     *("stop_cond", "patience", "cross_site_evaluation", "keep_features", "unseen", "measured_on"),
-    *settings_of(ScriptSettings, AssignSettings),
+    *settings_of(*(CONCERNS[place] for place in OF_SCRIPTS)),
 )
 
 
@@ -48,9 +41,10 @@ class StudyRecipe(ClusteredRecipe):
     """A federated job that finds out whether to cluster, into how many groups, and which hospitals gain.
 
     It trains each hospital alone, one model for all, and clusters, with private layers and without, one after the
-    other; what is clearly worse on validation samples is dropped, and test samples are measured once. What sites need
-    is as for `ClusteredRecipe`, whose settings it takes, but for those of a single run: ``private``, ``patience``,
-    ``stop_cond``, ``initial_ckpt``, a training script's and the like. A wrong setting raises a ConfigError.
+    other. It drops what is clearly worse on validation samples, and measures test samples once. Sites need the same as
+    for `ClusteredRecipe`. The recipe takes that one's settings without those of a single run: ``private``,
+    ``patience``, ``stop_cond``, ``initial_ckpt``, a training script's and the like. A wrong setting raises a
+    ConfigError.
 
     Args:
         model: the untrained module, or ``{"class_path": "package.Class", "args": {...}}``.
@@ -90,14 +84,13 @@ class StudyRecipe(ClusteredRecipe):
 
     def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> StudyController:
         plan = self.plan
-        dealt = {} if plan.data.participants is None else {"source": shared["source"]}
         controller = StudyController(
             model=shared["model"],
             run_name=plan.job.name,
             more=self._sites.shared["more"],
             study=marked(asdict(self.study)),
             resume_from=plan.job.resume_from,
-            facts=marked({**dealt, "data": shared["data"], "training": shared["training"]}),
+            facts=marked({**self._dealt_out(shared), "training": shared["training"]}),
             made_by=shared["made_by"],
             **asdict(plan.server),
             **asdict(plan.controller),
