@@ -84,7 +84,7 @@ class ScriptSettings:
     train_args: str = setting("", help="the script's command line", per_site=True)
     evaluate: str | None = setting(
         None,
-        help="a function of the script, or of a module beside it, that measures each model that a site is sent: "
+        help="a function of the script, or of a module in its folder, that measures each model that a site is sent: "
         "client.evaluate; without it, what the script reports counts",
         per_site=True,
     )

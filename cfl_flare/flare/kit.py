@@ -57,7 +57,7 @@ class Change:
     Attributes:
         after: the new text; None if there is nothing to change.
         diff: lines of a unified diff, apart from the layout of the JSON.
-        operators: the operator's own text, of which a backup is made; None if there is none.
+        operators: the operator's own text, which is backed up; None if there is none.
     """
 
     file: Path

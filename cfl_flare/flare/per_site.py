@@ -32,7 +32,7 @@ from cfl_flare.results.attempt import PREPARE
 RETURN_CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
 LOST = "lost: it gives no sign of life"
 DEAF = (
-    "it gives signs of life and fetches no task, so another process has its identity (FLARE's preflight-check beside a "
+    "it gives signs of life and fetches no task, so another process has its identity (FLARE's preflight-check of a "
     "running site does that); restart the site"
 )
 UNWAITED = "no result; it has missed too many tasks in a row to be waited for"

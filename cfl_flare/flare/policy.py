@@ -103,7 +103,7 @@ def check_floor(bounds: Any, fl_ctx: FLContext) -> None:
 
 
 def state_root(fl_ctx: FLContext) -> Path:
-    """The operator's ``$CFL_STATE_ROOT``, else ``cfl_state`` beside the site's kit or the simulator's workspace."""
+    """The operator's ``$CFL_STATE_ROOT``, else ``cfl_state`` next to the site's kit or the simulator's workspace."""
     chosen = os.environ.get(STATE_ROOT)
     if chosen:
         return Path(chosen).expanduser()

@@ -784,7 +784,7 @@ def test_another_module_than_the_job_s_is_refused(monkeypatch):
         ("client.test", "client.py has no 'test'; define it there, outside of other functions"),
         ("client.x", "client.py has no 'x'; define it"),
         ("test", "client.py has no 'test'"),
-        ("other.measure", "there is no other.py beside 'client.py'"),
+        ("other.measure", "no other.py is in the folder of 'client.py'"),
         ("os.path.exists", "should be 'client.evaluate'"),
         ("client.", "should be 'client.evaluate'"),
         ("a b", "should be 'client.evaluate'"),

@@ -65,13 +65,13 @@ def check_evaluate(script: str, name: str) -> None:
         name: ``"client.evaluate"``, or ``"evaluate"`` in the script itself.
 
     Raises:
-        ConfigError: neither the script nor a module beside it has such a function.
+        ConfigError: neither the script nor a module in its folder has such a function.
     """
     where, path = f"recipe: evaluate = {name!r}", evaluate_module(script, name)
     module, _, function = name.rpartition(".")
     named = function.isidentifier() and (not module or module.isidentifier())
-    require(named, f"{where} should be 'client.evaluate': a module beside the training script, and a function in it")
-    require(path.is_file(), f"{where}: there is no {path.name} beside {script!r}; name a function of the script's own")
+    require(named, f"{where} should be 'client.evaluate': a module in the script's folder, and a function in it")
+    require(path.is_file(), f"{where}: no {path.name} is in the folder of {script!r}; name a function of the script")
     try:
         symbol = symtable(path.read_text(errors="replace"), str(path), "exec").lookup(function)
         defined = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()

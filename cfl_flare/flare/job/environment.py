@@ -169,10 +169,10 @@ def too_large(files: Iterable[str]) -> str | None:
         return None
     largest = max(sizes, key=lambda place: sizes[place])
     return (
-        f"the job carries files of {sum(sizes.values()) / 1e6:.1f} MB, of which {largest.name} has "
-        f"{sizes[largest] / 1e6:.1f} MB; FLARE's connections by http, its default, break at 4 MB, and such a job ends "
-        "with 'deployment timeout'. Install packages at the sites, and put a start model on the server and name it by "
-        "its absolute path"
+        f"the job carries files of {sum(sizes.values()) / 1e6:.1f} MB, and {largest.name} alone has "
+        f"{sizes[largest] / 1e6:.1f} MB; FLARE's connections by http, its default, break at 4 MB. Such a job ends with "
+        "'deployment timeout'. Install packages at the sites. Put a start model on the server, and name it by its "
+        "absolute path"
     )
 
 
