@@ -228,8 +228,9 @@ def undone(kit: Path, dry_run: bool = False) -> str:
 def _without_ours(content: dict[str, Any], resources: Path) -> dict[str, Any]:
     """Resources without cfl_flare's classes and components, and with FLARE's classes that preparing took away."""
     classes = [entry for entry in content[CLASS_ALLOW_LIST] if not str(entry).startswith(PREFIX)]
-    parts = [part for part in content.get("components", []) if part.get("path") != REJOIN]
-    restored: dict[str, Any] = {**content, CLASS_ALLOW_LIST: classes, **({"components": parts} if parts else {})}
+    restored: dict[str, Any] = {**content, CLASS_ALLOW_LIST: classes}
+    if "components" in content:
+        restored["components"] = [part for part in content["components"] if part.get("path") != REJOIN]
     if checks_jobs(content):
         operators, default = restored.pop(VALIDATOR)["args"].get("then"), resources.with_name(f"{RESOURCES}.default")
         before = (read_json(default) if default.is_file() else {}).get(CLASS_ALLOW_LIST, DEFAULT_CLASS_ALLOW_LIST)

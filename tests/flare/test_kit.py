@@ -85,6 +85,16 @@ def test_unprepare_leaves_a_kit_as_it_was(tmp_path, before, capsys):
     assert "it is not prepared" in capsys.readouterr().out
 
 
+def test_unprepare_takes_the_server_s_only_component_out_of_a_changed_file(tmp_path):
+    folder = kit(tmp_path / "server", class_allow_list=["a.B"])
+    (folder / "startup" / "fed_server.json").write_text("{}")
+    assert main(["site", "prepare", str(folder)]) == 0
+    resources = folder / "local" / "resources.json"
+    resources.write_text(json.dumps({**json.loads(resources.read_text()), "client": {"x": 2}}))
+    assert main(["site", "unprepare", str(folder)]) == 0
+    assert json.loads(resources.read_text())["components"] == []
+
+
 def test_unprepare_keeps_what_an_operator_changed_since(tmp_path):
     folder = kit(tmp_path / "server", class_allow_list=["a.B"])
     (folder / "startup" / "fed_server.json").write_text("{}")
