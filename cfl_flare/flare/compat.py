@@ -8,7 +8,8 @@ Each function names FLARE's symbol, and what breaks without it. What FLARE lets 
   Without them one broken answer ends the job, and filters do not see single models.
 - ``Recipe._prepare_client_apps``, ``_apply_per_site_config``, ``_cse_added`` in `job.recipe`. Without them sites have
   no settings of their own, and FLARE's evaluation looks for one model.
-- ``ScriptRunner._external_process_argv`` in `job.client_apps`. Without it the server hears of no script's error.
+- ``ScriptRunner._external_process_argv`` in `job.client_apps`. Without it the server hears of no error of a script
+  that runs in a process of its own.
 - ``nvflare.client.api.APIContext`` in `client_api.cfl_launcher`, which runs where cfl_flare need not be installed.
   Without it scripts send no arrays, and no function measures models.
 """
@@ -276,3 +277,11 @@ def config_of(recipe: Any) -> Any:
 def apps_of(job: Any) -> dict[str, Any]:
     """A job's app configurations by target: ``FedJob._deploy_map``. Without it no recipe sees its own filters."""
     return {target: app.app_config for target, app in job._deploy_map.items()}
+
+
+def start_instead(script: str, job: Any, ctx: Any) -> None:
+    """The executor that a job got last starts this script, by ``FedJob._get_app`` and the executor's private path.
+
+    Without it the server hears of no error of a script that runs in the executor's process.
+    """
+    job._get_app(ctx).app_config.executors[-1].executor._task_script_path = script

@@ -37,7 +37,7 @@ from cfl_flare.flare import wire
 from cfl_flare.flare.client_api import cfl_launcher
 from cfl_flare.flare.client_api.private import EVALUATE, TRAIN, PrivateArrays
 from cfl_flare.flare.client_api.rules import check_evaluate, evaluate_module
-from cfl_flare.flare.compat import check_site_names
+from cfl_flare.flare.compat import check_site_names, start_instead
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.methods import Method
 
@@ -202,8 +202,7 @@ class LaunchedScript(ScriptRunner):
         if module is not None and module != Path(self._script):
             job.add_file_source(str(module), None, None, ctx)
         if not self._launch_external_process:
-            executor = job._get_app(ctx).app_config.executors[-1].executor
-            executor._task_script_path = LAUNCHER.name
+            start_instead(LAUNCHER.name, job, ctx)
         return added
 
 
