@@ -25,10 +25,9 @@ from provenance import commit, provenance, save_rows
 
 from cfl_flare.cli.specs import dealt_out, model_spec, read_source, shape_and_outputs
 from cfl_flare.engine.plan import RunPlan
-from cfl_flare.engine.study.candidates import first_candidates
+from cfl_flare.engine.study.candidates import StudySettings, first_candidates
 from cfl_flare.engine.study.halving import TEST, Study
 from cfl_flare.engine.study.in_process import InProcess
-from cfl_flare.engine.study.settings import StudySettings
 from cfl_flare.results.comparison import mean_of
 from cfl_flare.training.settings import TrainSettings
 
@@ -101,7 +100,7 @@ def measured(case: str, seed: int, rounds: int, rungs: int) -> dict[str, Any]:
         "rounds": rounds,
         "rungs": rungs,
         "participants": trainer.participants,
-        "found": study.journal.found,
+        "found": study.journal.clusters,
         "cluster": verdict.cluster,
         "chosen": verdict.chosen.name,
         "best": best,

@@ -29,10 +29,9 @@ from cfl_flare.data.frames import is_table, read_frame
 from cfl_flare.data.images import SUFFIXES, decoded
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.samples import channels_first, check_values, normalised
-from cfl_flare.results.model_file import task_of
-from cfl_flare.results.preparations import preparation_of
+from cfl_flare.results.model_file import read_model, task_of
 from cfl_flare.results.run_dir import MODELS, SERVED, the_run
-from cfl_flare.results.served import named, read_model, served_file
+from cfl_flare.results.served import listed, preparation_of, served_file
 from cfl_flare.training.ensemble import Ensemble, predicted
 from cfl_flare.training.tasks import Binary, LearningTask
 
@@ -134,7 +133,7 @@ def find_model(run: Path, slot: str | None, participant: str | None = None) -> P
         slots = ", ".join(path.stem for path in paths) or "none"
         wanted = "several models; choose one with --slot" if slot is None else f"no single model {slot!r}"
         people = sorted(path.stem for path in (paths[0].parents[1] if paths else run).glob(f"{SERVED}/*.safetensors"))
-        who = f"; or choose who predicts with --participant: {named(people)}" if people else ""
+        who = f"; or choose who predicts with --participant: {listed(people)}" if people else ""
         raise ConfigError(f"predict: {str(run)!r} has {wanted}; it has: {slots}{who}")
     return chosen[0]
 

@@ -29,7 +29,7 @@ from cfl_flare.models import MODELS
 from cfl_flare.report import write
 from cfl_flare.report.table import heading, partition_table, print_whole, results_table
 from cfl_flare.results.key_metric import of_training
-from cfl_flare.results.preparations import columns_of
+from cfl_flare.results.served import columns_of
 from cfl_flare.training.settings import TrainSettings
 
 # Settings of a job that a simulation does not have.

@@ -29,7 +29,7 @@ from cfl_flare.methods.combinations import Combination
 from cfl_flare.models import MODELS
 from cfl_flare.report.table import print_whole, results_table
 from cfl_flare.report.watch import BLOCKS, LETTERS, frame, overview
-from cfl_flare.results.attempt import unfinished
+from cfl_flare.results.job_record import unfinished
 from cfl_flare.results.live import LiveSite, Watched, find_live, live
 from cfl_flare.results.run_dir import Run, find_runs
 from cfl_flare.results.study import find_study, load_study

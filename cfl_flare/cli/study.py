@@ -27,11 +27,10 @@ from cfl_flare.data import DataConfig
 from cfl_flare.data.summary import clipped_line
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
-from cfl_flare.engine.study.candidates import first_candidates
+from cfl_flare.engine.study.candidates import StudySettings, first_candidates
 from cfl_flare.engine.study.file import as_kept, differing, finished, journal_of, save
 from cfl_flare.engine.study.halving import VALIDATION, Study
 from cfl_flare.engine.study.in_process import InProcess, described
-from cfl_flare.engine.study.settings import StudySettings
 from cfl_flare.report import write
 from cfl_flare.report.table import candidates_table, hospitals_table, print_whole
 from cfl_flare.results.metrics import RoundMetrics

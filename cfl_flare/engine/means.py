@@ -41,8 +41,8 @@ class Means:
 
     def __init__(self, file: Path, floor: int):
         self._file, self._floor, self._means = file, floor, set[Members]()
-        names, shares = schema.each(schema.text), schema.named(schema.number)
-        valid = schema.each(lambda of: names(of) or shares(of))
+        names, shares = schema.list_of(schema.text), schema.dict_of(schema.number)
+        valid = schema.list_of(lambda of: names(of) or shares(of))
         for line in json_lines(file) if file.exists() else ():
             if not valid(line.get(SETS)):
                 raise FileError(f"cannot read {file}: a line does not say whose means were made; correct or remove it")

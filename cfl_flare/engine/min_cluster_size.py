@@ -19,7 +19,7 @@ from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.state import heads
 from cfl_flare.methods.wrapper import Clustering
-from cfl_flare.results.floor import MOVED, POSSIBLE, SMALL, fewer, in_round
+from cfl_flare.results.remarks import MOVED, POSSIBLE, SMALL, fewer_clusters, floor_in_round
 
 logger = logging.getLogger(__name__)
 K = TypeVar("K")
@@ -40,7 +40,7 @@ class ClusterFloor:
         self._method, self._settings, self._participants = method, settings, participants
         self.renew()
         if self.possible < method.clusters:
-            logger.warning("%s", fewer(self.possible, method.clusters, settings.floor.words))
+            logger.warning("%s", fewer_clusters(self.possible, method.clusters, settings.floor.words))
 
     def renew(self) -> None:
         """Counts who takes part in the coming round."""
@@ -67,7 +67,7 @@ class ClusterFloor:
             return {}
         moved = {} if self._census is None else self._census.moved
         changed = {SMALL: self._small(after), **({MOVED: dict(moved)} if moved else {})}
-        words = in_round({**changed, **notes})
+        words = floor_in_round({**changed, **notes})
         if words:
             logger.info("round %d, at least %s a cluster: %s", after.round - 1, floor.words, words)
         return changed

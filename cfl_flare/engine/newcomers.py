@@ -39,7 +39,7 @@ from cfl_flare.results.key_metric import leading, reported
 from cfl_flare.results.metrics import average
 from cfl_flare.results.model_file import CLASSES, is_ours, layout_of, model_of
 from cfl_flare.results.run_dir import NEWCOMERS, STATE, load_run, the_run
-from cfl_flare.results.schema import whole
+from cfl_flare.results.schema import count
 from cfl_flare.results.served import save_served
 from cfl_flare.results.store import Store, state_of
 from cfl_flare.training.ensemble import Served
@@ -169,7 +169,7 @@ class Finished:
             self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))
             most = max(len(self.summary["participants"]), len(self.state.bank))
             clusters = self.method.clusters_in(self.state)
-            known = all(whole(k) and k < clusters for _, k, _ in memberships(self.state.assignment))
+            known = all(count(k) and k < clusters for _, k, _ in memberships(self.state.assignment))
             require(
                 clusters <= most and known,
                 f"{self.folder}: {clusters} clusters of {most} participants do not fit its state; the run is damaged",

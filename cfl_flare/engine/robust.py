@@ -25,7 +25,7 @@ from cfl_flare.engine.settings import LARGEST_SHARE, ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.state import Counts, Mapped, heads, shares_in, without
 from cfl_flare.methods.wrapper import Clustering
-from cfl_flare.results.floor import ARRAYS
+from cfl_flare.results.remarks import ARRAYS
 
 # A participant, the slot that it trained, the mean in which that counts: by these, the weights of a round.
 Counted = tuple[str, str, str]

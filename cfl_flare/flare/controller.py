@@ -36,7 +36,7 @@ from cfl_flare.flare.policy import Policy, state_root
 from cfl_flare.flare.schema import decode_check_in
 from cfl_flare.flare.tracking import bounds, track
 from cfl_flare.methods import Participant
-from cfl_flare.results.attempt import ENDED, READY, SILENT, Attempt
+from cfl_flare.results.job_record import ENDED, READY, SILENT, Attempt
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.training.settings import TrainSettings
 

@@ -27,7 +27,7 @@ from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.text import plain, shown
 from cfl_flare.flare import compat, rejoin
 from cfl_flare.flare.attendance import Attendance, Patience
-from cfl_flare.results.attempt import PREPARE
+from cfl_flare.results.job_record import PREPARE
 
 RETURN_CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
 LOST = "lost: it gives no sign of life"

@@ -18,8 +18,7 @@ from cfl_flare.core.errors import ConfigError, PayloadError, failure_of
 from cfl_flare.core.params import Params
 from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.flare.policy import store_for
-from cfl_flare.results.history import Note, keep_notes
-from cfl_flare.results.run_dir import SERVED
+from cfl_flare.results.run_dir import SERVED, Note, keep_notes
 from cfl_flare.results.served import save_served
 from cfl_flare.results.store import Store
 from cfl_flare.training.ensemble import Served

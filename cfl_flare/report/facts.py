@@ -11,10 +11,8 @@ from cfl_flare.report import vega
 from cfl_flare.report.page import ROWS, Plot, Section, Table
 from cfl_flare.report.text import cut, finite, interval, measure_name, named, number
 from cfl_flare.report.view import View, cluster_label, thinned
-from cfl_flare.results.convergence import IMPROVING
-from cfl_flare.results.floor import of_run
 from cfl_flare.results.key_metric import POOLED, POOLED_F1, of_training
-from cfl_flare.results.missed import missed_rounds
+from cfl_flare.results.remarks import IMPROVING, floor_in_run, missed_rounds
 from cfl_flare.results.schema import number as is_number
 
 # Participants without a measure that are named, and other measures that get a column.
@@ -48,7 +46,7 @@ def head(view: View) -> Section:
         text.append(
             "The interval is of the test samples alone: it does not say how much another seed would change the models."
         )
-    text += [cut(sentence, 500) for sentence in of_run(summary, view.run.rounds)]
+    text += [cut(sentence, 500) for sentence in floor_in_run(summary, view.run.rounds)]
     if summary.get(IMPROVING):
         text.append(f"The run is {cut(summary[IMPROVING], 300)}.")
     if summary.get("stopped"):

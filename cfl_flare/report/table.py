@@ -19,10 +19,8 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.text import plain
 from cfl_flare.report.text import NAMES, number_text
 from cfl_flare.results.bootstrap import paired_difference
-from cfl_flare.results.convergence import IMPROVING
-from cfl_flare.results.floor import of_run
 from cfl_flare.results.key_metric import ACCURACY, POOLED, POOLED_F1, of_training
-from cfl_flare.results.missed import missed_rounds
+from cfl_flare.results.remarks import IMPROVING, floor_in_run, missed_rounds
 from cfl_flare.results.run_dir import Run
 
 if TYPE_CHECKING:
@@ -152,12 +150,12 @@ def print_whole(console: Console, table: Table) -> None:
 
 
 def floor_lines(runs: Sequence[Run]) -> list[str]:
-    """What the floor of a cluster's size changed, see `cfl_flare.results.floor`; and which runs were too short."""
+    """What the floor of a cluster's size changed, see `cfl_flare.results.remarks`; and which runs were too short."""
     several = len(runs) > 1
     return [
         in_table(f"{run.name}: {line}" if several else line, 500)
         for run in runs
-        for line in (*of_run(run.summary, run.rounds), run.summary.get(IMPROVING))
+        for line in (*floor_in_run(run.summary, run.rounds), run.summary.get(IMPROVING))
         if line is not None
     ]
 

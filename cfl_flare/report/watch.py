@@ -17,7 +17,7 @@ from rich.text import Text
 from cfl_flare.report.text import cut, measure_name, named, number
 from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.live import LiveRun, LiveSite, Watched, numbers
-from cfl_flare.results.missed import missed_rounds
+from cfl_flare.results.remarks import missed_rounds
 
 BLOCKS, LETTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 # The width of a plot, the most clusters or participants that have a line, and the most that one line names.

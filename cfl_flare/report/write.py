@@ -21,8 +21,7 @@ from cfl_flare.report.study import study_report
 from cfl_flare.report.text import cut
 from cfl_flare.report.view import View
 from cfl_flare.report.who import who
-from cfl_flare.results.history import HISTORY
-from cfl_flare.results.run_dir import SUMMARY, Run, find_runs, load_run
+from cfl_flare.results.run_dir import HISTORY, SUMMARY, Run, find_runs, load_run
 from cfl_flare.results.study import STUDY
 
 REPORT = "report.html"

@@ -40,7 +40,6 @@ class Cosines:
         self._sum: np.ndarray = np.zeros(0)
 
     def add(self, vector: np.ndarray) -> None:
-        """Adds a vector."""
         wide = vector.astype(np.float64)
         length = np.linalg.norm(wide)
         if length > 0:
@@ -49,7 +48,7 @@ class Cosines:
             self.count += 1
 
     def mean(self) -> float | None:
-        """The mean of the pairs; None if there are none. No vector can be added any more."""
+        """The mean; None without a pair. No vector can be added any more."""
         n = self.count
         if n < 2:
             return None
@@ -62,7 +61,8 @@ def analyse(
 ) -> dict[str, Any]:
     """What a round's record says of its clustering, as plain JSON values.
 
-    Participants are compared by their vectors (`Method.vector`): a part of the trained model, or an array.
+    Participants are compared by their vectors (`Method.vector`): a part of the trained model, or an array. ``before``
+    is the state in which they were sent their models, ``after`` the state after the M-step.
 
     * ``objective``: C of thesis Eq. 3.3b after the M-step, the psi-weighted mean of the squared Euclidean distance
       between a participant's vector and that of its cluster's centre.
@@ -71,49 +71,43 @@ def analyse(
     * ``intra_cosine``: mean cosine similarity of two participants' vectors in the same cluster; clusters
       are weighted by their participants. None if no cluster has two.
     * ``inter_cosine``: that of two centres in use (thesis Fig. 3.4); None if there is only one.
-
-    Args:
-        method: one that clusters, or a wrapper of one that does.
-        before: the state in which the round's participants were sent their models.
-        after: the state after the M-step.
-        updates: the round's; read twice.
-        assignment: their clusters.
     """
     clustering, clusters = Clustering.of(method, before), method.clusters_in(after)
-    centres = centre_vectors(clustering, clusters, after, updates, assignment)
-    names = [update.participant for update in heads(updates)]
-    members = {k: [i for i, name in enumerate(names) if assignment[name] == k] for k in range(clusters)}
-    # A cluster at a time, so that the sums of one are in memory.
-    of_clusters = [_of_cluster(clustering, (updates[i] for i in members[k]), centres.get(k)) for k in range(clusters)]
-    far = {name: distance for cluster in of_clusters for name, distance in cluster.distances.items()}
+    centres = _centres(clustering, clusters, after, updates, assignment)
     weights = {update.participant: clustering.weight(update) for update in heads(updates)}
-    total, weight = sum(weights[name] * far[name] for name in names), sum(weights[name] for name in names)
+    rows: dict[int, list[int]] = {k: [] for k in range(clusters)}
+    for i, name in enumerate(weights):
+        rows[assignment[name]].append(i)
+    # A cluster at a time, so that the sums of one are in memory.
+    seen = [_Cluster.of(clustering, (updates[i] for i in rows[k]), centres.get(k)) for k in range(clusters)]
+    distances = {name: distance for cluster in seen for name, distance in cluster.distances.items()}
+    total, weight = sum(weights[name] * distances[name] for name in weights), sum(weights.values())
     between = Cosines()
     for k in sorted(set(after.assignment.values()) & centres.keys()):
         between.add(centres[k])
-    crowds = [(cluster.cosine, cluster.count) for cluster in of_clusters if cluster.cosine is not None]
-    compared = sum(count for _, count in crowds)
+    within = [(cluster.cosine, cluster.count) for cluster in seen if cluster.cosine is not None]
+    compared = sum(count for _, count in within)
     spread = [
-        None if cluster.mean is None else _clusterability(clustering, (updates[i] for i in members[k]), cluster.mean)
-        for k, cluster in enumerate(of_clusters)
+        None if cluster.mean is None else _clusterability(clustering, (updates[i] for i in rows[k]), cluster.mean)
+        for k, cluster in enumerate(seen)
     ]
     return {
         "objective": _finite(total / weight) if weight else None,
         "clusterability": spread,
-        "intra_cosine": _finite(sum(cosine * count for cosine, count in crowds) / compared) if compared else None,
+        "intra_cosine": _finite(sum(cosine * count for cosine, count in within) / compared) if compared else None,
         "inter_cosine": _finite(between.mean()),
     }
 
 
 @dataclass(frozen=True)
-class _OfCluster:
+class _Cluster:
     """What one pass over a cluster's updates tells.
 
     Attributes:
         distances: by participant, the squared distance of its vector from the centre's.
         cosine: mean cosine similarity of two of its vectors; None without two.
         count: its vectors that are not zero.
-        mean: of its updates' models; None where nobody trained one.
+        mean: of its updates' models; None if nobody trained one.
     """
 
     distances: dict[str, float]
@@ -121,35 +115,39 @@ class _OfCluster:
     count: int
     mean: Params | None
 
+    @classmethod
+    def of(cls, clustering: Clustering, updates: Iterable[Update], centre: np.ndarray | None) -> _Cluster:
+        cosines, mean, distances = Cosines(), None, dict[str, float]()
+        for update in updates:
+            vector = clustering.vector(update)
+            if centre is not None:
+                apart = np.subtract(vector, centre, dtype=np.float64)
+                distances[update.participant] = float(np.square(apart, out=apart).sum())
+                del apart
+            cosines.add(vector)
+            moved = clustering.moved(update)
+            if moved is not None:
+                mean = mean or WeightedMean(moved.layout)
+                mean.add(moved, clustering.weight(update))
+        cosine = cosines.mean()
+        return cls(distances, cosine, cosines.count, None if mean is None else _result(mean))
 
-def _of_cluster(clustering: Clustering, updates: Iterable[Update], centre: np.ndarray | None) -> _OfCluster:
-    within, mean, distances = Cosines(), None, dict[str, float]()
-    for update in updates:
-        vector = clustering.vector(update)
-        if centre is not None:
-            far = np.subtract(vector, centre, dtype=np.float64)
-            distances[update.participant] = float(np.square(far, out=far).sum())
-            del far
-        within.add(vector)
-        moved = clustering.moved(update)
-        if moved is not None:
-            mean = mean or WeightedMean(moved.layout)
-            mean.add(moved, clustering.weight(update))
-    cosine = within.mean()
-    return _OfCluster(distances, cosine, within.count, None if mean is None else _result(mean))
+
+def _result(mean: WeightedMean) -> Params:
+    layout = mean.layout
+    return mean.result(Params(layout, np.zeros(layout.size, np.float32), np.zeros(layout.counter_size, np.int64)))
 
 
-def centre_vectors(
+def _centres(
     clustering: Clustering, clusters: int, after: ServerState, updates: Sequence[Update], assignment: Assignment
 ) -> dict[int, np.ndarray]:
-    """The vector of each cluster's centre.
+    """The vectors of the clusters' centres.
 
-    If participants are compared by arrays, no model gives the centre: it is then the weighted mean of the round's
-    members, and a cluster without members has none.
+    If participants are compared by arrays, no model gives a centre: it is the weighted mean of the round's members.
     """
-    found = {k: vector for k in range(clusters) if (vector := clustering.centre(after, k)) is not None}
-    if found:
-        return found
+    centres = {k: vector for k in range(clusters) if (vector := clustering.centre(after, k)) is not None}
+    if centres:
+        return centres
     sums, weights = dict[int, np.ndarray](), dict[int, float]()
     for update in updates:
         k, weight = assignment[update.participant], clustering.weight(update)
@@ -158,13 +156,7 @@ def centre_vectors(
     return {k: total / weights[k] for k, total in sums.items()}
 
 
-def _result(mean: WeightedMean) -> Params:
-    layout = mean.layout
-    return mean.result(Params(layout, np.zeros(layout.size, np.float32), np.zeros(layout.counter_size, np.int64)))
-
-
 def _clusterability(clustering: Clustering, updates: Iterable[Update], mean: Params) -> float | None:
-    """B of a cluster, from the mean of its updates."""
     moves = (moved for update in updates if (moved := clustering.moved(update)) is not None)
     farthest, length = max(_squared(mean, moved) for moved in moves), math.sqrt(_squared(mean))
     return _finite(math.sqrt(farthest) / length) if length else None
@@ -192,11 +184,11 @@ def gram(
     many times larger. A cluster without a centre counts as zeros.
     """
     clustering, clusters = Clustering.of(method, before), method.clusters_in(after)
-    centres = centre_vectors(clustering, clusters, after, updates, assignment)
-    own = (clustering.vector(update) for update in updates)
+    centres = _centres(clustering, clusters, after, updates, assignment)
+    people = (clustering.vector(update) for update in updates)
     size = len(next(iter(centres.values())))
-    others = (centres.get(k, np.zeros(size)).astype(np.float32) for k in range(clusters))
-    vectors, _ = stacked(((vector, 1.0) for vector in chain(own, others)), len(updates) + clusters)
+    of_clusters = (centres.get(k, np.zeros(size)).astype(np.float32) for k in range(clusters))
+    vectors, _ = stacked(((vector, 1.0) for vector in chain(people, of_clusters)), len(updates) + clusters)
     return inner_products(vectors)
 
 

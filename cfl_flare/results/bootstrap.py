@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Intervals of a run's final measures, and of differences between two runs, from draws of participants' test splits.
 
-An interval holds the middle 95 % of what was measured on the draws, moved to the measure's own value: a draw lacks
-samples of the split, and with them rare classes, so that a macro-F1 is lower on most draws than on the split itself. A
-draw on which a measure is not defined is left out, and an interval needs half of them. Participants are drawn
-independently of one another, so that in a mean over them, others of a participant's own draws stand in for those.
+An interval holds the middle 95 % of what was measured on the draws, moved to the measure's own value. A draw lacks
+samples of the split, and with them rare classes. So a macro-F1 is lower on most draws than on the split itself. A draw
+on which a measure is not defined is left out, and an interval needs half of them. Participants are drawn independently
+of one another. So in a mean over them, others of a participant's own draws stand in for those.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.shares import bounded_weights
+from cfl_flare.results import schema
 from cfl_flare.results.key_metric import is_share
-from cfl_flare.results.schema import each, number, text, whole
 
 if TYPE_CHECKING:
     from cfl_flare.methods import Participant
@@ -42,7 +42,6 @@ class Draws:
     """What a run's participants measured on the draws of their test splits.
 
     Attributes:
-        participants: those who sent some.
         samples: how many training samples each has, within the share of a site: its weight in a mean.
         draws: two runs have a participant's number in common if it drew the same rows of the same samples.
         values: by measure, such as ``served_accuracy``: ``(participants, draws)`` float64, NaN where it is not defined.
@@ -55,39 +54,34 @@ class Draws:
 
     @classmethod
     def of(
-        cls, found: Mapping[str, Replicates], participants: Mapping[str, Participant], share: float | None = None
+        cls, sent: Mapping[str, Replicates], participants: Mapping[str, Participant], share: float | None = None
     ) -> Draws:
         """What arrived, in the participants' order; no site has more than a share of the weight."""
-        names = [name for name in participants if name in found]
+        names = [name for name in participants if name in sent]
         sites = {name: participants[name].site for name in names}
         weights = bounded_weights({name: participants[name].samples for name in names}, sites, share)
-        times = {len(values) for own in found.values() for values in own.values.values()}
+        times = {len(values) for replicates in sent.values() for values in replicates.values.values()}
         empty = [None] * max(times, default=0)
-        measures = dict.fromkeys(key for name in names for key in found[name].values)
+        measures = dict.fromkeys(key for name in names for key in sent[name].values)
         return cls(
             tuple(names),
             tuple(weights.values()),
-            tuple(found[name].draw for name in names),
-            {key: np.array([found[name].values.get(key, empty) for name in names], np.float64) for key in measures},
+            tuple(sent[name].draw for name in names),
+            {key: np.array([sent[name].values.get(key, empty) for name in names], np.float64) for key in measures},
         )
 
     def intervals(self, participant: str, points: Mapping[str, float]) -> dict[str, Interval]:
-        """Of each of a participant's measures that has one; ``points`` are the measures themselves."""
+        """The intervals of a participant's measures; ``points`` are the measures themselves."""
         if participant not in self.participants:
             return {}
         row = self.participants.index(participant)
-        found = {key: interval(values[row], points.get(key), key) for key, values in self.values.items()}
-        return {key: own for key, own in found.items() if own is not None}
+        intervals = {key: interval(values[row], points.get(key), key) for key, values in self.values.items()}
+        return {key: ends for key, ends in intervals.items() if ends is not None}
 
     def of_mean(self, key: str, points: Mapping[str, float]) -> Interval | None:
-        """The interval of a measure's mean, weighted by samples.
+        """The interval of a measure's mean, weighted by samples, over the participants that have a point.
 
-        Args:
-            key: the measure.
-            points: the measure of each participant over whom the mean is.
-
-        Returns:
-            None if one of them has no interval: it would be one of another mean.
+        None if one of them has no interval: it would be one of another mean.
         """
         rows = [i for i, name in enumerate(self.participants) if name in points]
         if key not in self.values or not rows or len(rows) < len(points):
@@ -98,11 +92,6 @@ class Draws:
         return None if mean is None else interval(mean, point, key)
 
     def save(self, path: Path) -> None:
-        """Writes them.
-
-        Raises:
-            FileError: the file cannot be written.
-        """
         save_arrays(path, self.values, dict(zip(FACTS, (self.participants, self.samples, self.draws))))
 
 
@@ -148,26 +137,24 @@ def interval(values: np.ndarray, point: float | None = None, name: str = "") -> 
     return low, high
 
 
+def filled(values: np.ndarray) -> np.ndarray | None:
+    """Draws ``(draws,)`` in which others stand in for those that are NaN; None if less than half of them are left."""
+    gone = np.isnan(values)
+    if 2 * gone.sum() > len(values) or not len(values):
+        return None
+    complete = values.copy()
+    complete[gone] = np.resize(values[~gone], gone.sum())
+    return complete
+
+
 def weighted(values: np.ndarray, weights: np.ndarray) -> np.ndarray | None:
-    """The mean over participants, draw by draw.
-
-    Args:
-        values: ``(participants, draws)``, NaN where a measure is not defined.
-        weights: ``(participants,)``.
-
-    Returns:
-        ``(draws,)``; None if less than half of a participant's draws are left.
+    """The mean over participants, draw by draw, ``(draws,)``; None if `filled` is None for one of them.
 
     >>> weighted(np.array([[0.0, 0.0, np.nan], [1.0, 0.5, 1.0]]), np.array([3.0, 1.0]))
     array([0.25 , 0.125, 0.25 ])
     """
-    whole = values.copy()
-    for row in whole:
-        gone = np.isnan(row)
-        if 2 * gone.sum() > len(row):
-            return None
-        row[gone] = np.resize(row[~gone], gone.sum())
-    return np.average(whole, axis=0, weights=weights)
+    rows = [row for row in map(filled, values) if row is not None]
+    return np.average(np.stack(rows), axis=0, weights=weights) if len(rows) == len(values) else None
 
 
 def read_draws(folder: Path) -> Draws | None:
@@ -180,11 +167,10 @@ def read_draws(folder: Path) -> Draws | None:
     if not path.is_file():
         return None
     values, meta = load_arrays(path)
-    names, samples, draws = (meta.get(key) or [] for key in FACTS)
-    sound = each(text)(names) and each(number)(samples) and each(whole)(draws)
-    sound = (
-        sound and 0 < len({*names}) == len(names) == len(samples) == len(draws) and all(0 < n < np.inf for n in samples)
-    )
+    names, samples, draws = (meta.get(key, []) for key in FACTS)
+    checks = schema.list_of(schema.text, 1), schema.list_of(schema.number), schema.list_of(schema.count)
+    sound = all(check(fact) for check, fact in zip(checks, (names, samples, draws)))
+    sound = sound and len({*names}) == len(names) == len(samples) == len(draws) and all(0 < n < np.inf for n in samples)
     shapes = {array.shape for array in values.values()}
     sound = sound and len(shapes) == 1 and all(len(shape) == 2 and shape[0] == len(names) for shape in shapes)
     if not sound or any(array.dtype != np.float64 or np.isinf(array).any() for array in values.values()):
@@ -198,46 +184,49 @@ def paired_difference(run: Run, other: Run, metric: str) -> Difference:
     """By how much a run is better or worse than another one on the same participants, paired draw by draw.
 
     Both runs drew the same rows of each test split, so that what they have in common cancels out: the interval is
-    narrower than those of the two runs let expect.
-
-    Args:
-        run: the run; see `cfl_flare.results.run_dir.find_runs`.
-        other: what is subtracted from it.
-        metric: a measure that both report, such as ``accuracy``.
+    narrower than those of the two runs let expect. ``metric`` is a measure that both report, such as ``accuracy``.
 
     Raises:
         ConfigError: the two cannot be paired; it says why.
         PayloadError: a file of draws is damaged.
     """
     key = metric if metric.startswith("served_") else f"served_{metric}"
-    both = run, other
-    points = [{p["name"]: p[key] for p in one.summary["participants"] if number(p.get(key))} for one in both]
-    found = [read_draws(one.folder) for one in both]
-    for one, drawn in zip(both, found):
+    points, draws = list[dict[str, float]](), list[Draws]()
+    for side in (run, other):
+        points.append({p["name"]: p[key] for p in side.summary["participants"] if schema.number(p.get(key))})
+        drawn = read_draws(side.folder)
         if drawn is None or key not in drawn.values:
-            raise ConfigError(f"{one.folder} has no draws of {metric!r}; run it with training's bootstrap, such as 200")
-    a, b = (drawn for drawn in found if drawn is not None)
+            raise ConfigError(
+                f"{side.folder} has no draws of {metric!r}; run it with training's bootstrap, such as 200"
+            )
+        draws.append(drawn)
     where = f"{run.folder} and {other.folder} cannot be paired"
-    reporting = list(points[0])
-    for what, mine, its in (
-        ("participants who report it", sorted(points[0]), sorted(points[1])),
-        ("participants with draws", sorted(a.participants), sorted(b.participants)),
-        ("numbers of draws", a.values[key].shape[1], b.values[key].shape[1]),
-        ("training samples", dict(zip(a.participants, a.samples)), dict(zip(b.participants, b.samples))),
-        ("draws", dict(zip(a.participants, a.draws)), dict(zip(b.participants, b.draws))),
-    ):
-        require(mine == its, f"{where}: their {what} differ; compare runs of one seed on the same test splits")
-    lacking = sorted({*reporting} - {*a.participants})
-    require(bool(reporting) and not lacking, f"{where}: {lacking[:3]} sent no draws; compare another metric")
-    rows, its_rows = ([drawn.participants.index(name) for name in reporting] for drawn in (a, b))
-    weights = np.array(a.samples, np.float64)[rows]
-    drawn_apart = a.values[key][rows] - b.values[key][its_rows]
-    apart = {name: points[0][name] - points[1][name] for name in reporting}
-    mean, ends = weighted(drawn_apart, weights), [interval(row) for row in drawn_apart]
+    facts = [
+        {
+            "participants who report it": sorted(reported),
+            "participants with draws": sorted(drawn.participants),
+            "numbers of draws": drawn.values[key].shape[1],
+            "training samples": dict(zip(drawn.participants, drawn.samples)),
+            "draws": dict(zip(drawn.participants, drawn.draws)),
+        }
+        for reported, drawn in zip(points, draws)
+    ]
+    for what, fact in facts[0].items():
+        require(
+            fact == facts[1][what], f"{where}: their {what} differ; compare runs of one seed on the same test splits"
+        )
+    names = list(points[0])
+    lacking = sorted({*names} - {*draws[0].participants})
+    require(bool(names) and not lacking, f"{where}: {lacking[:3]} sent no draws; compare another metric")
+    rows = [[drawn.participants.index(name) for name in names] for drawn in draws]
+    weights = np.array(draws[0].samples, np.float64)[rows[0]]
+    apart = draws[0].values[key][rows[0]] - draws[1].values[key][rows[1]]
+    gaps = {name: points[0][name] - points[1][name] for name in names}
+    mean, ends = weighted(apart, weights), [interval(row) for row in apart]
     over_all = None if mean is None else interval(mean)
-    by_participant = {name: (apart[name], *own) for name, own in zip(reporting, ends) if own is not None}
-    if over_all is None or len(by_participant) < len(reporting):
+    by_participant = {name: (gaps[name], *pair) for name, pair in zip(names, ends) if pair is not None}
+    if over_all is None or len(by_participant) < len(names):
         raise ConfigError(
             f"{where}: {metric!r} is not defined on half of some participant's draws; compare another metric"
         )
-    return Difference(float(np.average([*apart.values()], weights=weights)), *over_all, by_participant)
+    return Difference(float(np.average([*gaps.values()], weights=weights)), *over_all, by_participant)

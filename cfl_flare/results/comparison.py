@@ -11,7 +11,7 @@ hospitals it is a 95 % one. Those of single hospitals hold together with 95 % (B
 level 1 - 0.05 / m.
 
 No hospital counts without a bound. A share is in 0..1. Of any other measure, a hospital's number counts as at most
-`REACH` times the median deviation away from the median, as in the means by which a run decides.
+`REACH` median deviations away from the median. So it is in the means by which a run decides.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.shares import reached
-from cfl_flare.results.bootstrap import PERCENTILES
+from cfl_flare.results.bootstrap import PERCENTILES, filled
 from cfl_flare.results.key_metric import Metric, is_share
 
-# Draws of hospitals: with so many, an end of an interval moves by some hundredths of its width.
+# Draws of hospitals: with this number, an end of an interval moves by some hundredths of its width.
 TIMES = 10_000
-# While each hospital is left out in turn, so many hospitals are drawn in all.
+# Hospitals that are drawn in all while each hospital is left out in turn.
 LEFT_OUT = 2**18
 # With fewer patients, draws of them say too little of others to call a difference.
 FEWEST_TESTED = 20
-# No hospital has more; a measure may have a spread that asks for any number.
+# No hospital has more; a measure may have a spread that needs any number.
 MOST_TESTED = 10**9
 ALPHA = 0.05
 # The difference that matters, unless a study says another: of a share itself, and of other measures a share of them.
@@ -53,7 +53,7 @@ class AtHospital:
         draw: two ways to train have it in common if they were measured on the same draws.
         value: on the split itself.
         draws: ``(draws,)`` float64, on draws of the split; NaN where the measure is not defined.
-        classes: how many of the samples are of each class; empty where that is not known, or there are no classes.
+        classes: how many of the samples are of each class; empty if that is not known, or there are no classes.
     """
 
     samples: float
@@ -68,20 +68,15 @@ Measured = Mapping[str, AtHospital]
 
 
 @dataclass(frozen=True)
-class Difference:
-    """By how much one way to train is better than another, over the hospitals that measured both.
+class Comparison:
+    """By how much one way to train is better than a reference, over the hospitals that measured both.
 
-    Attributes:
-        one: the first one's mean, weighted by training samples.
-        other: the other's.
-        hospitals: how many they are of.
-        gain: above 0, the first is better.
-        low: where the 95 % interval begins.
-        high: where it ends.
+    ``gain`` is above 0 if it is better; ``low`` and ``high`` are the ends of its 95 % interval. Means are weighted by
+    training samples.
     """
 
-    one: float
-    other: float
+    mean: float
+    reference: float
     hospitals: int
     gain: float
     low: float
@@ -95,14 +90,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Gain:
-    """What one hospital has of a way to train, against another.
+    """What one hospital gains by a way to train, against a reference.
 
     Attributes:
         gain: above 0, it has more; None if the measure is not defined there.
         low: where the interval of its patients begins, which holds with the others' of the study; None for too few.
         high: where it ends.
         says: ``gains``, ``loses``, ``within chance`` or ``cannot tell``.
-        needed: test samples with which a gain of this size could be told, about; None where none would do.
+        needed: about how many test samples would show a gain of this size; None if no number would.
     """
 
     gain: float | None
@@ -114,56 +109,52 @@ class Gain:
 
 def mean_of(measured: Measured, mode: str = "max") -> float:
     """The mean over hospitals, weighted by training samples; see the module on what a hospital counts at most."""
-    values = np.array([at.value for at in measured.values()])
-    values = values if _shares(mode, values) else reached(values, values)
-    return float(np.average(values, weights=[at.samples for at in measured.values()]))
+    values = _values(measured)
+    values = values if _are_shares(values, mode) else reached(values, values)
+    return float(np.average(values, weights=[hospital.samples for hospital in measured.values()]))
+
+
+def _values(measured: Measured) -> np.ndarray:
+    return np.array([hospital.value for hospital in measured.values()])
+
+
+def _are_shares(values: np.ndarray, mode: str) -> bool:
+    """Whether the largest is best, and all are in 0..1."""
+    return mode == "max" and bool(np.nanmin(values) >= 0 and np.nanmax(values) <= 1)
 
 
 def without(measured: Measured, hospital: str) -> Measured:
-    """What all other hospitals measured."""
     return {name: at for name, at in measured.items() if name != hospital}
 
 
-def _shares(mode: str, *values: np.ndarray) -> bool:
-    """Whether these are shares: the largest is best, and all are in 0..1."""
-    return mode == "max" and all(np.nanmin(own) >= 0 and np.nanmax(own) <= 1 for own in values)
-
-
-def shared_by_all(found: Mapping[str, Measured]) -> dict[str, Measured]:
+def shared_by_all(ways: Mapping[str, Measured]) -> dict[str, Measured]:
     """What was measured by those hospitals that measured every way to train: their means can be ranked.
 
     If there is no such hospital, all that was measured.
     """
-    names = set.intersection(*(set(measured) for measured in found.values())) if found else set()
+    names = set.intersection(*(set(measured) for measured in ways.values())) if ways else set()
     if not names:
-        return dict(found)
-    return {way: {name: one for name, one in measured.items() if name in names} for way, measured in found.items()}
+        return dict(ways)
+    return {way: {name: at for name, at in measured.items() if name in names} for way, measured in ways.items()}
 
 
-def majority(found: Measured) -> Measured | None:
-    """What naming the most frequent class everywhere measures as accuracy; None where classes are not known."""
-    known = {name: own for name, own in found.items() if len(own.classes) > 1 and any(own.classes)}
+def majority(measured: Measured) -> Measured | None:
+    """What naming the most frequent class everywhere measures as accuracy; None if classes are not known."""
+    known = {name: at for name, at in measured.items() if len(at.classes) > 1 and any(at.classes)}
     if not known:
         return None
-    shares = np.array([np.array(own.classes) / sum(own.classes) for own in known.values()])
-    named = int(np.average(shares, axis=0, weights=[own.samples for own in known.values()]).argmax())
+    shares = np.array([np.array(at.classes) / sum(at.classes) for at in known.values()])
+    named = int(np.average(shares, axis=0, weights=[at.samples for at in known.values()]).argmax())
     return {
-        name: replace(own, value=float(share[named]), draws=np.full_like(own.draws, share[named]))
-        for (name, own), share in zip(known.items(), shares)
+        name: replace(at, value=float(share[named]), draws=np.full_like(at.draws, share[named]))
+        for (name, at), share in zip(known.items(), shares)
     }
 
 
 def two_stage(apart: np.ndarray, weights: np.ndarray, times: int, rng: np.random.Generator) -> np.ndarray:
-    """Means over hospitals that are drawn anew, each with a draw of its patients.
+    """Means ``(times,)`` over hospitals that are drawn anew, each with a draw of its patients.
 
-    Args:
-        apart: ``(hospitals, draws)`` differences on draws of each hospital's patients.
-        weights: ``(hospitals,)``.
-        times: how often.
-        rng: where the draws come from.
-
-    Returns:
-        ``(times,)``.
+    ``apart`` are the ``(hospitals, draws)`` differences on draws of each hospital's patients.
     """
     hospitals, draws = apart.shape
     means = np.empty(times)
@@ -176,12 +167,14 @@ def two_stage(apart: np.ndarray, weights: np.ndarray, times: int, rng: np.random
     return means
 
 
-def difference(one: Measured, other: Measured, mode: str = "max", seed: int = 0, times: int = TIMES) -> Difference:
-    """By how much the first of two ways to train is better over all hospitals that measured both.
+def difference(
+    measured: Measured, reference: Measured, mode: str = "max", seed: int = 0, times: int = TIMES
+) -> Comparison:
+    """By how much a way to train is better than a reference over all hospitals that measured both.
 
     Args:
-        one: the first.
-        other: what it is compared with.
+        measured: what hospitals measured of it.
+        reference: what they measured of the reference.
         mode: which end of the metric is best, ``max`` or ``min``.
         seed: of the draws of hospitals.
         times: how often hospitals are drawn.
@@ -189,45 +182,41 @@ def difference(one: Measured, other: Measured, mode: str = "max", seed: int = 0,
     Raises:
         ConfigError: no hospital measured both on the same draws.
     """
-    rows = _apart(one, other, mode)
-    names = [name for name, (_, drawn) in rows.items() if drawn is not None]
-    require(bool(names), "study: no hospital has the metric on half of its draws; take another key_metric")
-    draws = [drawn for name in names if (drawn := rows[name][1]) is not None]
-    most = max(map(len, draws))  # a hospital that sent fewer has each of its draws more often
-    apart = np.stack([np.resize(drawn, most) for drawn in draws])
-    weights = np.array([one[name].samples for name in names], np.float64)
-    points = np.array([rows[name][0] for name in names])
-    pair = [{name: measured[name] for name in names} for measured in (one, other)]
-    if not all(_shares(mode, np.array([at.value for at in measured.values()])) for measured in pair):
+    pairs = _paired(measured, reference, mode)
+    rows = {name: (gain, drawn) for name, (gain, drawn) in pairs.items() if drawn is not None}
+    require(bool(rows), "study: no hospital has the metric on half of its draws; take another key_metric")
+    most = max(len(drawn) for _, drawn in rows.values())  # a hospital that sent fewer has each of its draws more often
+    apart = np.stack([np.resize(drawn, most) for _, drawn in rows.values()])
+    points = np.array([gain for gain, _ in rows.values()])
+    weights = np.array([measured[name].samples for name in rows], np.float64)
+    sides = [{name: side[name] for name in rows} for side in (measured, reference)]
+    if not all(_are_shares(_values(side), mode) for side in sides):
         points, apart = reached(points, apart), reached(apart, apart)
-    gain = float(np.average(points, weights=weights))
     means = two_stage(apart, weights, times, stream(seed, "two stages"))
     low, high = np.percentile(means, PERCENTILES).tolist()
-    mine, its = (mean_of(measured, mode) for measured in pair)
-    return Difference(mine, its, len(names), gain, low, high)
+    gain = float(np.average(points, weights=weights))
+    return Comparison(mean_of(sides[0], mode), mean_of(sides[1], mode), len(rows), gain, low, high)
 
 
-def clear_without_each(one: Measured, other: Measured, mode: str, seed: int) -> bool:
-    """Whether the first is clearly better whichever hospital of several is left out."""
-    names = [name for name in one if name in other] if len(one) > 1 else []
+def clear_without_each(measured: Measured, reference: Measured, mode: str, seed: int) -> bool:
+    """Whether a way to train is clearly better than a reference whichever hospital of several is left out."""
+    names = [name for name in measured if name in reference] if len(measured) > 1 else []
     times = left_out_times(len(names))
     try:
-        return all(difference(without(one, name), other, mode, seed, times).low > 0 for name in names)
+        return all(
+            difference(without(measured, name), without(reference, name), mode, seed, times).low > 0 for name in names
+        )
     except ConfigError:  # no other hospital measured both
         return False
 
 
 def left_out_times(hospitals: int) -> int:
-    """Draws of so many hospitals while each is left out in turn."""
+    """How often hospitals are drawn while each of this number is left out in turn."""
     return max(1000, min(TIMES, LEFT_OUT // max(1, hospitals)))
 
 
 def usual_margin(metric: str, level: float) -> float:
-    """The difference that matters to one hospital: `MARGIN` of a share, and of any other measure that part of it.
-
-    Args:
-        metric: the measure's name.
-        level: what it is about, such as one model's mean.
+    """The difference that matters to one hospital: `MARGIN` of a share, and of another measure that part of its level.
 
     >>> usual_margin("auroc", 0.8), usual_margin("loss", 0.2)
     (0.05, 0.01)
@@ -235,34 +224,23 @@ def usual_margin(metric: str, level: float) -> float:
     return MARGIN if is_share(Metric(metric).of_participants.name, 0, 1) else MARGIN * abs(level)
 
 
-def gains(one: Measured, other: Measured, mode: str = "max", margin: float = MARGIN) -> dict[str, Gain]:
-    """What each hospital has of the first of two ways to train.
+def gains(measured: Measured, reference: Measured, mode: str = "max", margin: float = MARGIN) -> dict[str, Gain]:
+    """What each hospital gains by a way to train, against a reference. Arguments are as for `difference`.
 
     Its interval is normal, with the draws' deviation: draws end where the level of many hospitals begins. If it does
     not hold 0, the hospital gains or loses. If it does, and lies within the margin to both sides, that is within
     chance. Else it cannot be told. Fewer than `FEWEST_TESTED` patients have no interval.
-
-    Args:
-        one: the first.
-        other: what it is compared with.
-        mode: which end of the metric is best, ``max`` or ``min``.
-        margin: the difference that matters, in the metric's unit.
     """
-    rows = _apart(one, other, mode)
-    told = sum(drawn is not None and one[name].tested >= FEWEST_TESTED for name, (_, drawn) in rows.items())
-    reach = float(norm.isf(ALPHA / 2 / max(1, told)))
-    return {name: _said(*row, one[name].tested, reach, margin) for name, row in rows.items()}
+    pairs = _paired(measured, reference, mode)
+    judged = sum(drawn is not None and measured[name].tested >= FEWEST_TESTED for name, (_, drawn) in pairs.items())
+    reach = float(norm.isf(ALPHA / 2 / max(1, judged)))
+    return {name: _judged(*pair, measured[name].tested, reach, margin) for name, pair in pairs.items()}
 
 
-def _said(gain: float, drawn: np.ndarray | None, tested: int, reach: float, margin: float) -> Gain:
-    """What can be said of one hospital.
+def _judged(gain: float, drawn: np.ndarray | None, tested: int, reach: float, margin: float) -> Gain:
+    """What can be said of one hospital with a gain, on the split and on draws.
 
-    Args:
-        gain: by how much it is better off.
-        drawn: the same on draws; None if it is not defined on half of them.
-        tested: its samples.
-        reach: how many deviations its interval reaches to either side.
-        margin: the difference that matters.
+    An interval reaches ``reach`` deviations to either side.
     """
     if drawn is None:
         return Gain(None, None, None, UNKNOWN, FEWEST_TESTED if tested < FEWEST_TESTED else None)
@@ -279,23 +257,15 @@ def _said(gain: float, drawn: np.ndarray | None, tested: int, reach: float, marg
     return Gain(gain, low, high, UNKNOWN, None if needed is None else max(tested + 1, needed))
 
 
-def _apart(one: Measured, other: Measured, mode: str) -> dict[str, tuple[float, np.ndarray | None]]:
-    """By hospital, by how much the first is better, and on draws: what is not defined is made up of others.
+def _paired(measured: Measured, reference: Measured, mode: str) -> dict[str, tuple[float, np.ndarray | None]]:
+    """By hospital, by how much it is better than the reference: on the split, and on draws, None for too few.
 
     A hospital that measured the two on other draws is left out.
     """
-    sign, found = (1.0 if mode == "max" else -1.0), dict[str, tuple[float, np.ndarray | None]]()
-    for name, mine in one.items():
-        if name not in other:
+    sign, pairs = (1.0 if mode == "max" else -1.0), dict[str, tuple[float, np.ndarray | None]]()
+    for name, at in measured.items():
+        other = reference.get(name)
+        if other is None or (at.draw, at.tested, at.draws.shape) != (other.draw, other.tested, other.draws.shape):
             continue
-        its = other[name]
-        if (mine.draw, mine.tested, mine.draws.shape) != (its.draw, its.tested, its.draws.shape):
-            continue
-        drawn = sign * (mine.draws - its.draws)
-        gone = np.isnan(drawn)
-        if 2 * gone.sum() > len(drawn) or not len(drawn):
-            found[name] = sign * (mine.value - its.value), None
-            continue
-        drawn[gone] = np.resize(drawn[~gone], gone.sum())
-        found[name] = sign * (mine.value - its.value), drawn
-    return found
+        pairs[name] = sign * (at.value - other.value), filled(sign * (at.draws - other.draws))
+    return pairs

@@ -2,20 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a study comes to its verdict.
 
-Candidates are chosen by validation samples. Test samples only tell how good what was chosen is, and a clustered
-candidate is recommended only if it is clearly better than the best other one there. So choosing among many candidates
-makes no test figure too good. Where too few samples decide, the measure says nothing, or one hospital reverses the
-choice, the study cannot tell.
+Validation samples choose candidates. Test samples only tell how good the chosen ones are: a clustered candidate is
+recommended only if it is clearly better than the best other one there. So choosing among many candidates makes no test
+figure too good. If too few samples decide, the measure says nothing, or one hospital reverses the choice, the study
+cannot tell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.results.comparison import (
     TIMES,
+    Comparison,
     Measured,
     difference,
     gains,
@@ -26,28 +27,86 @@ from cfl_flare.results.comparison import (
     usual_margin,
     without,
 )
-from cfl_flare.results.verdict import (
-    Basis,
-    Compared,
-    Entrant,
-    Hospital,
-    Verdict,
-    figure,
-    is_accuracy,
-    listed,
-    signed,
-)
+from cfl_flare.results.study import Basis, Entrant, Hospital, Verdict, figure, is_accuracy, listed, signed
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The candidates that are left, and what hospitals measured of them on test and on validation samples.
+
+    Attributes:
+        entrants: one of them is one model for all, and one each hospital alone.
+        mode: which end of the metric is best.
+        seed: of the draws of hospitals.
+        alone: the name of each hospital alone.
+        times: how often hospitals are drawn.
+    """
+
+    tested: Mapping[str, Measured]
+    validated: Mapping[str, Measured]
+    entrants: Sequence[Entrant]
+    mode: str
+    seed: int
+    alone: str
+    times: int = TIMES
+
+    @property
+    def hospitals(self) -> list[str]:
+        splits = (self.tested, self.validated)
+        return list(dict.fromkeys(name for split in splits for measured in split.values() for name in measured))
+
+    def without(self, hospital: str) -> Contest:
+        """The same with one hospital left out, and hospitals drawn less often."""
+        tested, validated = (
+            {way: without(measured, hospital) for way, measured in split.items()}
+            for split in (self.tested, self.validated)
+        )
+        return replace(self, tested=tested, validated=validated, times=left_out_times(len(self.hospitals)))
+
+    def preferred(self, entrants: Sequence[Entrant]) -> Entrant | None:
+        """The simplest of those that are not clearly worse than the best one on validation samples; None without any.
+
+        The rule of one standard error (Breiman et al. 1984, sec. 3.4.3) with the interval of the difference in place of
+        the error. Fewer models are simpler: one for all, then few clusters, without private layers first, and last one
+        for each hospital. One model with private layers is still one: with them or without, the better one is taken.
+        """
+        known = shared_by_all({entrant.name: self.validated[entrant.name] for entrant in entrants})
+        means = {name: self.score(measured) for name, measured in known.items()}
+        ranked = sorted(entrants, key=lambda entrant: (-means[entrant.name], entrant.private))
+        alike = ranked[:1]
+        for entrant in ranked[1:]:
+            if self.compare(self.validated, ranked[0], entrant).low <= 0:
+                alike.append(entrant)
+        return min(alike, key=lambda e: (e.name == self.alone, e.clusters, e.clusters and e.private), default=None)
+
+    def compare(self, split: Mapping[str, Measured], entrant: Entrant, reference: Entrant) -> Comparison:
+        return difference(split[entrant.name], split[reference.name], self.mode, self.seed, self.times)
+
+    def score(self, measured: Measured) -> float:
+        return mean_of(measured, self.mode) * (1 if self.mode == "max" else -1)
+
+    def choice(self) -> Choice:
+        """Chooses by validation samples, and judges by test samples."""
+        clustered = self.preferred([e for e in self.entrants if e.clusters])
+        unclustered = [e for e in self.entrants if not e.clusters]
+        other = self.preferred(unclustered)
+        assert other is not None
+        apart = None if clustered is None else self.compare(self.tested, clustered, other)
+        known = shared_by_all({e.name: self.validated[e.name] for e in unclustered})
+        means = {name: self.score(measured) for name, measured in known.items()}
+        lead = means.pop(self.alone, 0.0) - max(means.values(), default=0.0)
+        cluster, gain = (False, 0.0) if apart is None else (apart.low > 0, apart.gain)
+        return Choice(clustered, other, cluster, gain, lead, self.alone)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the hospitals' numbers say, before it is asked whether they are enough.
+    """What the hospitals' numbers say, whether they are enough or not.
 
     Attributes:
         clustered: the preferred candidate with clusters; None without any.
         other: the preferred one without.
         cluster: whether the first is clearly better on test samples.
-        alone: the name of each hospital alone.
         gain: by how much the first is better on test samples; 0 without any.
         lead: by how much training alone is better than the best one model on validation samples.
     """
@@ -55,39 +114,15 @@ class Choice:
     clustered: Entrant | None
     other: Entrant
     cluster: bool
-    alone: str
     gain: float
     lead: float
-
-    @classmethod
-    def of(
-        cls,
-        tested: Mapping[str, Measured],
-        validated: Mapping[str, Measured],
-        entrants: Sequence[Entrant],
-        mode: str,
-        seed: int,
-        alone: str,
-        times: int = TIMES,
-    ) -> Choice:
-        """Chooses by validation samples, and judges by test samples; see `decide`."""
-        clustered, other = (
-            preferred([e for e in entrants if bool(e.clusters) == grouped], validated, mode, seed, alone, times)
-            for grouped in (True, False)
-        )
-        assert other is not None
-        apart = clustered and difference(tested[clustered.name], tested[other.name], mode, seed, times)
-        cluster, gain = (apart.low > 0, apart.gain) if apart else (False, 0.0)
-        known = shared_by_all({one.name: validated[one.name] for one in entrants if not one.clusters})
-        means = {name: mean_of(measured, mode) * (1 if mode == "max" else -1) for name, measured in known.items()}
-        lead = means.pop(alone, 0.0) - max(means.values(), default=0.0)
-        return cls(clustered, other, cluster, alone, gain, lead)
+    alone: str
 
     def stands(self, rest: Choice) -> bool:
-        """Whether the choice stands beside what it is without one hospital.
+        """Whether the choice stands against the one without one hospital.
 
-        Of fewer hospitals, less is clear. So a gain stands if it still is clear, or half of it is left. That there is
-        none stands if there is no clear one without the hospital.
+        With fewer hospitals, fewer differences are clear. So a gain stands if it still is clear, or half of it is left.
+        That there is none stands if there is no clear one without the hospital.
         """
         if self.cluster:
             return rest.cluster or 2 * rest.gain >= self.gain
@@ -115,43 +150,38 @@ def decide(
     fewest: int = 0,
     everyone: int | None = None,
 ) -> Verdict:
-    """Chooses by validation samples, and judges by test samples.
+    """Chooses by validation samples, and judges by test samples. `Contest` says what the other arguments are.
 
     Args:
-        tested: what the candidates that are left measured on test samples.
-        validated: the same on validation samples.
-        entrants: these candidates; one of them is one model for all, and one each hospital alone.
         rounds: after which they were measured.
         metric: what was measured.
-        mode: which end of it is best.
         margin: the difference that matters to one hospital; None for the usual one.
-        seed: of the draws of hospitals.
         one_model: the name of one model for all.
-        alone: the name of each hospital alone.
-        fewest: samples of the rarer class that each split needs, or of any kind where there are no classes.
+        fewest: samples of the rarer class that each split needs, or of any kind if there are no classes.
         everyone: how many hospitals take part; None for those that measured.
     """
-    unclustered = [entrant for entrant in entrants if not entrant.clusters]
-    choice = Choice.of(tested, validated, entrants, mode, seed, alone)
+    contest = Contest(tested, validated, entrants, mode, seed, alone)
+    choice = contest.choice()
     clustered, other = choice.clustered, choice.other
-    others = _without_each(choice, tested, validated, entrants, mode, seed)
-    reversing = {name: words for name, words in others.items() if words}
+    instead = _without_each(contest, choice)
+    reversing = {name: words for name, words in instead.items() if words}
     splits = {"validation": validated[one_model], "test": tested[one_model]}
     basis = {split: Basis.of_measured(measured, everyone) for split, measured in splits.items()}
-    best = [tested[one.name] for one in (clustered, other) if one is not None]
+    best = [tested[entrant.name] for entrant in (clustered, other) if entrant is not None]
     unsure = _too_few(basis, fewest) or _no_better_than_naming(best, metric, seed) or _one_reverses(choice, reversing)
+    unclustered = [entrant for entrant in entrants if not entrant.clusters]
     if unsure:
-        other = preferred([e for e in unclustered if e.name != alone], validated, mode, seed, alone) or other
+        other = contest.preferred([e for e in unclustered if e.name != alone]) or other
     pairs = [] if clustered is None else [(clustered.name, entrant.name) for entrant in unclustered]
     pairs += [(other.name, name) for name in (one_model, alone) if name != other.name]
-    compared = tuple(Compared(one, its, difference(tested[one], tested[its], mode, seed)) for one, its in pairs)
     chosen = clustered if choice.cluster and clustered is not None and not unsure else other
-    measured, means = tested[chosen.name], {name: mean_of(of, mode) for name, of in tested.items()}
+    means = {name: mean_of(measured, mode) for name, measured in tested.items()}
     margin = margin or usual_margin(metric, means[one_model])
     to_one, to_alone = (
-        {} if chosen.name == name else gains(measured, tested[name], mode, margin) for name in (one_model, alone)
+        {} if chosen.name == name else gains(tested[chosen.name], tested[name], mode, margin)
+        for name in (one_model, alone)
     )
-    hospitals = [Hospital(n, at.tested, at.value, to_one.get(n), to_alone.get(n)) for n, at in measured.items()]
+    naming = majority(tested[one_model])
     return Verdict(
         metric=metric,
         mode=mode,
@@ -161,44 +191,37 @@ def decide(
         best_other=other,
         rounds=rounds,
         tested=means,
-        compared=compared,
-        hospitals=tuple(hospitals),
+        compared={(name, its): difference(tested[name], tested[its], mode, seed) for name, its in pairs},
+        hospitals=tuple(
+            Hospital(name, at.tested, at.value, to_one.get(name), to_alone.get(name))
+            for name, at in tested[chosen.name].items()
+        ),
         unsure=unsure,
-        left_out=len(others),
+        left_out=len(instead),
         reversed_without=reversing,
         basis=basis,
         margin=margin,
-        majority=None if (naming := majority(tested[one_model])) is None else mean_of(naming),
+        majority=None if naming is None else mean_of(naming),
         one_model=one_model,
         alone=alone,
     )
 
 
-def _without_each(
-    choice: Choice,
-    tested: Mapping[str, Measured],
-    validated: Mapping[str, Measured],
-    entrants: Sequence[Entrant],
-    mode: str,
-    seed: int,
-) -> dict[str, str]:
+def _without_each(contest: Contest, choice: Choice) -> dict[str, str]:
     """By hospital, what the choice is without it, if that reverses it; of one there is nothing to leave out."""
-    names = list(dict.fromkeys(name for split in (tested, validated) for of in split.values() for name in of))
     words = dict[str, str]()
+    names = contest.hospitals
     for name in names if len(names) > 1 else []:
-        rest = [{way: without(of, name) for way, of in split.items()} for split in (tested, validated)]
         try:
-            times = left_out_times(len(names))
-            left = Choice.of(rest[0], rest[1], entrants, mode, seed, choice.alone, times)
-            instead = left.words if left.words != choice.words else "less than half of that gain"
-            words[name] = "" if choice.stands(left) else instead
+            rest = contest.without(name).choice()
+            instead = rest.words if rest.words != choice.words else "less than half of that gain"
+            words[name] = "" if choice.stands(rest) else instead
         except ConfigError:  # no other hospital measured two of the candidates
             words[name] = "no choice"
     return words
 
 
 def _one_reverses(choice: Choice, reversing: Mapping[str, str]) -> str:
-    """Why a choice does not stand that one hospital reverses; empty if none does."""
     if not reversing:
         return ""
     instead = " or ".join(f"'{words}'" for words in dict.fromkeys(reversing.values()))
@@ -206,7 +229,7 @@ def _one_reverses(choice: Choice, reversing: Mapping[str, str]) -> str:
 
 
 def _too_few(basis: Mapping[str, Basis], fewest: int) -> str:
-    """Why the samples cannot decide; empty if they can."""
+    """Why the samples cannot decide; empty if they can, as of the other reasons."""
     for split, rests in basis.items():
         if rests.deciding < fewest:
             kind = "" if rests.rarer is None else " that are not of the most frequent class"
@@ -215,45 +238,16 @@ def _too_few(basis: Mapping[str, Basis], fewest: int) -> str:
 
 
 def _no_better_than_naming(best: Sequence[Measured], metric: str, seed: int) -> str:
-    """Why an accuracy says nothing: whoever names the most frequent class everywhere has it, too; empty if not so.
-
-    Args:
-        best: what the best candidates measured.
-        metric: what it is.
-        seed: of the draws of hospitals.
-    """
+    """Why an accuracy says nothing: naming the most frequent class everywhere has it, too."""
     if not is_accuracy(metric):
         return ""
     namings = [(measured, majority(measured)) for measured in best]
-    found = [difference(measured, naming, seed=seed) for measured, naming in namings if naming is not None]
-    if not found or any(one.low > 0 for one in found):
+    leads = [difference(measured, naming, seed=seed) for measured, naming in namings if naming is not None]
+    if not leads or any(lead.low > 0 for lead in leads):
         return ""
-    top = max(found, key=lambda one: one.gain)
+    top = max(leads, key=lambda lead: lead.gain)
     return (
-        f"accuracy {figure(top.one)} is no better than naming the most frequent class everywhere, "
-        f"{figure(top.other)} ({signed(top.gain)}, 95 % interval {signed(top.low)} to {signed(top.high)}); "
+        f"accuracy {figure(top.mean)} is no better than naming the most frequent class everywhere, "
+        f"{figure(top.reference)} ({signed(top.gain)}, 95 % interval {signed(top.low)} to {signed(top.high)}); "
         "judge by another key_metric, such as loss or auroc"
     )
-
-
-def preferred(
-    entrants: Sequence[Entrant],
-    validated: Mapping[str, Measured],
-    mode: str = "max",
-    seed: int = 0,
-    alone: str = "local",
-    times: int = TIMES,
-) -> Entrant | None:
-    """The simplest of those that are not clearly worse than the best one on validation samples; None without any.
-
-    The rule of one standard error (Breiman et al. 1984, sec. 3.4.3) with the interval of the difference in place of the
-    error. Fewer models are simpler: one for all, then few clusters, without private layers first, and last one for each
-    hospital. One model with private layers is still one: with them or without, the better one is taken.
-    """
-    sign, known = (1 if mode == "max" else -1), shared_by_all({one.name: validated[one.name] for one in entrants})
-    means = {name: sign * mean_of(measured, mode) for name, measured in known.items()}
-    ranked = sorted(entrants, key=lambda one: (-means[one.name], one.private))
-    alike = ranked[:1]
-    best = validated[ranked[0].name] if ranked else {}
-    alike += [one for one in ranked[1:] if difference(best, validated[one.name], mode, seed, times).low <= 0]
-    return min(alike, key=lambda one: (one.name == alone, one.clusters, one.clusters and one.private), default=None)

@@ -1,74 +1,99 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A site's record of the jobs in which it took part: who was together in which means. Its operator reads it.
+"""Records of jobs: a site's, of all in which it took part, and the server's, of one that left no results.
 
-It is append-only, JSON Lines, one file for all jobs of a site. From means over sets of sites, those over few sites
-follow by subtraction; so the site refuses a set from which, with those of its earlier jobs, such a mean would follow.
-What a job is about to reveal is written before it is revealed, and a record that cannot be read or written ends the
-site's part in the job.
+A site's operator reads the former. It is append-only, JSON Lines, one file for all jobs of a site, and says who was
+together in which means. From means over sets of sites, those over few sites follow by subtraction. So the site refuses
+a set from which such a mean would follow, with the sets of its earlier jobs. The site writes what a job is about to
+reveal before it is revealed. A record that cannot be read or written ends the site's part in the job.
+
+The server writes the latter, ``job.json``, while a job goes on, as FLARE may end it from outside at any time. A run's
+summary takes its place.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from cfl_flare.clustering.differences import exposed
-from cfl_flare.core.errors import DifferenceError
-from cfl_flare.core.files import MOST_LINES, append, make_folder, parse_json, read_text, writing
+from cfl_flare.core.errors import DifferenceError, FileError
+from cfl_flare.core.files import (
+    MOST_LINES,
+    append,
+    atomic_write,
+    below,
+    make_folder,
+    parse_json,
+    read_json,
+    read_text,
+    writing,
+)
+from cfl_flare.core.text import plain
 from cfl_flare.results import schema
+from cfl_flare.results.remarks import missed_rounds
+from cfl_flare.results.run_dir import ROUNDS, STARTED, SUMMARY, read_lines
 
 # In the state root. No run has such a name.
 FOLDER = "_jobs"
 JOB, MEAN, ROUND, ALLOW = "job", "mean", "round", "allow"
-SETS: dict[str, schema.Fits] = {"data": schema.text, "sites": schema.each(schema.text)}
+SETS: schema.Fields = {"data": schema.text, "sites": schema.list_of(schema.text)}
 # The kinds of lines, and what each must say; a line may say more.
-KINDS: dict[str, dict[str, schema.Fits]] = {
+KINDS: Mapping[str, schema.Fields] = {
     JOB: {"name": schema.text, "refused": schema.flag, "sampled": schema.flag, **SETS},
     MEAN: SETS,
-    ROUND: {"round": schema.whole, "answered": schema.whole},
+    ROUND: {"round": schema.count, "answered": schema.count},
     ALLOW: {"sampled": schema.flag, **SETS},
 }
 
+ATTEMPT = "job.json"
+ATTEMPT_FIELDS: schema.Fields = {
+    "name": schema.text,
+    "checked_in": schema.flag,
+    "sites": schema.dict_of(schema.text),
+}
+ATTEMPT_OPTIONAL: schema.Fields = {"reason": schema.text}
+READY, SILENT, STARTING = "ready", "its job process gave no sign", "it has not answered"
+ENDED = "its job process ended, and FLARE ends the job for it"
+# What FLARE writes beside a job's results, and into the server's log if a kit does not allow a class.
+META, ERRORS = "meta.json", "error_log.txt"
+REFUSED = re.compile(r"Component '([\w.]{1,200})' at config path \S{1,200} is not in allow_list")
+# The longest line on a job, and the most sites that have one.
+WIDE, NAMED = 500, 20
+PREPARE = "A kit that is not prepared, or does not allow a class of the job, does that: cfl-flare site check --kit KIT"
+
 
 class JobRecord:
-    """One site's record.
-
-    Args:
-        root: the state root.
-        site: the site's name.
-    """
+    """One site's record, below the state root."""
 
     def __init__(self, root: Path, site: str):
         self.site, self.file = site, root / FOLDER / f"{site}.jsonl"
 
     @classmethod
     def all_below(cls, root: Path) -> list[JobRecord]:
-        """The records of all sites with this state root."""
         return [cls(root, file.stem) for file in sorted((root / FOLDER).glob("*.jsonl"))]
 
     def lines(self) -> list[dict[str, Any]]:
-        """All that it holds, oldest first.
+        """All lines, oldest first.
 
         Raises:
             FileError: a line is damaged, or the file cannot be read.
         """
-        if not self.file.exists():
-            return []
-        texts = read_text(self.file, MOST_LINES).split("\n")
+        texts = read_text(self.file, MOST_LINES).split("\n") if self.file.exists() else []
         lines = []
-        for number, text in enumerate(texts[:-1] if texts[-1] == "" else texts, start=1):
+        for number, text in enumerate(texts[:-1] if texts[-1:] == [""] else texts, start=1):
             where = f"{self.file}: line {number}"
             line = parse_json(text, where)
-            fields = KINDS.get(
-                str(line.get("kind")) if isinstance(line, dict) else "", {"kind": lambda kind: str(kind) in KINDS}
-            )
-            lines.append(schema.checked(line, where, {"job": schema.text, "time": schema.text, **fields}))
+            kind = str(line.get("kind")) if isinstance(line, dict) else ""
+            fields = KINDS.get(kind, {"kind": lambda kind: str(kind) in KINDS})
+            needed = {"job": schema.text, "time": schema.text, **fields}
+            lines.append(schema.checked(line, where, needed))
         return lines
 
     def join(self, job: str, sites: Collection[str], floor: int, sampled: bool, facts: Mapping[str, Any]) -> None:
@@ -110,19 +135,14 @@ class JobRecord:
             )
 
     def note(self, kind: str, job: str, **fields: Any) -> None:
-        """Appends a line: `ROUND` before the site works in one, `MEAN` where fewer were averaged than had been asked.
-
-        Raises:
-            FileError: it cannot be written.
-        """
+        """Appends a line: `ROUND` before the site works in one, `MEAN` if fewer sites were averaged than planned."""
         with self._locked():
             self._write(kind, job, **fields)
 
     def allow(self, job: str) -> bool:
         """Writes that the operator allows the sets of sites of a refused job, now and later. False if there is none.
 
-        Args:
-            job: its id, or how that begins. A name is its author's, who may have given it to several.
+        ``job`` is its id, or the beginning of it. A name is its author's, who may have given it to several.
         """
         with self._locked():
             refused = [line for line in self.lines() if line.get("refused") and line["job"].startswith(job)]
@@ -131,19 +151,16 @@ class JobRecord:
         return bool(refused)
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Its jobs, oldest first, each with the ``decision``, and in how many rounds the site ``answered``.
-
-        Raises:
-            FileError: a line is damaged, or the file cannot be read.
-        """
+        """Its jobs, oldest first, each with the ``decision``, and in how many rounds the site ``answered``."""
         lines = self.lines()
         allowed = {line["job"] for line in lines if line["kind"] == ALLOW}
         reached = {line["job"]: line for line in lines if line["kind"] == ROUND}
         jobs = []
         for line in (line for line in lines if line["kind"] == JOB):
             last = reached.get(line["job"], {"round": None, "answered": 0})
-            decision = "refused" if line["refused"] else "ended" if last["round"] == line.get("rounds") else "begun"
-            decision = "allowed" if line["refused"] and line["job"] in allowed else decision
+            decision = "ended" if last["round"] == line.get("rounds") else "begun"
+            if line["refused"]:
+                decision = "allowed" if line["job"] in allowed else "refused"
             jobs.append({**line, "site": self.site, "answered": last["answered"], "decision": decision})
         return jobs
 
@@ -176,7 +193,108 @@ def _too_much(sites: list[str], others: Collection[Mapping[str, Any]], floor: in
         return None
     few = min(groups, key=lambda group: (len(group), sorted(group)))
     line = min(others, key=lambda line: len({*line["sites"]} ^ {*sites}), default=None)
-    with_job = (
-        "" if line is None else f", as with those of job {line.get('name', '')} ({line['job']}) of {line['time']}"
-    )
+    with_job = ""
+    if line is not None:
+        with_job = f", as with those of job {line.get('name', '')} ({line['job']}) of {line['time']}"
     return f"the model of {', '.join(sorted(few))} alone follows by subtraction{with_job}; {floor} sites are asked for"
+
+
+class Attempt:
+    """Writes what is known of a job into a run's folder, if it has one; a file that cannot be written ends no job."""
+
+    def __init__(self, folder: Path | None = None, name: str = ""):
+        self._path, self._name, self._checked_in = folder and folder / ATTEMPT, name, False
+        self.sites: dict[str, str] = {}
+
+    def hear(self, site: str) -> None:
+        """A site that has given no sign of life gives one."""
+        if self.sites.get(site) == SILENT:
+            self.note({site: STARTING})
+
+    def note(self, sites: Mapping[str, str], checked_in: bool = False) -> None:
+        """Writes what became of some sites; with ``checked_in``, rounds follow."""
+        self.sites |= sites
+        self._checked_in |= checked_in
+        self._write()
+
+    def end(self, reason: str) -> None:
+        """Why the job ends without results."""
+        self._write(reason=plain(reason, schema.LONGEST))
+
+    def done(self) -> None:
+        """There are results."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _write(self, **ended: str) -> None:
+        content = {"name": self._name, "checked_in": self._checked_in, "sites": self.sites, **ended}
+        if self._path is not None:
+            with suppress(FileError):
+                make_folder(self._path.parent)
+                atomic_write(self._path, json.dumps(content, indent=1))
+
+
+def unfinished(folder: str | Path) -> list[str]:
+    """What is known of the jobs in a folder, or below it, that left no results: lines of text.
+
+    The folder is a run's, or a job's as FLARE's ``download`` leaves it.
+
+    Raises:
+        FileError: there are too many files to look at.
+    """
+    files = sorted(below(Path(folder)))
+    lines = [line for path in files if path.name in (ATTEMPT, STARTED) for line in _of_run(path)]
+    for path in files:
+        if path.name == META:
+            lines += _of_meta(path)
+        elif path.name == ERRORS:
+            lines += _of_errors(path)
+    return list(dict.fromkeys(plain(line, WIDE) for line in lines))
+
+
+def _of_run(path: Path) -> list[str]:
+    """How far a run got, why it ended, and its sites."""
+    folder = path.parent
+    if (folder / SUMMARY).is_file() or (path.name == STARTED and (folder / ATTEMPT).is_file()):
+        return []
+    job: dict[str, Any] = {}
+    try:
+        started = read_json(folder / STARTED) if (folder / STARTED).is_file() else {}
+        rounds = read_lines(folder / ROUNDS)
+        if path.name == ATTEMPT:
+            job = schema.checked(read_json(path), str(path), ATTEMPT_FIELDS, ATTEMPT_OPTIONAL)
+    except FileError as error:
+        return [str(error)]
+    planned = started.get("rounds") if isinstance(started, dict) else None
+    of = f" of {planned}" if schema.count(planned) else ""
+    where = f"after {len(rounds)}{of} rounds" if rounds or job.get("checked_in", True) else "in its check of the sites"
+    end = f"; it ended {where}: {job['reason']}" if "reason" in job else f" {where}"
+    sites = job.get("sites", {})
+    of_sites = [f"- {site}: {state}" for site, state in sites.items() if state != READY]
+    missed = [f"- {who}: missed {m.rounds} of {m.asked} rounds: {m.reason}" for who, m in missed_rounds(rounds).items()]
+    silent = "reason" not in job and SILENT in sites.values()
+    way_out = [f"- {PREPARE}"] if silent or ENDED in sites.values() else []
+    return [f"{job.get('name', folder.name)}: no results{end}", *of_sites[:NAMED], *missed[:NAMED], *way_out]
+
+
+def _of_meta(path: Path) -> list[str]:
+    """What FLARE's record of the job says of its end, and of the sites to which FLARE could not deploy it."""
+    with suppress(FileError):
+        content = read_json(path)
+        if isinstance(content, dict):
+            status, detail = content.get("status"), content.get("job_deploy_detail")
+            odd = isinstance(status, str) and status.startswith("FINISHED") and status != "FINISHED:COMPLETED"
+            texts = [text for text in detail if isinstance(text, str)] if isinstance(detail, list) else []
+            refused = [f"- {text}" for text in texts if not text.endswith(": OK")]
+            return [f"FLARE: {status}"] * odd + refused[:NAMED]
+    return []
+
+
+def _of_errors(path: Path) -> list[str]:
+    """What the server's errors say of its own kit."""
+    try:
+        refused = REFUSED.search(read_text(path))
+    except FileError:
+        return []
+    way_out = "let its operator run: cfl-flare site prepare SERVER-KIT"
+    return [f"the server's kit does not allow {refused[1]}; {way_out}"] if refused else []

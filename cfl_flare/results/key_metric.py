@@ -41,12 +41,12 @@ def best_end(name: str) -> str | None:
     >>> best_end("val_loss"), best_end("c-index"), best_end("neg_mean_squared_error"), best_end("gain")
     ('min', 'max', 'max', None)
     """
-    found = words(name)
-    if "neg" in found:
+    known = words(name)
+    if "neg" in known:
         return "max"
-    if found & SMALLER or any(word.endswith(("loss", "error")) for word in found):
+    if known & SMALLER or any(word.endswith(("loss", "error")) for word in known):
         return "min"
-    return "max" if found & LARGER else None
+    return "max" if known & LARGER else None
 
 
 def of_training(name: str) -> bool:
@@ -73,7 +73,6 @@ class Metric:
 
     @classmethod
     def of_name(cls, name: str, mode: str | None = None) -> Metric:
-        """A metric whose name says which end is best, unless that is given."""
         return cls(name, mode or best_end(name) or "max")
 
     @property
@@ -95,7 +94,6 @@ class Metric:
         return next((name for name in (self.name, served) if name in scalars), None)
 
     def of(self, scalars: Mapping[str, float]) -> float | None:
-        """Its value in a round; None if the round lacks it."""
         name = self.name_in(scalars)
         return None if name is None else scalars[name]
 
@@ -114,31 +112,22 @@ class Metric:
         return None if before is None else dict(before)
 
 
-def reported(participants: Iterable[Mapping[str, Any]], asked: int) -> list[str]:
-    """The metrics of served models that more than half of the participants report; no single one of several decides.
-
-    Args:
-        participants: each one's metrics.
-        asked: how many were to report some.
+def reported(participants: Iterable[Mapping[str, Any]], tested: int) -> list[str]:
+    """The metrics of served models that more than half of the tested participants report; no single one decides.
 
     >>> reported([{"served_dice": 0.5}, {"served_dice": 0.5, "served_accuracy": 1.0}], 2)
     ['dice']
     """
-    own = [[key.removeprefix("served_") for key in one if key.startswith("served_")] for one in participants]
-    counts = Counter(name for names in own for name in names)
-    return [name for name, count in counts.items() if 2 * count > asked]
+    keys = (key for metrics in participants for key in metrics if key.startswith("served_"))
+    counts = Counter(key.removeprefix("served_") for key in keys)
+    return [name for name, count in counts.items() if 2 * count > tested]
 
 
 def leading(wanted: Iterable[Metric], names: Collection[str]) -> Metric:
     """The metric that tells how good a run is, in its table, its figures, and of its worst participants.
 
-    Args:
-        wanted: what the run's settings name, the most important one first.
-        names: what participants report.
-
-    Returns:
-        The first one wanted that is among them; else accuracy; else one whose largest value is best; else one whose
-        smallest is, and which is no loss.
+    The first wanted one that participants report; else accuracy; else one whose largest value is best; else one whose
+    smallest is, and which is no loss.
     """
     for metric in wanted:
         if metric.of_participants.name in names:

@@ -9,7 +9,7 @@ out and counted, and what was read before stays.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,13 @@ from typing import Any
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import MOST_JSON, MOST_LINES, below, is_unheld, open_regular, parse_json, read_json
-from cfl_flare.results import schema
-from cfl_flare.results.attempt import ATTEMPT, ended_for
-from cfl_flare.results.history import FIELDS, HISTORY
+from cfl_flare.results import run_dir, schema
+from cfl_flare.results.job_record import ATTEMPT, ATTEMPT_FIELDS, ATTEMPT_OPTIONAL
 from cfl_flare.results.key_metric import Metric, leading
-from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, STARTED, SUMMARY
+from cfl_flare.results.run_dir import ASSIGNMENTS, HISTORY, ROUNDS, STARTED, SUMMARY
 
-Check = Callable[[Any], dict[str, Any]]
+# What is in the folder of a run, finished or not.
+RUN_FILES = (SUMMARY, ROUNDS, STARTED, ATTEMPT)
 
 
 class Tail:
@@ -41,10 +41,10 @@ class Tail:
         gone: whether it was there, and is no more.
     """
 
-    def __init__(self, path: Path, needed: Mapping[str, schema.Fits], others: Mapping[str, schema.Fits] | None = None):
+    def __init__(self, path: Path, needed: schema.Fields, others: schema.Fields | None = None):
         self.path, self.damaged, self.gone = path, 0, False
         self.changed: float | None = None
-        self._check: Check = partial(schema.checked, where=str(path), needed=needed, others=others)
+        self._check = partial(schema.checked, where=str(path), needed=needed, others=others)
         self._file, self._at = 0, 0
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
@@ -52,11 +52,11 @@ class Tail:
         lines: list[dict[str, Any]] = []
         try:
             with open_regular(self.path, MOST_LINES) as file:
-                found = os.fstat(file.fileno())
-                anew = found.st_ino != self._file or found.st_size < self._at
+                status = os.fstat(file.fileno())
+                anew = status.st_ino != self._file or status.st_size < self._at
                 if anew:
-                    self._file, self._at, self.damaged = found.st_ino, 0, 0
-                self.changed, self.gone = found.st_mtime, False
+                    self._file, self._at, self.damaged = status.st_ino, 0, 0
+                self.changed, self.gone = status.st_mtime, False
                 file.seek(self._at)
                 for line in iter(partial(file.readline, MOST_JSON + 1), b""):
                     if not line.endswith(b"\n"):
@@ -72,26 +72,38 @@ class Tail:
         return lines, anew
 
 
+class _Live:
+    """A folder that is read again and again; the first one of its files tells when a round was last recorded."""
+
+    def __init__(self, folder: Path, *tails: Tail):
+        self.folder, self._tails = folder, tails
+
+    @property
+    def gone(self) -> bool:
+        """Whether its files were there, and are no more: FLARE moves them when a job ends."""
+        return self._tails[0].gone
+
+    @property
+    def damaged(self) -> int:
+        return sum(tail.damaged for tail in self._tails)
+
+    @property
+    def changed(self) -> float | None:
+        """When the last round was recorded, in seconds of `time.time`; None before the first one."""
+        return self._tails[0].changed
+
+
 @dataclass(frozen=True)
 class Move:
-    """A participant that changed its cluster.
-
-    Attributes:
-        participant: its name.
-        before: the cluster that it left.
-        after: the one that it joined.
-    """
+    """A participant that left cluster ``before`` and joined cluster ``after``."""
 
     participant: str
     before: int
     after: int
 
 
-class LiveRun:
+class LiveRun(_Live):
     """A run's folder, finished or not.
-
-    Args:
-        folder: the run's.
 
     Attributes:
         rounds: the lines of ``rounds.jsonl`` so far.
@@ -103,7 +115,9 @@ class LiveRun:
     """
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self._rounds = Tail(folder / ROUNDS, run_dir.ROUND_FIELDS, run_dir.ROUND_OPTIONAL)
+        self._assignments = Tail(folder / ASSIGNMENTS, run_dir.ASSIGNMENT_FIELDS)
+        super().__init__(folder, self._rounds, self._assignments)
         self.rounds: list[dict[str, Any]] = []
         self.moves: list[Move] = []
         self.moved_in: int | None = None
@@ -112,26 +126,23 @@ class LiveRun:
         self.planned: int | None = None
         self._label, self._wanted = "", list[Metric]()
         self._clusters: dict[str, int] = {}
-        self._rounds = Tail(folder / ROUNDS, schema.ROUND, schema.MEASURED)
-        self._assignments = Tail(folder / ASSIGNMENTS, schema.ASSIGNMENT)
 
     def refresh(self) -> None:
-        """Reads what has been written since the last time."""
-        begun = _object(self.folder / STARTED, schema.STARTED)
-        if begun is not None:
-            self.planned, self._label = begun["rounds"], begun["label"]
-            self._wanted = [Metric(**metric) for metric in begun["metrics"]]
+        started = _checked(self.folder / STARTED, run_dir.STARTED_FIELDS)
+        if started is not None:
+            self.planned, self._label = started["rounds"], started["label"]
+            self._wanted = [Metric(**metric) for metric in started["metrics"]]
         new, anew = self._rounds.read()
         self.rounds = new if anew else [*self.rounds, *new]
         self._follow()
         if not self.gone:
-            self.summary = _object(self.folder / SUMMARY, schema.SUMMARY, schema.ADDED)
+            self.summary = _checked(self.folder / SUMMARY, run_dir.SUMMARY_FIELDS, run_dir.SUMMARY_OPTIONAL)
         if self.summary is None:
-            died = "its process is gone" if begun is not None and is_unheld(self.folder / STARTED) else None
-            self.failed = ended_for(self.folder) or died
+            job = _checked(self.folder / ATTEMPT, ATTEMPT_FIELDS, ATTEMPT_OPTIONAL) or {}
+            died = started is not None and is_unheld(self.folder / STARTED)
+            self.failed = job.get("reason") or ("its process is gone" if died else None)
 
     def _follow(self) -> None:
-        """Who moved, in the assignments that are new."""
         lines, anew = self._assignments.read()
         if anew:
             self._clusters, self.moves, self.moved_in = {}, [], None
@@ -148,28 +159,12 @@ class LiveRun:
 
     @property
     def label(self) -> str:
-        """What the run is called; empty if that is not known."""
         return str(self._label or (self.summary or {}).get("label", ""))
 
     @property
     def finished(self) -> bool:
         """Whether its summary, which is written last, is there, or it failed."""
         return self.summary is not None or self.failed is not None
-
-    @property
-    def gone(self) -> bool:
-        """Whether its files were there, and are no more: FLARE moves them when a job ends."""
-        return self._rounds.gone
-
-    @property
-    def damaged(self) -> int:
-        """How many lines were left out."""
-        return self._rounds.damaged + self._assignments.damaged
-
-    @property
-    def changed(self) -> float | None:
-        """When the last round was recorded, in seconds of `time.time`; None before the first one."""
-        return self._rounds.changed
 
     @property
     def metric(self) -> Metric:
@@ -181,23 +176,15 @@ class LiveRun:
         return leading(self._wanted, [*dict.fromkeys(ranked)])
 
 
-class LiveSite:
-    """A site's own folder of a run, with its history.
-
-    Args:
-        folder: the site's, of the run.
-
-    Attributes:
-        notes: the lines of ``history.jsonl`` so far.
-    """
+class LiveSite(_Live):
+    """A site's own folder of a run; ``notes`` are the lines of ``history.jsonl`` so far."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self._history = Tail(folder / HISTORY, run_dir.NOTE_FIELDS)
+        super().__init__(folder, self._history)
         self.notes: list[dict[str, Any]] = []
-        self._history = Tail(folder / HISTORY, FIELDS)
 
     def refresh(self) -> None:
-        """Reads what has been written since the last time."""
         new, anew = self._history.read()
         self.notes = new if anew else [*self.notes, *new]
 
@@ -206,23 +193,16 @@ class LiveSite:
         """Whether the run's final models were measured; a job that was aborted never gets there."""
         return bool(self.notes) and bool(self.notes[-1]["last"])
 
-    @property
-    def gone(self) -> bool:
-        """Whether the history was there, and is no more."""
-        return self._history.gone
-
-    @property
-    def damaged(self) -> int:
-        """How many lines were left out."""
-        return self._history.damaged
-
-    @property
-    def changed(self) -> float | None:
-        """When the last round was noted, in seconds of `time.time`; None before the first one."""
-        return self._history.changed
-
 
 Watched = LiveRun | LiveSite
+
+
+def _checked(path: Path, needed: schema.Fields, others: schema.Fields | None = None) -> dict[str, Any] | None:
+    """A JSON file's object; None if there is none that passes its checks."""
+    try:
+        return schema.checked(read_json(path), str(path), needed, others)
+    except OSError:
+        return None
 
 
 def find_live(folder: Path) -> list[Path]:
@@ -233,32 +213,21 @@ def find_live(folder: Path) -> list[Path]:
         FileError: there are too many files to look at.
     """
     require(folder.is_dir(), f"{folder} is not a folder; name that of a run, or one with runs below it")
-    of_run = {SUMMARY, ROUNDS, STARTED, ATTEMPT, HISTORY}
-    if any((folder / name).is_file() for name in of_run):
+    names = {*RUN_FILES, HISTORY}
+    if any((folder / name).is_file() for name in names):
         return [folder]
-    return sorted({path.parent for path in below(folder) if path.name in of_run})
+    return sorted({path.parent for path in below(folder) if path.name in names})
 
 
 def live(folder: Path) -> Watched:
-    """What is in a folder that `find_live` has found."""
-    of_run = (SUMMARY, ROUNDS, STARTED, ATTEMPT)
-    return LiveRun(folder) if any((folder / name).is_file() for name in of_run) else LiveSite(folder)
-
-
-def _object(
-    path: Path, needed: Mapping[str, schema.Fits], others: Mapping[str, schema.Fits] | None = None
-) -> dict[str, Any] | None:
-    """A JSON file's object; None if there is none that fits."""
-    try:
-        return schema.checked(read_json(path), str(path), needed, others)
-    except OSError:
-        return None
+    """What is in a folder of `find_live`."""
+    return LiveRun(folder) if any((folder / name).is_file() for name in RUN_FILES) else LiveSite(folder)
 
 
 def numbers(lines: list[dict[str, Any]], *keys: str) -> Iterator[float | None]:
-    """A number of each line, which may lie deeper than its first level; None where there is none."""
+    """A number of each line, which may lie deeper than its first level; None if there is none."""
     for line in lines:
-        found: Any = line
+        value: Any = line
         for key in keys:
-            found = found.get(key) if isinstance(found, dict) else None
-        yield float(found) if schema.number(found) and abs(found) < float("inf") else None
+            value = value.get(key) if isinstance(value, dict) else None
+        yield float(value) if schema.number(value) and abs(value) < float("inf") else None

@@ -27,12 +27,11 @@ from cfl_flare.core.files import append, atomic_write, held, make_folder, writin
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.methods import Method, Participant, ServerState, describe_method
 from cfl_flare.results.bootstrap import BOOTSTRAP, Draws
-from cfl_flare.results.convergence import IMPROVING, improving
 from cfl_flare.results.curves import CURVES, Curves, save_curves
 from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.metrics import RoundMetrics
-from cfl_flare.results.missed import missed_rounds
 from cfl_flare.results.model_file import CLASSES
+from cfl_flare.results.remarks import IMPROVING, improving, missed_rounds
 from cfl_flare.results.run_dir import (
     ASSIGNMENTS,
     BEST,

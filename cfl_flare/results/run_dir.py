@@ -2,52 +2,123 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run leaves on disk, and how to read it.
 
-A run's folder holds ``rounds.jsonl`` (one line per round), ``assignments.jsonl`` (one line per round and participant),
-``clusters/*.safetensors`` (the models), ``state/`` (the server's state, for newcomers) and ``summary.json`` (written
-last). ``started.json`` says from the start what is planned.
-``best/clusters/*.safetensors`` are the models of the best round. On request, there are also
-``features/round-*.safetensors`` (the Gram matrix of the participants' features), ``cross_site.csv`` (every model's
-metrics on every participant's test split), ``newcomers.json`` (results of participants that were held back) and
-``bootstrap.safetensors`` (final measures on draws of every test split).
+A run's folder holds ``rounds.jsonl`` (one line per round), ``assignments.jsonl`` (one line per round and participant)
+and ``clusters/*.safetensors`` (the models). ``state/`` is the server's state, for newcomers. ``started.json`` says from
+the start what is planned, and ``summary.json`` is written last. ``best/clusters/*.safetensors`` are the models of the
+best round. Settings add ``features/round-*.safetensors`` (the Gram matrix of the participants' features) and
+``cross_site.csv`` (every model's metrics on every participant's test split). They add ``newcomers.json`` (results of
+participants that were held back) and ``bootstrap.safetensors`` (final measures on draws of every test split).
+
+A site keeps a folder of the run for its own operator, and never sends it: ``served/`` (the models with which its
+participants predict) and ``history.jsonl`` (one line per round and participant).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cfl_flare.clustering.gap import NUMBER, is_clear
 from cfl_flare.core.arrays import load_arrays as read_arrays
 from cfl_flare.core.errors import ConfigError, FileError
-from cfl_flare.core.files import atomic_write, below, json_lines, read_json
+from cfl_flare.core.files import append, atomic_write, below, json_lines, make_folder, read_json
 from cfl_flare.results import schema
 from cfl_flare.results.key_metric import ACCURACY, Metric, reported
-
-if TYPE_CHECKING:
-    pass
+from cfl_flare.results.remarks import HELD, IMPROVING, MOVED, POSSIBLE, SMALL
 
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
 STARTED = "started.json"
 FEATURES, STATE, NEWCOMERS, BEST, CROSS_SITE = "features", "state", "newcomers.json", "best", "cross_site.csv"
-# At a site, in its folder of the run below the state root: what each of its participants predicts with.
-SERVED = "served"
+# In a site's folder of the run, below its state root.
+SERVED, HISTORY = "served", "history.jsonl"
+
+
+INTERVALS = schema.dict_of(schema.row(schema.number, schema.number))
+METRIC = schema.described(
+    "a metric's name, with its mode, min or max",
+    lambda value: (
+        schema.object_with(name=schema.text, mode=lambda mode: mode in ("min", "max"))(value) and len(value) == 2
+    ),
+)
+
+
+def clusters_found(value: Any) -> bool:
+    """A number of clusters, with what it was chosen by."""
+    of_k = schema.object_with(gap=schema.number, deviations=schema.number)
+    if not schema.object_with(k=schema.count, by_k=schema.dict_of(of_k))(value) or str(value["k"]) not in value["by_k"]:
+        return False
+    stability = [of.get("stability", 0.0) for of in value["by_k"].values()]
+    draws = schema.dict_of(schema.count, lambda k: len(k) < 10 and k.isdecimal())
+    return all(map(schema.number, stability)) and draws(value.get("draws", {}))
+
+
+def participant(value: Any) -> bool:
+    """A participant: its name, its group, and the intervals of its measures, if there are some."""
+    needed = schema.object_with(name=schema.text, group=schema.maybe(schema.count))
+    return needed(value) and INTERVALS(value.get("intervals", {}))
+
+
+# What a file must hold, and what it may hold.
+STARTED_FIELDS: schema.Fields = {
+    "label": schema.text,
+    "rounds": schema.count,
+    "metrics": schema.list_of(METRIC),
+}
+SUMMARY_FIELDS: schema.Fields = {
+    "method": schema.json_object,
+    "label": schema.text,
+    "final": schema.dict_of(schema.number),
+    "participants": schema.list_of(participant),
+    **dict.fromkeys(("clusters", "rounds"), schema.count),
+    **dict.fromkeys(("bytes_down", "bytes_up", "seconds"), schema.number),
+}
+SUMMARY_OPTIONAL: schema.Fields = {
+    "metric": METRIC,
+    "intervals": INTERVALS,
+    "majority": schema.number,
+    "sites_left_out": schema.dict_of(schema.text),
+    **dict.fromkeys(("positive", IMPROVING), schema.text),
+    POSSIBLE: schema.count,
+    SMALL: schema.list_of(schema.count),
+    NUMBER: clusters_found,
+}
+ROUND_FIELDS: schema.Fields = {"round": schema.count, "cluster_sizes": schema.list_of(schema.count)}
+ROUND_OPTIONAL: schema.Fields = {
+    **dict.fromkeys(("served_", "pooled_", "clusters_in_use"), schema.number),
+    **dict.fromkeys(("objective", "intra_cosine", "inter_cosine"), schema.maybe(schema.number)),
+    **dict.fromkeys(("size_entropy", "largest_share", "moved_share", "ari"), schema.maybe(schema.number)),
+    **dict.fromkeys(("defined", MOVED), schema.dict_of(schema.count)),
+    **dict.fromkeys(("trained", HELD), schema.list_of(schema.text)),
+    "worst_participants": schema.dict_of(schema.dict_of(schema.number)),
+    "failed": schema.dict_of(schema.text),
+    SMALL: schema.list_of(schema.count),
+    "clusterability": schema.list_of(schema.maybe(schema.number)),
+    "dispersion": schema.maybe(schema.dict_of(schema.maybe(schema.number))),
+    NUMBER: clusters_found,
+}
+ASSIGNMENT_FIELDS: schema.Fields = {
+    "round": schema.count,
+    "participant": schema.text,
+    "cluster": schema.maybe(schema.count),
+}
+NOTE_FIELDS: schema.Fields = {
+    "round": schema.count,
+    "participant": schema.text,
+    "models": schema.list_of(schema.text),
+    **dict.fromkeys(("trained", "last"), schema.flag),
+    "failed": schema.maybe(schema.text),
+    "metrics": schema.dict_of(schema.number),
+}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, read from its folder.
-
-    Attributes:
-        folder: the run's.
-        summary: ``summary.json``.
-        rounds: the lines of ``rounds.jsonl``.
-        assignments: the lines of ``assignments.jsonl``.
-        newcomers: ``newcomers.json``; None if no participants were held back.
-    """
+    """A finished run: its folder, and what its JSON files hold; no ``newcomers`` if no participants were held back."""
 
     folder: Path
     summary: dict[str, Any]
@@ -62,11 +133,13 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What the run is called in tables: its method, with K, and whether that was found in the run, and clear."""
+        """The run's name in tables: its method, with K, and whether the run found that, and how clearly."""
         clusters, note = self.summary["clusters"], self.summary.get(NUMBER)
         note = note or next((r[NUMBER] for r in self.rounds if NUMBER in r), None)  # version 0.2 has it there alone
-        text = f"K={clusters}" if note is None else f"K={clusters} found" if is_clear(note) else f"about K={clusters}"
-        return self.summary["label"] + (f" ({text})" if clusters else "")
+        if not clusters:
+            return str(self.summary["label"])
+        words = f"K={clusters}" if note is None else f"K={clusters} found" if is_clear(note) else f"about K={clusters}"
+        return f"{self.summary['label']} ({words})"
 
     @property
     def metric(self) -> Metric:
@@ -83,29 +156,29 @@ class Run:
     def reported(self) -> list[str]:
         """The metrics of served models that most participants reported, in their order."""
         people = self.summary["participants"]
-        return reported(people, sum(any(key.startswith("served_") for key in one) for one in people))
+        return reported(people, sum(map(_measured, people)))
 
     def defined(self, name: str) -> tuple[int, int]:
-        """Of how many participants a number of the last measured round is, and of how many it could be.
+        """How many participants have a number of the last measured round, and how many could have it.
 
-        These were measured then, or have no test samples.
+        The latter were measured then, or have no test samples.
         """
         people = self.summary["participants"]
-        everyone = sum(one.get("tested") is False or any(key.startswith("served_") for key in one) for one in people)
+        everyone = sum(person.get("tested") is False or _measured(person) for person in people)
         last = self.summary.get("final_round")
-        found: dict[str, int] = next((line.get("defined", {}) for line in self.rounds if line.get("round") == last), {})
-        return found.get(name, everyone), everyone
+        counts: dict[str, int] = next((r.get("defined", {}) for r in self.rounds if r.get("round") == last), {})
+        return counts.get(name, everyone), everyone
+
+
+def _measured(person: Mapping[str, Any]) -> bool:
+    return any(key.startswith("served_") for key in person)
 
 
 @dataclass(frozen=True)
 class Features:
     """The Gram matrix of the participants' features in one round.
 
-    Attributes:
-        round: its number.
-        gram: ``(n + K, n + K)`` inner products of the n participants' features, then of the K centres after the round.
-        participants: the n names.
-        clusters: their clusters.
+    It holds inner products ``(n + K, n + K)`` of the n participants' features, then of the K centres after the round.
     """
 
     round: int
@@ -115,32 +188,28 @@ class Features:
 
 
 def read_features(path: Path) -> Features:
-    """Reads the features of one round.
-
-    Raises:
-        PayloadError: the file is damaged.
-    """
     arrays, meta = read_arrays(path)
     return Features(meta["round"], arrays["gram"], tuple(meta["participants"]), tuple(meta["clusters"]))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a JSON Lines file that may still be growing; none if it does not exist yet.
-
-    Raises:
-        FileError: it is too large, or a line is not a JSON object.
-    """
+    """The complete lines of a JSON Lines file that may still be growing; none if it does not exist yet."""
     return list(json_lines(path)) if path.exists() else []
+
+
+def checked_lines(path: Path, needed: schema.Fields, others: schema.Fields | None = None) -> list[dict[str, Any]]:
+    """The lines of a JSON Lines file, each checked; see `read_lines` and `cfl_flare.results.schema.checked`."""
+    return [schema.checked(line, str(path), needed, others) for line in read_lines(path)]
 
 
 def cut_lines(path: Path, recorded: int) -> list[dict[str, Any]]:
     """Removes the lines of rounds from ``recorded`` on from a JSON Lines file; returns the others."""
-    kept = [line for line in read_lines(path) if line["round"] < recorded] if recorded else []
-    if kept:
-        atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
+    lines = [line for line in read_lines(path) if line["round"] < recorded] if recorded else []
+    if lines:
+        atomic_write(path, "".join(json.dumps(line) + "\n" for line in lines))
     else:
         path.unlink(missing_ok=True)
-    return kept
+    return lines
 
 
 def load_run(folder: str | Path) -> Run:
@@ -152,17 +221,14 @@ def load_run(folder: str | Path) -> Run:
     folder = Path(folder)
     if not (folder / SUMMARY).is_file():
         raise ConfigError(f"{folder} holds no finished run: there is no {SUMMARY}")
-    places = {name: folder / name for name in (SUMMARY, NEWCOMERS, ROUNDS, ASSIGNMENTS)}
+    path = folder / NEWCOMERS
     try:
-        optional = {**schema.THROUGH_FLARE, **schema.ADDED}
-        summary = schema.checked(read_json(places[SUMMARY]), str(places[SUMMARY]), schema.SUMMARY, optional)
+        summary = schema.checked(read_json(folder / SUMMARY), str(folder / SUMMARY), SUMMARY_FIELDS, SUMMARY_OPTIONAL)
         newcomers = None
-        if places[NEWCOMERS].is_file():
-            newcomers = schema.checked(read_json(places[NEWCOMERS]), str(places[NEWCOMERS]), {}, schema.NEWCOMERS)
-        rounds, assignments = (
-            [schema.checked(line, str(places[name]), *fields) for line in read_lines(places[name])]
-            for name, fields in ((ROUNDS, (schema.ROUND, schema.MEASURED)), (ASSIGNMENTS, (schema.ASSIGNMENT,)))
-        )
+        if path.is_file():
+            newcomers = schema.checked(read_json(path), str(path), {}, {"served_": schema.maybe(schema.number)})
+        rounds = checked_lines(folder / ROUNDS, ROUND_FIELDS, ROUND_OPTIONAL)
+        assignments = checked_lines(folder / ASSIGNMENTS, ASSIGNMENT_FIELDS)
     except FileError as error:
         raise ConfigError(f"{folder} holds a damaged run: {error}; copy its files again from where it ran") from error
     return Run(folder, summary, rounds, assignments, newcomers)
@@ -175,10 +241,10 @@ def find_runs(folder: str | Path) -> list[Run]:
         ConfigError: there are none.
         FileError: there are too many files to look at.
     """
-    found = sorted(path.parent for path in below(Path(folder)) if path.name == SUMMARY)
-    if not found:
+    folders = sorted(path.parent for path in below(Path(folder)) if path.name == SUMMARY)
+    if not folders:
         raise ConfigError(f"{folder} holds no finished run: no {SUMMARY} in it or below it")
-    return [load_run(path) for path in found]
+    return [load_run(path) for path in folders]
 
 
 def the_run(folder: str | Path) -> Path:
@@ -187,7 +253,44 @@ def the_run(folder: str | Path) -> Path:
     Raises:
         ConfigError: there is none, or more than one.
     """
-    found = [run.folder for run in find_runs(folder)]
-    if len(found) > 1:
-        raise ConfigError(f"{folder} holds several runs: {', '.join(map(str, found))}; name one")
-    return found[0]
+    folders = [run.folder for run in find_runs(folder)]
+    if len(folders) > 1:
+        raise ConfigError(f"{folder} holds several runs: {', '.join(map(str, folders))}; name one")
+    return folders[0]
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line of a site's history: what a participant did in a round.
+
+    Attributes:
+        round: from 0; the metrics are of the model after as many rounds.
+        models: the names of the models that it was sent.
+        trained: whether it sent an update.
+        failed: the code of its failure; None if it did not fail.
+        metrics: what was measured on its own test split.
+        last: whether it was the run's last exchange, which measures the final models.
+    """
+
+    round: int
+    participant: str
+    models: Sequence[str]
+    trained: bool
+    failed: str | None
+    metrics: Mapping[str, float]
+    last: bool = False
+
+
+def keep_notes(folder: Path, number: int, notes: Sequence[Note], first: bool) -> None:
+    """Appends a round to a site's history.
+
+    In a process's ``first`` round, lines of an earlier attempt, of this round and later ones, go.
+    """
+    make_folder(folder)
+    if first:
+        cut_lines(folder / HISTORY, number)
+    append(folder / HISTORY, "".join(json.dumps(asdict(note)) + "\n" for note in notes))
+
+
+def read_notes(folder: Path) -> list[Note]:
+    return [Note(**{name: line[name] for name in NOTE_FIELDS}) for line in checked_lines(folder / HISTORY, NOTE_FIELDS)]

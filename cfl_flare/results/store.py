@@ -44,18 +44,14 @@ class StoreError(CFLError):
 
 
 class Store:
-    """The versions of one run at one site, one per round; the last two are kept.
-
-    Args:
-        folder: ``<root>/<run name>/<site>``.
-    """
+    """The versions of one run at one site, in ``<root>/<run name>/<site>``, one per round; the last two are kept."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._lock: Any = None
 
     def lock(self) -> None:
-        """Locks the store until this process ends.
+        """Locks the store until `unlock`, or until this process ends.
 
         Raises:
             StoreError: another run of the same name holds the lock.
@@ -71,7 +67,6 @@ class Store:
             ) from error
 
     def unlock(self) -> None:
-        """Gives the store to others before this process ends."""
         self._lock.close()
 
     def keep_previous(self) -> None:
@@ -94,11 +89,7 @@ class Store:
     ) -> None:
         """Writes the version after this number of rounds, then deletes all but the last two.
 
-        Args:
-            number: rounds completed.
-            models: by name, which must not contain ``|``.
-            metadata: JSON values.
-            others: arrays that are not models, by name.
+        Models' names must not contain ``|``; ``others`` are arrays that are not models.
 
         Raises:
             FileError: it cannot be written; the versions before it are left.
@@ -109,14 +100,14 @@ class Store:
         path = self._path(number)
         text = json.dumps({"version": VERSION, "round": number, "facts": dict(metadata)})
         try:
-            save_arrays(path, arrays, {CHECKSUM: hashlib.sha256(text.encode()).hexdigest()})
+            save_arrays(path, arrays, {CHECKSUM: _sha256(text)})
             atomic_write(path.with_suffix(".json"), text)
         except FileError:  # half a version would take the room that the next one needs
             path.unlink(missing_ok=True)
             raise
-        for old in self.versions()[:-2]:
-            self._path(old).with_suffix(".json").unlink(missing_ok=True)
-            self._path(old).unlink(missing_ok=True)
+        for old in map(self._path, self.versions()[:-2]):
+            old.with_suffix(".json").unlink(missing_ok=True)
+            old.unlink(missing_ok=True)
 
     def try_to_save(
         self,
@@ -127,14 +118,14 @@ class Store:
     ) -> str | None:
         """As `save`, but a run goes on without it: it could resume from the version before, and tries again next time.
 
-        Returns:
-            Why it cannot be written, in one line; None if it was.
+        Returns why it cannot be written, in one line; None if it was.
         """
         try:
             self.save(number, models, metadata, others)
         except FileError as error:
-            kept = self.versions()
-            return f"{error}; meanwhile, a run would resume after " + (f"round {kept[-1]}" if kept else "no round")
+            versions = self.versions()
+            last = f"round {versions[-1]}" if versions else "no round"
+            return f"{error}; meanwhile, a run would resume after {last}"
         return None
 
     def _path(self, number: int) -> Path:
@@ -152,29 +143,27 @@ class Store:
             PayloadError: it is missing, damaged, of another format, or of another model.
         """
         path = self._path(number)
+        description = path.with_suffix(".json")
         try:
-            text = read_text(path.with_suffix(".json"))
-            content = parse_json(text, str(path.with_suffix(".json")))
+            text = read_text(description)
+            content = parse_json(text, str(description))
             version, metadata = content["version"], content["facts"]
-            if version == 1:  # of cfl_flare 0.2: the other way round
-                intact = content["sha256"] == _digest(path)
+            intact = version != 1 or content["sha256"] == _digest(path)  # 1 is of cfl_flare 0.2: the other way round
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PayloadError("damaged_file", f"{path} cannot be read: {error}") from error
         if version not in (1, VERSION):
             raise PayloadError("version", f"{path} has format {version!r}, this is {VERSION}")
         arrays, meta = load_arrays(path)
-        if version == VERSION:
-            intact = meta.get(CHECKSUM) == hashlib.sha256(text.encode()).hexdigest()
-        if not intact:
+        if not intact or (version == VERSION and meta.get(CHECKSUM) != _sha256(text)):
             raise PayloadError("damaged_file", f"{path} and its .json file do not match their checksum")
         if not isinstance(metadata, dict):
-            raise PayloadError("damaged_file", f"{path.with_suffix('.json')}: facts are a {type(metadata).__name__}")
+            raise PayloadError("damaged_file", f"{description}: facts are a {type(metadata).__name__}")
         models: dict[str, dict[str, Any]] = {}
         for key, array in arrays.items():
             name, _, parameter = key.partition("|")
             models.setdefault(name, {})[parameter] = array
         others = models.pop(NOT_MODELS, {})
-        packed = {name: layout.restricted(own.keys()).pack(own) for name, own in models.items()}
+        packed = {name: layout.restricted(model.keys()).pack(model) for name, model in models.items()}
         return packed, {**metadata, "arrays": others} if others else metadata
 
     def latest(self, layout: Layout) -> tuple[int, dict[str, Params], dict[str, Any]]:
@@ -194,22 +183,25 @@ class Store:
         )
 
 
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
-    with open_regular(path) as f:
-        while block := f.read(2**20):
+    with open_regular(path) as file:
+        while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()
 
 
 def state_metadata(state: ServerState) -> dict[str, Any]:
-    """The part of a server's state that is not models, as JSON values."""
+    """The part of a server's state that is not models, as JSON values; `state_of` reads it."""
     assignment = {n: dict(k.shares) if isinstance(k, Mixture) else k for n, k in state.assignment.items()}
     return {"assignment": assignment, "round": state.round, "extras": dict(state.extras)}
 
 
 def state_of(models: Mapping[str, Params], metadata: Mapping[str, Any]) -> ServerState:
-    """The server's state from a version's models and metadata."""
     return ServerState(
         dict(models),
         {name: _cluster(value) for name, value in metadata["assignment"].items()},

@@ -1,70 +1,276 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The file of a study, ``study.json``: its settings, its comparisons, what it cost, and the verdict."""
+"""What a study says: whether to cluster, into how many groups, and which hospitals gain; and its file, ``study.json``.
+
+`cfl_flare.results.decision` comes to the verdict. The file holds the study's settings, its comparisons, what it cost,
+and the verdict.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import below, read_json
-from cfl_flare.results.schema import Fits, checked, each, flag, maybe, named, number, record, settings, text, whole
+from cfl_flare.core.text import plain
+from cfl_flare.results import schema
+from cfl_flare.results.comparison import CHANCE, GAINS, LOSES, MARGIN, UNKNOWN, Comparison, Gain, Measured
+from cfl_flare.results.key_metric import ACCURACY, Metric
 
 STUDY, VERSION = "study.json", 1
 # The folder of the run that looked for the number of clusters.
 SEARCH = "number-of-clusters"
+# With fewer hospitals, an interval over them says little of others.
+FEW_HOSPITALS = 10
+# A sentence lists this many names.
+MOST_NAMES = 6
+# The share of one model's loss from which on a sentence remarks on the margin that the user gave.
+WIDE = 0.1
 
 
-def sentence(value: Any) -> bool:
-    """A sentence."""
-    return isinstance(value, str) and len(value) <= 5000
+@dataclass(frozen=True)
+class Entrant:
+    """A candidate, as a verdict names it.
+
+    Attributes:
+        name: of its folder: ``wecfl-k3-norm``.
+        title: in a sentence: ``wecfl (K=3) with private norm layers``.
+        clusters: their number; 0 if it does not cluster.
+        private: whether hospitals have layers of their own.
+    """
+
+    name: str
+    title: str
+    clusters: int = 0
+    private: bool = False
 
 
-def version(value: Any) -> bool:
-    """The number of this format, 1; a later version of cfl_flare reads others."""
-    return bool(value == VERSION)
+@dataclass(frozen=True)
+class Basis:
+    """How much a comparison rests on.
+
+    Attributes:
+        hospitals: those that have the metric, ``of`` all that take part.
+        samples: the samples that they measured.
+        rarer: the samples that are not of the most frequent class; None if classes are not known, or there are none.
+    """
+
+    hospitals: int
+    of: int
+    samples: int
+    rarer: int | None
+
+    @classmethod
+    def of_measured(cls, measured: Measured, everyone: int | None) -> Basis:
+        """That of one candidate; ``everyone`` is how many hospitals take part, None for those that measured."""
+        totals = [sum(counts) for counts in zip(*(hospital.classes for hospital in measured.values()))]
+        samples = sum(hospital.tested for hospital in measured.values())
+        return cls(len(measured), everyone or len(measured), samples, sum(totals) - max(totals) if totals else None)
+
+    @property
+    def deciding(self) -> int:
+        return self.samples if self.rarer is None else self.rarer
+
+    def text(self, split: str) -> str:
+        """``9 of 12 hospitals with 120 test samples, 31 of them not of the most frequent class``."""
+        among = "" if self.rarer is None else f", {self.rarer} of them not of the most frequent class"
+        return f"{self.hospitals} of {self.of} hospitals with {self.samples} {split} samples{among}"
 
 
-RUNG = record(rounds=whole, means=named(number), dropped=named(sentence), seconds=number)
-ENTRANT = record(name=text, title=text, clusters=whole, private=flag)
-GAIN = maybe(record(gain=maybe(number), low=maybe(number), high=maybe(number), says=text, needed=maybe(whole)))
-VERDICT = record(
-    metric=text,
-    cluster=flag,
-    chosen=ENTRANT,
-    rounds=whole,
-    tested=named(number),
-    hospitals=each(record(name=text, tested=whole, value=maybe(number), to_one=GAIN, to_alone=GAIN)),
-    sentences=each(sentence),
+@dataclass(frozen=True)
+class Hospital:
+    """What the chosen candidate brings one hospital.
+
+    Attributes:
+        tested: its test samples.
+        value: the chosen candidate's metric there; None if it is not defined.
+        to_one: its gain over one model for all; None if that was chosen.
+        to_alone: its gain over training alone; None if that was chosen.
+    """
+
+    name: str
+    tested: int
+    value: float | None
+    to_one: Gain | None
+    to_alone: Gain | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a study found.
+
+    Attributes:
+        cluster: whether to cluster.
+        chosen: what to train.
+        best_clustered: the best candidate with clusters; None if all were dropped.
+        best_other: the best one without.
+        rounds: after which the candidates were compared.
+        tested: each measured candidate's mean over the hospitals' test samples.
+        compared: the comparisons of pairs of candidates on which the verdict rests, by their names.
+        unsure: why the study cannot tell whether to cluster; empty if it can.
+        left_out: how many hospitals were left out in turn, and the choice made again without each.
+        reversed_without: the hospitals without which the choice is another, and which.
+        basis: how much it rests on, ``validation`` and ``test``.
+        margin: the difference that matters to one hospital.
+        majority: the accuracy of naming the most frequent class everywhere; None if it is not known.
+    """
+
+    metric: str
+    mode: str
+    cluster: bool
+    chosen: Entrant
+    best_clustered: Entrant | None
+    best_other: Entrant
+    rounds: int
+    tested: Mapping[str, float]
+    compared: Mapping[tuple[str, str], Comparison]
+    hospitals: tuple[Hospital, ...] = ()
+    unsure: str = ""
+    left_out: int = 0
+    reversed_without: Mapping[str, str] = field(default_factory=dict)
+    basis: Mapping[str, Basis] = field(default_factory=dict)
+    margin: float = MARGIN
+    majority: float | None = None
+    one_model: str = field(default="fedavg", repr=False)
+    alone: str = field(default="local", repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, with the sentences."""
+        compared = []
+        for (name, reference), comparison in self.compared.items():
+            values = asdict(comparison)
+            means = {"one": values.pop("mean"), "other": values.pop("reference")}
+            compared.append({"one": name, "other": reference, "found": {**means, **values}})
+        return {**asdict(self), "compared": compared, "sentences": self.sentences()}
+
+    def sentences(self) -> list[str]:
+        """What to do, and how sure that is."""
+        lines = [self._advice()]
+        if self.basis:
+            chosen, judged = (self.basis[split].text(split) for split in ("validation", "test"))
+            lines.append(f"Chosen by {chosen}; judged by {judged}.")
+        if self.left_out and not self.reversed_without:
+            lines.append(f"Without any one of {self.left_out} hospitals the choice is the same.")
+        if self.majority is not None and is_accuracy(self.metric):
+            lines.append(f"Naming the most frequent class everywhere has accuracy {figure(self.majority)}.")
+        for name, words in ((self.one_model, "one model for all"), (self.alone, "each hospital alone")):
+            comparison = self.compared.get((self.chosen.name, name))
+            if comparison is not None:
+                lines.append(f"Against {words}: {self._numbers(comparison)}.")
+        lines += self._who(self.one_model) + self._who(self.alone)
+        measured = max((comparison.hospitals for comparison in self.compared.values()), default=0)
+        if 0 < measured < FEW_HOSPITALS:
+            lines.append(f"With {measured} hospitals, the intervals say little of other hospitals.")
+        level = abs(self.tested[self.one_model])
+        if self.mode == "min" and self.margin > WIDE * level:
+            share = f"{self.margin / level:.0%} of" if level else "above"
+            lines.append(
+                f"The margin {self.margin:g} is {share} one model's {plain(self.metric, 60)}, {figure(level)}: "
+                "hospitals within chance may differ by that much. Leave --margin out for a twentieth of it."
+            )
+        return lines
+
+    def _advice(self) -> str:
+        alone = self.chosen.name == self.alone
+        way = "let each hospital train alone" if alone else f"train {self.chosen.title}"
+        if self.unsure:
+            return f"Cannot tell whether to cluster: {self.unsure}. Until then, {way}."
+        if self.cluster:
+            return f"Cluster into {self.chosen.clusters}: {way}."
+        advice = f"Do not cluster: {way}."
+        if self.best_clustered is None:
+            return f"{advice} All candidates with clusters were clearly worse on validation samples."
+        comparison = self.compared[self.best_clustered.name, self.best_other.name]
+        worse = "clearly worse" if comparison.clear else "no clear gain over it"
+        return f"{advice} {self.best_clustered.title} is {worse}: {self._numbers(comparison)}."
+
+    def _numbers(self, comparison: Comparison) -> str:
+        """``accuracy 0.84 against 0.79 (+0.05, 95 % interval +0.03 to +0.07, clear)``."""
+        sign = 1 if self.mode == "max" else -1
+        low, high = sorted((sign * comparison.low, sign * comparison.high))
+        by = f"{signed(sign * comparison.gain)}, 95 % interval {signed(low)} to {signed(high)}"
+        clear = "clear" if comparison.clear else "within chance"
+        means = f"{figure(comparison.mean)} against {figure(comparison.reference)}"
+        return f"{plain(self.metric, 60)} {means} ({by}, {clear})"
+
+    def _who(self, reference: str) -> list[str]:
+        """Which hospitals gain and lose against a reference."""
+        one_model = reference == self.one_model
+        gains = {h.name: gain for h in self.hospitals if (gain := h.to_one if one_model else h.to_alone) is not None}
+        if not gains:
+            return []
+        names = {says: [n for n, g in gains.items() if g.says == says] for says in (GAINS, LOSES, CHANCE, UNKNOWN)}
+        better, worse = "are better off than alone", "better off alone"
+        if one_model:
+            better, worse = "gain over one model", "loses" if len(names[LOSES]) == 1 else "lose"
+        parts = [f"{len(names[GAINS])} of {len(gains)} hospitals {better}"]
+        parts += [f"{listed(names[LOSES])} {worse}"] if names[LOSES] else []
+        parts += [f"{len(names[CHANCE])} within chance"] if names[CHANCE] else []
+        if names[UNKNOWN]:
+            needed = sorted(n for name in names[UNKNOWN] if (n := gains[name].needed) is not None)
+            ends = dict.fromkeys([*needed[:1], *needed[-1:]])
+            way = f" (about {' to '.join(map(str, ends))} test samples each would do)" if needed else ""
+            parts.append(f"{len(names[UNKNOWN])} cannot tell{way}")
+        return ["; ".join(parts) + "."]
+
+
+def is_accuracy(metric: str) -> bool:
+    return Metric(metric).of_participants.name == ACCURACY
+
+
+def figure(value: float) -> str:
+    """Three digits after the point, unless they say nothing of so small or large a number."""
+    return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.2e}"
+
+
+def signed(value: float) -> str:
+    return ("+" if value > 0 else "") + figure(value)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first `MOST_NAMES` names, and how many others there are."""
+    text = ", ".join(plain(name, 60) for name in names[:MOST_NAMES])
+    return text + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+
+
+SENTENCE = schema.described("a sentence", lambda value: isinstance(value, str) and len(value) <= 5000)
+NUMBERS = schema.dict_of(schema.number)
+GAIN = schema.object_with(
+    **dict.fromkeys(("gain", "low", "high"), schema.maybe(schema.number)),
+    says=schema.text,
+    needed=schema.maybe(schema.count),
 )
-
-
-def verdict(value: Any) -> bool:
-    """A verdict."""
-    return VERDICT(value)
-
-
-def rungs(value: Any) -> bool:
-    """Comparisons of candidates."""
-    return each(RUNG)(value)
-
-
-def cost(value: Any) -> bool:
-    """Rounds and seconds."""
-    return record(rounds=whole, everything=whole, seconds=number)(value)
-
-
-FIELDS: dict[str, Fits] = {
-    "settings": settings,
-    "rounds": whole,
-    "found": maybe(whole),
-    "searched": whole,
-    "search_seconds": number,
-    "rungs": rungs,
-    "titles": named(text),
-    "cost": cost,
-    "verdict": maybe(verdict),
+HOSPITAL = schema.object_with(
+    name=schema.text,
+    tested=schema.count,
+    value=schema.maybe(schema.number),
+    **dict.fromkeys(("to_one", "to_alone"), schema.maybe(GAIN)),
+)
+VERDICT = schema.object_with(
+    metric=schema.text,
+    cluster=schema.flag,
+    chosen=schema.object_with(name=schema.text, title=schema.text, clusters=schema.count, private=schema.flag),
+    rounds=schema.count,
+    tested=NUMBERS,
+    hospitals=schema.list_of(HOSPITAL),
+    sentences=schema.list_of(SENTENCE),
+)
+RUNG = schema.object_with(rounds=schema.count, means=NUMBERS, dropped=schema.dict_of(SENTENCE), seconds=schema.number)
+COST = schema.object_with(rounds=schema.count, everything=schema.count, seconds=schema.number)
+FIELDS: schema.Fields = {
+    "version": schema.version(VERSION),
+    "settings": schema.json_object,
+    "rounds": schema.count,
+    "found": schema.maybe(schema.count),
+    "searched": schema.count,
+    "search_seconds": schema.number,
+    "rungs": schema.described("comparisons of candidates", schema.list_of(RUNG)),
+    "titles": schema.dict_of(schema.text),
+    "cost": schema.described("rounds and seconds", COST),
+    "verdict": schema.described("a verdict", schema.maybe(VERDICT)),
 }
 
 
@@ -78,11 +284,10 @@ def load_study(folder: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{folder} holds no study: there is no {STUDY}")
     try:
-        content = checked(read_json(path), str(path), {"version": version})
-        content = checked(content, str(path), FIELDS, {"words": sentence})
-        return {"words": f"{content['found']} clusters found", **content}  # version 0.2 has no words
+        content = schema.checked(read_json(path), str(path), FIELDS, {"words": SENTENCE})
     except FileError as error:
         raise ConfigError(f"{error}; start the study again in a new folder") from error
+    return {"words": f"{content['found']} clusters found", **content}  # version 0.2 has no words
 
 
 def find_study(folder: str | Path) -> Path | None:
@@ -92,7 +297,7 @@ def find_study(folder: str | Path) -> Path | None:
         ConfigError: there are several.
         FileError: there are too many files to look at.
     """
-    found = sorted(path.parent for path in below(Path(folder)) if path.name == STUDY)
-    if len(found) > 1:
-        raise ConfigError(f"{folder} holds several studies: {', '.join(map(str, found))}; name one")
-    return found[0] if found else None
+    folders = sorted(path.parent for path in below(Path(folder)) if path.name == STUDY)
+    if len(folders) > 1:
+        raise ConfigError(f"{folder} holds several studies: {', '.join(map(str, folders))}; name one")
+    return folders[0] if folders else None

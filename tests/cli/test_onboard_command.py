@@ -17,8 +17,8 @@ from cfl_flare.cli import main
 from cfl_flare.data import Digits
 from cfl_flare.data.samples import normalised
 from cfl_flare.methods import FedAvg
+from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.results.served import read_model
 from tests.joining import kept_files, run_of
 
 

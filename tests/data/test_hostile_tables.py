@@ -19,7 +19,7 @@ from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.files import reading_within
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.table import Table
-from cfl_flare.results.preparations import PREPARATIONS, columns_of, preparation_of
+from cfl_flare.results.served import PREPARATIONS, columns_of, preparation_of
 
 SITE, TABLE = "cfl_flare.data.sources.SiteData", "cfl_flare.data.table.Table"
 SEX = {"column": "sex", "kind": "category", "categories": ["F", "M"]}

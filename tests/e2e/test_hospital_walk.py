@@ -17,8 +17,8 @@ import torch
 from cfl_flare.cli import main
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data.hospitals import FOLDER, HEART
+from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.results.served import read_model
 from tests.e2e.deployment import SERVER, TRUSTING, Deployment
 from tests.e2e.test_guides import TABLES, guide, lines
 

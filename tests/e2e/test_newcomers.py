@@ -14,8 +14,8 @@ import torch
 from cfl_flare.cli import main
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data import DataConfig, Digits
+from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import Run, load_run
-from cfl_flare.results.served import read_model
 from tests.cli.test_predict import check_reported
 
 pytestmark = pytest.mark.slow

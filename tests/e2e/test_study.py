@@ -11,10 +11,9 @@ from nvflare.recipe.sim_env import SimEnv
 
 from cfl_flare.cli import main
 from cfl_flare.data import Digits
-from cfl_flare.engine.study.candidates import first_candidates
+from cfl_flare.engine.study.candidates import StudySettings, first_candidates
 from cfl_flare.engine.study.halving import Study
 from cfl_flare.engine.study.in_process import InProcess
-from cfl_flare.engine.study.settings import StudySettings
 from cfl_flare.flare import StudyRecipe
 from cfl_flare.methods import build_method
 from cfl_flare.results.run_dir import load_run

@@ -21,8 +21,8 @@ from cfl_flare.engine.private import check_public
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import METHODS, Download, FedAvg, Method, Participant, Proximal, Update, WeCFL, build_method
+from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.results.served import read_model
 from cfl_flare.results.store import Store
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.resident import untrained

@@ -18,8 +18,9 @@ from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.methods import build_method
 from cfl_flare.models import MLP
+from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import Run, load_run
-from cfl_flare.results.served import load_model, read_model
+from cfl_flare.results.served import load_model
 from cfl_flare.training.ensemble import Ensemble
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.runtime import Split

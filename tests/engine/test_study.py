@@ -19,10 +19,16 @@ from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.private import check_private
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.study import in_process
-from cfl_flare.engine.study.candidates import Candidate, clustered_candidates, first_candidates, named, private_layers
+from cfl_flare.engine.study.candidates import (
+    Candidate,
+    StudySettings,
+    clustered_candidates,
+    first_candidates,
+    named,
+    private_layers,
+)
 from cfl_flare.engine.study.halving import Journal, Rung, Study
 from cfl_flare.engine.study.in_process import InProcess
-from cfl_flare.engine.study.settings import StudySettings
 from cfl_flare.methods import IFCA, FedAvg, FedCUAU, Local, WeCFL
 from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.comparison import AtHospital, Measured
@@ -360,5 +366,5 @@ def test_groups_that_number_the_classes_differently_are_found_and_worth_it(tmp_p
     trainer = InProcess(plan(**settings), tmp_path)
     study = Study(trainer, first_candidates(trainer.module), StudySettings(rungs=2))
     verdict = study.run()
-    assert study.journal.found == 3 and verdict.cluster and verdict.chosen.clusters in (3, 4)
+    assert study.journal.clusters == 3 and verdict.cluster and verdict.chosen.clusters in (3, 4)
     assert verdict.sentences()[0].startswith("Cluster into ")

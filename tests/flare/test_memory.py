@@ -11,7 +11,7 @@ from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.flare import site_run as module
 from cfl_flare.flare.site_run import SiteRun
 from cfl_flare.methods import FedAvg, Local, Update, build_method
-from cfl_flare.results.history import Note, read_notes
+from cfl_flare.results.run_dir import Note, read_notes
 from cfl_flare.results.store import Store
 from cfl_flare.training.runtime import PRIVATE
 from cfl_flare.training.settings import TrainSettings

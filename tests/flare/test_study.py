@@ -11,10 +11,9 @@ from nvflare.apis.dxo import DataKind, from_shareable
 from nvflare.apis.signal import Signal
 
 from cfl_flare.core.arrays import load_arrays
-from cfl_flare.engine.study.candidates import first_candidates
+from cfl_flare.engine.study.candidates import StudySettings, first_candidates
 from cfl_flare.engine.study.halving import Study
 from cfl_flare.engine.study.in_process import InProcess
-from cfl_flare.engine.study.settings import StudySettings
 from cfl_flare.flare import wire
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.study import load_study

@@ -26,8 +26,7 @@ from cfl_flare.report.text import told_apart
 from cfl_flare.report.vega import as_json
 from cfl_flare.report.view import View
 from cfl_flare.report.write import LARGEST, REPORT, SECTIONS, run_report, try_to_write, write
-from cfl_flare.results.history import HISTORY, Note, keep_notes, read_notes
-from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.run_dir import HISTORY, Note, keep_notes, load_run, read_notes
 from tests.report import made
 from tests.report.made import change
 from tests.tiny import rounds

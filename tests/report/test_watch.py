@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cfl_flare.core.files import held
 from cfl_flare.report.watch import BLOCKS, LETTERS, frame, overview
-from cfl_flare.results.attempt import Attempt
+from cfl_flare.results.job_record import Attempt
 from cfl_flare.results.live import LiveRun, LiveSite
 from tests.report.made import HOSTILE
 

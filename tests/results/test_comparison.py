@@ -60,7 +60,7 @@ def test_the_difference_of_means_is_weighted_and_paired():
     one = {"a": at(0.9, [0.9] * 50, samples=3), "b": at(0.6, [0.6] * 50)}
     other = {"a": at(0.7, [0.7] * 50, samples=3), "b": at(0.7, [0.7] * 50)}
     found = difference(one, other)
-    assert (found.one, found.other, found.hospitals) == (pytest.approx(0.825), pytest.approx(0.7), 2)
+    assert (found.mean, found.reference, found.hospitals) == (pytest.approx(0.825), pytest.approx(0.7), 2)
     assert found.gain == pytest.approx((3 * 0.2 - 0.1) / 4)
     # Drawn hospitals: both a: 0.2, both b: -0.1, else 0.125. One in four is below 0.
     assert (found.low, found.high) == (pytest.approx(-0.1), pytest.approx(0.2)) and not found.clear
@@ -73,7 +73,7 @@ def test_what_is_not_defined_at_a_hospital_leaves_it_out_of_all_three_numbers():
     one = {"a": at(0.9, [0.9] * 10), "b": at(0.1, [NAN] * 6 + [0.1] * 4)}
     other = {"a": at(0.5, [0.5] * 10), "b": at(0.2, [NAN] * 6 + [0.2] * 4)}
     found = difference(one, other)
-    assert (found.one, found.other, found.gain, found.hospitals) == (0.9, 0.5, pytest.approx(0.4), 1)
+    assert (found.mean, found.reference, found.gain, found.hospitals) == (0.9, 0.5, pytest.approx(0.4), 1)
     assert gains(one, other)["b"].says == UNKNOWN
     with pytest.raises(ConfigError, match="no hospital has the metric on half of its draws"):
         difference({"b": one["b"]}, {"b": other["b"]})

@@ -21,9 +21,10 @@ from cfl_flare.core.params import Params
 from cfl_flare.methods import FedAvg, Participant, ServerState, WeCFL
 from cfl_flare.models import MLP, FashionCNN
 from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.model_file import read_model
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import Run, find_runs, load_run, read_lines
-from cfl_flare.results.served import load_model, read_model
+from cfl_flare.results.served import load_model
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.resident import ResidentModel
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfl_flare.results.comparison import AtHospital, Measured
-from cfl_flare.results.decision import decide, preferred
-from cfl_flare.results.verdict import Entrant
+from cfl_flare.results.decision import Contest, decide
+from cfl_flare.results.study import Entrant
 
 ALONE, ONE = Entrant("local", "each hospital alone"), Entrant("fedavg", "one model for all")
 TWO, THREE = Entrant("wecfl-k2", "wecfl (K=2)", 2), Entrant("wecfl-k3", "wecfl (K=3)", 3)
@@ -30,6 +30,10 @@ def everywhere(value: float, tested: int = 100, **others: float) -> Measured:
 def all_over(**values: float) -> dict[str, Measured]:
     """The same of each candidate."""
     return {name.replace("_", "-"): everywhere(value) for name, value in values.items()}
+
+
+def preferred(entrants: list[Entrant], validated: dict[str, Measured], mode: str = "max") -> Entrant | None:
+    return Contest({}, validated, entrants, mode, seed=0, alone="local").preferred(entrants)
 
 
 def test_clusters_that_are_clearly_better_are_recommended_with_numbers():
@@ -195,7 +199,7 @@ def test_whatever_the_numbers_a_sentence_says_what_its_interval_shows(gains, see
             assert ends[0] <= ends[1] and (word == "clear") == (not ends[0] <= 0 <= ends[1])
             if "clearly worse" in sentence or sentence.startswith("Against"):
                 assert (word == "clear") or "clearly" not in sentence
-    assert said >= 1 + (not found.unsure) and (not found.cluster or found.compared[1].found.low > 0)
+    assert said >= 1 + (not found.unsure) and (not found.cluster or [*found.compared.values()][1].low > 0)
     assert found.unsure or not found.reversed_without
 
 
@@ -211,7 +215,7 @@ def test_a_verdict_is_json_and_names_are_shown_on_one_line():
 def test_equal_candidates_never_cluster(mode):
     tested = {name: everywhere(0.8) for name in ("local", "fedavg", "wecfl-k2")}
     found = decide(tested, dict.fromkeys(tested, everywhere(0.8)), [ALONE, ONE, TWO], 5, "accuracy", mode)
-    assert not found.cluster and not any(one.found.clear for one in found.compared)
+    assert not found.cluster and not any(one.clear for one in found.compared.values())
 
 
 def lied_about(values: dict[str, float], lies: dict[str, float], seed: int) -> dict[str, Measured]:

@@ -1,9 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a study compares: each hospital alone, one model for all, and clusters, with private layers and without."""
+"""What a study compares: each hospital alone, one model for all, and clusters, with private layers and without.
+
+`StudySettings` say what that may cost, and what difference matters.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +17,11 @@ from torch import nn
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.private import Division
+from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.engine.private import check_private
 from cfl_flare.methods import FedAvg, Local, Method, WeCFL, describe_method
 from cfl_flare.methods.auto_k import AutoK
-from cfl_flare.results.study import SEARCH
-from cfl_flare.results.verdict import Entrant
+from cfl_flare.results.study import SEARCH, Entrant
 from cfl_flare.training.tasks import LearningTask
 
 ALONE, ONE_MODEL = "local", "fedavg"
@@ -26,19 +30,51 @@ MOST = 10
 # Rounds of FedAvg in which the number of clusters is looked for.
 WARMUP = 5
 TITLES = {ALONE: "each hospital alone", ONE_MODEL: "one model for all"}
-# The layers that hospitals keep, in the order in which they are preferred, and how a sentence calls them.
+# The layers that hospitals keep, in the order in which they are preferred, and their names in a sentence.
 PRIVATE = {"norm": "private norm layers", "bias": "private biases"}
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One way to train.
+class StudySettings:
+    """How candidates are compared."""
 
-    Attributes:
-        name: of its folder.
-        method: the method.
-        private: the layers that each participant has for itself; None for none.
-    """
+    rungs: int = setting(
+        3,
+        help="number of comparisons of candidates, each after twice as many rounds; 1 for one at the end",
+        ge=1,
+        le=8,
+    )
+    minutes: float | None = setting(
+        None, help="no comparison begins that would take the study beyond these minutes; default: no limit", gt=0
+    )
+    margin: float | None = setting(
+        None,
+        help="the difference that matters to one hospital, in the key metric's unit; default: 0.05 of a share such as "
+        "accuracy or AUROC, and a twentieth of one model's loss or error",
+        gt=0,
+    )
+    fewest_events: int = setting(
+        100,
+        help="with fewer validation or test samples that are not of the most frequent class, a study cannot tell; "
+        "where there are no classes, with fewer samples",
+        ge=0,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self, "study")
+
+    def ladder(self, rounds: int) -> list[int]:
+        """After how many rounds candidates are compared; the last number is all.
+
+        >>> StudySettings(rungs=3).ladder(20), StudySettings(rungs=4).ladder(3)
+        ([5, 10, 20], [1, 2, 3])
+        """
+        return sorted({math.ceil(rounds / 2**i) for i in range(self.rungs)})
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to train: a method, and the layers that each participant has for itself; ``name`` is its folder's."""
 
     name: str
     method: Method
@@ -48,23 +84,22 @@ class Candidate:
     def entrant(self) -> Entrant:
         """As the verdict names it."""
         clusters = self.method.clusters
-        own = TITLES.get(self.method.label, self.method.label + (f" (K={clusters})" if clusters else ""))
+        title = TITLES.get(self.method.label, self.method.label + (f" (K={clusters})" if clusters else ""))
         if self.private is not None:
-            own += f" with {PRIVATE[self.private]}"
-        return Entrant(self.name, own, clusters, self.private is not None)
+            title += f" with {PRIVATE[self.private]}"
+        return Entrant(self.name, title, clusters, self.private is not None)
 
     @property
     def baseline(self) -> bool:
         """Whether the verdict compares with it in any case."""
-        return self.name in (ALONE, ONE_MODEL)
+        return self.name in TITLES
 
     @property
     def stays(self) -> bool:
         """Whether it is never dropped: clusters are held against the best way without them, if it learns late, too."""
-        return self.method.label in (ALONE, ONE_MODEL)
+        return self.method.label in TITLES
 
     def with_private(self, layers: str) -> Candidate:
-        """The same with private layers."""
         return Candidate(f"{self.name}-{layers}", self.method, layers)
 
     def described(self) -> dict[str, Any]:
@@ -75,8 +110,8 @@ class Candidate:
 def named(method: Method, private: str | None = None) -> Candidate:
     """A candidate, with the name of its folder."""
     label = method.label.replace("+", "-plus-").strip("-")
-    whole = Candidate(label + (f"-k{method.clusters}" if method.clusters > 1 else ""), method)
-    return whole if private is None else whole.with_private(private)
+    candidate = Candidate(label + (f"-k{method.clusters}" if method.clusters > 1 else ""), method)
+    return candidate if private is None else candidate.with_private(private)
 
 
 def private_layers(module: nn.Module, method: Method, task: LearningTask | None = None) -> str | None:
@@ -91,65 +126,57 @@ def private_layers(module: nn.Module, method: Method, task: LearningTask | None 
 
 
 def first_candidates(
-    module: nn.Module, more: Sequence[Method] = (), task: LearningTask | None = None
+    module: nn.Module, methods: Sequence[Method] = (), task: LearningTask | None = None
 ) -> list[Candidate]:
-    """Those that are known before the number of clusters is.
+    """Those that are known before the number of clusters is, with the user's methods.
 
-    Args:
-        module: the model.
-        more: methods of the user's.
-        task: what models predict; under survival, a linear model's private bias would change nothing.
+    Under survival, a linear model's private bias would change nothing, so the task tells about private layers.
 
     Raises:
-        ConfigError: one of them is a candidate anyway, or given twice.
+        ConfigError: a method of the user's is a candidate anyway, or given twice.
     """
     layers = private_layers(module, FedAvg(), task)
-    own = [named(Local()), named(FedAvg()), *([named(FedAvg(), layers)] if layers else [])]
-    for candidate in map(named, more):
-        twice = candidate.name in [one.name for one in own]
+    candidates = [named(Local()), named(FedAvg()), *([named(FedAvg(), layers)] if layers else [])]
+    for candidate in map(named, methods):
+        twice = candidate.name in [other.name for other in candidates]
         require(not twice, f"--method {candidate.name} is a candidate already; leave it out")
-        own.append(candidate)
-    return own
+        candidates.append(candidate)
+    return candidates
 
 
-def clustered_candidates(found: int, participants: int, taken: Sequence[Candidate] = ()) -> list[Candidate]:
-    """WeCFL with the number of clusters that was found, and with its neighbours; two groups are tried in any case.
+def clustered_candidates(number: int, participants: int, taken: Sequence[Candidate] = ()) -> list[Candidate]:
+    """WeCFL with the number of clusters of the search, and with its neighbours; two groups are tried in any case.
 
-    >>> [one.name for one in clustered_candidates(1, 12)], [one.name for one in clustered_candidates(3, 12)]
+    >>> [c.name for c in clustered_candidates(1, 12)], [c.name for c in clustered_candidates(3, 12)]
     (['wecfl-k2'], ['wecfl-k2', 'wecfl-k3', 'wecfl-k4'])
     """
-    names = [one.name for one in taken]
-    numbers = [k for k in range(found - 1, found + 2) if 2 <= k <= participants]
-    return [one for k in numbers if (one := named(WeCFL(k=k))).name not in names]
+    names = [candidate.name for candidate in taken]
+    numbers = [k for k in range(number - 1, number + 2) if 2 <= k <= participants]
+    return [candidate for k in numbers if (candidate := named(WeCFL(k=k))).name not in names]
 
 
 def search_rounds(rounds: int) -> int:
-    """In how many rounds the number of clusters is looked for, in a study of so many."""
+    """Rounds in which the number of clusters is looked for, in a study whose candidates have this many."""
     return max(1, min(WARMUP, rounds // 2))
 
 
 def search_candidate(rounds: int) -> Candidate:
-    """What looks for the number of clusters in a study of so many rounds."""
+    """What looks for the number of clusters."""
     return Candidate(SEARCH, AutoK(base=WeCFL(k=MOST), warmup=search_rounds(rounds)))
 
 
-def every_candidate(module: nn.Module, rounds: int, more: Sequence[Method] = ()) -> dict[str, Candidate]:
-    """All that a study may train, by name, whatever it finds; a site knows them before the server names one.
-
-    Args:
-        module: the model.
-        rounds: of a whole run.
-        more: methods of the user's.
+def every_candidate(module: nn.Module, rounds: int, methods: Sequence[Method] = ()) -> dict[str, Candidate]:
+    """All that a study may train, by name, whatever its search says; a site knows them before the server names one.
 
     Raises:
-        ConfigError: one of them is a candidate anyway, or given twice, or its name cannot be a folder's.
+        ConfigError: a method of the user's is a candidate anyway, or given twice, or its name cannot be a folder's.
     """
-    found = [search_candidate(rounds), *first_candidates(module, more)]
-    names = [one.name for one in found]
-    found += [one for k in range(2, MOST + 2) if (one := named(WeCFL(k=k))).name not in names]
-    for base in found[1:]:
+    candidates = [search_candidate(rounds), *first_candidates(module, methods)]
+    names = [candidate.name for candidate in candidates]
+    candidates += [c for k in range(2, MOST + 2) if (c := named(WeCFL(k=k))).name not in names]
+    for base in candidates[1:]:
         layers = private_layers(module, base.method) if base.method.clusters and base.private is None else None
-        found += [] if layers is None else [base.with_private(layers)]
-    for one in found:
-        check_run_name(one.name, "the name of a candidate")
-    return {one.name: one for one in found}
+        candidates += [] if layers is None else [base.with_private(layers)]
+    for candidate in candidates:
+        check_run_name(candidate.name, "the name of a candidate")
+    return {candidate.name: candidate for candidate in candidates}

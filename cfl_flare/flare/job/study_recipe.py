@@ -16,9 +16,8 @@ from cfl_flare.core.settings import pick, settings_of, shows
 from cfl_flare.data import DataSource
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS, RunPlan
-from cfl_flare.engine.study.candidates import every_candidate, first_candidates
+from cfl_flare.engine.study.candidates import StudySettings, every_candidate, first_candidates
 from cfl_flare.engine.study.plans import check_candidates, study_plan
-from cfl_flare.engine.study.settings import StudySettings
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.job.client_apps import ClientApps
 from cfl_flare.flare.job.recipe import ClusteredRecipe

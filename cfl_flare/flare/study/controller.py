@@ -21,10 +21,9 @@ from cfl_flare.core.settings import shows
 from cfl_flare.engine.job_settings import ControllerSettings
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Result
-from cfl_flare.engine.study.candidates import Candidate, every_candidate, first_candidates
+from cfl_flare.engine.study.candidates import Candidate, StudySettings, every_candidate, first_candidates
 from cfl_flare.engine.study.file import as_kept, finished, journal_of, save
 from cfl_flare.engine.study.halving import VALIDATION, Journal, Study
-from cfl_flare.engine.study.settings import StudySettings
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.compat import component_policy, simulated
 from cfl_flare.flare.controller import RESULTS, ClusteredController
@@ -48,7 +47,7 @@ class StudyController(ClusteredController):
         model: ``{"class_path", "args"}`` of the module that is trained.
         run_name: names the study's folder under the state root.
         more: the user's own candidates: ``[{"method": "ifca", "k": 3}]``.
-        study: the settings of `cfl_flare.engine.study.settings.StudySettings`.
+        study: the settings of `cfl_flare.engine.study.candidates.StudySettings`.
         resume_from: name of the study to resume; None for a new one.
         facts: about the study; ``data`` and ``training`` must be as the sites' executors have them.
         made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
