@@ -8,7 +8,7 @@ import argparse
 import csv
 import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,9 @@ def predict(arguments: argparse.Namespace) -> None:
         shape = getattr(module.parts[0] if isinstance(module, Ensemble) else module, "input_shape", None)
         is_image = isinstance(shape, (tuple, list)) and len(shape) == 3
         names, samples = read_images(data, arguments.array, shape if is_image else None)
-    header, rows = lines_of(task_of(meta, path), outputs_of(module, samples, data), path, columns)
+    # A preparation has scaled the rows of a table.
+    as_seen: Callable[[np.ndarray], np.ndarray] = normalised if columns is None else np.asarray
+    header, rows = lines_of(task_of(meta, path), outputs_of(module, samples, data, as_seen), path, columns)
     lines = io.StringIO(newline="")
     writer = csv.writer(lines)
     writer.writerow(map(cell, [row_name or "sample", *header]))
@@ -223,14 +225,16 @@ def class_names(count: int, columns: Columns | None) -> tuple[list[str], list[st
 
 
 @torch.no_grad()
-def outputs_of(module: torch.nn.Module, images: np.ndarray, data: Any) -> torch.Tensor:
-    """The model's outputs, ``(n, classes, ...)``. The images must be what it takes."""
+def outputs_of(
+    module: torch.nn.Module, images: np.ndarray, data: Any, as_seen: Callable[[np.ndarray], np.ndarray]
+) -> torch.Tensor:
+    """The model's outputs, ``(n, classes, ...)``, of samples that ``as_seen`` makes float32 as the model sees them."""
     if not len(images):
         raise DataError(f"{data}: holds no images; name a file with some")
     out = []
     for i in range(0, len(images), BATCH):
         try:
-            out.append(module(torch.from_numpy(normalised(images[i : i + BATCH]))))
+            out.append(module(torch.from_numpy(as_seen(images[i : i + BATCH]))))
             finite = torch.isfinite(out[-1]).flatten(1).all(dim=1)
         except Exception as error:  # the module may be the user's, and raise anything
             raise DataError(

@@ -23,7 +23,7 @@ from cfl_flare.core.seeds import stream
 from cfl_flare.core.settings import check_settings
 from cfl_flare.data.files import find, read_npz
 from cfl_flare.data.labels import FORMS, form_of, strata
-from cfl_flare.data.samples import Samples
+from cfl_flare.data.samples import Samples, normalised
 
 REDRAWS = 1000
 # Of a participant's samples, where training and test samples are dealt together (FedDSMIC 5.1).
@@ -311,7 +311,9 @@ def draw_indicator(labels: np.ndarray, per_class: int, seed: int, where: str, sp
 
 
 def read_indicator(path: str, per_class: int, seed: int) -> Samples:
-    """Draws indicator samples from the training split of a file in MedMNIST's layout, found as by the source npz.
+    """Draws indicator samples, as models see them, from the training split of a file in MedMNIST's layout.
+
+    The file is found as by the source npz.
 
     Raises:
         DataError: the file cannot be read, or its samples are not valid.
@@ -320,4 +322,5 @@ def read_indicator(path: str, per_class: int, seed: int) -> Samples:
     file = find(path, "indicator_file")
     arrays, where = read_npz(file, ["train_images", "train_labels"]), f"indicator_file {file}"
     samples = Samples.of_images(where, arrays["train_images"], arrays["train_labels"]).check(where)
-    return samples.take(draw_indicator(samples.y, per_class, seed, where))
+    chosen = samples.take(draw_indicator(samples.y, per_class, seed, where))
+    return Samples(normalised(chosen.x), chosen.y)

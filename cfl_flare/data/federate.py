@@ -220,7 +220,7 @@ class DataConfig:
         preparation, clipped = source.preparation(train, federation), None
         if preparation is not None and preparation.clip is not None:
             clipped = preparation.clipped(train.x) + preparation.clipped(test.x)
-        train, test = (_normalised(name, samples, preparation) for samples in (train, test))
+        train, test = (_as_seen(name, samples, preparation) for samples in (train, test))
         return ParticipantData(name, train, test, group, preparation, clipped=clipped)
 
     def _deal(self, source: DataSource) -> tuple[Partition, Samples, Samples, Deal]:
@@ -252,7 +252,7 @@ class DataConfig:
         return report_of(train, test, deal, rule.name, Natural.names(train, deal.train) if self._natural else None)
 
     def indicator(self, source: DataSource, per_class: int) -> Samples:
-        """The indicator samples on which a simulation's method compares models.
+        """The indicator samples on which a simulation's method compares models, as these see them.
 
         Args:
             source: the source that the simulation deals out.
@@ -263,16 +263,16 @@ class DataConfig:
             ConfigError: a class has too few.
         """
         train, _ = _read(source)
-        chosen, preparation = train.take(draw_indicator(train.y, per_class, self.seed, "data", spare=1)), None
-        if source.prepares:
-            preparation = source.preparation(train, train)
-        return chosen if preparation is None else replace(chosen, x=preparation.apply(chosen.x))
+        chosen = train.take(draw_indicator(train.y, per_class, self.seed, "data", spare=1))
+        return _as_seen("data", chosen, source.preparation(train, train) if source.prepares else None)
 
 
 def _read(source: DataSource) -> tuple[Samples, Samples]:
     return read(source, f"data {type(source).__name__}")
 
 
-def _normalised(name: str, samples: Samples, preparation: Preparation | None) -> Samples:
-    x = samples.x if preparation is None else check_values(preparation.apply(samples.x), name)
-    return Samples(normalised(x), samples.y)
+def _as_seen(name: str, samples: Samples, preparation: Preparation | None) -> Samples:
+    """Samples as models see them: scaled as their source says, else normalised as pixels are."""
+    if preparation is None:
+        return Samples(normalised(samples.x), samples.y)
+    return Samples(check_values(preparation.apply(samples.x), name), samples.y)

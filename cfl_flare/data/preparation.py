@@ -34,7 +34,7 @@ FLOOR = 1e-6
 class Preparation:
     """What was fitted to a participant's training rows.
 
-    A feature x becomes z = (x - mean) / deviation, and is stored as (z + 1) / 2, so that the network sees z.
+    A feature x becomes z = (x - mean) / deviation, which the network sees.
 
     Attributes:
         columns: what the table's columns mean.
@@ -90,13 +90,13 @@ class Preparation:
         return cls(columns, fill, mean, deviation, CLIP if scaling == "auto" else None)
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """Features ``(n, d)`` as `cfl_flare.data.samples.Samples` has them: float32 without NaN."""
+        """Features ``(n, d)`` as the network sees them: float32 without NaN."""
         filled = np.where(np.isnan(x), self.fill, x)
         with np.errstate(over="ignore"):  # what becomes infinite is refused later
             z = (filled - self.mean) / self.deviation
             if self.clip is not None:
                 z = np.where(self.columns.scaled, z.clip(-self.clip, self.clip), z)
-            return ((z + 1) / 2).astype(np.float32)
+            return z.astype(np.float32)
 
     def clipped(self, x: np.ndarray) -> int:
         """How many numbers of features ``(n, d)`` are too far from their mean, and are clipped."""

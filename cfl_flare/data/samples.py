@@ -149,10 +149,10 @@ class DataSource(ABC):
         """Training and test samples."""
 
     def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation | None:
-        """What fills up and scales a participant's samples, fitted to its training samples; None if nothing does.
+        """What fills up and scales a participant's samples for its models; None if they are normalised as pixels.
 
         Args:
-            train: its training samples, as `load` gives them.
+            train: its training samples, as `load` gives them, to which it is fitted.
             federation: those of all participants that train, in a simulation; None at a real site.
         """
         return None
@@ -303,7 +303,7 @@ def scaled(x: np.ndarray) -> np.ndarray:
 
 
 def normalised(x: np.ndarray) -> np.ndarray:
-    """Float32 in about [-1, 1]: bytes over 255, then (x - 0.5) / 0.5. Floats should be in [0, 1]."""
+    """Pixels as float32 in about [-1, 1]: bytes over 255, then (x - 0.5) / 0.5. Floats should be in [0, 1]."""
     return (scaled(x) - 0.5) / 0.5
 
 

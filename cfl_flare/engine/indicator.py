@@ -14,7 +14,7 @@ from cfl_flare.core.errors import DataError
 from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.data.deal import read_indicator
-from cfl_flare.data.samples import Samples, normalised
+from cfl_flare.data.samples import Samples
 from cfl_flare.methods import Method
 from cfl_flare.methods.state import Predict
 from cfl_flare.training.batched_predict import Predictor
@@ -86,7 +86,7 @@ def logits_for(
 
 
 class Logits:
-    """Logits of models on the indicator samples.
+    """Logits of models on the indicator samples, as models see them.
 
     Raises:
         DataError: the samples do not fit the model.
@@ -94,7 +94,7 @@ class Logits:
 
     def __init__(self, make_model: Callable[[], nn.Module], samples: Samples):
         self._resident = ResidentModel(make_model())
-        self._x = Split.of(normalised(samples.x), samples.y).x
+        self._x = Split.of(samples.x, samples.y).x
         try:
             self([self._resident.read()])
         except Exception as error:  # the module may be the user's, and raise anything

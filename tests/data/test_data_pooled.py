@@ -84,7 +84,7 @@ def test_the_seed_alone_decides_on_any_number_of_sites():
 
 def test_indicator_samples_are_neither_trained_nor_tested_on():
     config = DataConfig(4, RULE, seed=1, min_samples=3, indicator_samples=7)
-    held = {int(v) for v in config.indicator(Numbered(), 7).x[:, 0]}
+    held = {*numbers(config.indicator(Numbered(), 7))}
     assert len(held) == 21
     every = [number for one in hosted(config) for own in (one.train, one.test) for number in numbers(own)]
     assert sorted(every) == sorted(set(range(340)) - held)

@@ -17,7 +17,6 @@ from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.hospitals import FOLDER, STROKE, STROKE_COLUMNS, Heart
 from cfl_flare.data.preparation import CLIP, Preparation, Scaling
-from cfl_flare.data.samples import normalised
 from cfl_flare.data.summary import clipped_line
 from cfl_flare.data.table import Table
 from cfl_flare.engine.loop import run_loop
@@ -145,7 +144,7 @@ def test_constant_nearly_constant_and_missing_columns(rows: Any, new: Any, colum
         x, test = (np.concatenate((part, np.isnan(part)), axis=1) for part in (x, test))
     fitted = Preparation.fitted(x, Columns((column,)), "auto")
     for part in (x, test):
-        seen = normalised(fitted.apply(part))
+        seen = fitted.apply(part)
         assert np.isfinite(seen).all() and np.abs(seen).max(initial=0) <= CLIP * (1 + 1e-6)
     assert (fitted.deviation > 0).all()
     assert fitted.clipped(test) <= len(test)
@@ -174,7 +173,7 @@ def test_scalings_that_are_named_clip_nothing(scaling: Scaling) -> None:
     fitted = Preparation.fitted(np.array([[1.0], [2.0], [4.0]]), columns, scaling)
     mean, deviation = {"site": (7 / 3, np.std([1, 2, 4])), "federation": (1, 2), "none": (0.5, 0.5)}[scaling]
     assert fitted.clip is None and fitted.mean[0] == mean and fitted.deviation[0] == deviation
-    assert fitted.apply(np.array([[1e6]]))[0, 0] == np.float32(((1e6 - mean) / deviation + 1) / 2)
+    assert fitted.apply(np.array([[1e6]]))[0, 0] == np.float32((1e6 - mean) / deviation)
     assert fitted.clipped(np.array([[1e6]])) == 0 and "clip" not in fitted.to_dict()
 
 

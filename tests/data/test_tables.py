@@ -17,7 +17,7 @@ from cfl_flare.data import DataConfig, SiteData
 from cfl_flare.data.columns import Column, Columns, agreed, pooled
 from cfl_flare.data.features import encoded, inferred
 from cfl_flare.data.preparation import Preparation
-from cfl_flare.data.samples import Samples, normalised, split_by_time
+from cfl_flare.data.samples import Samples, split_by_time
 from cfl_flare.data.table import Table
 
 WARD = """age,sex,stage,smokes,seen,note,label
@@ -154,7 +154,7 @@ def test_a_participant_fills_up_and_scales_by_its_own_training_rows():
     deviation = np.std([1, 3, 8])
     assert fitted.fill.tolist() == [3, 0, 1, 1] and fitted.mean.tolist() == [4, 0, 0, 0]
     assert np.allclose(fitted.deviation, [deviation, 1, 1, 1])
-    seen = normalised(fitted.apply(x))
+    seen = fitted.apply(x)
     assert np.allclose(seen[:, 0], (np.array([1, 3, 3, 8]) - 4) / deviation, atol=1e-6)
     assert np.allclose(seen[:, 1:], [[1, 0, 1], [0, 1, 1], [0, 1, 1], [0, 1, 0]], atol=1e-6)
 
@@ -165,7 +165,7 @@ def test_columns_of_which_a_participant_has_nothing():
     for scaling, mean in (("site", 0.0), ("federation", 5.0)):
         fitted = Preparation.fitted(x, columns, scaling)
         assert fitted.fill.tolist() == [mean, 0, 0, 0]
-        assert np.allclose(normalised(fitted.apply(x)), [0, 0, 0, 1])
+        assert np.allclose(fitted.apply(x), [0, 0, 0, 1])
 
 
 def test_a_preparation_survives_its_file():
@@ -199,7 +199,7 @@ def test_nothing_missing_is_left_and_scaled_numbers_are_standard(data):
     n = data.draw(st.integers(1, 30))
     values = data.draw(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), min_size=n, max_size=n))
     x = np.array([[np.nan if v is None else v] for v in values])
-    seen = normalised(Preparation.fitted(x, Columns((Column("a"),)), "site").apply(x)).astype(np.float64)
+    seen = Preparation.fitted(x, Columns((Column("a"),)), "site").apply(x).astype(np.float64)
     assert np.isfinite(seen).all()
     there = seen[~np.isnan(x[:, 0]), 0]
     if len(there) and np.ptp(x[~np.isnan(x[:, 0])]) > 1e-3:
