@@ -84,11 +84,7 @@ class Partition(ABC):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Partition:
-        """The rule with these settings.
-
-        Raises:
-            ConfigError: an unknown setting, or a value out of its range.
-        """
+        """The rule with these settings; a ConfigError for one that is unknown or out of its range."""
         return from_dict(cls, settings, f"partition {cls.name}")
 
     def check(self, participants: int) -> None:
@@ -314,10 +310,6 @@ def read_indicator(path: str, per_class: int, seed: int) -> Samples:
     """Draws indicator samples, as models see them, from the training split of a file in MedMNIST's layout.
 
     The file is found as by the source npz.
-
-    Raises:
-        DataError: the file cannot be read, or its samples are not valid.
-        ConfigError: a class has too few.
     """
     file = find(path, "indicator_file")
     arrays, where = read_npz(file, ["train_images", "train_labels"]), f"indicator_file {file}"

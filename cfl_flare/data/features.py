@@ -43,8 +43,8 @@ def texts(values: pd.Series) -> pd.Series:
         is_whole = text.endswith(".0") and text[:-2].lstrip("-").isdigit()  # as another site may have written it
         return text[:-2] if is_whole else text
 
-    found = values.map(written, na_action="ignore").astype(object)
-    return found.where(values.notna() & (found != ""), None)
+    as_text = values.map(written, na_action="ignore").astype(object)
+    return as_text.where(values.notna() & (as_text != ""), None)
 
 
 def numbers(values: pd.Series, where: str) -> np.ndarray:
@@ -53,9 +53,9 @@ def numbers(values: pd.Series, where: str) -> np.ndarray:
 
     if values.dtype == bool:
         return values.to_numpy(np.float64)
-    found = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    amounts = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     present = (values.notna() & (values.astype(str).str.strip() != "")).to_numpy()
-    words = np.flatnonzero(present & np.isnan(found))
+    words = np.flatnonzero(present & np.isnan(amounts))
     if len(words) and (hint := looks_like(values.iloc[words])):
         raise DataError(f"{where}: {hint}")
     if len(words):
@@ -64,10 +64,10 @@ def numbers(values: pd.Series, where: str) -> np.ndarray:
             f"{where}: row {row + 1} holds {str(values.iloc[row])!r} among numbers; fix it, leave the row out, or let "
             "absent name what means that a value is missing"
         )
-    if np.isinf(found).any():
-        row = int(np.flatnonzero(np.isinf(found))[0])
+    if np.isinf(amounts).any():
+        row = int(np.flatnonzero(np.isinf(amounts))[0])
         raise DataError(f"{where}: row {row + 1} is infinite; fix it or leave the row out")
-    return found
+    return amounts
 
 
 def days(values: pd.Series, where: str) -> np.ndarray:

@@ -35,6 +35,8 @@ class DataConfig:
     own source reads. A partition ``"name:setting=value"`` becomes its dictionary. With ``natural``, the participants
     are all owners of samples, and `resolved` counts and names them.
 
+    A method that takes a source raises a DataError if its samples cannot be read, are not valid, or are too few.
+
     Attributes:
         owners: the names of all participants, if samples go to their owners and `resolved` has named them; else they
             are ``p0``, ``p1``, ...
@@ -115,11 +117,7 @@ class DataConfig:
         return self.partition is not None and isinstance(build_partition(self.partition), Natural)
 
     def resolved(self, source: DataSource) -> DataConfig:
-        """With the number and the names of the participants, where samples go to their owners; else as it is.
-
-        Raises:
-            DataError: the samples cannot be read, or have no owners, or too few.
-        """
+        """With the number and the names of the participants, where samples go to their owners; else as it is."""
         if self.owners or not self._natural:
             return self
         _, train, _, deal = self._deal(source)
@@ -161,11 +159,7 @@ class DataConfig:
         return [self._everyone[i] for i in self._block(index, sites)]
 
     def host(self, source: DataSource, site: str, index: int, sites: int) -> list[ParticipantData]:
-        """The participants that a site hosts: its block of a simulation's, by its index among the sites, or itself.
-
-        Raises:
-            DataError: the samples cannot be read, are not valid, or too few.
-        """
+        """The participants that a site hosts: its block of a simulation's, by its index among the sites, or itself."""
         if self.partition is not None:
             return self._people(source, self._block(index, sites))
         train, test = _read(source)
@@ -176,11 +170,7 @@ class DataConfig:
         return [self._prepared(source, site, train, test)]
 
     def newcomers(self, source: DataSource) -> list[ParticipantData]:
-        """A simulation's participants that are held back from training.
-
-        Raises:
-            DataError: the samples cannot be read, are not valid, or too few.
-        """
+        """A simulation's participants that are held back from training."""
         return self._people(source, self._indices(unseen=True)) if self.unseen else []
 
     def _people(self, source: DataSource, indices: Sequence[int]) -> list[ParticipantData]:
@@ -242,12 +232,7 @@ class DataConfig:
         return [*source.described(), Natural.described(*_read(source), self.min_samples)]
 
     def report(self, source: DataSource) -> PartitionReport:
-        """How a source is dealt out to the participants of a simulation.
-
-        Raises:
-            ConfigError: there is no partition.
-            DataError: the samples cannot be read, are not valid, or too few.
-        """
+        """How a source is dealt out to the participants of a simulation."""
         rule, train, test, deal = self._deal(source)
         return report_of(train, test, deal, rule.name, Natural.names(train, deal.train) if self._natural else None)
 
@@ -257,10 +242,6 @@ class DataConfig:
         Args:
             source: the source that the simulation deals out.
             per_class: how many of each class; at most ``indicator_samples``.
-
-        Raises:
-            DataError: the samples cannot be read, or are not valid.
-            ConfigError: a class has too few.
         """
         train, _ = _read(source)
         chosen = train.take(draw_indicator(train.y, per_class, self.seed, "data", spare=1))

@@ -51,9 +51,9 @@ class Skewed(Grouped):
         sizes = self.group_sizes
         if sizes is None:
             return
-        whole = isinstance(sizes, Sequence) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
+        is_whole = isinstance(sizes, Sequence) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
         require(
-            whole and len(sizes) > 0 and min(sizes) >= 1,
+            is_whole and len(sizes) > 0 and min(sizes) >= 1,
             f"partition {self.name}: group_sizes = {sizes!r} should be whole numbers >= 1 such as [10, 20, 70]",
         )
 

@@ -150,11 +150,7 @@ def shares_of(counts: np.ndarray | None, pool: Pool) -> np.ndarray | None:
 
 
 def used_classes(pool: Pool, wanted: int, where: str) -> np.ndarray:
-    """The classes that have training samples.
-
-    Raises:
-        ConfigError: there are fewer than wanted.
-    """
+    """The classes that have training samples; a ConfigError if there are fewer than wanted."""
     used = np.flatnonzero(pool.train)
     require(wanted <= len(used), f"{where} = {wanted} is more than the data's {len(used)} classes")
     return used

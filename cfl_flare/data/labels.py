@@ -7,7 +7,7 @@ class
 several
     ``(n, C)`` whole numbers, 0 or 1: which of C findings each sample has.
 number
-    ``(n,)`` floats, or whole numbers of which one is below 0: what a regression predicts.
+    ``(n,)`` floats, or whole numbers with one below 0: what a regression predicts.
 time
     ``(n, 2)`` floats: the time, above 0, and 1 if the event happened then, 0 if the sample was censored then.
 mask
@@ -37,12 +37,12 @@ FIFTHS = (0.2, 0.4, 0.6, 0.8)
 
 def form_of(y: np.ndarray, where: str) -> str:
     """The form of labels, one of `FORMS`; bools count as 0 and 1. A DataError with ``where`` if they have none."""
-    whole, real = y.dtype.kind in "biu", y.dtype.kind == "f"
-    if y.ndim == 1 and (real or (whole and y.min(initial=0) < 0)):
+    is_whole, is_real = y.dtype.kind in "biu", y.dtype.kind == "f"
+    if y.ndim == 1 and (is_real or (is_whole and y.min(initial=0) < 0)):
         return "number"
-    if y.ndim == 2 and real and y.shape[1] == 2:
+    if y.ndim == 2 and is_real and y.shape[1] == 2:
         return "time"
-    if y.ndim == 2 and whole and y.shape[1]:
+    if y.ndim == 2 and is_whole and y.shape[1]:
         if y.min(initial=0) < 0 or y.max(initial=0) > 1:
             row, column = np.argwhere((y != 0) & (y != 1))[0]
             raise DataError(
@@ -51,7 +51,7 @@ def form_of(y: np.ndarray, where: str) -> str:
                 "number per sample (n,)"
             )
         return "several"
-    if y.ndim not in (1, 3) or not whole:
+    if y.ndim not in (1, 3) or not is_whole:
         raise DataError(
             f"{where}: labels have dtype {y.dtype} and shape {y.shape}; give class numbers or numbers to predict (n,), "
             "findings of 0 or 1 (n, C), times and events as floats (n, 2), or masks (n, h, w) of class numbers"

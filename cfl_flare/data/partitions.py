@@ -58,11 +58,7 @@ class Natural(Partition):
 
     @classmethod
     def able(cls, train: Samples, test: Samples, min_samples: int) -> int:
-        """How many users have enough training samples.
-
-        Raises:
-            DataError: none has.
-        """
+        """How many users have enough training samples; a DataError if none has."""
         counts, _ = cls.sizes(train, test)
         able = int((counts >= min_samples).sum())
         if not able:
@@ -89,11 +85,7 @@ class Natural(Partition):
         return self.owners(train, test)[1:]
 
     def truth_of(self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
-        """The group that the source names for each participant.
-
-        Raises:
-            DataError: a participant's samples are of several groups.
-        """
+        """The group that the source names for each participant; a DataError if its samples are of several."""
         if train.group is None:
             return [None] * len(parts)
         truth: list[int | None] = []

@@ -45,7 +45,7 @@ class Table(Reading, DataSource):
 
     All columns but those named for another purpose are features: numbers, which each participant scales by its own
     training rows; booleans; text as categories, each a feature of 0 or 1; dates as days. A missing value is filled by
-    the participant's own training rows. What each column became is printed. ``columns`` says it beforehand, as real
+    the participant's own training rows. A run prints what each column became. ``columns`` says it beforehand, as real
     sites must agree on categories: see ``cfl-flare site columns``.
 
     Labels are class numbers from 0, or names, which are numbered in sorted order. A label column with decimals, or with
@@ -79,7 +79,9 @@ class Table(Reading, DataSource):
         None, help="a column of dates: each owner's latest rows are for testing, not random ones; it is not a feature"
     )
     first_days: int | None = setting(
-        None, help="with time: the rows of so many days from an owner's first one train, and all later ones test", ge=1
+        None,
+        help="with time: the rows of this many days from an owner's first one train, and all later ones test",
+        ge=1,
     )
     columns: Mapping[str, Any] | str | None = setting(
         None, help="what the columns mean: the file that 'cfl-flare columns' wrote, or what is in it"
@@ -265,12 +267,8 @@ class Table(Reading, DataSource):
 
         Args:
             fewest: rows of a category, or with a number.
-            scale: with mean and deviation of each number, for the scaling ``federation``: of the training rows, as by
-                the scale that comes of them no test row is seen.
-
-        Raises:
-            ConfigError: ``fewest`` is not above 0.
-            DataError: the table cannot be read, or has fewer rows.
+            scale: with mean and deviation of each number, for the scaling ``federation``. They are of the training
+                rows, so that no test row has a part in the common scale.
         """
         require(fewest > 0, f"--min-rows = {fewest} should be > 0")
         path, frame, columns, labels = self._whole
@@ -286,11 +284,7 @@ class Table(Reading, DataSource):
         return replace(columns, classes=tuple(name for name in labels.names if counts[name] >= fewest))
 
     def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation:
-        """Fits to a participant's training rows; see `Preparation.fitted`.
-
-        Raises:
-            DataError: at a real site, nothing says what the sites agreed on.
-        """
+        """Fits to a participant's training rows; at a real site only if something says what the sites agreed on."""
         _, _, columns, labels = self._whole
         leave = tuple(dict.fromkeys((*columns.leave, *self._others())))
         columns = replace(columns, split=None, leave=leave, classes=columns.classes or labels.names)
