@@ -75,7 +75,8 @@ class Column:
         for name in ("categories", "range"):
             value = getattr(self, name)
             object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
-        require(_is_name(self.column), f"columns: {shown(self.column)} should be a column's {A_NAME}")
+        if not _is_name(self.column):
+            raise ConfigError(f"columns: {shown(self.column)} should be a column's {A_NAME}")
         pair = self.range if isinstance(self.range, tuple) and len(self.range) == 2 else (1, 0)
         is_range = self.range is None or (all(map(_is_number, pair)) and pair[0] <= pair[1])
         is_count = isinstance(self.rows, int) and not isinstance(self.rows, bool) and 0 <= self.rows <= MOST_ROWS
@@ -87,13 +88,16 @@ class Column:
         count, most = len(self.categories), {"boolean": 2, "number": 0, "date": 0}.get(self.kind, MOST_CATEGORIES)
         wanted = {2: "two", 0: "none; leave them out"}.get(most, f"up to {most}")
         possible = count == 2 if self.kind == "boolean" else count <= most
-        message = f"columns: {shown(self.column)}: {count} categories; a column of kind {self.kind} has {wanted}"
-        require(possible, message)
+        if not possible:
+            what = f"{count} categories; a column of kind {self.kind} has {wanted}"
+            raise ConfigError(f"columns: {shown(self.column)}: {what}")
         if self.mean is not None or self.deviation is not None:
             self._check_scale()
 
     def _check(self, name: str, holds: bool, wanted: str) -> None:
-        require(holds, f"columns: {shown(self.column)}: {name} = {shown(getattr(self, name))} should be {wanted}")
+        if not holds:  # a table of genes has many columns, and a message for each would take long
+            value = shown(getattr(self, name))
+            raise ConfigError(f"columns: {shown(self.column)}: {name} = {value} should be {wanted}")
 
     def _check_scale(self) -> None:
         mean, deviation = self.mean, self.deviation
