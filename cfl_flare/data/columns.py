@@ -3,7 +3,7 @@
 """What the columns of a table mean: the part of a table that sites agree on, without showing each other a row.
 
 It is a small JSON file that a person can read before it leaves a hospital. It has names of columns, what each holds,
-the categories that enough patients have, and, for a common scale, counts, means and deviations. What is wrong with it
+and the categories that enough patients have. A common scale needs counts, means and deviations as well. A wrong file
 raises a ConfigError.
 """
 

@@ -49,8 +49,8 @@ class NClass(Partition):
     Thesis A.2, client-wise n-class, n = 2 there; FedAC 5.1, n = 3. A class that nobody drew stays unused. Few
     participants share all their classes: 100 with 3 of 10 classes have about 68 different sets, and no true groups.
 
-    With ``sets``, participants share their classes: participant j has the classes s, s + 1, ..., s + n - 1 (the first
-    one follows the last) of set s = j mod sets, as in the code of pFedMe (Dinh et al. 2020). The set is the true group.
+    With ``sets``, participants share their classes, as in the code of pFedMe (Dinh et al. 2020). Participant j has the
+    classes s, s + 1, ..., s + n - 1 of set s = j mod sets. Class 0 follows the last one. The set is the true group.
     """
 
     name: ClassVar[str] = "n_class"

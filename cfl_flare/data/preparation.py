@@ -54,8 +54,8 @@ class Preparation:
     def fitted(cls, x: np.ndarray, columns: Columns, scaling: Scaling) -> Preparation:
         """Fits to the training rows of one participant.
 
-        A missing number is filled with the rows' median, a missing category with the most frequent one. Where no row
-        has a value, a number is filled with its mean, which is 0 once scaled, and all features of a category with 0.
+        A missing number is filled with the rows' median, a missing category with the most frequent one. If no row has a
+        value, a number is filled with its mean, which is 0 once scaled. All features of a category are then 0.
 
         Args:
             x: the features ``(n, d)``, NaN where a value is missing.
@@ -132,10 +132,10 @@ class Preparation:
 def _safe_scale(column: Column, values: np.ndarray) -> tuple[float, float]:
     """Mean and deviation of a column, which are safe for a participant of few rows.
 
-    They are the sites' common ones where ``column`` has these. Otherwise the mean and the variance v of the
-    participant's n values are shrunk: (n v + m b^2) / (n + m) with m = `BOUND_ROWS`, towards the middle of the range of
-    possible numbers and a part b of its width. If nobody named that range, the mean stays, and b is a part of the width
-    of these n values. So a number that is the same in most of a few rows is never divided by next to nothing.
+    They are the sites' common ones if ``column`` has these. Otherwise both are shrunk. The mean of the participant's n
+    values moves towards the middle of the range of possible numbers. Their variance v becomes (n v + m b^2) / (n + m)
+    with m = `BOUND_ROWS` and a part b of that range's width. If nobody named a range, the mean stays, and b is a part
+    of the width of these n values. So a number that is the same in most of a few rows is never divided by almost 0.
     """
     if column.mean is not None and column.deviation:
         return column.mean, column.deviation

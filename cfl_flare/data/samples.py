@@ -218,7 +218,7 @@ class ReadOnce(Wrapped):
 def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samples, Samples]:
     """Splits off the same share of each class, or of each other stratum of the labels, for testing.
 
-    If the samples have owners, it is the same share of each owner's samples, and of its classes as far as they go.
+    If the samples have owners, it is the same share of each owner's samples, spread over its classes.
     """
     rng = stream(seed, "test split")
     if samples.key is not None:

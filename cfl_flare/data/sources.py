@@ -107,7 +107,7 @@ class SiteData(Wrapped):
     ``columns`` say something else is refused.
 
     A table is a .csv, .csv.gz or .parquet file. A folder with a single .npz file, or with nothing but a table, stands
-    for that file, as datasets are always mounted as folders.
+    for that file, because datasets are always mounted as folders.
 
     The site uses the first of these that is set, which must exist: ``path``; its environment variable ``CFL_DATA``; the
     only dataset that FLARE's container launchers (Docker, Kubernetes, Slurm) mount for the job's study.
