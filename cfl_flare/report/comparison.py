@@ -29,12 +29,7 @@ GAINS = 6
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs to compare with the first of them.
-
-    Attributes:
-        runs: at least two.
-        folder: that they are below.
-    """
+    """At least two runs below a folder, to compare with the first of them."""
 
     runs: Sequence[Run]
     folder: Path
@@ -49,7 +44,6 @@ class Runs:
 
     @property
     def drawn(self) -> list[tuple[Run, str]]:
-        """The runs that are drawn, with their labels."""
         return list(zip(self.runs, self.labels))[:RUNS]
 
     @property
@@ -73,7 +67,6 @@ class Runs:
 
 
 def comparison_report(runs: Sequence[Run], folder: Path) -> str:
-    """The report of several runs, as HTML."""
     compared = Runs(runs, folder)
     subtitle = f"{len(runs)} runs below {cut(folder.name)}, judged by {measure_name(compared.metric)}"
     makers = (result, methods, over_rounds, sizes_of_runs, gains)
@@ -102,7 +95,6 @@ def result(compared: Runs) -> Section:
 
 
 def methods(compared: Runs) -> Section:
-    """A row for each run."""
     metric, key, rows = compared.metric, f"served_{compared.metric}", []
     for label, run, difference in zip(compared.labels, compared.runs, ["", *compared.differences]):
         summary, final, sizes = run.summary, run.summary["final"], View(run).last_sizes
@@ -159,7 +151,6 @@ def sizes_of_runs(compared: Runs) -> Section | None:
 
 
 def gains(compared: Runs) -> Section | None:
-    """What each participant gains by each run over the first one."""
     count = len(compared.runs) - 1
     plots = [plot for i in range(1, min(count, GAINS) + 1) if (plot := _gains(compared, i)) is not None]
     if not plots:
