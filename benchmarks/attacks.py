@@ -3,11 +3,10 @@
 """What hostile hospitals do to the others: every method, attack and defence on blood cells at 12 hospitals.
 
 Hospitals fall into three groups by the cells that they see. The attackers are the first hospitals of the first group,
-and attack in every round. ``run`` adds a line a cell to ``attacks.jsonl`` in the folder, and skips the cells that are
-there; several processes may work on one folder. ``report`` writes the tables.
+and attack in every round. Each run adds a line a cell to ``attacks.jsonl`` in the folder, and skips the cells that are
+there; several processes may work on one folder. `attacks_report` makes the tables of it.
 
-    CFL_DATA_ROOT=... python benchmarks/attacks.py run --out benchmarks/results/attacks
-    python benchmarks/attacks.py report --out benchmarks/results/attacks
+    CFL_DATA_ROOT=... python benchmarks/attacks.py --out attacks
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import argparse
 import fcntl
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -24,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import commit
 from plans.blood import LABELS
 from plans.plan import model
-from provenance import commit
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.errors import PayloadError, TooFewAnswersError
@@ -337,59 +336,9 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def table(lines: list[dict[str, Any]], attackers: int, value: Callable[[dict[str, Any]], str]) -> list[str]:
-    """A Markdown table of one value: attacks and methods down, defences across, as far as there is anything to say."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for one in lines:
-        if one["attackers"] in (0, attackers) and value(one):
-            found.setdefault((one["attack"], one["method"]), {})[one["defence"]] = value(one)
-    measured = [name for name in DEFENCES if any(name in row for row in found.values())]
-    rows = [f"| attack | method | {' | '.join(measured)} |", "|---|---|" + "---|" * len(measured)]
-    for row in product(ATTACKS + ADAPTIVE, METHODS):
-        if row in found:
-            rows.append(f"| {row[0]} | {row[1]} | {' | '.join(found[row].get(name, '') for name in measured)} |")
-    return rows
-
-
-def report(folder: Path) -> None:
-    """Writes ``attacks.md``."""
-    lines = read(folder)
-    rounds, seeds = ({one[key] for one in lines} for key in ("rounds", "seed"))
-    commits = ", ".join(sorted({one["commit"] for one in lines}))
-    own = [f"{100 * share:.1f}" for share in sorted({one["majority"] for one in lines})]
-    about = (
-        f"{HOSPITALS} hospitals in 3 groups by labels, {max(rounds)} rounds of {TRAINING.local_steps} steps; seeds: "
-        f"{', '.join(map(str, sorted(seeds)))}; commits {commits}; `python benchmarks/attacks.py run`. The honest "
-        f"hospitals' own majority class: {own[0]} to {own[-1]} percent, as there are 9, 11 or 12 of them."
-    )
-    text = [
-        "# Attacks on blood cells",
-        "",
-        about,
-    ]
-    for attackers in sorted({one["attackers"] for one in lines} - {0}):
-        text += ["", f"## {attackers} of {HOSPITALS} hospitals attack"]
-        text += ["", "Accuracy of the honest hospitals, percent:", ""]
-        text += table(lines, attackers, lambda one: f"{100 * one['accuracy']:.1f}")
-        text += ["", "Attack success, percent of the honest hospitals' test images that get the attacker's label:", ""]
-        text += table(lines, attackers, lambda one: "" if one["success"] is None else f"{100 * one['success']:.1f}")
-        text += ["", "Attackers that end in a cluster without honest hospitals / that the records name, percent:", ""]
-        text += table(
-            lines, attackers, lambda one: one["attackers"] and f"{_share(one['alone'])} / {_share(one['caught'])}"
-        )
-    text += ["", "Honest hospitals that a defence clipped or left out at least once, percent, without attack:", ""]
-    text += table(lines, 0, lambda one: _share(one["honest_caught"]))
-    (folder / "attacks.md").write_text("\n".join(text) + "\n")
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f}"
-
-
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("run", "report"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -398,8 +347,6 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS + ADAPTIVE, default=list(ATTACKS))
     parser.add_argument("--defences", nargs="+", choices=list(DEFENCES), default=list(DEFENCES))
     chosen = parser.parse_args()
-    if chosen.what == "report":
-        return report(chosen.out)
     torch.set_num_threads(1)
     cells = [
         Cell(method, attack, 0 if attack == "none" else count, defence, seed, chosen.rounds)

@@ -24,20 +24,17 @@ rounds.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import hospital_gains
 import kept
-from cells import Cell
-from kept import CitationError, digits, group, interval, mean_of, paired, signed, value
-from plans.figures import FIGURES
-from plans.plan import PUBLISHED
-from which_method import summary
+from common import Cell
+from kept import CitationError, digits, gains_table, group, interval, mean_of, paired, signed, value, which_table
+from plans.plan import FIGURES
+from plans.plan import published as published_figures
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -78,7 +75,7 @@ def spread(text: str) -> str:
 def number(text: str) -> str:
     """A number of a JSON file, by the names and places that lead to it."""
     path, keys, form = text.split()
-    found = json.loads((kept.RESULTS / path).read_text())
+    found = kept.measured(path)
     for key in keys.split("."):
         try:
             found = found[int(key) if isinstance(found, list) else key]
@@ -90,11 +87,11 @@ def number(text: str) -> str:
 def published(text: str) -> str:
     """A paper's figure, or the difference of two."""
     plan, partition, *rows, name = text.split()
-    figures = json.loads((PUBLISHED / f"{plan}.json").read_text())["figures"]
+    figures = published_figures()[plan]["figures"]
     try:
         found = [figures[partition][row][0][name] for row in rows]
     except KeyError as error:
-        raise CitationError(f"published/{plan}.json has no {partition} {' '.join(rows)} {name}: {error}") from error
+        raise CitationError(f"published.json has no {plan} {partition} {' '.join(rows)} {name}: {error}") from error
     if len(found) == 2:
         return signed(found[0][0] - found[1][0], 1)
     mean, std = found[0]
@@ -137,17 +134,17 @@ def made_by(result: str, cells: Sequence[Cell]) -> str:
 
 
 def which(text: str) -> str:
-    """See `which_method`, the script beside this one."""
+    """See `kept.which_table`."""
     results, name = (part.split() for part in text.split(";"))
-    return f"\n\n{summary(results, name[0])}\n"
+    return f"\n\n{which_table(results, name[0])}\n"
 
 
 def gains(text: str) -> str:
-    """See `hospital_gains`, the script beside this one."""
+    """See `kept.gains_table`."""
     place, _, asked = text.partition(":")
     rows, others = (part.split() for part in asked.split(";"))
     result, partition = place.split()
-    return f"\n\n{hospital_gains.table(result, partition, rows, others)}\n"
+    return f"\n\n{gains_table(result, partition, rows, others)}\n"
 
 
 WAYS: dict[str, Callable[[str], str]] = {

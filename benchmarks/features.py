@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from colours import palette
+from common import palette
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 

@@ -43,8 +43,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import provenance
 from plans import PLANS
-from provenance import provenance
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score

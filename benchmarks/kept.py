@@ -1,20 +1,28 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of the cells that are kept in ``results``: of a row, over its seeds, and of two rows, paired by seed."""
+"""What is kept in ``results``: figures of a row, over its seeds, of two rows, paired by seed, and of all methods."""
 
 from __future__ import annotations
 
+import json
+import lzma
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
+from itertools import combinations
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from cells import Cell, read_cells
-from plans.figures import FIGURES
+import numpy as np
+from common import Cell, read_cells
+from plans.plan import FIGURES
+from report import figure_of
 from scipy.stats import t
-from tables_report import figure_of
+from sklearn.metrics import adjusted_rand_score
 
 RESULTS = Path(__file__).parent / "results"
+MEASURED = "measured.json.xz"  # what other scripts than tables.py measured, by the name of each one's file
 
 
 class CitationError(Exception):
@@ -28,6 +36,17 @@ def kept(result: str) -> list[Cell]:
     if not found:
         raise CitationError(f"{result}: there are no such results")
     return found
+
+
+@cache
+def packed() -> dict[str, Any]:
+    """All that other scripts than ``tables.py`` measured."""
+    return json.loads(lzma.decompress((RESULTS / MEASURED).read_bytes()))
+
+
+def measured(name: str) -> Any:
+    """The content of a file such as ``speed.json``; what follows from kept cells is computed."""
+    return agreement() if name == "stroke-years/agreement.json" else packed()[name]
 
 
 def group(result: str, partition: str, row: str, words: Sequence[str] = ()) -> dict[int, Cell]:
@@ -105,3 +124,152 @@ def paired(one: dict[int, Cell], other: dict[int, Cell], figure: str) -> list[fl
 def signed(number: float, places: int) -> str:
     """``+0.8``; never ``-0.0``."""
     return f"{round(number, places) + 0.0:+.{places}f}"
+
+
+# ---- Which method when: each against the better of local training and FedAvg ----
+
+
+WITHOUT_CLUSTERS = ("local", "fedavg")
+FEWEST_SEEDS = 3
+
+Values = dict[str, dict[int, float]]  # of each row, by seed
+
+
+class Place(NamedTuple):
+    """A data set, dealt in some way."""
+
+    name: str
+    yardstick: str
+    values: Values
+
+    def differences(self, row: str, other: str | None = None) -> list[float]:
+        """To the yardstick, or another row, seed by seed; empty where the row was not measured."""
+        mine, theirs = self.values.get(row, {}), self.values[other or self.yardstick]
+        return [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())]
+
+
+def places(results: Sequence[str], figure: str) -> list[Place]:
+    """All that have the two rows without clusters, of the same commit, rounds, participants and settings."""
+    found = []
+    for result in results:
+        groups: dict[tuple[str, ...], Values] = defaultdict(lambda: defaultdict(dict))
+        for cell in kept(result):
+            facts, number = cell.facts, value(cell, figure)
+            if number is not None and not facts.get("flare"):
+                same = (facts["partition"], *map(str, map(facts.get, ("rounds", "participants", "settings", "commit"))))
+                groups[same][facts["row"]][facts["seed"]] = number
+        for (partition, *_), values in groups.items():
+            if all(len(values.get(row, {})) >= FEWEST_SEEDS for row in WITHOUT_CLUSTERS):
+                means = {row: statistics.fmean(values[row].values()) for row in WITHOUT_CLUSTERS}
+                found.append(Place(f"{result} {partition}", max(means, key=lambda row: means[row]), values))
+    return found
+
+
+def rows_of(found: Sequence[Place]) -> list[str]:
+    """The rows that half of the places have, by their mean difference to the yardsticks."""
+
+    def order(row: str) -> float:
+        means = [statistics.fmean(d) for place in found if (d := place.differences(row))]
+        return -statistics.fmean(means)
+
+    rows = dict.fromkeys(row for place in found for row in place.values if row != "majority")
+    return sorted((row for row in rows if 2 * sum(row in place.values for place in found) >= len(found)), key=order)
+
+
+def verdict(differences: Sequence[float]) -> str:
+    """``+12.3 +``: the mean, and a sign if the interval leaves out zero."""
+    if not differences:
+        return ""
+    if len(differences) < FEWEST_SEEDS:
+        return signed(statistics.fmean(differences), 1)
+    mean, low, high = interval(differences)
+    mark = " **+**" if low > 0 else " **-**" if high < 0 else ""
+    return signed(mean, 1) + mark
+
+
+def wins(found: Sequence[Place], row: str, other: str) -> str:
+    """``18 of 21``: of the runs in which both are there, those that the row wins."""
+    differences = [d for place in found for d in place.differences(row, other)]
+    return f"{sum(d > 0 for d in differences)} of {len(differences)}" if row != other and differences else "-"
+
+
+def which_table(results: Sequence[str], figure: str) -> str:
+    """The table: a row a method, a column a place."""
+    found = places(results, figure)
+    titles = ["", *(place.name.replace("_", " ") for place in found), *(f"wins over `{o}`" for o in WITHOUT_CLUSTERS)]
+    lines = [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
+    for row in rows_of(found):
+        own = [f"*{place.yardstick}*" if place.yardstick == row else verdict(place.differences(row)) for place in found]
+        lines.append(f"| {' | '.join([f'`{row}`', *own, *(wins(found, row, other) for other in WITHOUT_CLUSTERS)])} |")
+    return "\n".join(lines)
+
+
+# ---- How many hospitals gain: by a smaller log-loss, over all seeds ----
+
+
+LOSS = "served_loss"
+
+
+def losses(cells: dict[int, Cell]) -> np.ndarray:
+    """Each hospital's log-loss, ``(seeds, hospitals)``; NaN where it was not measured."""
+    found = [cells[seed].after.get("hospitals", {}).get(LOSS) for seed in sorted(cells)]
+    if any(one is None for one in found):
+        raise CitationError("these cells have no figures of single hospitals")
+    return np.array(found, np.float64)
+
+
+def gaining(mine: np.ndarray, theirs: np.ndarray) -> tuple[int, int]:
+    """How many hospitals have a smaller mean over the seeds, and of how many.
+
+    >>> gaining(np.array([[0.2, 0.5], [0.4, 0.5]]), np.array([[0.3, 0.4], [0.4, 0.4]]))
+    (1, 2)
+
+    Args:
+        mine: ``(seeds, hospitals)``.
+        theirs: the same of another row.
+    """
+    differences = (mine - theirs).mean(axis=0)
+    there = differences[~np.isnan(differences)]
+    return int((there < 0).sum()), len(there)
+
+
+def gains_table(result: str, partition: str, rows: Sequence[str], others: Sequence[str]) -> str:
+    """Of each row how many hospitals gain by it, against some others."""
+    lines = [
+        "| hospitals that gain | " + " | ".join(f"against `{other}`" for other in others) + " |",
+        "|---|" + "---:|" * len(others),
+    ]
+    of = {row: losses(group(result, partition, row)) for row in dict.fromkeys((*rows, *others))}
+    for row in rows:
+        counts = ["-" if row == other else "{} of {}".format(*gaining(of[row], of[other])) for other in others]
+        lines.append(f"| `{row}` | {' | '.join(counts)} |")
+    return "\n".join(lines)
+
+
+# ---- Whether the groups of the hospitals' first year hold later ----
+
+
+def agreement() -> dict[str, Any]:
+    """Mean ARI of the groupings of both parts, and of one part with two seeds, by rows and kinds of parts."""
+    clusters: dict[tuple[str, str, bool], dict[int, list[int]]] = {}
+    for cell in kept("stroke-years"):
+        facts, found = cell.facts, cell.after["clusters"]
+        if None not in found:
+            where = facts["row"], facts["settings"]["parts"], facts["settings"]["swapped"]
+            clusters.setdefault(where, {})[facts["seed"]] = found
+    rows: dict[str, Any] = {}
+    for (row, parts, swapped), of_seed in clusters.items():
+        if swapped or (row, parts, True) not in clusters:
+            continue
+        other = clusters[row, parts, True]
+        across = [adjusted_rand_score(of_seed[seed], other[seed]) for seed in sorted(of_seed.keys() & other.keys())]
+        seeds = sorted(of_seed)
+        within = [adjusted_rand_score(of_seed[a], of_seed[b]) for a, b in combinations(seeds, 2)]
+        rows.setdefault(row, {})[parts] = {
+            "between_parts": statistics.fmean(across),
+            "least": min(across),
+            "most": max(across),
+            "between_seeds": statistics.fmean(within),
+            "seeds": seeds,
+        }
+    return {"rows": rows}

@@ -38,9 +38,9 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from common import commit, provenance, save_rows
 from plans import PLANS
 from plans.plan import model
-from provenance import commit, provenance, save_rows
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics import adjusted_rand_score

@@ -1,19 +1,27 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a round costs with 50 to 5,000 participants of a small model: its time, the server's memory, the clustering.
+"""What many participants cost.
 
-A whole round is that of the in-process loop on Fashion-MNIST, where everyone takes one step and is measured. The
-server's part is measured apart, each in a process of its own, with updates made up for it: CPU seconds until they
-are accepted, CPU seconds of the aggregation (with its clustering), and by how much the peak of its memory grows.
-Slopes are those of a line through the logarithms: 1 means that twice the participants cost twice as much.
+``methods``: what a round costs with 50 to 5,000 participants of a small model: its time, the server's memory, the
+clustering. A whole round is that of the in-process loop on Fashion-MNIST, where everyone takes one step and is
+measured. The server's part is measured apart, each in a process of its own, with updates made up for it: CPU seconds
+until they are accepted, CPU seconds of the aggregation (with its clustering), and by how much the peak of its memory
+grows. Slopes are those of a line through the logarithms: 1 means that twice the participants cost twice as much.
 
-    CFL_DATA_ROOT=... python benchmarks/scale.py --out benchmarks/results/scale.json
+``fedac``: memory, disk and time of FedAC's server with many participants of a model of a million parameters. The
+participants do not train: each sends its group's direction and noise. A first round asks all of them, so that every
+model is known; the others ask a quarter.
+
+    CFL_DATA_ROOT=... python benchmarks/scale.py methods --out benchmarks/results/scale.json
+    python benchmarks/scale.py fedac --rounds 3 --out benchmarks/results/fedac-memory.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
+import threading
 import time
 from collections.abc import Mapping
 from importlib import import_module
@@ -22,19 +30,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from colours import COLOURS
+from common import COLOURS, commit, in_own_process, provenance, save, tell
 from matplotlib.figure import Figure
-from own_process import in_own_process, tell
-from png import save
-from provenance import provenance
 from speed import peak_megabytes
 
-from cfl_flare.core.params import Params
+from cfl_flare.core.arrays import Archive
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Npz
 from cfl_flare.engine.loop import model_factory, run_loop
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Result
-from cfl_flare.methods import Participant, Update, build_method
+from cfl_flare.methods import Download, Participant, Update, build_method
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
 
@@ -130,25 +136,15 @@ def draw(methods: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     save(figure, path)
 
 
-def main() -> None:
-    """All measurements that the file does not have yet; then slopes and curves."""
-    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--out", type=Path, default=Path("scale.json"))
-    options.add_argument("--participants", type=int, nargs="+", default=[50, 200, 1000, 5000])
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    options.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    given = options.parse_args()
-    torch.set_num_threads(1)
-    if given.one:
-        part, name, participants = given.one
-        return tell(PARTS[part](name, int(participants)))
+def measure_methods(given: argparse.Namespace) -> None:
+    """``methods``: all measurements that the file does not have yet; then slopes."""
     result = json.loads(given.out.read_text()) if given.out.exists() else {"methods": {}}
     for name in given.methods:
         found = result["methods"].setdefault(name, {"participants": {}})
         for participants in given.participants:
             if str(participants) in found["participants"]:
                 continue
-            parts = [in_own_process(__file__, "--one", part, name, participants) for part in PARTS]
+            parts = [in_own_process(__file__, "one", part, name, participants) for part in PARTS]
             measured = {k: v for part in parts for k, v in part.items()}
             found["participants"][str(participants)] = {k: round(v, 4) for k, v in measured.items()}
             found["provenance"] = provenance()
@@ -157,7 +153,107 @@ def main() -> None:
             if len(found["participants"]) > 1:
                 found["slopes"] = {key: round(slope(found["participants"], key), 2) for key in keys}
             given.out.write_text(json.dumps({"model": MODEL, **result}, indent=1) + "\n")
-    return None
+
+
+# ---- FedAC's server ----
+
+
+def resident() -> dict[str, float]:
+    """MB of this process: its own memory, and pages of files that the system takes back when it needs them."""
+    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    own, files = (int(lines[key].split()[0]) / 1024 for key in ("RssAnon", "RssFile"))
+    return {"own_mb": round(own), "file_pages_mb": round(files)}
+
+
+class Peak:
+    """The largest memory of its own that the process had, looked at twenty times a second."""
+
+    def __init__(self) -> None:
+        self.own_mb = 0.0
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            self.own_mb = max(self.own_mb, resident()["own_mb"])
+            time.sleep(0.05)
+
+
+def answer(server: Server, name: str, number: int, layout: Layout) -> Update:
+    """A made-up update: to the own group's place, with noise."""
+    index = int(name[1:])
+    group = np.random.default_rng(index % GROUPS).normal(size=layout.size).astype(np.float32)
+    noise = np.random.default_rng([index, number]).normal(size=layout.size).astype(np.float32)
+    sent: Download = server.method.distribute(server.state, name)
+    slot = sent.slots[0]
+    model = Params(layout, group + 0.3 * noise)
+    return Update(name, 100, {slot: model - server.state.bank[slot]})
+
+
+def fedac_server(participants: int, size: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """One run."""
+    layout = Layout.of(torch.nn.Sequential(torch.nn.Linear(1000, size // 1000), torch.nn.Linear(size // 1000, 10)))
+    zero = Params(layout, np.zeros(layout.size, np.float32))
+    method = build_method({"method": "fedac", "k": GROUPS, "tuning": False})
+    people = [Participant(f"p{i}", "site", 100, i % GROUPS) for i in range(participants)]
+    before, peak, archive = resident(), Peak(), Archive(folder)
+    settings = ServerSettings(rounds, sample=1.0)
+    server = Server(method, layout, people, settings, method.start(lambda i: zero), archive=archive)
+    lines = []
+    for number in range(rounds):
+        if number == 1:
+            server.settings = ServerSettings(rounds, sample=0.25)
+        for name, order in server.tasks().items():
+            given = answer(server, name, number, layout) if order.train else None
+            server.accept(Result(name, given, {"served_accuracy": 0.5} if order.evaluate else {}), "site")
+        started = time.process_time()
+        server.finish_round()
+        server.forget(server.state.round)
+        spent = round(time.process_time() - started, 1)
+        disk = sum(p.stat().st_size for p in folder.glob("*.npy")) // 2**20
+        lines.append({"round": number, "server_cpu_seconds": spent, "archive_mb": disk, **resident()})
+        print(lines[-1], flush=True)
+    return {
+        "participants": participants,
+        "parameters": layout.size,
+        "all_models_mb": round(participants * layout.nbytes / 2**20),
+        "before": before,
+        "peak_own_mb": peak.own_mb,
+        "peak_with_file_pages_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "rounds": lines,
+    }
+
+
+def measure_fedac(given: argparse.Namespace) -> None:
+    """``fedac``."""
+    temporary = Archive()
+    found = fedac_server(given.participants, given.parameters, given.rounds, given.archive or temporary.folder)
+    given.out.write_text(json.dumps({"commit": commit(), **found}, indent=1) + "\n")
+
+
+def main() -> None:
+    """The command line."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = options.add_subparsers(required=True)
+    methods = commands.add_parser("methods", help="time and memory of every method")
+    methods.set_defaults(do=measure_methods)
+    methods.add_argument("--participants", type=int, nargs="+", default=[50, 200, 1000, 5000])
+    methods.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    fedac = commands.add_parser("fedac", help="memory, disk and time of FedAC's server")
+    fedac.set_defaults(do=measure_fedac)
+    fedac.add_argument("--participants", type=int, default=1000)
+    fedac.add_argument("--parameters", type=int, default=1_000_000)
+    fedac.add_argument("--rounds", type=int, default=4)
+    fedac.add_argument("--archive", type=Path, help="folder for the models; default: a temporary one")
+    for command in (methods, fedac):
+        command.add_argument("--out", type=Path, required=True, help="a JSON file")
+    one = commands.add_parser("one", help="one measurement of a method, in this process")
+    one.set_defaults(do=lambda given: tell(PARTS[given.part](given.name, given.participants)))
+    one.add_argument("part", choices=PARTS)
+    one.add_argument("name", choices=METHODS)
+    one.add_argument("participants", type=int)
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    given.do(given)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from own_process import in_own_process, tell
-from provenance import provenance
+from common import in_own_process, provenance, tell
 
 from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Npz, ParticipantData

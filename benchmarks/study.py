@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from provenance import commit, provenance, save_rows
+from common import commit, provenance, save_rows
 
 from cfl_flare.cli.specs import dealt_out, model_spec, read_source, shape_and_outputs
 from cfl_flare.engine.plan import RunPlan

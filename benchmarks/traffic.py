@@ -1,27 +1,38 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What each method sends in a round, beside the naive count: every participant sends and gets whole models by itself.
+"""The bytes that methods send.
 
-24 participants share handwritten digits on two sites, and the server counts as it does under FLARE: a model goes down
-once to a site, a part of a model as a part; with sums on the site one mean a cluster comes up. Bytes are the mean of
-the last three of ten rounds, in which the last models are measured as well.
+``round``: what each method sends in a round, compared with the naive count, in which every participant sends and gets
+whole models by itself. 24 participants share handwritten digits on two sites, and the server counts as it does under
+FLARE: a model goes down once to a site, a part of a model as a part; with sums on the site one mean a cluster comes up.
+Bytes are the mean of the last three of ten rounds, in which the last models are measured as well.
 
-    python benchmarks/traffic.py --out benchmarks/results/traffic.json
+``run``: what FedDSMIC's Fig. 5 shows, the traffic of a run in which each participant is a site of its own. Reports of
+measured cells count a model once a round for all participants, as they are of one process. Here it is counted as the
+methods send it: what a participant is sent and sends back in a round, times participants and rounds. Participants that
+have a cluster already are sent as much as those in round 0, for all of these methods.
+
+    python benchmarks/traffic.py round --out benchmarks/results/traffic.json
+    python benchmarks/traffic.py run --out benchmarks/results/feddsmic/bytes.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import provenance
+from common import provenance
+from plans import PLANS
+from plans.plan import model
+from torch import nn
 
 from cfl_flare.cli.specs import build_named
-from cfl_flare.core.config import describe
+from cfl_flare.core.config import build, describe
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.loop import model_factory
@@ -94,11 +105,8 @@ def measured(specs: tuple[str, ...], sums: bool) -> dict[str, float] | None:
     return {k: sum(one[k] for one in counts[-MEASURED:]) / MEASURED for k in counts[0]}
 
 
-def main() -> None:
+def measure_rounds(out: Path) -> None:
     """Measures every row, and prints a Markdown table."""
-    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--out", type=Path, default=Path("traffic.json"))
-    given = options.parse_args()
     torch.set_num_threads(1)
     setting = {"participants": PARTICIPANTS, "sites": SITES, "rounds": ROUNDS, "rows": ROWS}
     result: dict[str, Any] = provenance() | {"setting": setting, "methods": {}}
@@ -111,7 +119,65 @@ def main() -> None:
         down, up = plain["down"] / plain["naive_down"], plain["up"] / plain["naive_up"]
         added = "" if sums is None else f"{sums['up'] / 1e3:.0f}"
         print(f"| {name} | {plain['down'] / 1e3:.0f} | {down:.2f} | {plain['up'] / 1e3:.0f} | {up:.2f} | {added} |")
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+        out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+# ---- FedDSMIC's Fig. 5 ----
+
+
+RUN_ROWS = ("fedavg", "ifca", "fesem", "fedds", "feddsmic")
+RUN_PARTICIPANTS, RUN_ROUNDS = 100, 300
+# The paper's networks with the shapes and classes of its sets (its Table 1).
+NETWORKS = {
+    "logistic (MNIST)": model("logistic", (1, 28, 28), 10),
+    "leaf-cnn (FEMNIST)": model("leaf-cnn", (1, 28, 28), 62),
+    "mobilenet-v2 (CIFAR-10)": model("mobilenet-v2", (3, 32, 32), 10),
+}
+
+
+def bytes_of(method_spec: str, network: dict[str, Any]) -> tuple[int, int]:
+    """Bytes to and from a participant in a round."""
+    method = build_named(method_spec)
+    state = method.start(partial(untrained, partial(build, network, nn.Module, "model"), 0), ["a"])
+    sent = method.distribute(state, "a")
+    slots = (*sent.slots, *sent.to_train)
+    back = sent.expected(0 if sent.must_name else None)
+    down, up = (sum(state.layout(slot).nbytes for slot in which) for which in (slots, back))
+    return down, up
+
+
+def run_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The table, in gigabytes of all rounds."""
+    lines = [f"Gigabytes of {RUN_ROUNDS} rounds with {RUN_PARTICIPANTS} participants, each a site of its own.", ""]
+    lines += ["| network | row | down | up | both, in FedAvg's |", "|---|---|---|---|---|"]
+    scale = RUN_PARTICIPANTS * RUN_ROUNDS / 1e9
+    first = {r["network"]: r["bytes_down"] + r["bytes_up"] for r in rows if r["row"] == "fedavg"}
+    for r in rows:
+        both = (r["bytes_down"] + r["bytes_up"]) / first[r["network"]]
+        figures = f"{scale * r['bytes_down']:.2f} | {scale * r['bytes_up']:.2f} | {both:.2f}"
+        lines.append(f"| {r['network']} | {r['row']} | {figures} |")
+    return "\n".join(lines) + "\n"
+
+
+def measure_run(out: Path) -> None:
+    """All rows with all networks."""
+    rows: list[dict[str, Any]] = []
+    for name, network in NETWORKS.items():
+        for row in RUN_ROWS:
+            down, up = bytes_of(PLANS["feddsmic"].method(row)[0], network)
+            rows.append({"network": name, "row": row, "bytes_down": down, "bytes_up": up})
+    content = provenance() | {"participants": RUN_PARTICIPANTS, "rounds": RUN_ROUNDS, "rows": rows}
+    out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def main() -> None:
+    """The command line."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("what", choices=("round", "run"))
+    options.add_argument("--out", type=Path, required=True, help="a JSON file")
+    given = options.parse_args()
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    (measure_run if given.what == "run" else measure_rounds)(given.out)
 
 
 if __name__ == "__main__":

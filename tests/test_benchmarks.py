@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import features
 from features import embedding
-from jpeg_npz import JpegNpz
+from sources import JpegNpz
 
 # JPEG files in an npz archive
 
@@ -78,7 +78,7 @@ def test_jpeg_npz_refusals(tmp_path, changes, message):
 def test_it_is_given_to_a_job_as_any_class_of_a_user_s_own(tmp_path):
     source = JpegNpz(saved(tmp_path))
     said = describe(source, "data")
-    assert said == {"class_path": "jpeg_npz.JpegNpz", "args": {"path": source.path}}
+    assert said == {"class_path": "sources.JpegNpz", "args": {"path": source.path}}
     assert build(said, DataSource, "data") == source
 
 

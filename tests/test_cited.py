@@ -16,8 +16,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import cited  # noqa: E402
 import kept  # noqa: E402
-import which_method  # noqa: E402
-from cells import Cell, add_cells  # noqa: E402
+from common import Cell, add_cells  # noqa: E402
 
 
 def cell(row: str, seed: int, accuracy: float, commit: str = "c1", partition: str = "labels", **facts: Any) -> Cell:
@@ -100,12 +99,12 @@ def test_numbers_that_no_comment_names_are_found() -> None:
 
 def test_methods_are_laid_beside_the_better_one_without_clusters(results: Path) -> None:
     """WeCFL gains 10, 20 and 30 points over local, the better of the two; it wins all six runs."""
-    (place,) = which_method.places(["tiny"], "accuracy")
+    (place,) = kept.places(["tiny"], "accuracy")
     assert (place.yardstick, place.differences("wecfl")) == ("local", pytest.approx([10, 20, 30]))
-    assert which_method.verdict([10, 20, 30]) == "+20.0"  # its interval has zero in it
-    assert which_method.verdict([10, 10.5, 11]) == "+10.5 **+**"
-    assert which_method.verdict([-10, -10.5, -11]) == "-10.5 **-**"
-    lines = which_method.summary(["tiny"], "accuracy").splitlines()
+    assert kept.verdict([10, 20, 30]) == "+20.0"  # its interval has zero in it
+    assert kept.verdict([10, 10.5, 11]) == "+10.5 **+**"
+    assert kept.verdict([-10, -10.5, -11]) == "-10.5 **-**"
+    lines = kept.which_table(["tiny"], "accuracy").splitlines()
     assert lines[2] == "| `wecfl` | +20.0 | 3 of 3 | 3 of 3 |"
     assert "| `local` | *local* | - | 3 of 3 |" in lines
 

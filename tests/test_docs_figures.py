@@ -8,7 +8,6 @@ shown, or one that is computed here from these files; or a comment cites it, and
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import sys
@@ -24,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import cited
 import kept
 import reports
-import tables_report
 
 ROOT = cited.ROOT
 RESULTS = kept.RESULTS
@@ -70,14 +68,7 @@ QUOTED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def loaded(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text())
-
-
-@cache
-def report_of(plan: str) -> Any:
-    """What a plan's report has."""
-    return json.loads(tables_report.texts(tables_report.finished(reports.PLANS[plan]), plan)[".json"])
+loaded = cache(reports.content_of)
 
 
 def numbers(value: Any) -> Iterator[float]:
@@ -92,12 +83,11 @@ def numbers(value: Any) -> Iterator[float]:
 
 def kept(path: Path) -> list[float]:
     """The numbers of a file of results; a report's are those of its cells or of the file beside it, with all digits."""
-    if path.suffix == ".md":
-        path = path.with_suffix(".json")
-    if path.suffix != ".json" or not (path.exists() or path.stem in reports.PLANS):
+    if path.suffix not in (".json", ".md") or path.stem == "attacks":  # whose numbers are computed below
         return []
-    content = loaded(str(path)) if path.exists() else report_of(path.stem)
-    return list(numbers(QUOTED[path.name](content) if path.name in QUOTED else content))
+    name = path.relative_to(RESULTS).with_suffix(".json").as_posix()
+    content = loaded(name)
+    return list(numbers(QUOTED[Path(name).name](content) if Path(name).name in QUOTED else content))
 
 
 # ---- What pages compute from what is kept ----
@@ -133,7 +123,7 @@ def speed() -> list[float]:
 
 
 def attack_cells() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (RESULTS / "attacks/attacks.jsonl").read_text().splitlines()]
+    return loaded("attacks/attacks.jsonl")
 
 
 def attacks() -> dict[tuple[Any, ...], float]:

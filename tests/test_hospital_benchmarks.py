@@ -16,13 +16,11 @@ from cfl_flare.core.errors import DataError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-import hospital_gains
-import scores
-from cells import Cell
-from flamby_heart import FLambyHeart
-from plans import PLANS
+import kept
+from common import Cell
+from plans import PLANS, hospitals
 from plans.plan import own_training
-from plans.years import Years
+from sources import FLambyHeart, Years
 
 needs_files = pytest.mark.skipif(
     not (Path(os.environ.get("CFL_DATA_ROOT", "")) / "heart/processed.va.data").exists(), reason="no files of patients"
@@ -106,14 +104,14 @@ def test_random_parts_have_the_sizes_of_those_by_date_and_all_their_patients() -
 
 def test_calibration_error_by_hand() -> None:
     counts = np.zeros((1, 2, 200))
-    chance = scores.probabilities(200)
+    chance = hospitals.probabilities(200)
     low, high = (int(np.abs(chance - p).argmin()) for p in (0.25, 0.75))
     counts[0, :, low], counts[0, :, high] = (3, 1), (2, 2)  # 1 of 4 at 0.25, and 2 of 4 at 0.75
     expected = (abs(1 - 4 * chance[low]) + abs(2 - 4 * chance[high])) / 8
-    assert scores.calibration_error(counts) == pytest.approx(expected)
-    assert scores.calibration_error(counts) == pytest.approx(0.125, abs=0.02)
+    assert hospitals.calibration_error(counts) == pytest.approx(expected)
+    assert hospitals.calibration_error(counts) == pytest.approx(0.125, abs=0.02)
     opposite = counts[:, ::-1, ::-1]  # the other class, whose probabilities are 1 - p
-    assert scores.calibration_error(opposite) == pytest.approx(expected)
+    assert hospitals.calibration_error(opposite) == pytest.approx(expected)
 
 
 def cell(losses: list[float | None]) -> Cell:
@@ -122,7 +120,7 @@ def cell(losses: list[float | None]) -> Cell:
 
 
 def test_hospitals_gain_by_the_mean_of_all_seeds() -> None:
-    mine = hospital_gains.losses({0: cell([0.2, 0.5, None]), 1: cell([0.5, 0.3, None])})
-    theirs = hospital_gains.losses({1: cell([0.3, 0.5, None]), 0: cell([0.3, 0.4, None])})
-    assert hospital_gains.gaining(mine, theirs) == (1, 2)  # 0.35 against 0.3, and 0.4 against 0.45
-    assert hospital_gains.gaining(mine, mine) == (0, 2)
+    mine = kept.losses({0: cell([0.2, 0.5, None]), 1: cell([0.5, 0.3, None])})
+    theirs = kept.losses({1: cell([0.3, 0.5, None]), 0: cell([0.3, 0.4, None])})
+    assert kept.gaining(mine, theirs) == (1, 2)  # 0.35 against 0.3, and 0.4 against 0.45
+    assert kept.gaining(mine, mine) == (0, 2)

@@ -32,17 +32,17 @@ from cfl_flare.results.run_dir import load_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import report
 import reports
 import tables
-import tables_report as report
-from cells import FILE, Cell, add_cells, load_cell, read_cells
-from jpeg_npz import JpegNpz
+from common import FILE, Cell, add_cells, load_cell, read_cells
+from kept import MEASURED, RESULTS
 from plans import PLANS
 from plans.blood import stable
-from plans.figures import FIGURES
-from plans.plan import Some, model
-from tables_figures import over_rounds
-from tables_flare import run_through_flare
+from plans.plan import FIGURES, Some, model
+from report import over_rounds
+from sources import JpegNpz
+from tables import run_through_flare
 
 KEPT = [path.parent for path in sorted(Path(tables.__file__).parent.glob(f"results/*/{FILE}"))]
 FAMILY = PLANS["family"]
@@ -194,7 +194,9 @@ def test_a_stopped_cell_goes_on_and_its_cost_is_that_of_all_attempts(
 @pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
 def test_kept_cells_and_their_reports_have_the_bytes_of_which_the_checksums_are(kept: Path) -> None:
     of = dict(line.split("  ")[::-1] for line in reports.SUMS.read_text().splitlines())
-    assert set(of) == {f"{p.name}/{file}" for p in KEPT for file in (FILE, f"{p.name}.json", f"{p.name}.md")}
+    of_plans = {f"{p.name}/{file}" for p in KEPT for file in (FILE, f"{p.name}.json", f"{p.name}.md")}
+    assert set(of) == {*of_plans, MEASURED}
+    assert hashlib.sha256((RESULTS / MEASURED).read_bytes()).hexdigest() == of[MEASURED]
     made = {FILE: (kept / FILE).read_bytes()}
     made |= {f"{kept.name}{k}": v.encode() for k, v in report.texts(report.finished(kept), kept.name).items()}
     for name, content in made.items():

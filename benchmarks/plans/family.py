@@ -22,14 +22,23 @@ How much of IFCA is chance of deal and of initial models (thesis Table 3.1: it c
 say 10 deals with 3 starts each:
 
     tables.py run --plan paired --rows ifca ifca-cam --seeds 0 1 2 --set data_seed=0 --out starts    to data_seed=9
+
+The plan ``digits`` has all methods on scikit-learn's digits, dealt in seven ways: small enough for many seeds. It asks
+when a method pays. The ways go from nothing to find (``iid``) over label shares, where what differs is how often a
+class occurs, to groups that contradict each other (``labels_permuted``) or see differently (``scanners``).
+
+    tables.py run --plan digits --seeds 0 1 2 --out cells
 """
+
+from __future__ import annotations
 
 from dataclasses import replace
 
-from jpeg_npz import JpegNpz
+from sources import JpegNpz
 
-from cfl_flare.data import Npz
+from cfl_flare.data import Digits, Npz
 from cfl_flare.training.settings import TrainSettings
+from plans import blood
 from plans.plan import BASELINES, Plan, Rows, model
 
 CON, REP, CKS = "contrastive:mu=2,tau=0.1", "contrastive:on=representations,mu=0.5,tau=1", "knowledge_sharing:lam=0.1"
@@ -88,7 +97,7 @@ PLAN = Plan(
     sweeps={
         "k5": {f"{row}-k5": method for row, method in clustered(5).items()},
         "k": {f"wecfl-k{k}": (f"wecfl:k={k}",) for k in (2, 3, 15)},
-        "mode": {"ifca-batch-statistics": (f"plans.variants.BatchStatisticsIFCA:{IFCA}",)},
+        "mode": {"ifca-batch-statistics": (f"plans.BatchStatisticsIFCA:{IFCA}",)},
         "samples": {"ifca-32": ("ifca:k=10,assignment_samples=32",), "ifca-all": ("ifca:k=10",)},
         "warmup": {f"ifca-cam-w{share}": (f"ifca-cam:{IFCA},warmup={share}%",) for share in (0, 10, 20, 40, 50)},
     },
@@ -132,4 +141,35 @@ PAIRED = replace(
     sweeps={},
     tables={},
     averaged=("last", 1),
+)
+
+
+OF_FOUR = {"groups": 4}
+
+DIGITS = replace(
+    blood.PLAN,
+    name="digits",
+    title="Digits, seven ways to deal them",
+    source=Digits(),
+    model=model("mlp", (1, 8, 8), 10),
+    training=TrainSettings(lr=0.1, momentum=0.9, batch_size=16, local_steps=5),
+    participants=24,
+    rounds=30,
+    evaluate_every=10,
+    min_samples=4,
+    indicator_samples=10,
+    partitions={
+        "iid": {"partition": "iid"},
+        "dirichlet": {"partition": "dirichlet", "alpha": 0.3},
+        "n_class": {"partition": "n_class", "n": 3},
+        "shared_sets": {"partition": "n_class", "n": 3, "sets": 4},
+        "label_groups": {"partition": "cluster_dirichlet", "a_between": 0.1, "a_within": 10.0, **OF_FOUR},
+        "labels_permuted": {"partition": "label_permutation", **OF_FOUR},
+        "scanners": {"partition": "scanner", **OF_FOUR},
+    },
+    sweeps={},
+    tables={},
+    columns=("accuracy", "macro_f1", "worst_accuracy", "ari", "clusters_in_use"),
+    averaged=("last", 1),
+    after=None,
 )

@@ -12,20 +12,96 @@ smallest log-loss on the validation patients of a seed that is none of the five 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from flamby_heart import FLambyHeart
-from scores import FILE, calibration_error
+from sources import FLambyHeart, Years
 
+from cfl_flare.core.params import Params
 from cfl_flare.data.hospitals import Heart, Stroke
+from cfl_flare.engine.server import Server
+from cfl_flare.methods import IFCA, Download, ServerState, cluster_slot
 from cfl_flare.results.run_dir import load_run
+from cfl_flare.training.histograms import NARROW, REACH
+from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
 from plans.plan import BASELINES, Plan, Rows
-from plans.years import Years
+
+# ---- How well probabilities are calibrated over all participants' samples ----
+
+
+SCORES = "scores.npy"
+BINS = 10  # by probability
+
+
+def save_scores(folder: Path, server: Server) -> None:
+    """Writes the sum of the last round's histograms, ``(classes, 2, bins)``."""
+    sent = [result.scores for result in server._round.results.values() if result.scores is not None]
+    np.save(folder / SCORES, np.sum(sent, axis=0)[..., :-1], allow_pickle=False)
+
+
+def probabilities(bins: int) -> np.ndarray:
+    """The probability in the middle of each bin of log-odds."""
+    share = (np.arange(bins) + 0.5) / bins
+    return 1 / (1 + np.exp(-NARROW * np.sinh((2 * share - 1) * math.asinh(REACH / NARROW))))
+
+
+def calibration_error(counts: np.ndarray) -> float:
+    """Expected calibration error of a binary task's probabilities, in ten bins of equal width.
+
+    >>> counts = np.zeros((1, 2, 10))
+    >>> counts[0, :, 5] = 1, 3  # four samples of probability 0.52, three of them positive
+    >>> round(calibration_error(counts), 2)
+    0.23
+
+    Args:
+        counts: ``(1, 2, bins)``: negative and positive samples by log-odds; see
+            `cfl_flare.training.histograms.score_shape`.
+    """
+    chance = probabilities(counts.shape[-1])
+    total, positive = counts[0].sum(axis=0), counts[0, 1]
+    place = np.minimum((chance * BINS).astype(int), BINS - 1)
+    gaps = np.bincount(place, weights=positive - total * chance, minlength=BINS)
+    return float(np.abs(gaps).sum() / total.sum())
+
+
+# ---- Groups that everyone knows beforehand: a model for each country ----
+
+
+@cache
+def countries() -> dict[str, int]:
+    """Of each participant of the plan ``stroke`` its country, as a number from 0 among those that take part."""
+    from plans import PLANS  # which has this module's rows
+
+    plan = PLANS["stroke"]
+    people = plan.data("natural", 0).host(plan.source_of(0), "local", 0, 1)
+    numbers = sorted({one.group for one in people if one.group is not None})
+    return {one.name: numbers.index(one.group) for one in people if one.group is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByCountry(IFCA):
+    """FedAvg in each country of the stroke trial: a hospital trains its country's model, and chooses nothing."""
+
+    name: ClassVar[str] = "by-country"
+
+    k: int = 31
+
+    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+        """All begin with the same model."""
+        return ServerState(bank={cluster_slot(k): initial(0) for k in range(self.k)})
+
+    def choose(self, learner: Learner, download: Download) -> int:
+        """The country's."""
+        return countries()[learner.participant]
+
+
+# ---- The plans ----
+
 
 OF_HOSPITALS = ("served_loss", "served_accuracy", "served_auroc")
 
@@ -38,7 +114,7 @@ def after(plan: Plan, folder: Path) -> dict[str, Any]:
     return {
         "tenth_loss": float(loss[-worst:].mean()),
         "tenth_accuracy": float(accuracy[:worst].mean()),
-        "pooled_ece": calibration_error(np.load(folder / FILE)),
+        "pooled_ece": calibration_error(np.load(folder / SCORES)),
         "hospitals": {key: [rounded(one.get(key)) for one in people] for key in OF_HOSPITALS},
         "clusters": [one["cluster"] for one in people],
     }
@@ -106,8 +182,8 @@ ROWS = {
 }
 # Groups that are known beforehand.
 COUNTRIES: Rows = {
-    "country": ("plans.countries.ByCountry",),
-    "country-bias": ("plans.countries.ByCountry", BIAS),
+    "country": ("plans.hospitals.ByCountry",),
+    "country-bias": ("plans.hospitals.ByCountry", BIAS),
 }
 
 STROKE = Plan(

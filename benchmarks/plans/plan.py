@@ -8,20 +8,76 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from cfl_flare.core.config import from_dict, parse_spec, require
+from torch import nn
+
+from cfl_flare.core.config import build, from_dict, parse_spec, require
 from cfl_flare.core.seeds import stream
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
 from cfl_flare.data.summary import participant_names
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import Method
 from cfl_flare.models import MODELS
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 
-PUBLISHED = Path(__file__).parents[1] / "published"
+# ---- Figures of a row ----
+
+
+class Figure(NamedTuple):
+    """A figure of a finished cell.
+
+    Attributes:
+        key: in the lines of rounds.jsonl or in after.json.
+        scale: by which it is multiplied for the table.
+        title: of the table's column.
+        digits: after the point.
+    """
+
+    key: str
+    scale: float
+    title: str
+    digits: int = 2
+
+
+FIGURES: dict[str, Figure] = {
+    "accuracy": Figure("served_accuracy", 100, "accuracy"),
+    "mean_accuracy": Figure("served_accuracy_unweighted", 100, "accuracy, mean of hospitals"),
+    "macro_f1": Figure("served_macro_f1", 100, "macro-F1"),
+    "balanced_accuracy": Figure("served_balanced_accuracy", 100, "balanced accuracy"),
+    "auroc": Figure("served_auroc", 100, "AUROC"),
+    "pooled_auroc": Figure("pooled_auroc", 100, "pooled AUROC"),
+    "mean_auroc": Figure("served_auroc_unweighted", 100, "AUROC, mean of hospitals"),
+    "loss": Figure("served_loss", 100, "log-loss × 100"),
+    "pooled_ece": Figure("pooled_ece", 100, "calibration error, pooled"),
+    "tenth_accuracy": Figure("tenth_accuracy", 100, "worst tenth"),
+    "tenth_loss": Figure("tenth_loss", 100, "log-loss × 100 of the worst tenth"),
+    "auprc": Figure("served_auprc", 100, "AUPRC"),
+    "ece": Figure("served_ece", 100, "calibration error"),
+    "brier": Figure("served_brier", 1, "Brier", 3),
+    "worst_accuracy": Figure("served_worst_accuracy", 100, "worst"),
+    "bottom_accuracy": Figure("served_bottom_accuracy", 100, "bottom"),
+    "unseen": Figure("unseen", 100, "unseen"),
+    "initial": Figure("initial", 100, "initial"),
+    "sound": Figure("sound", 100, "sound labels"),
+    "sound_ari": Figure("sound_ari", 1, "ARI of sound"),
+    "personalised": Figure("personalised", 100, "personalised"),
+    **{tier: Figure(tier, 100, tier.upper()) for tier in ("c1", "c2", "c3", "c4")},
+    "ari": Figure("ari", 1, "ARI"),
+    "nmi": Figure("nmi", 1, "NMI"),
+    "stable": Figure("stable", 1, "rounds to stable", 1),
+    "clusters_in_use": Figure("clusters_in_use", 1, "clusters", 1),
+}
+
+
+# ---- A paper ----
+
+
+PUBLISHED = Path(__file__).parents[1] / "published.json"
 SCHEDULED = ("participants", "rounds", "sample", "evaluate_every", "min_samples", "indicator_samples", "unseen")
 OF_DATA = ("outliers", "data_seed", "validation", "measured_on")
 OF_SOURCE = ("scaling", "pooled", "parts", "swapped")  # of sources that have them
@@ -30,9 +86,15 @@ OF_SERVER = ("server_optimizer", "server_lr", "server_tau", "server_beta1", "ser
 Rows = Mapping[str, tuple[str, ...]]
 
 # What every table needs beside its methods: no federation, and no learning.
-BASELINES: Rows = {"majority": ("plans.variants.OwnMajorityClass",), "local": ("local",)}
+BASELINES: Rows = {"majority": ("plans.OwnMajorityClass",), "local": ("local",)}
 PRIVATE = "private="  # before the layers that a row keeps private, among its penalties
 TRAIN = "train:"  # before what a row's training has that the plan's has not, in the same place
+
+
+@cache
+def published() -> dict[str, Any]:
+    """The papers' figures, by plan, as they were typed."""
+    return json.loads(PUBLISHED.read_text())
 
 
 @dataclass(frozen=True)
@@ -170,9 +232,8 @@ class Plan:
 
     @cached_property
     def published(self) -> dict[str, Any]:
-        """The paper's own figures, ``published/<name>.json``; none where it has none of such samples."""
-        path = PUBLISHED / f"{self.name}.json"
-        return json.loads(path.read_text()) if path.exists() else {"about": ["Nothing."], "figures": {}}
+        """The paper's own figures, of ``published.json``; none where it has none of such samples."""
+        return published().get(self.name, {"about": ["Nothing."], "figures": {}})
 
     @property
     def named_rows(self) -> dict[str, tuple[str, ...]]:
@@ -255,3 +316,17 @@ class Plan:
         if changed := {name: settings[name] for name in of_source if name in settings}:
             own["source"] = replace(self.source, **changed)  # type: ignore[type-var]
         return replace(self, training=from_dict(TrainSettings, training, "training"), **own)
+
+
+# ---- Participants that train and are measured outside a run ----
+
+
+def runtime_of(model: Mapping[str, Any], training: TrainSettings, seed: int) -> Runtime:
+    """Where they train a model, which is named as in a job."""
+    return Runtime(partial(build, model, nn.Module, "model"), training, seed)
+
+
+def learner_of(runtime: Runtime, data: ParticipantData, round_number: int = 0) -> Learner:
+    """A participant with its own samples, in a round."""
+    train, test = (Split.of(samples.x, samples.y) for samples in (data.train, data.test))
+    return Learner(runtime, data.name, train, test, {}, round_number)

@@ -27,10 +27,9 @@ from cfl_flare.training.runtime import Runtime, Split
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-import fedac_similarity
-import fedcuau_order
-import feddsmic_bytes
+import paper_figures
 import tables
+import traffic
 from plans import PLANS
 from plans.plan import model
 
@@ -44,39 +43,39 @@ def test_stage_one_is_the_methods_own() -> None:
     work = Runtime(partial(build, SMALL.model, torch.nn.Module, "model"), SMALL.training, 0)
     learner = Learner(work, data.name, *(Split.of(s.x, s.y) for s in (data.train, data.test)), {})
     theirs = build_named("fedcuau").client_update(learner)  # type: ignore[attr-defined]
-    ours = fedcuau_order.stage_one(learner, 1)
+    ours = paper_figures.stage_one(learner, 1)
     assert (ours.diffs[AU].vector == theirs.diffs[AU].vector).all()
-    assert (fedcuau_order.stage_one(learner, 2).diffs[AU].vector != theirs.diffs[AU].vector).any()
+    assert (paper_figures.stage_one(learner, 2).diffs[AU].vector != theirs.diffs[AU].vector).any()
 
 
 def test_distances_of_label_distributions() -> None:
     labels = [np.array([0, 0]), np.array([0, 1])]
-    assert fedcuau_order.label_distances(labels).tolist() == [0.5, 0.5]  # of (1, 0) and (1/2, 1/2) to (3/4, 1/4)
+    assert paper_figures.label_distances(labels).tolist() == [0.5, 0.5]  # of (1, 0) and (1/2, 1/2) to (3/4, 1/4)
     p, q = (np.array([1.0, 0.0]) + 0.5) / 2, (np.array([0.5, 0.5]) + 0.5) / 2
     kl = (float((p * np.log(p / q)).sum()) + float((q * np.log(q / p)).sum())) / 2
-    found = fedac_similarity.label_divergences(labels, smoothing=0.5)
+    found = paper_figures.label_divergences(labels, smoothing=0.5)
     assert found == pytest.approx(np.array([[0, kl], [kl, 0]]))
 
 
 def test_the_order_of_the_tiers_is_measured() -> None:
     people = SMALL.data("tiers", 0).host(SMALL.source, "local", 0, 1)
-    one = fedcuau_order.measured(SMALL, people, 0, 1)
+    one = paper_figures.order(SMALL, people, 0, 1)
     assert -1 <= one["with_tiers"] <= 1 and 0 <= one["in_own_tier"] <= 1
     cuau = [p["cuau"] for p in one["participants"]]
     assert one["mean_by_tier"] == pytest.approx([np.mean(cuau[i : i + 2]) for i in (0, 2, 4, 6)])
-    (row,) = fedcuau_order.table([one, {**one, "seed": 1, "with_tiers": one["with_tiers"] + 0.5}])
+    (row,) = paper_figures.over_seeds([one, {**one, "seed": 1, "with_tiers": one["with_tiers"] + 0.5}])
     assert row["seeds"] == 2 and row["with_tiers"] == pytest.approx(one["with_tiers"] + 0.25)
-    assert fedcuau_order.markdown([row]).count("\n") == 3
+    assert paper_figures.order_table([row]).count("\n") == 3
 
 
 def test_correlations_are_over_pairs() -> None:
     divergences = np.array([[0.0, 1, 2], [1, 0, 3], [2, 3, 0]])
-    found = fedac_similarity.correlations({"same": divergences**2, "opposite": -divergences}, divergences)
+    found = paper_figures.correlations({"same": divergences**2, "opposite": -divergences}, divergences)
     assert found == pytest.approx({"same": 1, "opposite": -1})
 
 
 def test_similarityes_of_models() -> None:
-    found = fedac_similarity.distances(np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [1.0, 0.0, 0.0]]))
+    found = paper_figures.distances(np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [1.0, 0.0, 0.0]]))
     assert found["cosine"][0] == pytest.approx([0, 1, 0])
     assert found["L2"][0] == pytest.approx([0, math.sqrt(5), 0])
     assert found["LrCos"][0][2] == pytest.approx(0)
@@ -85,18 +84,22 @@ def test_similarityes_of_models() -> None:
 def test_traffic_is_what_the_methods_send() -> None:
     network = model("logistic", (1, 2, 2), 2)
     one = 4 * (4 * 2 + 2)
-    assert feddsmic_bytes.traffic("fedavg", network) == (one, one)
-    assert feddsmic_bytes.traffic("ifca:k=3", network) == (3 * one, one)
-    assert feddsmic_bytes.traffic("feddsmic:k=3", network) == (one, one)
+    assert traffic.bytes_of("fedavg", network) == (one, one)
+    assert traffic.bytes_of("ifca:k=3", network) == (3 * one, one)
+    assert traffic.bytes_of("feddsmic:k=3", network) == (one, one)
 
 
 @pytest.mark.parametrize(
     ("script", "given", "message"),
     [
         ("speed", "--rounds 1", r"--rounds 1 should be at least 2"),
-        ("flare_speed", "--rounds 1 4", r"--rounds 1 4 should be at least 3 4"),
-        ("flare_speed", "--rounds 1 4 --rows fedavg", r"--rounds 1 4 should be at least 2 3"),
-        ("flare_speed", "--rounds 3 3 --rows wecfl", r"--rounds 3 3 should be at least 2 3, and the second larger"),
+        ("flare_speed", "rounds --rounds 1 4", r"--rounds 1 4 should be at least 3 4"),
+        ("flare_speed", "rounds --rounds 1 4 --rows fedavg", r"--rounds 1 4 should be at least 2 3"),
+        (
+            "flare_speed",
+            "rounds --rounds 3 3 --rows wecfl",
+            r"--rounds 3 3 should be at least 2 3, and the second",
+        ),
     ],
 )
 def test_too_few_rounds_to_time_one_are_refused_in_one_line(

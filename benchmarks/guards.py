@@ -1,39 +1,55 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a floor of three sites and 30 training samples a cluster costs: accuracy and clusters, with and without it.
+"""What the server's guards cost, and how long honest updates are.
 
-Each of 16 participants is a site of its own. With the floor the server assigns so that every cluster has three sites,
-or, where participants choose, holds back the model of a cluster that has fewer. All else is the same, seed by seed.
-Hospitals of the stroke trial are judged by their log-loss. A run that is in the file already is not run again.
+``floor``: what a floor of three sites and 30 training samples a cluster costs: accuracy and clusters, with and without
+it. Each of 16 participants is a site of its own. With the floor the server assigns so that every cluster has three
+sites, or, where participants choose, holds back the model of a cluster that has fewer. All else is the same, seed by
+seed. Hospitals of the stroke trial are judged by their log-loss. A run that is in the file already is not run again.
 
-    CFL_DATA_ROOT=... python benchmarks/floor.py --out benchmarks/results/floor.json
+``norms``: how much longer than the median honest updates are, which the default of ``clip_norm`` must exceed. It runs
+the golden record's cases without FLARE (all methods, penalties and wrappers on digits, with sampling and resumed runs).
+Of each round it notes the longest update over the round's lower median, apart for parameters, for buffers and for each
+layer. It also notes how many times BatchNorm's variances, and by how many standard deviations its means, were outside
+of what was sent and of the round's median.
+
+    CFL_DATA_ROOT=... python benchmarks/guards.py floor --out benchmarks/results/floor.json
+    python benchmarks/guards.py norms --out benchmarks/results/update-norms.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import statistics
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from common import provenance, save_rows
+from kept import interval
 from plans.hospitals import STROKE
 from plans.plan import model
-from provenance import provenance, save_rows
-from scipy.stats import t
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.data import DataConfig, DataSource, Digits, Npz
 from cfl_flare.data.samples import Samples
+from cfl_flare.engine import round as rounds
+from cfl_flare.engine.clipping import Norms, Statistics
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
+
+# ---- The floor under clusters ----
+
 
 SITES, ROUNDS = 16, 30
 FLOOR = {"min_sites_per_cluster": 3, "min_samples_per_cluster": 30, "hold_small_clusters": True}
@@ -120,13 +136,6 @@ def measured(case: Case, method: str, floor: bool, seed: int) -> dict[str, Any]:
     }
 
 
-def interval(values: list[float]) -> tuple[float, float, float]:
-    """The mean of paired differences and its 95 % interval by Student's t."""
-    mean, spread = statistics.mean(values), statistics.stdev(values) / len(values) ** 0.5
-    reach = float(t.ppf(0.975, len(values) - 1)) * spread
-    return mean, mean - reach, mean + reach
-
-
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A line a data set and method: means with and without the floor, and the difference, in percent."""
     lines = []
@@ -149,27 +158,85 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def main() -> None:
-    """Runs what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    given = parser.parse_args()
+def measure_floor(given: argparse.Namespace) -> None:
+    """``floor``: runs what is missing."""
     made = provenance()
     made |= {"participants": SITES, "sites": SITES, "rounds": ROUNDS, "seeds": given.seeds, "floor": FLOOR}
     rows = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
     done = {(row["data"], row["method"], row["floor"], row["seed"]) for row in rows}
-    for method in METHODS:
-        for seed in given.seeds:
-            for data, case in CASES.items():
-                for floor in (False, True):
-                    if (data, method, floor, seed) in done:
-                        continue
-                    row = {"data": data, "k": case.k, "method": method, "floor": floor, "seed": seed}
-                    row |= {"commit": made["commit"], **measured(case, method, floor, seed)}
-                    rows.append(row)
-                    print(json.dumps(row), flush=True)
-                    save_rows(given.out, made, summary=summary(rows), rows=rows)
+    for method, seed, (data, case), floor in product(METHODS, given.seeds, CASES.items(), (False, True)):
+        if (data, method, floor, seed) in done:
+            continue
+        row = {"data": data, "k": case.k, "method": method, "floor": floor, "seed": seed}
+        row |= {"commit": made["commit"], **measured(case, method, floor, seed)}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        save_rows(given.out, made, summary=summary(rows), rows=rows)
+
+
+# ---- The norms of honest updates ----
+
+
+ROOT = Path(__file__).resolve().parents[1]
+RATIOS: dict[str, list[float]] = {
+    "parameters": [],
+    "buffers": [],
+    "layer": [],
+    "running_var": [],
+    "running_mean": [],
+}
+
+
+class Watched(Norms):
+    """Norms that are noted before they are used."""
+
+    def excess(self, bound: float) -> dict[tuple[str, str], dict[str, float]]:
+        """As the parent's; the ratios are those for a bound of next to nothing."""
+        for (_, part), far in super().excess(1e-6).items():
+            RATIOS[part.partition(" ")[0]].append(max(far.values()) * 1e-6)
+        return super().excess(bound)
+
+
+class WatchedStatistics(Statistics):
+    """Running statistics that are noted before they are used."""
+
+    def excess(self, bound: float):  # type: ignore[no-untyped-def]
+        """As the parent's; the ratios are those for a bound of 1."""
+        for (_, name), far in super().excess(1.0)[1].items():
+            RATIOS[name.rpartition(".")[2]].append(max(far.values()))
+        return super().excess(bound)
+
+
+def measure_norms(given: argparse.Namespace) -> None:
+    """``norms``."""
+    about = provenance()
+    rounds.Norms = Watched  # type: ignore[misc]
+    rounds.Statistics = WatchedStatistics  # type: ignore[misc]
+    sys.path.insert(0, str(ROOT))
+    sys.argv = ["record.py", "check", "--part", "loop"]
+    try:
+        runpy.run_path(str(ROOT / "tests" / "golden" / "record.py"), run_name="__main__")
+    finally:
+        found: dict[str, Any] = {
+            part: {
+                "rounds": len(ratios),
+                "max": max(ratios),
+                **{f"quantile {q}": float(np.quantile(ratios, q)) for q in (0.5, 0.9, 0.99, 0.999)},
+            }
+            for part, ratios in RATIOS.items()
+            if ratios
+        }
+        given.out.write_text(json.dumps({**about, "longest update over the median": found}, indent=1) + "\n")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=("floor", "norms"))
+    parser.add_argument("--out", type=Path, required=True, help="a JSON file")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the floor's runs")
+    given = parser.parse_args()
+    (measure_floor if given.what == "floor" else measure_norms)(given)
 
 
 if __name__ == "__main__":

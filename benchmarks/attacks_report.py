@@ -1,0 +1,164 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of the cells that `attacks` left: of each attack and defence, and paired by seed with runs without attack.
+
+``attacks.md`` has all that was measured. ``paired.json`` and ``paired.md`` are about attackers who know the defences,
+over several seeds. They have a row for which all seeds were measured.
+
+    python benchmarks/attacks.py --out attacks-adaptive --rounds 8 --attackers 1 --seeds 0 1 2 --attacks none ALIE
+    python benchmarks/attacks_report.py --out attacks-adaptive
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attacks import ADAPTIVE, ATTACKS, DEFENCES, HOSPITALS, METHODS, TRAINING, read
+
+# ---- All that was measured ----
+
+
+def table(lines: list[dict[str, Any]], attackers: int, value: Callable[[dict[str, Any]], str]) -> list[str]:
+    """A Markdown table of one value: attacks and methods down, defences across, as far as there is anything to say."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for one in lines:
+        if one["attackers"] in (0, attackers) and value(one):
+            found.setdefault((one["attack"], one["method"]), {})[one["defence"]] = value(one)
+    measured = [name for name in DEFENCES if any(name in row for row in found.values())]
+    rows = [f"| attack | method | {' | '.join(measured)} |", "|---|---|" + "---|" * len(measured)]
+    for row in product(ATTACKS + ADAPTIVE, METHODS):
+        if row in found:
+            rows.append(f"| {row[0]} | {row[1]} | {' | '.join(found[row].get(name, '') for name in measured)} |")
+    return rows
+
+
+def markdown(lines: list[dict[str, Any]]) -> str:
+    """``attacks.md``."""
+    rounds, seeds = ({one[key] for one in lines} for key in ("rounds", "seed"))
+    commits = ", ".join(sorted({one["commit"] for one in lines}))
+    own = [f"{100 * share:.1f}" for share in sorted({one["majority"] for one in lines})]
+    about = (
+        f"{HOSPITALS} hospitals in 3 groups by labels, {max(rounds)} rounds of {TRAINING.local_steps} steps; seeds: "
+        f"{', '.join(map(str, sorted(seeds)))}; commits {commits}; `python benchmarks/attacks.py`. The honest "
+        f"hospitals' own majority class: {own[0]} to {own[-1]} percent, as there are 9, 11 or 12 of them."
+    )
+    text = ["# Attacks on blood cells", "", about]
+    for attackers in sorted({one["attackers"] for one in lines} - {0}):
+        text += ["", f"## {attackers} of {HOSPITALS} hospitals attack"]
+        text += ["", "Accuracy of the honest hospitals, percent:", ""]
+        text += table(lines, attackers, lambda one: f"{100 * one['accuracy']:.1f}")
+        text += ["", "Attack success, percent of the honest hospitals' test images that get the attacker's label:", ""]
+        text += table(lines, attackers, lambda one: "" if one["success"] is None else f"{100 * one['success']:.1f}")
+        text += ["", "Attackers that end in a cluster without honest hospitals / that the records name, percent:", ""]
+        text += table(
+            lines, attackers, lambda one: one["attackers"] and f"{_share(one['alone'])} / {_share(one['caught'])}"
+        )
+    text += ["", "Honest hospitals that a defence clipped or left out at least once, percent, without attack:", ""]
+    text += table(lines, 0, lambda one: _share(one["honest_caught"]))
+    return "\n".join(text) + "\n"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}"
+
+
+# ---- Paired by seed ----
+
+
+# Student's t for a two-sided interval of 95 percent, by the degrees of freedom.
+T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+
+
+def difference(values: list[float]) -> dict[str, float]:
+    """The mean of paired differences over seeds, and its interval of 95 percent."""
+    half = T[len(values) - 1] * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    mean = float(np.mean(values))
+    return {name: round(value, 1) for name, value in (("mean", mean), ("low", mean - half), ("high", mean + half))}
+
+
+def rows(lines: list[dict[str, Any]], seeds: list[int]) -> list[dict[str, Any]]:
+    """By method, attack and defence: accuracy, what the attack and the defence changed, and who was caught."""
+    cells = {(one["method"], one["attack"], one["defence"], one["seed"]): one for one in lines}
+    table = []
+    for method, attack, defence in product(METHODS, ("none", *ADAPTIVE), DEFENCES):
+        sets = ((method, attack, defence), (method, "none", "none"), (method, attack, "none"))
+        if not all((*key, seed) in cells for key in sets for seed in seeds):
+            continue
+        here, clean, bare = ([cells[(*key, seed)] for seed in seeds] for key in sets)
+        accuracy, worst = ([100 * one[key] for one in here] for key in ("accuracy", "worst"))
+        table.append(
+            {
+                "method": method,
+                "attack": attack,
+                "defence": defence,
+                "accuracy": round(float(np.mean(accuracy)), 1),
+                "worst hospital": round(float(np.mean(worst)), 1),
+                "against no attack and no defence": difference(
+                    [a - 100 * one["accuracy"] for a, one in zip(accuracy, clean, strict=True)]
+                ),
+                "against no defence": difference(
+                    [a - 100 * one["accuracy"] for a, one in zip(accuracy, bare, strict=True)]
+                ),
+                "caught": None if attack == "none" else float(np.mean([one["caught"] for one in here])),
+                "honest caught": round(float(np.mean([one["honest_caught"] for one in here])), 2),
+            }
+        )
+    return table
+
+
+def shown(found: dict[str, float]) -> str:
+    """A difference and its interval."""
+    return f"{found['mean']:+.1f} ({found['low']:+.1f} to {found['high']:+.1f})"
+
+
+def paired(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """``paired.json``."""
+    seeds = sorted({one["seed"] for one in lines})
+    (rounds,) = {one["rounds"] for one in lines}
+    commits = sorted({one["commit"] for one in lines})
+    return {"seeds": seeds, "rounds": rounds, "cells": len(lines), "commits": commits, "rows": rows(lines, seeds)}
+
+
+def paired_markdown(content: dict[str, Any]) -> str:
+    """``paired.md``."""
+    about = (
+        f"One of {HOSPITALS} hospitals in 3 groups by labels attacks; {content['rounds']} rounds of "
+        f"{TRAINING.local_steps} steps; seeds {', '.join(map(str, content['seeds']))}; commits "
+        f"{', '.join(content['commits'])}; {content['cells']} cells. Accuracy of the honest hospitals in percent; "
+        "differences in points, paired by seed, with intervals of 95 percent by Student's t."
+    )
+    columns = ("method", "attack", "defence", "accuracy", "worst hospital", "against no attack, no defence")
+    columns = (*columns, "against no defence", "attacker caught", "honest ones caught")
+    text = ["# Attackers who know the defences, on blood cells", "", about, ""]
+    text += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in content["rows"]:
+        text.append(
+            f"| {row['method']} | {row['attack']} | {row['defence']} | {row['accuracy']:.1f} "
+            f"| {row['worst hospital']:.1f} | {shown(row['against no attack and no defence'])} "
+            f"| {shown(row['against no defence'])} | {'' if row['caught'] is None else format(row['caught'], '.0%')} "
+            f"| {row['honest caught']:.0%} |"
+        )
+    return "\n".join(text) + "\n"
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="the folder of the cells")
+    out = parser.parse_args().out
+    lines = read(out)
+    (out / "attacks.md").write_text(markdown(lines))
+    if len({one["seed"] for one in lines}) > 1:
+        content = paired(lines)
+        (out / "paired.json").write_text(json.dumps(content, indent=1) + "\n")
+        (out / "paired.md").write_text(paired_markdown(content))
+
+
+if __name__ == "__main__":
+    main()
