@@ -19,6 +19,7 @@ import argparse
 import fnmatch
 import hashlib
 import json
+import lzma
 import math
 import multiprocessing
 import platform as machine
@@ -37,7 +38,7 @@ if str(ROOT) not in sys.path:  # as a script
 from tests.golden.cases import CASES, Case  # noqa: E402
 from tests.golden.runner import run_case  # noqa: E402
 
-RECORD = Path(__file__).with_name("record.json")
+RECORD = Path(__file__).with_name("record.json.xz")
 PASSED = Path(__file__).with_name("passed.json")
 RELATIVE = 1e-3
 # One sample of a few hundred may fall on the other side.
@@ -66,16 +67,17 @@ def platform_id(platform: Mapping[str, str]) -> str:
 
 def read_record(path: Path = RECORD) -> dict[str, Any]:
     """The kept record: ``{"platforms": {id: ...}, "cases": {name: ...}}``."""
-    return json.loads(path.read_text()) if path.is_file() else {"platforms": {}, "cases": {}}
+    return json.loads(lzma.decompress(path.read_bytes())) if path.is_file() else {"platforms": {}, "cases": {}}
 
 
 def write_record(record: Mapping[str, Any], path: Path = RECORD) -> None:
-    """Writes it with a line a case, in the order of `CASES`."""
+    """Writes it compressed, with a line a case, in the order of `CASES`; ``xzcat`` shows it."""
     cases = record["cases"]
     ordered = [name for name in CASES if name in cases]
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(cases[name])}" for name in ordered)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(f'{{"platforms": {json.dumps(record["platforms"])},\n"cases": {{\n{lines}\n}}}}\n')
+    text = f'{{"platforms": {json.dumps(record["platforms"])},\n"cases": {{\n{lines}\n}}}}\n'
+    temporary.write_bytes(lzma.compress(text.encode()))
     temporary.replace(path)
 
 
