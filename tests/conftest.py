@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.scheduling import Scheduling
 
     return Scheduling(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_processes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The slow tests' processes of FLARE need not import PyTorch each."""
+    from tests.warm import started
+
+    if request.config.option.markexpr != "slow":
+        yield
+        return
+    with started(tmp_path_factory.mktemp("warm")):
+        yield
 
 
 @pytest.fixture

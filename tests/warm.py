@@ -28,6 +28,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 SOCKET = "CFL_WARM"
 COMMANDS = ("from cfl_flare.cli import main", "from nvflare.cli import main")
 MODULES = ("nvflare.", "cfl_flare.")
@@ -111,7 +113,23 @@ def ask(address: str, request: Mapping[str, Any], files: Sequence[int]) -> tuple
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
     connection.sendmsg([len(content).to_bytes(8, "big")], rights)
     connection.sendall(content)
-    return connection, int(connection.recv(16))
+    pid = int(connection.recv(16))
+    with open(f"{address}-{os.getpid()}", "a") as file:
+        file.write(f"{pid}\n")
+    return connection, pid
+
+
+def started_by(pid: int) -> list[psutil.Process]:
+    """The forks that a process asked for, as far as they run; it is no parent of theirs."""
+    address = os.environ.get(SOCKET, "")
+    path = Path(f"{address}-{pid}")
+    running = []
+    for number in path.read_text().split() if address and path.is_file() else ():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(int(number))
+            if process.status() != psutil.STATUS_ZOMBIE and __file__ in process.cmdline():
+                running.append(process)
+    return running
 
 
 @contextlib.contextmanager
@@ -213,6 +231,9 @@ def run(request: Mapping[str, Any], base: Sequence[str]) -> None:
     sys.orig_argv[:] = words
     sys.argv[:] = [flag, *arguments]
     importlib.invalidate_caches()
+    sys.modules.pop("sitecustomize", None)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("sitecustomize")
     if flag == "-m":
         sys.modules.pop(code, None)
         runpy.run_module(code, run_name="__main__", alter_sys=True)
@@ -231,8 +252,10 @@ def main() -> None:
     gc.freeze()
     request = serve(sys.argv[1])
     import numpy as np
+    import torch
 
     np.random.seed()
+    torch.set_num_threads(int(request["env"].get("OMP_NUM_THREADS") or torch.get_num_threads()))
     run(request, base)
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,12 +21,15 @@ import psutil
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from cfl_flare.cli import main
+from tests import warm
 
 ADMIN = "admin@hospitals.org"
 SERVER = "localhost"
+NVFLARE = "from nvflare.cli import main; main()"
 COARSE = "hospital-2"  # the hospital with the guide's policy on what leaves it
 GUIDE = Path(__file__).parents[2] / "docs" / "operator-guide.md"
 ROOT = Path(__file__).parents[2]
+START = Path(__file__).parent / "start"
 # Three hospitals in two or three clusters: each agrees that others see its model, and counts in full.
 TRUSTING = {"min_sites_per_cluster": 1, "min_samples_per_cluster": 1, "max_weight_share": 1.0}
 PROJECT = """
@@ -80,6 +84,7 @@ class Deployment:
     def __init__(self, folder: Path, data: dict[str, Path], floor: int = 1):
         self.folder, self.data, self.sites = folder, data, list(data)
         self.processes: dict[str, subprocess.Popen] = {}
+        self.daemons: list[int] = []  # all that were started
         self.settings: dict[str, dict[str, str]] = {}  # what else a site's operator sets in its environment
         sites = "\n".join(f"  - {{name: {site}, type: client, org: hospitals}}" for site in data)
         (folder / "tmp").mkdir()  # FLARE leaves a folder for each job with errors
@@ -115,7 +120,13 @@ class Deployment:
     def env(self, name: str = "") -> dict[str, str]:
         """The environment of a process, with what the operator of a kit sets."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
+        env = {
+            **os.environ,
+            "PATH": path,
+            "PYTHONPATH": f"{START}{os.pathsep}{ROOT}",
+            "HOME": str(self.folder),
+            "OMP_NUM_THREADS": "1",
+        }
         env |= {"CFL_STATE_ROOT": str(self.state_root(name)), "TMPDIR": str(self.folder / "tmp")}
         env.pop("CFL_DATA_ROOT", None)
         env |= {"CFL_DATA": str(self.data[name])} if name in self.data else {}
@@ -126,22 +137,26 @@ class Deployment:
 
     def command(self, *words: str) -> str:
         """Runs a command of a user's and returns what it printed."""
-        done = subprocess.run(words, capture_output=True, text=True, timeout=330, env=self.env(), cwd=self.folder)
+        command = [sys.executable, "-c", NVFLARE, *words[1:]] if words[0] == "nvflare" else words
+        done = subprocess.run(command, capture_output=True, text=True, timeout=330, env=self.env(), cwd=self.folder)
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def start(self, *names: str, inside: tuple[str, ...] = ()) -> None:
         """Starts kits by FLARE's own script, which becomes the server or the site itself; inside a command if given."""
         for name in names:
-            script = self.kits / name / "startup" / "sub_start.sh"
+            script, env = self.kits / name / "startup" / "sub_start.sh", self.env(name)
+            if inside:  # what the command changes would not hold for a process that another one forks
+                env.pop(warm.SOCKET, None)
             with (self.folder / f"{name}.out").open("a") as out:
                 self.processes[name] = subprocess.Popen(
                     [*inside, "bash", str(script), "--once"],
-                    env=self.env(name),
+                    env=env,
                     stdout=out,
                     stderr=out,
                     start_new_session=True,
                 )
+            self.daemons.append(self.processes[name].pid)
 
     def start_all(self) -> None:
         self.start(SERVER, *self.sites)
@@ -174,7 +189,7 @@ class Deployment:
 
     def jobs_of(self, name: str) -> list[psutil.Process]:
         """The job processes of a kit; they have sessions of their own."""
-        return psutil.Process(self.processes[name].pid).children(recursive=True)
+        return self.jobs_of_pid(self.processes[name].pid)
 
     def kill(self, name: str, jobs: bool = True) -> None:
         """Kills a kit's process, and its jobs' if asked."""
@@ -188,16 +203,17 @@ class Deployment:
     @staticmethod
     def jobs_of_pid(pid: int) -> list[psutil.Process]:
         try:
-            return psutil.Process(pid).children(recursive=True)
+            return [*psutil.Process(pid).children(recursive=True), *warm.started_by(pid)]
         except psutil.NoSuchProcess:
-            return []
+            return warm.started_by(pid)
 
     def stop(self) -> None:
         """Stops all that is left, whatever a test did."""
         for name in list(self.processes):
             self.kill(name)
-        for process in self.leftovers():
-            process.send_signal(signal.SIGKILL)
+        for process in (*self.leftovers(), *(job for pid in self.daemons for job in warm.started_by(pid))):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
 
     def leftovers(self) -> list[psutil.Process]:
         """Processes that work in this deployment's folder: orphans of a killed parent."""

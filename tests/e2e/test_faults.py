@@ -30,7 +30,6 @@ ROUNDS = 12
 # A site's own view of the files, in which what outlives a job is on a disk that is too small for a model.
 SMALL_DISK = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
 SMALL_DISK += ('mkdir -p "$CFL_STATE_ROOT" && mount -t tmpfs -o size=16k tmpfs "$CFL_STATE_ROOT" && exec "$@"', "sh")
-FAULTS = Path(__file__).parent / "faults"
 ONE, TWO, THREE, FOUR = (f"hospital-{i}" for i in (1, 2, 3, 4))
 
 
@@ -39,7 +38,7 @@ class Faulty(Deployment):
 
     def env(self, name: str = "") -> dict[str, str]:
         env = super().env(name)
-        return {**env, "PYTHONPATH": f"{FAULTS}:{env['PYTHONPATH']}", "CFL_FAULTS": str(self.faults(name))}
+        return {**env, "CFL_FAULTS": str(self.faults(name))}
 
     def faults(self, name: str) -> Path:
         return self.folder / f"{name}.faults"

@@ -1,17 +1,26 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a site's job process answer wrongly; Python imports this file before anything else if it is on its path.
+"""What happens first in the processes of a deployment: Python imports this file if its folder is on the path.
 
-The file that ``CFL_FAULTS`` names says how, when the process starts: ``{"3": "TASK_UNKNOWN"}`` by round, or
-``{"version": "0.0.1"}``.
+A daemon of FLARE's, which starts each job's process, has that forked by the server of `tests.warm`, if there is one.
+
+The file that ``CFL_FAULTS`` names makes a site's job process answer wrongly: ``{"3": "TASK_UNKNOWN"}`` by round, or
+``{"version": "0.0.1"}``. It is read when the process starts.
 """
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 WORKER = "nvflare.private.fed.app.client.worker_process"
+DAEMONS = ("nvflare.private.fed.app.client.client_train", "nvflare.private.fed.app.server.server_train")
+
+
+def not_here(*values: object, **named: object) -> int:
+    """In place of ``os.posix_spawn``: FLARE falls back on `subprocess.Popen`."""
+    raise TypeError("processes are forked")
 
 
 def install(faults: dict[str, str]) -> None:
@@ -54,3 +63,9 @@ def install(faults: dict[str, str]) -> None:
 said = Path(os.environ.get("CFL_FAULTS", ""))
 if WORKER in sys.orig_argv and said.is_file():
     install(json.loads(said.read_text()))
+
+if os.environ.get("CFL_WARM") and any(daemon in sys.orig_argv for daemon in DAEMONS):
+    from tests import warm
+
+    subprocess.Popen = warm.Popen  # type: ignore[misc]
+    os.posix_spawn = not_here  # type: ignore[assignment]
