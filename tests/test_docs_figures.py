@@ -81,6 +81,7 @@ def numbers(value: Any) -> Iterator[float]:
         yield value
 
 
+@cache
 def kept(path: Path) -> list[float]:
     """The numbers of a file of results; a report's are those of its cells or of the file beside it, with all digits."""
     if path.suffix not in (".json", ".md") or path.stem == "attacks":  # whose numbers are computed below
@@ -192,12 +193,18 @@ COMPUTED: dict[str, Callable[[], list[float]]] = {
 }
 
 
+@cache
+def computed(page: str) -> list[float]:
+    """What a page computes from what is kept."""
+    return COMPUTED[page]() if page in COMPUTED else []
+
+
 def unfounded(page: Path, text: str) -> list[str]:
     """The decimals of a page's text that are not in what it links to, nor computed from that."""
     name = page.relative_to(ROOT).as_posix()
     found = [n for link in set(LINK.findall(text)) for n in kept((page.parent / link).resolve())]
     known = [unit * n for n in found for unit in UNITS.get(name, (1,))]
-    known += COMPUTED[name]() if name in COMPUTED else []
+    known += computed(name)
 
     def founded(number: str) -> bool:
         half = 0.5 * 10.0 ** -len(number.partition(".")[2])

@@ -1,10 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of FLARE's FedAvgRecipe in real jobs, with cfl_flare's own training and with a script."""
+"""Runs through FLARE's simulator that are those of the loop: more kinds of them, and newcomers to one."""
+
+from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,17 +16,206 @@ import torch
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.utils import set_per_site_config
 
+from cfl_flare.cli import main
 from cfl_flare.core.arrays import load_arrays
-from cfl_flare.data import Digits
+from cfl_flare.data import DataConfig, Digits
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.kit import allow
+from cfl_flare.methods import build_method
 from cfl_flare.models import MLP
 from cfl_flare.results.bootstrap import paired_difference
-from cfl_flare.results.run_dir import load_run
-from cfl_flare.results.served import load_model
+from cfl_flare.results.run_dir import Run, load_run
+from cfl_flare.results.served import load_model, read_model
+from cfl_flare.training.settings import TrainSettings
+from tests.cli.test_predict import check_reported
 from tests.e2e.plugin import Series
+from tests.play import DATA, MODEL
 
 pytestmark = pytest.mark.slow
+
+# ---- A run through FLARE's simulator, and the same in the loop ----
+
+
+def both_ways(
+    folder: Path,
+    method: dict[str, Any],
+    data: DataConfig,
+    training: dict[str, Any],
+    server: dict[str, Any],
+    **private: Any,
+) -> tuple[Path, Path]:
+    """The results of the loop, and those of two sites of the simulator, whose workspace is ``folder/flare``."""
+    dealt = {"participants": data.participants, "partition": data.partition}
+    recipe = ClusteredRecipe(
+        name="ward", method=method, model=MODEL, data=Digits(), training=training, min_clients=2, **dealt, **server,
+        **private,
+    )  # fmt: skip
+    recipe.execute(SimEnv(num_clients=2, workspace_root=str(folder / "flare"))).get_result()
+    run_loop(
+        method=build_method(method),
+        model=MODEL,
+        source=Digits(),
+        data=data,
+        settings=ServerSettings(**server),
+        training=TrainSettings(**training),
+        folder=folder / "loop",
+        **private,
+    )
+    return folder / "loop", next((folder / "flare").rglob("simulate_job/cfl"))
+
+
+def check_same_models(ours: Path, theirs: Path, atol: float = 0.0) -> None:
+    """The clusters' models of two runs are equal, or nearly."""
+    paths = list((ours / "clusters").iterdir())
+    assert paths
+    for path in paths:
+        one, other = load_arrays(path)[0], load_arrays(theirs / "clusters" / path.name)[0]
+        assert one.keys() == other.keys()
+        for key, array in one.items():
+            np.testing.assert_allclose(other[key], array, rtol=0, atol=atol, err_msg=f"{path.name}: {key}")
+
+
+# ---- The number of clusters ----
+
+
+AUTO = {"method": "ifca", "k": "auto", "warmup": 2}
+PARTITION = {"partition": "label_permutation", "groups": 3}
+
+
+def test_a_job_finds_what_the_loop_finds(tmp_path):
+    training, server = {"lr": 0.1, "local_steps": 5}, {"num_rounds": 4, "sample": 8}
+    loop, through = both_ways(tmp_path, AUTO, DataConfig(12, PARTITION), training, server)
+    one, other = load_run(loop), load_run(through)
+    assert one.name == other.name == "ifca-auto (K=3 found)"
+    assert one.rounds[1]["number_of_clusters"] == other.rounds[1]["number_of_clusters"]
+    assert [len(r["trained"]) for r in other.rounds] == [8, 12, 8, 8]
+    assert one.assignments == other.assignments
+    check_same_models(loop, through)
+
+
+# ---- Private layers: never at the server, and kept at the sites ----
+
+
+PRIVATE = {"method": "ifca-cam", "k": 2, "warmup": 1}
+
+
+def cross(folder):
+    """The losses of all models at all participants."""
+    with (folder / "cross_site.csv").open() as f:
+        return {(line["participant"], line["model"]): float(line["loss"]) for line in csv.DictReader(f)}
+
+
+def test_a_job_with_private_layers_is_the_loop_s_run_and_keeps_them_at_the_sites(tmp_path):
+    server = {"num_rounds": 3, "cross_site_evaluation": True}
+    loop, through = both_ways(tmp_path, PRIVATE, DATA, {"lr": 0.1}, server, private="bias")
+    check_same_models(loop, through, atol=1e-6)
+    one, other = load_run(loop), load_run(through)
+    assert one.assignments == other.assignments
+    assert other.summary["private"] == "bias"
+    crossed = [
+        sorted((f / "cross_site.csv").read_text().replace("local", "site-1").splitlines())
+        for f in (one.folder, other.folder)
+    ]
+    assert [len(lines) for lines in crossed] == [13, 13]
+
+    stores = {path.name: path for path in (tmp_path / "flare" / "cfl_state" / "ward").iterdir() if path.is_dir()}
+    servers = {
+        key for path in stores.pop("simulator_server").glob("round-*.safetensors") for key in load_arrays(path)[0]
+    }
+    assert servers
+    assert not [key for key in servers if key.endswith("bias")]
+    assert stores.keys() == {"site-1", "site-2"}
+    check_reported(through, tmp_path / "flare" / "cfl_state" / "ward")
+    assert not list(through.glob("served"))  # at the sites alone
+    initial = load_arrays(next((through / "clusters").iterdir()))[0]
+    for folder in stores.values():
+        kept = load_arrays(sorted(folder.glob("round-*.safetensors"))[-1])[0]
+        mine = {key for key in kept if ":private|" in key}
+        assert {key.partition("#")[2] for key in mine} >= {":private|head.bias", "shared.:private|head.bias"}
+        served = list((folder / "served").glob("*.safetensors"))
+        assert len(served) == 3
+        for path in served:
+            own = load_arrays(path)[0]
+            assert not np.array_equal(own["parts.1.head.bias"], initial["parts.1.head.bias"])
+            np.testing.assert_array_equal(own["parts.1.head.bias"], kept[f"{path.stem}#:private|head.bias"])
+            np.testing.assert_array_equal(own["parts.0.head.bias"], kept[f"{path.stem}#shared.:private|head.bias"])
+
+
+# ---- Newcomers ----
+
+
+@pytest.fixture
+def cfl(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Runs a command and returns what it printed."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*words: str) -> str:
+        status, printed = main(words), capfd.readouterr()
+        assert status == 0, printed
+        return printed.out
+
+    return run
+
+
+def test_held_back_from_the_simulator_and_onboarded_to_what_it_left(cfl: Callable[..., str], tmp_path: Path) -> None:
+    words = [
+        "--method",
+        "wecfl:k=3",
+        "--rounds",
+        "4",
+        "--unseen",
+        "0.25",
+        "--participants",
+        "12",
+        "--local-epochs",
+        "5",
+        "--private",
+        "bias",
+    ]
+    said = cfl("run", *words, "--out", str(tmp_path / "flare"))
+    cfl("run", "--loop", *words, "--out", str(tmp_path / "loop"))
+    flare, loop = (load_run(tmp_path / name / "wecfl-k3") for name in ("flare", "loop"))
+    assert flare.newcomers == loop.newcomers
+    assert flare.newcomers is not None
+    assert f"{flare.newcomers['served_accuracy']:.3f}" in said
+    assert flare.summary["final"]["ari"] == 1
+    assert len(flare.summary["participants"]) == 9
+    cluster_of = cluster_of_group(flare)
+    check_reported(flare.folder)
+    assert [p["cluster"] for p in flare.newcomers["participants"]] == [
+        cluster_of[p["group"]] for p in flare.newcomers["participants"]
+    ]
+
+    # One of them as a participant of its own, from a file.
+    newcomer = DataConfig(**flare.summary["data"]).newcomers(Digits())[0]
+    arrays = {}
+    for split in ("train", "test"):
+        samples = getattr(newcomer, split)
+        arrays[f"{split}_images"], arrays[f"{split}_labels"] = (samples.x[:, 0] + 1) / 2, samples.y
+    np.savez(tmp_path / "own.npz", **arrays)
+    said = cfl("onboard", str(flare.folder), "--data", str(tmp_path / "own.npz"), "--name", newcomer.name)
+    expected = flare.newcomers["participants"][0]
+    row = next(line for line in said.splitlines() if line.startswith(newcomer.name)).split()
+    assert row[1] == str(expected["cluster"])
+    assert row[-2] == f"{expected['served_accuracy']:.3f}"
+    path = flare.folder / "newcomers" / newcomer.name / "model.safetensors"
+    model = read_model(path)(torch.from_numpy(newcomer.test.x)).argmax(1).numpy()
+    assert np.mean(model == newcomer.test.y) == pytest.approx(expected["served_accuracy"])
+    mine = load_arrays(path)[0]
+    theirs = load_arrays(flare.folder / "clusters" / f"cluster-{expected['cluster']}.safetensors")[0]
+    for name, array in mine.items():
+        assert (array == theirs[name]).all() != name.endswith("bias")  # its private layers are its own
+
+
+def cluster_of_group(run: Run) -> dict[int, int]:
+    return {p["group"]: p["cluster"] for p in run.summary["participants"]}
+
+
+# ---- Settings of FLARE's FedAvgRecipe, with cfl_flare's own training and with a script ----
+
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import argparse

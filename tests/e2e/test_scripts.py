@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A training script in a process of its own, with all that a job can ask of one: choosing, penalties, differences."""
+"""Training scripts: one that is asked for all that a job can ask, and what becomes of those that fail."""
+
+from __future__ import annotations
 
 import json
 import textwrap
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe.sim_env import SimEnv
+from nvflare.recipe.utils import set_per_site_config
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.engine.newcomers import Finished
@@ -16,8 +19,10 @@ from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.client_api.private import keep_private
 from cfl_flare.flare.kit import allow
+from cfl_flare.flare.per_site import UNWAITED
 from cfl_flare.methods import IFCA, Contrastive, KnowledgeSharing
 from cfl_flare.models import MLP, Logistic
+from cfl_flare.report.table import missed_lines
 from cfl_flare.results.run_dir import Run, find_runs
 from cfl_flare.results.served import load_arrays, load_model
 from tests.e2e.plugin import Received
@@ -219,3 +224,76 @@ def test_a_script_in_numpy_has_arrays_as_its_model(tmp_path, monkeypatch):
         load_model(tmp_path / "flare", "cluster-0")
     with pytest.raises(ConfigError, match="only its own training script computes with"):
         Finished(tmp_path / "flare")
+
+
+# ---- Scripts that fail, that end too early, and that hang, in one job ----
+
+
+ROUNDS = 10
+
+FAILS = """
+    import sys
+    import time
+    from pathlib import Path
+
+    import nvflare.client as flare
+    from cfl_flare.models import Logistic
+
+    class NoScanner(Exception):
+        pass
+
+    how, folder = sys.argv[1], Path(sys.argv[2])
+    if how == "raises":
+        raise NoScanner("of ward 7")
+    flare.init()
+    model, trained = Logistic((1, 8, 8), 10), 0
+    while flare.is_running():
+        received = flare.receive()
+        if how == "ends" and trained == 1:
+            sys.exit("of ward 7")
+        model.load_state_dict(received.params)
+        trained += 1
+        if how == "trains" and (folder / "hangs").exists():
+            (folder / f"trained-{trained}").touch()
+        if how == "hangs" and trained == 2:
+            (folder / "hangs").touch()
+            while len(list(folder.glob("trained-*"))) < 3:  # rounds go on
+                time.sleep(0.2)
+        if how == "trains" and received.current_round > 3:
+            time.sleep(0.5)
+        flare.send(flare.FLModel(params=model.state_dict(), metrics={"accuracy": 0.5}))
+"""
+
+
+def test_what_became_of_each_script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "client.py").write_text(textwrap.dedent(FAILS))
+    recipe = ClusteredRecipe(
+        name="fails",
+        method="fedavg",
+        model=Logistic((1, 8, 8), 10),
+        train_script="client.py",
+        num_rounds=ROUNDS,
+        min_clients=4,
+        task_timeout=15,
+        max_missed_tasks=1,
+        max_failed_rounds=ROUNDS,
+    )
+    sites = dict(zip(("site-1", "site-2", "site-3", "site-4"), ("raises", "ends", "hangs", "trains")))
+    own = {"site-1": {"launch_external_process": True}}
+    set_per_site_config(
+        recipe, {site: {"train_args": f"{how} {tmp_path}", **own.get(site, {})} for site, how in sites.items()}
+    )
+    recipe.execute(SimEnv(clients=list(sites), workspace_root=str(tmp_path / "flare")))
+    (run,) = find_runs(tmp_path / "flare")
+    missed = run.summary["missed"]
+    assert missed["site-1"] == {"rounds": ROUNDS, "asked": ROUNDS, "reason": "NoScanner in its script"}
+    assert missed["site-2"]["reason"] == "its script ended before the job"
+    assert f"site-1 missed {ROUNDS} of {ROUNDS} rounds: NoScanner in its script" in missed_lines([run])
+    why = [line["failed"].get("site-3") for line in run.rounds]
+    assert "no result in time" in why and UNWAITED in why  # rounds went on without it
+    assert run.rounds[-1]["trained"] == ["site-3", "site-4"]  # it has woken up
+    logs = {path: path.read_text() for path in (tmp_path / "flare" / "fails").rglob("*log*.txt")}
+    told = {path.relative_to(tmp_path / "flare" / "fails").parts for path, text in logs.items() if "of ward 7" in text}
+    assert told == {(site, name) for site in ("site-1", "site-2") for name in ("log.txt", "log_fl.txt")}
+    assert any(path.name == "error_log.txt" for path in logs)  # it is what FLARE's clients send on
