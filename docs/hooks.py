@@ -54,6 +54,8 @@ OUTSIDE = (
     "examples/*/README.md",
     "benchmarks/results/*/*.md",
     "benchmarks/results/**/*.png",
+    "benchmarks/results/**/*.json",
+    "benchmarks/results/**/*.jsonl",
     "docs/images/*.png",
 )
 REPORTS = (
