@@ -34,6 +34,14 @@ SOCKET = "CFL_WARM"
 COMMANDS = ("from cfl_flare.cli import main", "from nvflare.cli import main")
 MODULES = ("nvflare.", "cfl_flare.")
 PLAIN = subprocess.Popen
+SHIM = """#!{python}
+import sys
+
+sys.path.insert(0, {root!r})
+from tests.warm import Popen
+
+sys.exit(abs(Popen([sys.executable, "-c", {code!r}, *sys.argv[1:]]).wait()))
+"""
 IMPORTED = (
     *("nvflare.private.fed.app.simulator.simulator", "nvflare.private.fed.app.simulator.simulator_worker"),
     *("nvflare.private.fed.app.client.worker_process", "nvflare.private.fed.app.server.runner_process"),
@@ -50,14 +58,13 @@ IMPORTED = (
 def asked_for(words: Any, env: Mapping[str, str] | None) -> str:
     """The socket of the server that can start a command; empty for a command that starts by itself."""
     address = (os.environ if env is None else env).get(SOCKET, "")
-    if not address or not isinstance(words, (list, tuple)) or len(words) < 3:
+    if not address or not isinstance(words, (list, tuple)) or len(words) < 2:
         return ""
-    program, flag, code = (str(word) for word in words[:3])
-    python = os.path.basename(program).startswith("python") and os.path.realpath(program) == os.path.realpath(
-        sys.executable
-    )
-    forked = (flag == "-m" and code.startswith(MODULES)) or (flag == "-c" and any(c in code for c in COMMANDS))
-    return address if python and forked else ""
+    program, flag, code = (*map(str, words), "")[:3]
+    if os.path.abspath(program) != os.path.abspath(sys.executable):
+        return ""
+    module, command = flag == "-m" and code.startswith(MODULES), flag == "-c" and any(c in code for c in COMMANDS)
+    return address if module or command or flag.endswith(".py") else ""
 
 
 class Popen(PLAIN):
@@ -150,6 +157,20 @@ def started(folder: Path) -> Iterator[str]:
         server.wait(60)
 
 
+def commands() -> str:
+    """A folder with commands ``cfl-flare`` and ``nvflare`` that are forked, for those who type them; empty if none."""
+    if not os.environ.get(SOCKET):
+        return ""
+    folder = Path(os.environ[SOCKET]).with_name("bin")
+    folder.mkdir(exist_ok=True)
+    for name, code in zip(("cfl-flare", "nvflare"), COMMANDS):
+        path, root = folder / name, str(Path(__file__).parents[1])
+        run = f"import sys; {code}; sys.exit(main())"
+        path.write_text(SHIM.format(python=sys.executable, root=root, code=run))
+        path.chmod(0o755)
+    return str(folder)
+
+
 # ---- The server ----
 
 
@@ -225,21 +246,24 @@ def become(request: dict[str, Any], files: Sequence[int]) -> dict[str, Any]:
 def run(request: Mapping[str, Any], base: Sequence[str]) -> None:
     """Runs the module or the code, as Python would."""
     words = request["words"]
-    flag, code, arguments = words[1], words[2], words[3:]
-    first = "" if flag == "-c" else request["cwd"]
+    flag, arguments = words[1], words[2:]
+    script = flag.endswith(".py")
+    first = os.path.dirname(os.path.abspath(flag)) if script else "" if flag == "-c" else request["cwd"]
     sys.path[:] = [first, *filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep)), *base]
     sys.orig_argv[:] = words
-    sys.argv[:] = [flag, *arguments]
+    sys.argv[:] = [flag, *arguments[not script :]]
     importlib.invalidate_caches()
     sys.modules.pop("sitecustomize", None)
     with contextlib.suppress(ImportError):
         importlib.import_module("sitecustomize")
-    if flag == "-m":
-        sys.modules.pop(code, None)
-        runpy.run_module(code, run_name="__main__", alter_sys=True)
-        return
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    exec(compile(code, "<string>", "exec"), main.__dict__)
+    if script:
+        runpy.run_path(flag, run_name="__main__")
+    elif flag == "-m":
+        sys.modules.pop(arguments[0], None)
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    else:
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(arguments[0], "<string>", "exec"), main.__dict__)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command of the user's and the operator's guide, as it is printed there, in the order in which it is."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 
 from cfl_flare.results.run_dir import find_runs, load_run
+from tests import warm
 from tests.e2e.deployment import ADMIN, ROOT, Deployment, until
 
 pytestmark = pytest.mark.slow
@@ -57,11 +59,11 @@ class Reader:
             return ""
         place = self.folder / self._site if "startup/s" in line else self.folder
         said = self.folder / "said.txt"
+        env = self.trial.env(self._site)
+        env["PATH"] = os.pathsep.join(filter(None, (warm.commands(), env["PATH"])))
         with said.open("w") as out:  # a pipe would stay open as long as a site that was started
             script = "\n".join(["set -e", *self._exports, line])
-            done = subprocess.run(
-                ["bash", "-c", script], cwd=place, env=self.trial.env(self._site), stdout=out, stderr=out, timeout=400
-            )
+            done = subprocess.run(["bash", "-c", script], cwd=place, env=env, stdout=out, stderr=out, timeout=400)
         text = said.read_text()
         assert done.returncode == 0, f"{line}\n{text}"
         found = JOB_ID.findall(text)
