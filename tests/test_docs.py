@@ -116,7 +116,7 @@ def test_every_method_has_its_page():
     for name, page in found.items():
         text = page.read_text()
         assert f"`{name}`" in text or f"--method {name}" in text, f"{page.name} does not name {name}"
-        assert [s for s in SECTIONS if f"\n## {s}\n" not in text] == []
+        assert [s for s in SECTIONS if f"# {s}\n" not in text] == []
         assert "<!-- settings: " in text and "<!-- measured: " in text
     for name, page in pages(README).items():
         assert page == found[name]
