@@ -9,10 +9,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from io import BytesIO
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,7 +25,7 @@ from PIL import Image
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.private import Division
-from cfl_flare.data import Digits
+from cfl_flare.data import Digits, Npz
 from cfl_flare.engine.loop import model_factory
 from cfl_flare.engine.private import check_private
 from cfl_flare.results.run_dir import load_run
@@ -511,6 +511,7 @@ def test_a_cell_through_flare_is_the_loop_s(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(tables, "commit", lambda: "abc")
     for name in ("CFL_STATE_ROOT", "PYTHONPATH"):  # so that the cell's own do not stay
         monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.delenv("CFL_WARM", raising=False)  # a fork's seconds would not be counted
     plan = replace(SMALL, source=digits_as_jpegs(tmp_path / "digits.npz"))
     small = plan.altered({"rounds": 4})
     tables.run_cell(tmp_path / "loop", small, "wecfl:k=2", "dirichlet", 0, {})
@@ -559,6 +560,16 @@ SMALLEST: dict[str, tuple[str, str, Mapping[str, Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def sets_that_are_read_once() -> Iterator[None]:
+    """Several plans have the same 60,000 images."""
+    with pytest.MonkeyPatch.context() as patch:
+        for source in (JpegNpz, Npz):
+            patch.setattr(source, "load", cache(source.load))
+        yield
+
+
+@pytest.mark.usefixtures("sets_that_are_read_once")
 @pytest.mark.parametrize("name", PLANS)
 def test_a_cell_of_each_plan_runs_on_its_own_data(name: str, data_root: Path, tmp_path: Path) -> None:
     row, partition, settings = SMALLEST[name]
