@@ -153,7 +153,7 @@ def failure_of(error: BaseException, otherwise: str = "unexpected") -> str:
 
 
 def failure_text(code: str) -> str:
-    """What the server says of a site's failure.
+    """The server's sentence for a site's failure.
 
     >>> failure_text("memory")
     'memory: it is out of memory; its own log says why'

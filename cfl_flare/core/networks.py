@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""How a network was built: its class and its arguments, read as FLARE reads them, and a proof that they are right.
+"""The description of a network: its class and arguments, read as FLARE reads them, and a proof that they are right.
 
 FLARE takes an argument from the attribute of the same name, and the default where there is none. So the network that a
 site would build may be another one. It is built once here, compared in its parts, and compared by its outputs.
@@ -132,7 +132,7 @@ def _written(value: Any, name: str) -> Any:
 
 
 def _problem(network: nn.Module, spec: Mapping[str, Any], unknown: Mapping[str, str]) -> str | None:
-    """How the network that a description builds differs from the one that it should describe; None if not at all.
+    """The first difference between a network and the one that its description builds; None if they are alike.
 
     It is built without memory first: wrong arguments may need more than there is.
     """
@@ -219,7 +219,7 @@ def _difference(a: Any, b: Any, place: str, seen: set[tuple[int, int]]) -> str |
 
 
 def _inside(value: Any) -> dict[str, Any]:
-    """What a value holds that decides how a network computes; nothing in a plain value."""
+    """The contents of a value that decide how a network computes; none for a plain value."""
     from torch import nn
 
     if isinstance(value, nn.Module):
@@ -247,7 +247,10 @@ def _inside(value: Any) -> dict[str, Any]:
 
 
 def _outputs(network: nn.Module, twin: nn.Module) -> str | None:
-    """How two networks of the same parameters answer one input; None if alike, or if no input is known."""
+    """The difference between the answers of two networks to one input; None if alike, or if no input is known.
+
+    Both compute with the parameters of the first one.
+    """
     state = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     for given in _inputs(network):
         try:
@@ -265,7 +268,7 @@ def _outputs(network: nn.Module, twin: nn.Module) -> str | None:
 
 
 def _answer(network: nn.Module, state: dict[str, Any], given: torch.Tensor) -> Any:
-    """What a network with these arrays says in evaluation mode, with random numbers from a seed of their own."""
+    """The answer of a network with these arrays in evaluation mode; random numbers come from a fixed seed."""
     import torch
 
     modes = {module: module.training for module in network.modules()}

@@ -74,7 +74,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each array is in a model's vectors: parameters first, then float buffers; counters in their own vector.
+    """The place of each array in a model's vectors: parameters first, then float buffers; counters in their own vector.
 
     Attributes:
         entries: the arrays, in the order of the vectors.
@@ -307,7 +307,7 @@ class Params:
 
 
 def live_state(module: torch.nn.Module) -> dict[str, tuple[str, torch.Tensor]]:
-    """What a module's ``state_dict()`` holds, by its names: the name in the module and the live tensor of each.
+    """The tensors of a module's ``state_dict()``, by its names: the name in the module and the live tensor.
 
     A module may override ``state_dict()``, name only some of its parameters (adapters), and name them differently. A
     tensor that is none of the module's stays as it is.

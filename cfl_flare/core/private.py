@@ -23,7 +23,7 @@ parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11
 
 # Layers by what they are, in place of a pattern of names, and how a message calls them.
 WORDS = {"norm": "normalisation layer", "bias": "bias", "head": "fully connected layer"}
-# Of a job's regular expression: its characters, and the steps of searching all names by it.
+# Bounds of a job's regular expression: its characters, and the steps of a search of all names.
 MOST_PATTERN, MOST_STEPS = 500, 10**8
 # Classes of normalisation layers: BatchNorm2d, LayerNorm, RMSNorm, and those that others write.
 NORM = re.compile(r"Norm(\dd)?$")

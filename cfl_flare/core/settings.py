@@ -44,7 +44,7 @@ SHARE_OR_COUNT = Bounds(
 
 @dataclass(frozen=True)
 class Setting:
-    """What is stated of a setting, see `setting`; ``field`` is its name in the dataclass."""
+    """The facts of a setting, see `setting`; ``field`` is its name in the dataclass."""
 
     name: str
     field: str

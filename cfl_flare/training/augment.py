@@ -24,11 +24,11 @@ from cfl_flare.training.transforms import ALLOWED, COLOUR, POLICIES, WITHOUT_MAS
 
 # A transform may make an image's longer side this many times as long, before another one crops it.
 LARGEST_FACTOR = 3
-# How often the chain is tried on a sample, with every transform that is applied by chance.
+# Number of trials of the chain on a sample, with every transform that is applied by chance.
 TRIES = 8
 # An elastic transform's kernel is this many sigmas long.
 SIGMAS = 8
-# How far beyond 0 and 1 rounding may take a value.
+# Rounding may take a value this far beyond 0 and 1.
 ROUNDING = 1e-5
 
 

@@ -38,7 +38,7 @@ OF_OUTPUTS: dict[tuple[Any, str], Callable[[Tensor, Tensor, Tensor], Tensor]] = 
 
 
 def counted(task: LearningTask, name: str, outputs: Tensor, targets: Tensor) -> Callable[[Tensor], Tensor] | None:
-    """What measures all draws at once, by their counts ``(n, draws)`` float64: ``(draws,)``, NaN where not defined.
+    """A function that measures all draws at once: counts ``(n, draws)`` float64 to ``(draws,)``, NaN where not defined.
 
     Args:
         task: the run's.

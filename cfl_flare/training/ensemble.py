@@ -16,7 +16,7 @@ from cfl_flare.core.config import require
 from cfl_flare.core.params import Params
 
 VOTES = ("logits", "probabilities")
-# What makes predictions of outputs: class probabilities, a probability of each output, numbers, rates.
+# These make predictions of outputs: class probabilities, a probability of each output, numbers, rates.
 LINKS = ("softmax", "sigmoid", "identity", "exp")
 
 
@@ -77,7 +77,7 @@ class Ensemble(nn.Module):
 
 @dataclass(frozen=True)
 class Served:
-    """What a participant predicts with: one model or an ensemble.
+    """The model, or the ensemble, with which a participant predicts.
 
     Attributes:
         models: of the ensemble, or the only one.

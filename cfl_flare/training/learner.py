@@ -80,7 +80,7 @@ class Learner:
         return self._runtime.settings.lr_at(self.round) if self._lr is None else self._lr
 
     def initial(self, index: int) -> Params:
-        """What travels of the run's untrained model number ``index``: all of it where no layers are private."""
+        """The part that travels of the run's untrained model number ``index``: all of it if no layers are private."""
         return self._runtime.initial(self._first + index)
 
     def _view(self, **changes: Any) -> Learner:
@@ -122,7 +122,7 @@ class Learner:
         return division.joined(model, layers)
 
     def complete(self, served: Params | Served) -> Params | Served:
-        """What a participant predicts with: each model with the private layers of the part that it belongs to."""
+        """The models with which the participant predicts, each with the private layers of its part."""
         if self._runtime.division.private is None:
             return served
         served = Served.of(served)
@@ -241,7 +241,7 @@ class Learner:
         return combined(self._predict(served.models, self._test.x), served.vote, self._runtime.task.link)
 
     def measured(self, outputs: Tensor) -> dict[str, float]:
-        """What the run's task measures of a model by these outputs for the participant's test split."""
+        """The task's measures of these outputs for the participant's test split."""
         return self._runtime.task.measured(outputs, self._test.y, self._runtime.settings.measures)
 
     def score_counts(self, outputs: Tensor) -> np.ndarray | None:
@@ -250,7 +250,7 @@ class Learner:
         return score_counts(outputs, self._test.y, task.link, bins, getattr(task, "threshold", 0.5))
 
     def evaluate(self, model: Params | Served) -> dict[str, float]:
-        """What the run's task measures of a model, or of an ensemble, on the participant's test split."""
+        """The task's measures of a model, or of an ensemble, on the participant's test split."""
         return self.measured(self.tested(model)) if self.tests else {}
 
     def resampled(self, outputs: Tensor, names: Iterable[str], times: int) -> Replicates | None:

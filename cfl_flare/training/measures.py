@@ -20,7 +20,7 @@ from torch import Tensor
 # Bins of the calibration error, by probability (Guo et al. 2017).
 BINS = 15
 
-# Of predictions and targets, by the settings of a task.
+# A function of predictions, targets and the task, whose settings it may need.
 Measure = Callable[[Tensor, Tensor, Any], "float | None"]
 
 LARGEST = 1e9
@@ -109,14 +109,14 @@ def one_against_the_rest(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
 
 
 def by_class(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which samples are rightly named a class, are named it, and are of it, ``(n, classes)`` each."""
+    """Whether each sample is rightly named a class, is named it, and is of it, ``(n, classes)`` each."""
     there = torch.nn.functional.one_hot(targets, scores.shape[1])
     named = torch.nn.functional.one_hot(scores.argmax(1), scores.shape[1])
     return named * there, named, there
 
 
 def _findings(scores: Tensor, targets: Tensor, task: Any) -> tuple[Tensor, Tensor]:
-    """Which findings are named, and which are there, ``(n, findings)`` each."""
+    """Whether each finding is named, and whether it is there, ``(n, findings)`` each."""
     scores, labels = one_against_the_rest(scores, targets)
     return scores >= task.threshold, labels > 0
 
@@ -264,7 +264,7 @@ auroc, auprc, brier = _of_scores(_area_under_roc), _of_scores(_average_precision
 sensitivity, specificity, calibration_error = _rate(True), _rate(False), CountedMeasure(_calibration_error)
 SCORED: dict[str, Measure] = {"auroc": auroc, "auprc": auprc, "brier": brier, "ece": calibration_error}
 
-# What each task can measure.
+# The measures of each task.
 OF_CLASSES: dict[str, Measure] = {**SCORED, "balanced_accuracy": CountedMeasure(_balanced_accuracy)}
 OF_FINDINGS: dict[str, Measure] = {
     **SCORED,

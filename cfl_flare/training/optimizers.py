@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a step of the resident model along its gradient: SGD, Adam, AdamW, on flat vectors."""
+"""Steps of the resident model along its gradient: SGD, Adam, AdamW, on flat vectors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _state(self) -> dict[str, Tensor]:
-        """What it remembers, by names of a participant's memory, each ``(layout.parameter_size,)``."""
+        """Its state, by names of a participant's memory, each ``(layout.parameter_size,)``."""
 
     @torch.no_grad()
     def recall(self, memory: Mapping[str, Params]) -> None:

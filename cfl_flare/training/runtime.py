@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the participants of a process share: device, model and settings; and what each has: samples, batches, memory."""
+"""The device, model and settings that a process's participants share; the samples, batches and memory of each."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class MemoryView(MutableMapping[str, Params]):
 
 
 class Runtime:
-    """What all participants of a process share: the resident model, its optimizer, the settings.
+    """The resident model, its optimizer and the settings, which all participants of a process share.
 
     Args:
         make_model: builds the untrained module.
@@ -219,12 +219,12 @@ class Runtime:
 
     @cached_property
     def first_private(self) -> Params:
-        """What stays at every participant, as it begins with it: from the run's first untrained model."""
+        """The layers that stay at every participant, as in the run's first untrained model."""
         return self.untrained(0).take(self.division.whole.restricted(self.division.names))
 
     @cached_property
     def _places(self) -> list[slice]:
-        """Where the parameters that travel are among the resident model's."""
+        """The places of the parameters that travel among the resident model's."""
         names = [e.name for e in self.division.public.entries if e.kind == "parameter"]
         return self.resident.layout.select(names)
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""How a participant trains in one round, and what of its predictions is measured."""
+"""Settings of a participant's training in one round, and of the measures of its predictions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 # SGD's, unless the settings say otherwise.
 MOMENTUM = 0.9
 
-# Of a histogram of scores: fewer tell nothing, and more are the scores themselves.
+# Bins of a histogram of scores: fewer tell nothing, and more are the scores themselves.
 SCORE_BINS = Bounds("0 or in 10..2000", lambda value: value == 0 or 10 <= value <= 2000)
-# How often a test split is drawn anew: from some, percentiles of 2.5 and 97.5 say something; more say nothing new.
+# Draws of a test split: fewer do not carry percentiles of 2.5 and 97.5, and more say nothing new.
 MOST_DRAWS = 2000
 DRAWS = Bounds(f"0 or in 50..{MOST_DRAWS}", lambda value: value == 0 or 50 <= value <= MOST_DRAWS)
 ROUNDS = Bounds("rounds > 0", lambda value: all(isinstance(r, int) and r > 0 for r in value))

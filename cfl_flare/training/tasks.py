@@ -40,7 +40,7 @@ from cfl_flare.training.measures import (
 
 @dataclass(frozen=True)
 class LearningTask(ABC):
-    """What models predict. Its settings are the fields of its dataclass.
+    """A learning task. Its settings are the fields of its dataclass.
 
     Attributes:
         name: in settings.
@@ -72,7 +72,7 @@ class LearningTask(ABC):
         return torch.from_numpy(np.ascontiguousarray(y, self.dtype))
 
     def outputs(self, y: np.ndarray) -> int:
-        """How many outputs a model of these labels has, for each sample or pixel."""
+        """The number of outputs of a model of these labels, for each sample or pixel."""
         return 1
 
     def check(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
@@ -111,7 +111,7 @@ class LearningTask(ABC):
         return {name: RANGES.get(name, (-LARGEST, LARGEST)) for name in (*self.always, *requested)}
 
     def key_metric(self, outputs: int | None) -> str:
-        """What judges a run that names no metric: the loss where there are two classes, else accuracy.
+        """The metric that judges a run that names none: the loss where there are two classes, else accuracy.
 
         Where one of two classes is rare, a model that always names the other one is nearly always right.
 
@@ -137,7 +137,7 @@ class LearningTask(ABC):
         return torch.stack([self.loss(of_model, targets).double() for of_model in outputs])
 
     def measured(self, outputs: Tensor, targets: Tensor, requested: Iterable[str] = ()) -> dict[str, float]:
-        """What is measured of a model on a test split.
+        """The measures of a model on a test split.
 
         Args:
             outputs: of the model, ``(n, classes, ...)``.

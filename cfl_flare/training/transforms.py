@@ -19,7 +19,7 @@ from cfl_flare.core.settings import Bounds
 
 # The longest chain, and the longest text of one transform.
 MOST_TRANSFORMS, LONGEST = 16, 200
-# Of an image's side, in pixels; what fits an image, `cfl_flare.training.augment` checks.
+# The largest side of an image, in pixels. `cfl_flare.training.augment` checks what fits an image.
 LARGEST_SIDE = 4096
 LARGEST_NUMBER = 1e4
 
@@ -145,5 +145,5 @@ def check_augment(given: Any) -> tuple[str, ...]:
 
 
 def named(text: str) -> str:
-    """How a message begins that is about one transform."""
+    """The beginning of a message about one transform."""
     return f"training: augment = {text!r}"
