@@ -238,10 +238,7 @@ def gains(measured: Measured, reference: Measured, mode: str = "max", margin: fl
 
 
 def _judged(gain: float, drawn: np.ndarray | None, tested: int, reach: float, margin: float) -> Gain:
-    """What can be said of one hospital with a gain, on the split and on draws.
-
-    An interval reaches ``reach`` deviations to either side.
-    """
+    """What can be said of a hospital's gain. An interval reaches ``reach`` deviations to either side."""
     if drawn is None:
         return Gain(None, None, None, UNKNOWN, FEWEST_TESTED if tested < FEWEST_TESTED else None)
     half = reach * float(drawn.std(ddof=1)) if len(drawn) > 1 else 0.0

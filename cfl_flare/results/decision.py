@@ -208,7 +208,7 @@ def decide(
 
 
 def _without_each(contest: Contest, choice: Choice) -> dict[str, str]:
-    """By hospital, what the choice is without it, if that reverses it; of one there is nothing to leave out."""
+    """By hospital, what the choice is without it, if that reverses it."""
     words = dict[str, str]()
     names = contest.hospitals
     for name in names if len(names) > 1 else []:

@@ -28,12 +28,7 @@ RUN_FILES = (SUMMARY, ROUNDS, STARTED, ATTEMPT)
 
 
 class Tail:
-    """The complete lines of a JSON Lines file, each of them once.
-
-    Args:
-        path: the file; it may not exist yet.
-        needed: what an object must have.
-        others: what it may have.
+    """The complete lines of a JSON Lines file, each once. Arguments are as for `cfl_flare.results.schema.checked`.
 
     Attributes:
         damaged: how many lines were left out.

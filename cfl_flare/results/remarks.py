@@ -103,7 +103,6 @@ def floor_in_run(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
 
 
 def fewer_clusters(possible: int, wanted: int, floor: str) -> str:
-    """A sentence on how many clusters are used."""
     return f"Of the {wanted} clusters that were asked for, {possible} are used: no more can have {floor} each."
 
 

@@ -41,7 +41,7 @@ class Trainer(Protocol):
 
     @property
     def participants(self) -> int:
-        """How many hospitals there are."""
+        """The number of hospitals."""
         ...
 
     def search(self) -> tuple[Mapping[str, Any], int]:
@@ -63,10 +63,9 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class Rung:
-    """One comparison on validation samples.
+    """One comparison on validation samples, after the same rounds of each candidate.
 
     Attributes:
-        rounds: after which it was made.
         means: each candidate's mean over hospitals.
         dropped: why some train no further.
         seconds: that it took, with the training since the rung before.
@@ -131,9 +130,6 @@ class Study:
         save: called whenever there is more of it.
         say: called with one line on each step.
         seed: of the draws of hospitals.
-
-    Raises:
-        ConfigError: the margin makes no sense for the metric.
     """
 
     def __init__(
