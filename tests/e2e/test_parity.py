@@ -26,8 +26,9 @@ from cfl_flare.flare.kit import allow
 from cfl_flare.methods import build_method
 from cfl_flare.models import MLP
 from cfl_flare.results.bootstrap import paired_difference
+from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import Run, load_run
-from cfl_flare.results.served import load_model, read_model
+from cfl_flare.results.served import load_model
 from cfl_flare.training.settings import TrainSettings
 from tests.cli.test_predict import check_reported
 from tests.e2e.plugin import Series
