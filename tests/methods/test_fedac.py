@@ -20,7 +20,7 @@ from cfl_flare.results.metrics import measure_round
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
-from tests.methods.test_ifca import SPLIT, split
+from tests.methods.test_ifca_wecfl import SPLIT, split
 from tests.methods.test_personal import G, backbone, learner
 from tests.play import MODEL, play
 from tests.tiny import LAYOUT, coin, initial

@@ -26,7 +26,7 @@ from cfl_flare.methods import (
     describe_method,
 )
 from cfl_flare.training.ensemble import Served
-from tests.methods.test_invariants import loop
+from tests.methods.test_contract import loop
 from tests.play import assert_same_models, play
 from tests.tiny import coin, initial, learner, update
 

@@ -29,7 +29,7 @@ from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime
 from cfl_flare.training.runtime import Split as Samples
 from cfl_flare.training.settings import TrainSettings
-from tests.methods.test_ifca import SPLIT, Split, split
+from tests.methods.test_ifca_wecfl import SPLIT, Split, split
 from tests.play import assert_same_models, moved, play, sent, streams_of
 from tests.tiny import coin, update
 from tests.tiny import learner as coin_learner
