@@ -14,8 +14,6 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from cfl_flare.clustering.differences import exposed
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import append, json_lines, make_folder
@@ -60,7 +58,7 @@ class Means:
         Raises:
             FileError: they cannot be written.
         """
-        starts = {slot: _checksum(model.vector) for slot, model in before.bank.items()}
+        starts = {s: hashlib.blake2b(m.vector.tobytes(), digest_size=8).hexdigest() for s, m in before.bank.items()}
         members: dict[str, dict[str, float]] = {}
         for update in heads(updates):
             for slot, shares in shares_in(update.counts_in or {}).items():
@@ -97,7 +95,3 @@ def _as_json(members: Members) -> list[str] | dict[str, float]:
     """The names alone, if all shares are 1."""
     shares = dict(sorted(members))
     return list(shares) if set(shares.values()) == {1.0} else shares
-
-
-def _checksum(vector: np.ndarray) -> str:
-    return hashlib.blake2b(vector.tobytes(), digest_size=8).hexdigest()

@@ -69,15 +69,13 @@ class WeCFL(Method):
         if late.any():
             common = self.features(state.bank[GLOBAL])
             labels[late] = distances_between(features[late] - common, centres - common, "cosine").argmin(axis=1)
-        if not (late.all() or self._frozen(state)):
+        frozen = self.clustering_rounds is not None and state.round >= self.clustering_rounds
+        if not (late.all() or frozen):
             known = ~late if late.any() else slice(None)  # a view where all are known: features are large
             rest = {name: int(label) for name, label in zip(names, labels) if name not in state.assignment}
             sizes = state.sizes([name for name in names if name not in rest], rest)
             labels[known] = lloyd(features[known], centres, weights[known], sizes=sizes)
         return dict(zip(names, labels.tolist()))
-
-    def _frozen(self, state: ServerState) -> bool:
-        return self.clustering_rounds is not None and state.round >= self.clustering_rounds
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
         """A trained model counts in its participant's new cluster, wherever its training began."""
