@@ -56,8 +56,8 @@ class ClusterCount:
 def number_of_clusters(products: np.ndarray, most: int, references: int = 100, seed: int = 0) -> ClusterCount:
     """The number of clusters of some vectors by the gap statistic (Tibshirani et al. 2001), 1 if there are none.
 
-    The vectors are compared by their directions from their mean, see `directions`, and clustered by Ward's linkage,
-    whose dispersion W_K is the one that k-means minimises. The reference sets have no clusters. They have the lengths
+    The vectors are compared by their directions from their mean, see `directions`. Ward's linkage clusters them; its
+    dispersion W_K is the one that k-means minimises. The reference sets have no clusters. They have the lengths
     of the vectors and the variance along each of their principal axes: the null hypothesis of SigClust (Liu et al.
     2008) on the sphere. A box (Tibshirani et al., sec. 4) has far less structure than what participants without
     clusters send. A sample's variances are more uneven than those that it was drawn from, and so a reference set has a

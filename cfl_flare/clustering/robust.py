@@ -69,7 +69,7 @@ def multi_krum(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice]
 def isolated(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice] | None = None) -> dict[int, float]:
     """Up to ``hostile`` rows that have too few others near them, and how many times too far those are.
 
-    A row's score is the distance to the row that is the ``hostile``-th nearest to it, so that rows which collude do not
+    A row's score is the distance to the row that is the ``hostile``-th nearest to it. So rows which collude do not
     vouch for each other: each group of honest rows needs more members than that. Rows with more than `ISOLATED` times
     the median score are isolated, the furthest first. With layers, the one counts where a row is furthest; as one of
     many is always far, twice as much is isolated then.

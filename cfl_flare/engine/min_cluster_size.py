@@ -110,8 +110,8 @@ def under_floor(method: Method, before: ServerState, updates: Sequence[Update], 
     """The assignment of a method that left a cluster too small: the cheapest one without small clusters.
 
     Methods of this package ask `ServerState.sizes` while they assign, and leave nothing to do but where a participant
-    joins late. Costs are squared distances of a participant's vector (`Method.vector`) to the mean vector of a
-    cluster's members in this round, or to its centre if all are absent. Where participants choose themselves, the
+    joins late. Costs are squared distances of a participant's vector (`Method.vector`) to a cluster: to the mean
+    vector of its members in this round, or to its centre if all are absent. Where participants choose themselves, the
     assignment has mixtures, or the M-step takes no other assignment, it stays as it is.
 
     Raises:

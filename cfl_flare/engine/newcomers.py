@@ -3,8 +3,8 @@
 """Newcomers: participants that were not in training join a finished run, whose models stay as they are.
 
 One procedure serves all methods, since each of them can handle a late participant: a newcomer takes part in rounds of
-its own, in which none of the server's models changes. It does so until it is placed in a cluster, and then once more as
-a member, so that what is its own (a head, a personal model) is trained there. Each newcomer joins separately, and
+its own, in which none of the server's models changes. It does so until it is placed in a cluster, and then once
+more as a member. So its own part (a head, a personal model) is trained there. Each newcomer joins separately, and
 changes nothing for the others.
 """
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums on the site: if the M-step averages, a site with many participants sends one mean per cluster for all of them.
 
-A mean of means, each with the total weight of its members, is the mean of all. So the update of a site's first
-participant in each cluster (the carrier) holds the mean of their models, and the others' updates only name the carrier.
-The server gives the carrier the weight of all of them, and the others none. It never sees a participant's own model.
+A mean of means, each with the total weight of its members, is the mean of all. A site's first participant in each
+cluster is the carrier: its update holds the mean of their models. The others' updates only name the carrier. The server
+gives the carrier the weight of all of them, and the others none. It never sees a participant's own model.
 """
 
 from __future__ import annotations

@@ -133,9 +133,6 @@ class Warmup(FedAvg):
         after = with_clusters(self.base, len(ids)).aggregate(sent, Mapped(updates, of_cluster), clusters)
         return replace(after, extras={**after.extras, NUMBER_FOUND: len(ids)}, notes=state.notes)
 
-    def clusters_in(self, state: ServerState) -> int:
-        return 0
-
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         return {GLOBAL: Served((state.bank[COMMON],))}
 
@@ -147,9 +144,9 @@ class Warmup(FedAvg):
 class AutoK(Wrapper):
     """Finds the number of clusters, then goes on as a method with that number: ``wecfl:k=auto``.
 
-    It begins as FedAvg. In the last round of this warm-up all are asked to train, and their updates of the common model
-    are clustered by the gap statistic, see `cfl_flare.clustering.gap.number_of_clusters`. These clusters, each with the
-    mean of what its members trained in that round, are what the base goes on with. If there is one, the base has one.
+    It begins as FedAvg. In the last round of this warm-up all are asked to train. The gap statistic clusters their
+    updates of the common model, see `cfl_flare.clustering.gap.number_of_clusters`. These clusters, each with the mean
+    of what its members trained in that round, are what the base goes on with. If there is one, the base has one.
     """
 
     name: ClassVar[str] = "auto-k"

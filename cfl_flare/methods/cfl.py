@@ -40,11 +40,11 @@ def half_slot(cluster: int, left: bool) -> str:
 class CFL(Method):
     """Clustered federated learning: FedAvg in each cluster, which is split if it converged but its members did not.
 
-    Participants are compared by their updates to the same model. Those that were absent when their cluster was split,
-    and newcomers, go down the tree of splits as the paper's new clients do, one split an appearance: they are sent the
-    model that was split, and go to the half whose mean update in that round is closer to their own by cosine
-    similarity. That update counts in no mean. Until then their cluster is the half that kept the id, and they predict
-    with the model that was split.
+    Participants are compared by their updates to the same model. Newcomers, and participants that were absent when
+    their cluster was split, go down the tree of splits as the paper's new clients do, one split an appearance. They are
+    sent the model that was split. They go to the half whose mean update in that round has the larger cosine with their
+    own. That update counts in no mean. Until then their cluster is the half that kept the id, and they predict with the
+    model that was split.
     """
 
     name: ClassVar[str] = "cfl"

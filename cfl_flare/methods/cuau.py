@@ -36,8 +36,8 @@ class FedCUAU(Method):
     with those of the last cluster, (w^s, w^CC), are exactly the base's model.
 
     In stage 1 nothing is sent: each participant builds the run's initial model from the seed. One that fails in round
-    0, or joins later, does the same stage 1 in its first round, and is placed between round 0's percentile points by
-    its distance to round 0's AU. Until then it is served C1's model.
+    0, or joins later, does the same stage 1 in its first round. Its distance to round 0's AU places it between round
+    0's percentile points. Until then it is served C1's model.
 
     With ``finetune`` a participant is served its own cluster's model, fine-tuned (the personalised accuracy); without
     it C1's model (the initial accuracy), or for FedPer, whose heads are the participants', its own cluster's.

@@ -34,7 +34,7 @@ PHI, MAP = "phi", "map"
 class FedAC(OwnModel):
     """Adaptive clustered FL: a participant keeps its own model omega_i = (phi_i, h_i) and predicts with it.
 
-    The server keeps each participant's latest model on disk and clusters all of them in each round, including those of
+    The server keeps each participant's latest model on disk. It clusters all of them in each round, also those of
     participants that are not sampled in it. One that was never sampled has no cluster, and starts from the common mean.
     """
 

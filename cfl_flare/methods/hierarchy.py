@@ -42,8 +42,8 @@ def first_slot(cluster: int) -> str:
 class OneShot(Method):
     """One round in which the updates to the common model are clustered; then FedAvg inside each cluster.
 
-    The common model stays as it was in that round. A participant that missed the round is first sent the common model,
-    and joins the cluster whose mean update in that round is nearest to its own update. From then on it trains in its
+    The common model stays as it was in that round. A participant that missed the round is first sent the common model.
+    It joins the cluster whose mean update in that round is nearest to its own update. From then on it trains in its
     cluster.
     """
 

@@ -29,8 +29,8 @@ class Traits:
             fully connected layers, or all parameters where there are none.
         compares_models: participants are compared by their trained models; else by arrays that they send, or not.
         assigns_on_site: each participant chooses its cluster itself.
-        averages_only: the M-step takes nothing but weighted means of the models, each where it was trained, so that
-            sites can add up their own and a server's optimizer can step towards them.
+        averages_only: the M-step takes weighted means of the models alone, each where it was trained. So sites can add
+            up their own, and a server's optimizer can step towards the means.
         mixes: a participant may be in several clusters, each with a share: a `cfl_flare.clustering.floor.Mixture`.
         mergeable: the M-step takes any assignment of the round's participants, so that small clusters can be filled up.
         shares_centres: K is fixed, a participant may be sent all centres, and the common model is their mean: what

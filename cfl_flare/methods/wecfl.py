@@ -84,8 +84,8 @@ class WeCFL(Method):
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """M-step (thesis Eq. 3.3a): the psi-weighted mean inside each cluster.
 
-        The common model, for participants that have no cluster yet, becomes the mean of the centres, weighted by their
-        clusters' weights in this round (thesis Eq. 5.6).
+        The common model is for participants that have no cluster yet. It becomes the mean of the centres, weighted by
+        their clusters' weights in this round (thesis Eq. 5.6).
         """
         return self.with_common(state, self.centres(state, updates, assignment), updates, assignment)
 
