@@ -133,7 +133,7 @@ def check_update(update: Update, sent: Download, state: ServerState, method: str
     name, samples, cluster = update.participant, update.samples, update.cluster
     if not is_number(samples, MIN_WEIGHT, MAX_SAMPLES):
         raise PayloadError("samples", f"{name}: samples = {shown(samples)} should be in {MIN_WEIGHT:g}..{MAX_SAMPLES}")
-    if sent.must_name:
+    if sent.choices:
         if not isinstance(cluster, int) or isinstance(cluster, bool) or cluster not in sent.choices:
             raise PayloadError("cluster", f"{name}: cluster = {shown(cluster)} should be one of {[*sent.choices]}")
     elif cluster is not None:

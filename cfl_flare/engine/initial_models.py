@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,36 +138,27 @@ def initial_models(
     """What travels of a run's initial models: of untrained ones, or of always the one in the file at ``path``.
 
     Raises:
-        ConfigError: the method cannot start from one given model, or the file is not such a model's.
+        ConfigError: the method cannot start from one given model, or the file is not such a model's. When it is
+            called: the model's constructor makes models equal that should differ.
     """
-    if path is None:
-        return _Drawn(method, partial(untrained, make_model, seed), layout)
-    check_initial(method, layout, private=layout != Layout.of(make_model()))
-    model = read_checkpoint(path, layout)
-    return lambda index: model
+    if path is not None:
+        check_initial(method, layout, private=layout != Layout.of(make_model()))
+        given = read_checkpoint(path, layout)
+        return lambda index: given
+    indices: dict[bytes, int] = {}
 
-
-class _Drawn:
-    """The untrained models that a method begins with, which must differ.
-
-    Raises:
-        ConfigError: the model's constructor gives it the same values whatever the seed.
-    """
-
-    def __init__(self, method: Method, untrained: Callable[[int], Params], layout: Layout):
-        self._label, self._untrained, self._layout = method.label, untrained, layout
-        self._known: dict[bytes, int] = {}
-
-    def __call__(self, index: int) -> Params:
-        model = self._untrained(index).within(self._layout)
-        equal = self._known.setdefault(hashlib.sha256(model.vector.data).digest(), index)
+    def drawn(index: int) -> Params:
+        model = untrained(make_model, seed, index).within(layout)
+        first = indices.setdefault(hashlib.sha256(model.vector.data).digest(), index)
         require(
-            equal == index,
-            f"run: model: method {self._label} begins with several different models, and the model's constructor makes "
-            "them all equal: it sets its parameters without drawing them; draw them there with torch's generator, or "
+            first == index,
+            f"run: model: method {method.label} begins with several different models, and the model's constructor "
+            "makes them all equal: it sets its parameters without drawing them; draw them there with torch's generator, or "
             "choose a method that begins with one model (fedavg, fesem, wecfl, cfl, fl-hc, ...)",
         )
         return model
+
+    return drawn
 
 
 # The name that FLARE's NumPy recipe gives to a model that is a single array.

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cfl_flare.core.config import from_dict, require_whole
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.config import from_dict, require, require_whole
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.cam import CAM
 from cfl_flare.methods.ensemble import Ensemble
@@ -63,30 +62,23 @@ class Combination:
         Raises:
             ConfigError: an unknown setting, or a value out of its range.
         """
-        where = f"method {self.name}"
-        rest = dict(settings)
-        unknown = [name for name in rest if name not in self.settings()]
-        if unknown:
-            there = ", ".join(self.settings())
-            raise ConfigError(f"{where}: unknown setting {unknown[0]!r}; it has: {there}")
-        names = [{f.name for f in dataclasses.fields(cls)} for cls in self.inner]
+        where, known = f"method {self.name}", self.settings()
+        unknown = [name for name in settings if name not in known]
+        require(not unknown, f"{where}: unknown setting {(*unknown, '')[0]!r}; it has: {', '.join(known)}")
+        given = {**self.fixed, **settings}
         # Fine-tuning belongs to the whole. Others go to the inner methods that have them, the rest to the outer one.
-        given = [{k: v for k, v in rest.items() if k in known and k not in OF_WHOLE} for known in names]
-        inner = [from_dict(c, {**self._fixed(known), **g}, where) for c, known, g in zip(self.inner, names, given)]
-        outer = {k: v for k, v in rest.items() if k in OF_WHOLE or not any(k in known for known in names)}
-        outer = {**self._fixed({f.name for f in dataclasses.fields(self.outer)}.difference(*names)), **outer}
-        if self.outer is CAM:
-            return from_dict(CAM, {"base": inner[0], **outer}, where)
-        if self.copies is None:
-            return from_dict(Ensemble, {"parts": inner, **outer}, where)
-        if self.copies not in outer:
-            raise ConfigError(f"{where}: setting {self.copies!r} is missing and has no default")
-        copies = outer.pop(self.copies)
-        require_whole(where, 1000, **{self.copies: copies})
-        return from_dict(Ensemble, {"parts": inner * copies, **outer}, where)
-
-    def _fixed(self, names: set[str]) -> dict[str, Any]:
-        return {k: v for k, v in self.fixed.items() if k in names}
+        names = [{f.name for f in dataclasses.fields(cls)}.difference(OF_WHOLE) for cls in self.inner]
+        inner = [
+            from_dict(cls, {k: v for k, v in given.items() if k in of}, where) for cls, of in zip(self.inner, names)
+        ]
+        outer = {k: v for k, v in given.items() if not any(k in of for of in names)}
+        if self.copies is not None:
+            require(self.copies in outer, f"{where}: setting {self.copies!r} is missing and has no default")
+            copies = outer.pop(self.copies)
+            require_whole(where, 1000, **{self.copies: copies})
+            inner *= copies
+        parts = {"base": inner[0]} if self.outer is CAM else {"parts": inner}
+        return from_dict(self.outer, {**parts, **outer}, where)
 
 
 PSI, SUM = {"weighting": "samples"}, {"vote": "logits"}

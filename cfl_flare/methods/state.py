@@ -12,7 +12,7 @@ import numpy as np
 
 from cfl_flare.clustering.floor import Census, Sizes
 from cfl_flare.core.arrays import Archive
-from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.params import Params
 
 # The cluster of each participant; a `Mixture` where it is in several, each with a share.
 Assignment = Mapping[str, int]
@@ -121,15 +121,11 @@ class Download:
         return self.models[self.slots.index(slot)]
 
     @property
-    def must_name(self) -> bool:
-        return bool(self.choices)
-
-    @property
     def returned(self) -> tuple[str, ...]:
         """``returns``, or its default."""
         if self.returns is not None:
             return self.returns
-        return () if self.must_name and self.trains_choice else self.slots[:1]
+        return () if self.choices and self.trains_choice else self.slots[:1]
 
     def expected(self, cluster: int | None) -> tuple[str, ...]:
         """The slots whose differences a participant of this cluster must send, the main one first."""
@@ -257,11 +253,6 @@ class ServerState:
     def possible(self, clusters: int) -> int:
         """How many of this number of clusters can be large enough."""
         return clusters if self.census is None else min(clusters, self.census.clusters)
-
-    def layout(self, slot: str) -> Layout:
-        """The layout of a model in the bank, or of a part of one."""
-        name, _, role = slot.partition(":")
-        return self.bank[name].layout.of_part(role)
 
     def trained(self, update: Update) -> Params:
         """The model with which a participant ended its round, in its main slot."""

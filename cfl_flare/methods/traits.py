@@ -4,18 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from cfl_flare.methods.state import Indicator
 
 Part = str | tuple[str, ...]
-
-
-def _of_parts(default: Any, rule: Callable[[Iterable[Any]], Any]) -> Any:
-    """A trait that a combination of methods has by this rule from its parts', and not from the one that clusters."""
-    return field(default=default, metadata={"of_parts": rule})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,33 +47,25 @@ class Traits:
     cluster_on: Part | None = None
     compares_models: bool = False
     assigns_on_site: bool = False
-    averages_only: bool = _of_parts(False, all)
+    averages_only: bool = False
     mixes: bool = False
     mergeable: bool = False
     shares_centres: bool = False
     whole_models: bool = False
     serves_one: bool = False
     takes_penalties: bool = False
-    starts_on_site: bool = _of_parts(False, any)
-    archives: bool = _of_parts(False, any)
+    starts_on_site: bool = False
+    archives: bool = False
     no_penalties: str = ""
-    no_private: str = _of_parts("", lambda reasons: next(filter(None, reasons), ""))
-    keeps_head: bool = _of_parts(False, any)
+    no_private: str = ""
+    keeps_head: bool = False
     indicator: Indicator | None = None
-    chooses_by_metric: bool = _of_parts(False, lambda parts: False)
-    proximal: float | None = _of_parts(None, lambda parts: None)
+    chooses_by_metric: bool = False
+    proximal: float | None = None
 
     def lacking(self, *names: str) -> list[str]:
         """Those of these traits that are not declared."""
         return [name for name in names if not getattr(self, name)]
-
-    @classmethod
-    def of_parts(cls, parts: Sequence[Traits], lead: int, **overrides: Any) -> Traits:
-        """The traits of several methods in one: those of the leading part, unless a rule or ``overrides`` says else."""
-        values = {f.name: getattr(parts[lead], f.name) for f in fields(cls)}
-        ruled = {f.name: f.metadata["of_parts"] for f in fields(cls) if "of_parts" in f.metadata}
-        values |= {name: rule(getattr(part, name) for part in parts) for name, rule in ruled.items()}
-        return cls(**{**values, **overrides})
 
 
 # What most methods are: a participant trains one whole model, with penalties, and predicts with it.

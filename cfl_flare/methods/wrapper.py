@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -92,10 +92,21 @@ class Wrapper(Method):
 
     @property
     def traits(self) -> Traits:
-        """Those of the leading part, or of all by each trait's rule."""
-        refusal = "belong to the methods inside it; give them there"
-        of_whole: dict[str, Any] = {"serves_one": False, "takes_penalties": False, "no_penalties": refusal}
-        return Traits.of_parts([m.traits for m in self.inner], self.lead, **of_whole)
+        """Those of the leading part, but for what one part brings in, or what all parts need."""
+        parts = [part.traits for part in self.inner]
+        return replace(
+            self.leader.traits,
+            averages_only=all(traits.averages_only for traits in parts),
+            starts_on_site=any(traits.starts_on_site for traits in parts),
+            archives=any(traits.archives for traits in parts),
+            keeps_head=any(traits.keeps_head for traits in parts),
+            no_private=next((traits.no_private for traits in parts if traits.no_private), ""),
+            no_penalties="belong to the methods inside it; give them there",
+            takes_penalties=False,
+            serves_one=False,
+            chooses_by_metric=False,
+            proximal=None,
+        )
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
         for part in self.inner:

@@ -5,6 +5,7 @@
 import inspect
 from abc import ABC
 from dataclasses import fields, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -75,12 +76,21 @@ def test_a_wrapper_answers_every_step():
 
 
 def test_every_trait_of_a_combination_has_a_rule_or_is_the_leader_s():
-    parts = [Traits(), Traits(clusters=3, mergeable=True, joins_by="x", starts_on_site=True, averages_only=True)]
-    whole = Traits.of_parts(parts, 1, serves_one=True)
+    class Part(FedAvg):
+        given: ClassVar[Traits]
+        traits = property(lambda self: self.given)
+
+    class Plain(Part):
+        given = Traits(serves_one=True)
+
+    class Clustering(Part):
+        given = replace(Plain.given, clusters=3, mergeable=True, joins_by="x", starts_on_site=True, averages_only=True)
+
+    whole = Ensemble(parts=(Plain(), Clustering())).traits
     assert (whole.clusters, whole.mergeable, whole.joins_by) == (3, True, "x")
     assert whole.starts_on_site  # as any part
     assert not whole.averages_only  # as all parts
-    assert whole.serves_one  # the combination's own
+    assert not whole.serves_one  # the combination's own
 
 
 @pytest.mark.parametrize("part", [Ditto(), FedPer(), Local()], ids=lambda m: m.name)
