@@ -153,8 +153,8 @@ def initial_models(
         require(
             first == index,
             f"run: model: method {method.label} begins with several different models, and the model's constructor "
-            "makes them all equal: it sets its parameters without drawing them; draw them there with torch's generator, "
-            "or choose a method that begins with one model (fedavg, fesem, wecfl, cfl, fl-hc, ...)",
+            "makes them all equal: it sets its parameters without drawing them; draw them there with torch's "
+            "generator, or choose a method that begins with one model (fedavg, fesem, wecfl, cfl, fl-hc, ...)",
         )
         return model
 

@@ -20,7 +20,7 @@ from cfl_flare.data import ParticipantData
 from cfl_flare.engine.indicator import check_task
 from cfl_flare.engine.private import check_private, check_public
 from cfl_flare.methods import Download, Method, Update
-from cfl_flare.methods.parts import joined, split
+from cfl_flare.methods.slots import joined, split
 from cfl_flare.training.bootstrap import Replicates
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.histograms import score_shape

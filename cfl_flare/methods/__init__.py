@@ -26,8 +26,7 @@ from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
 from cfl_flare.methods.personal import CGPFL, Ditto, FedBABU, FedPer
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Download, Participant, Plan, ServerState, Update
-from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.state import Assignment, Download, Participant, Plan, ServerState, Traits, Update
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
 METHODS: dict[str, type[Method]] = {

@@ -23,8 +23,7 @@ from cfl_flare.methods.dsmic import FedDS
 from cfl_flare.methods.fedavg import FedAvg
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.slots import GLOBAL, cluster_slot, is_cluster
-from cfl_flare.methods.state import Assignment, Counts, Download, Mapped, Plan, ServerState, Update, heads
-from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.state import Assignment, Counts, Download, Mapped, Plan, ServerState, Traits, Update, heads
 from cfl_flare.methods.wecfl import WeCFL
 from cfl_flare.methods.wrapper import Wrapper, as_the_leader
 from cfl_flare.training.ensemble import Served

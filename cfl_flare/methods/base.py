@@ -20,11 +20,17 @@ from cfl_flare.clustering.floor import memberships, shares_of
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.methods.parts import known_part, require_part
 from cfl_flare.methods.penalties import Penalty
-from cfl_flare.methods.slots import CLUSTER_WEIGHTS, COMMON_WEIGHTS, GLOBAL, HAS_CENTRES, cluster_slot
-from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update, heads
-from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.slots import (
+    CLUSTER_WEIGHTS,
+    COMMON_WEIGHTS,
+    GLOBAL,
+    HAS_CENTRES,
+    cluster_slot,
+    known_part,
+    require_part,
+)
+from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Traits, Update, heads
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Term

@@ -17,10 +17,8 @@ from cfl_flare.clustering.kmeans import stacked
 from cfl_flare.core.params import Layout, Params, WeightedMean
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
-from cfl_flare.methods.parts import COMPARED
-from cfl_flare.methods.slots import is_cluster
-from cfl_flare.methods.state import Assignment, Counts, Download, ServerState, Update
-from cfl_flare.methods.traits import PLAIN, Traits
+from cfl_flare.methods.slots import COMPARED, is_cluster
+from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, ServerState, Traits, Update
 from cfl_flare.training.ensemble import Served
 
 SPLITS, SETTLED = "splits", "settled"

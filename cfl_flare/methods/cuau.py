@@ -16,10 +16,9 @@ from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.fedavg import FedAvg, FedProx
-from cfl_flare.methods.parts import BACKBONE, last_block, parameters_outside, split_layers, with_part
 from cfl_flare.methods.personal import HEAD, BackboneOnly, FedBABU, FedPer
-from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update
-from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.slots import BACKBONE, last_block, parameters_outside, split_layers, with_part
+from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Traits, Update
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 

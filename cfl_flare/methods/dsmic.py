@@ -17,8 +17,17 @@ from cfl_flare.core.seeds import derive
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
 from cfl_flare.methods.fedavg import Adapting
-from cfl_flare.methods.state import Assignment, Counts, Download, Indicator, ServerState, Update, heads
-from cfl_flare.methods.traits import CLUSTERED, Traits
+from cfl_flare.methods.state import (
+    CLUSTERED,
+    Assignment,
+    Counts,
+    Download,
+    Indicator,
+    ServerState,
+    Traits,
+    Update,
+    heads,
+)
 from cfl_flare.training.ensemble import Served
 
 # The untrained model from which a newcomer trains until it has a cluster, and the clusters from which the others start.

@@ -13,8 +13,7 @@ from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
-from cfl_flare.methods.state import Assignment, Counts, Download, ServerState, Update
-from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.state import Assignment, Counts, Download, ServerState, Traits, Update
 from cfl_flare.methods.wrapper import Wrapper
 from cfl_flare.training.ensemble import VOTES, Served
 from cfl_flare.training.learner import Learner

@@ -18,11 +18,9 @@ from cfl_flare.core.arrays import LatestModels
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, weighted_mean
 from cfl_flare.core.settings import SEED, setting
-from cfl_flare.methods.parts import require_part
 from cfl_flare.methods.personal import OwnModel
-from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update
-from cfl_flare.methods.traits import PLAIN, Traits
+from cfl_flare.methods.slots import GLOBAL, cluster_slot, require_part
+from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update
 from cfl_flare.methods.tuning import Clusters, as_json, tune
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.penalties import Pull, Term

@@ -12,8 +12,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
-from cfl_flare.methods.state import Assignment, Download, ServerState, Update
-from cfl_flare.methods.traits import PLAIN, Traits
+from cfl_flare.methods.state import PLAIN, Assignment, Download, ServerState, Traits, Update
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Term

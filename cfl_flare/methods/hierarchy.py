@@ -26,10 +26,8 @@ from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout
 from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
-from cfl_flare.methods.parts import COMPARED
-from cfl_flare.methods.slots import is_cluster
-from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update, heads
-from cfl_flare.methods.traits import PLAIN, Traits
+from cfl_flare.methods.slots import COMPARED, is_cluster
+from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update, heads
 from cfl_flare.training.ensemble import Served
 
 

@@ -15,9 +15,8 @@ from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
-from cfl_flare.methods.parts import on_backbone, shared_backbone, whole_models
-from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update
-from cfl_flare.methods.traits import CLUSTERED, Traits
+from cfl_flare.methods.slots import on_backbone, shared_backbone, whole_models
+from cfl_flare.methods.state import CLUSTERED, Assignment, Counts, Download, Plan, ServerState, Traits, Update
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 

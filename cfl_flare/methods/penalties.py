@@ -19,8 +19,7 @@ from cfl_flare.core.config import build, from_dict, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import ROLES, Layout
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.methods.parts import require_part
-from cfl_flare.methods.slots import CLUSTER_WEIGHTS, GLOBAL, cluster_slot, part_slot
+from cfl_flare.methods.slots import CLUSTER_WEIGHTS, GLOBAL, cluster_slot, part_slot, require_part
 from cfl_flare.methods.state import Download
 from cfl_flare.training.penalties import ParameterContrast, Pull, RepresentationContrast, Term
 

@@ -14,10 +14,8 @@ from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.fedavg import FedAvg
-from cfl_flare.methods.parts import BACKBONE, require_part
-from cfl_flare.methods.slots import GLOBAL
-from cfl_flare.methods.state import Download, ServerState, Update
-from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.slots import BACKBONE, GLOBAL, require_part
+from cfl_flare.methods.state import Download, ServerState, Traits, Update
 from cfl_flare.methods.wecfl import FeSEM
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner

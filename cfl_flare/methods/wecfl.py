@@ -14,9 +14,8 @@ from cfl_flare.clustering.agglomerative import distances_between
 from cfl_flare.clustering.kmeans import first_kmeans, lloyd, stacked
 from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
-from cfl_flare.methods.parts import COMPARED
-from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Update
-from cfl_flare.methods.traits import CLUSTERED, Traits
+from cfl_flare.methods.slots import COMPARED
+from cfl_flare.methods.state import CLUSTERED, Assignment, Counts, Download, Plan, ServerState, Traits, Update
 
 
 @dataclass(frozen=True, kw_only=True)

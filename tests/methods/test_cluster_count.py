@@ -16,8 +16,7 @@ from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Result
 from cfl_flare.methods import CAM, Assignment, Contrastive, Download, Ensemble, FedAvg, Method, Participant, ServerState
 from cfl_flare.methods.base import cluster_slot
-from cfl_flare.methods.state import Counts, Plan, Update
-from cfl_flare.methods.traits import Traits
+from cfl_flare.methods.state import Counts, Plan, Traits, Update
 from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.results.analysis import gram
 from cfl_flare.results.run_dir import load_run, read_features
