@@ -110,7 +110,7 @@ class Ensemble(Wrapper):
         choices = {k: slot for k, prefixed in sent.choices.items() for slot in of_part({prefixed: None}, i)}
         return Download(slots, tuple(sent.models[j] for j in mine), sent.scalars.get(str(i), {}), choices=choices)
 
-    def _whole(self, before: ServerState, states: Sequence[ServerState]) -> ServerState:
+    def _joined(self, before: ServerState, states: Sequence[ServerState]) -> ServerState:
         """The parts' states in one."""
         assignment = states[self.lead].assignment if self.leader.clusters else before.assignment
         extras = {str(i): dict(state.extras) for i, state in enumerate(states)}
@@ -123,7 +123,7 @@ class Ensemble(Wrapper):
         def started(part: Method, first: int) -> ServerState:
             return part.start(lambda index: initial(first + index), participants)
 
-        return self._whole(ServerState({}), [*map(started, self.parts, self._seeds)])
+        return self._joined(ServerState({}), [*map(started, self.parts, self._seeds)])
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """The parts' downloads in one; the models to return begin with those of the part that clusters."""
@@ -170,11 +170,11 @@ class Ensemble(Wrapper):
         for i, part in enumerate(self.parts):
             clusters = assignment if self._clusters(i) else {}
             states.append(part.aggregate(self.state_of(state, i), self.seen_by(i, updates), clusters))
-        return self._whole(state, states)
+        return self._joined(state, states)
 
     def join(self, state: ServerState, update: Update) -> ServerState:
         parts = enumerate(self.parts)
-        return self._whole(state, [p.join(self.state_of(state, i), self.update_of(i, update)) for i, p in parts])
+        return self._joined(state, [p.join(self.state_of(state, i), self.update_of(i, update)) for i, p in parts])
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
         parts = enumerate(self.parts)
