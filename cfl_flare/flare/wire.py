@@ -22,7 +22,7 @@ from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.site import CrossModel, Result, Task
 from cfl_flare.methods.slots import with_parts
 
-SCHEMA = 2
+SCHEMA = 3
 ARRAYS, SCORES = "#arrays", "#scores"
 COUNTS = "counts"
 META = "cfl"
