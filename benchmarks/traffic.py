@@ -141,8 +141,8 @@ def bytes_of(method_spec: str, network: dict[str, Any]) -> tuple[int, int]:
     state = method.start(partial(untrained, partial(build, network, nn.Module, "model"), 0), ["a"])
     sent = method.distribute(state, "a")
     slots = (*sent.slots, *sent.to_train)
-    back = sent.expected(0 if sent.must_name else None)
-    down, up = (sum(state.layout(slot).nbytes for slot in which) for which in (slots, back))
+    back = sent.expected(0 if sent.choices else None)
+    down, up = (sum(m.layout.nbytes for m in with_parts(state.bank, which).values()) for which in (slots, back))
     return down, up
 
 
