@@ -1,5 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: F401
 """Clustered federated learning for NVIDIA FLARE: the public names, each imported when it is first used."""
 
 from __future__ import annotations
@@ -76,73 +77,7 @@ _NAMES = {
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "CAM",
-    "CFL",
-    "CGPFL",
-    "FLHC",
-    "IFCA",
-    "MLP",
-    "Binary",
-    "CFLError",
-    "CifarCNN",
-    "Classification",
-    "ClusteredRecipe",
-    "ConfigError",
-    "Contrastive",
-    "DataConfig",
-    "DataError",
-    "DataSource",
-    "Difference",
-    "Digits",
-    "Ditto",
-    "Ensemble",
-    "FashionCNN",
-    "FeSEM",
-    "FedAC",
-    "FedAvg",
-    "FedBABU",
-    "FedCUAU",
-    "FedDS",
-    "FedDSMIC",
-    "FedGroup",
-    "FedPer",
-    "FedProx",
-    "Finetune",
-    "Folder",
-    "KnowledgeSharing",
-    "LeafCNN",
-    "LearningTask",
-    "Local",
-    "Logistic",
-    "Method",
-    "MobileNetV2",
-    "Multilabel",
-    "Npz",
-    "PerFedAvg",
-    "Proximal",
-    "Regression",
-    "ResNet18",
-    "Run",
-    "Samples",
-    "Segmentation",
-    "ServerSettings",
-    "SiteData",
-    "StudyRecipe",
-    "Survival",
-    "Table",
-    "TrainSettings",
-    "UNet",
-    "WeCFL",
-    "__version__",
-    "find_runs",
-    "load_arrays",
-    "load_model",
-    "paired_difference",
-    "results_table",
-    "run_loop",
-    "simulator",
-]
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -117,7 +117,6 @@ def add_export_options(command: Parser) -> None:
 
 
 def export(arguments: argparse.Namespace) -> None:
-    """``cfl-flare export``."""
     often = len(arguments.method)
     require(often == 1, f"--method is given {often} times; a job has one, export another job for another")
     (text, penalties), simulated = arguments.method[0], (arguments.partition, arguments.participants) != (None, None)
@@ -145,7 +144,6 @@ def add_templates_options(command: Parser) -> None:
 
 
 def templates(arguments: argparse.Namespace) -> None:
-    """``cfl-flare templates``."""
     write_templates(arguments.out.absolute())
 
 

@@ -53,12 +53,7 @@ NONE = "none"
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that adds a command's options when the command is chosen, and whose errors are one line.
-
-    Args:
-        load: adds the options.
-        **settings: argparse's.
-    """
+    """A parser whose errors are one line, and that calls ``load`` for its options when its command is chosen."""
 
     def __init__(self, *, load: Callable[[Parser], None] | None = None, **settings: Any):
         super().__init__(**settings)
@@ -95,7 +90,7 @@ class Parser(argparse.ArgumentParser):
         return leaves
 
     def full_help(self) -> str:
-        """The help with all options."""
+        """The help with all options, not just those of `FIRST_DAY`."""
         self.load()
         if self.formatter_class is FirstDayHelp:
             self.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -183,15 +178,15 @@ def add_settings(
     optional: bool = False,
     **defaults: Any,
 ) -> None:
-    """Adds an option for each setting of dataclasses.
+    """Adds an option for each setting of dataclasses to a group.
 
     Args:
-        group: the parser's group that gets them.
-        classes: the dataclasses.
+        group: of a parser.
+        *classes: the dataclasses.
         without: settings that get no option.
         only: if any, the only settings that get an option.
         derived: defaults that the command takes once it knows the data, as the help names them.
-        optional: options that are not given leave no value, so that the command can tell.
+        optional: an option that is not given leaves no value, so that the command can tell.
         **defaults: defaults that differ on the command line.
     """
     for name, known in settings_of(*classes).items():
@@ -325,11 +320,7 @@ def split_method(text: str) -> tuple[str, list[str]]:
 
 
 def _text(value: Any) -> str:
-    """Text as it is.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Text as it is; raises a ValueError for anything else, as ``int`` and ``float`` do."""
     if not isinstance(value, str):
         raise ValueError(value)
     return value

@@ -60,7 +60,6 @@ def add_run_options(command: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """``cfl-flare run``."""
     methods = [specs.build_named(text, penalties) for text, penalties in arguments.method]
     out = Path(arguments.out or f"cfl-runs/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     specs.check_out(out)
@@ -76,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def run_names(methods: Sequence[Method]) -> list[str]:
-    """Names for the runs of methods; the place is added to those that would be equal."""
+    """Names for the runs of methods. Those that would be equal get their place in the list."""
     labels = [method.label.replace("+", "-plus-").strip("-") for method in methods]
     names = [label + (f"-k{m.clusters}" if m.clusters > 1 else "") for label, m in zip(labels, methods)]
     return [name if names.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(names)]
@@ -91,7 +90,6 @@ def add_partition_options(command: Parser) -> None:
 
 
 def partition(arguments: argparse.Namespace) -> None:
-    """``cfl-flare partition``."""
     from cfl_flare.report.figures import draw_partition
 
     figure = Path(arguments.figure) if arguments.figure else None
@@ -124,14 +122,13 @@ def add_onboard_options(command: Parser) -> None:
     command.add_argument("--indicator-file", metavar="F", help=file)
     stay = "rounds in its cluster; more train its own parts (a head, a personal model) further (%(default)s)"
     command.add_argument("--rounds", type=int, default=1, metavar="N", help=stay)
-    trust = "a class of the run's that is not cfl_flare's own and may be imported; may be given several times"
+    trust = "a class of the run's that is not cfl_flare's own and may be imported; several may be given"
     command.add_argument("--allow", action="append", default=[], metavar="CLASS", help=trust)
     where = "where its model goes; default: newcomers/NAME in the run's folder"
     command.add_argument("--out", metavar="DIR", help=where)
 
 
 def onboard(arguments: argparse.Namespace) -> None:
-    """``cfl-flare onboard``."""
     name = arguments.name
     check_run_name(name, "--name")
     run = Finished(arguments.run, partial(check_allowed, arguments.allow))
@@ -151,7 +148,7 @@ def onboard(arguments: argparse.Namespace) -> None:
 
 
 def with_columns(source: DataSource, columns: Columns | None) -> DataSource:
-    """A newcomer's table with what the run's columns mean, unless the user says that; other sources as they are."""
+    """A newcomer's table with the meaning of the run's columns, unless the user gives one. Others stay as they are."""
     if columns is None or not isinstance(source, (PatientTable, SiteData)) or source.columns is not None:
         return source
     return dataclasses.replace(source, columns=columns.to_dict())
@@ -159,8 +156,8 @@ def with_columns(source: DataSource, columns: Columns | None) -> DataSource:
 
 def check_allowed(allowed: Sequence[str], path: str) -> None:
     """Raises a ConfigError if a class that a run names is neither the package's own nor allowed."""
-    ours = [*METHODS.values(), *PENALTIES.values(), *MODELS.values()]
-    known = path in allowed or path in [f"{cls.__module__}.{cls.__qualname__}" for cls in ours]
+    classes = [*METHODS.values(), *PENALTIES.values(), *MODELS.values()]
+    known = path in allowed or path in [f"{cls.__module__}.{cls.__qualname__}" for cls in classes]
     name = path if len(path) <= 200 else path[:200] + "..."
     require(known, f"the run names {name}, which is not cfl_flare's own; if you trust it, add --allow {name}")
 

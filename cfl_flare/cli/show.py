@@ -43,7 +43,6 @@ def add_show_options(command: Parser) -> None:
 
 
 def show(arguments: argparse.Namespace) -> None:
-    """``cfl-flare show``."""
     console, folder = Console(), Path(arguments.run)
     study = find_study(arguments.run)
     if study is not None:
@@ -88,7 +87,6 @@ def add_report_options(command: Parser) -> None:
 
 
 def report(arguments: argparse.Namespace) -> None:
-    """``cfl-flare report`` writes the files and prints their names."""
     from cfl_flare.report.write import write_reports
 
     out = Path(arguments.out) if arguments.out else None
@@ -104,7 +102,6 @@ def add_methods_options(command: Parser) -> None:
 
 
 def methods(arguments: argparse.Namespace) -> None:
-    """``cfl-flare methods``."""
     registries: dict[str, Mapping[str, Any]] = {
         "methods": {**METHODS, **COMBINATIONS},
         "penalties, of --penalty": PENALTIES,
@@ -152,7 +149,7 @@ def add_watch_options(command: Parser) -> None:
 
 
 def watch(arguments: argparse.Namespace) -> None:
-    """``cfl-flare watch`` shows a folder until Ctrl-C, or until all runs have ended that were there at the start."""
+    """Shows a folder until Ctrl-C, or until all runs have ended that were there at the start."""
     every = arguments.every
     require(0.1 <= every <= 3600, f"--every = {every} should be a number of seconds in 0.1..3600")
     console, screen = Console(), Screen(Path(arguments.run))

@@ -73,7 +73,9 @@ def _add_job_commands(what: Any) -> None:
 def _add_data_commands(what: Any) -> None:
     check = what.add_parser("check", help="report what would prevent this site from taking part in a job")
     check.add_argument("--data", metavar="D", help=f"{DATA}; default: what a job finds, by $CFL_DATA")
-    check.add_argument("--model", metavar="NET", help="the job's model, as for 'cfl-flare run'; default: one that fits")
+    check.add_argument(
+        "--model", metavar="NET", help="the job's model, as for 'cfl-flare run'; default: one that suits the data"
+    )
     check.add_argument("--kit", help="check this startup kit as well; default: the current folder, if it is one")
     add_settings(check, DataConfig, SiteSettings, only=("min_samples", "device"))
     text = "write what the columns of this site's table are, for all sites to agree on"
@@ -87,7 +89,6 @@ def _add_data_commands(what: Any) -> None:
 
 
 def site(arguments: argparse.Namespace) -> None:
-    """``cfl-flare site``."""
     commands = {"prepare": prepare_kits, "unprepare": unprepare, "clean": clean, "check": check_site}
     {**commands, "columns": site_columns, "runs": show_runs, "allow": allow_job}[arguments.what](arguments)
 
@@ -124,13 +125,11 @@ def _prepare(kit: Path, resources: Preparation, others: list[Change], dry_run: b
 
 
 def unprepare(arguments: argparse.Namespace) -> None:
-    """``cfl-flare site unprepare``."""
     for kit in arguments.kits:
         print(undone(Path(kit), arguments.dry_run))
 
 
 def clean(arguments: argparse.Namespace) -> None:
-    """``cfl-flare site clean``."""
     for kit in arguments.kits:
         jobs = old_jobs(Path(kit), arguments.days)
         for job in jobs:
@@ -149,7 +148,6 @@ def _records(arguments: argparse.Namespace) -> list[JobRecord]:
 
 
 def show_runs(arguments: argparse.Namespace) -> None:
-    """``cfl-flare site runs``."""
     jobs = [job for record in _records(arguments) for job in record.jobs()]
     if arguments.json:
         for job in jobs:
@@ -165,7 +163,6 @@ def show_runs(arguments: argparse.Namespace) -> None:
 
 
 def allow_job(arguments: argparse.Namespace) -> None:
-    """``cfl-flare site allow``."""
     records = [record for record in _records(arguments) if record.allow(arguments.job)]
     require(bool(records), f"site: {arguments.job!r} is no job that was refused here; 'cfl-flare site runs' lists them")
     print(f"{arguments.job}: allowed: its sites may train together; its author submits it again, with another seed")

@@ -36,7 +36,7 @@ from cfl_flare.results.model_file import layout_of
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import task_for
 
-# Names of variables whose values are nobody else's business.
+# Names of environment variables whose values are secret.
 SECRET = re.compile(r"passw|secret|token|credential|api_?key|private_?key|access_?key", re.IGNORECASE)
 PACKAGES = ("nvflare", "torch", "numpy")
 STEPS = 5
@@ -52,7 +52,7 @@ MARKS = ("/.dockerenv", "/run/.containerenv")
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check; what to do about it, if anything; and whether a job would fail."""
+    """The result of one check, what the operator can do about it, and whether a job would fail."""
 
     what: str
     result: str
@@ -184,7 +184,7 @@ def memory() -> Finding:
 
 
 def step_seconds(site: Site) -> float:
-    """Wall-clock seconds of one training step, after a few to warm up."""
+    """Wall-clock seconds of one training step; some steps before it are not counted."""
     (name,) = site.hosted
     learner = site.learner(name, {}, 0)
     start = learner.initial(0)
@@ -244,7 +244,7 @@ def state(root: Path, kit: Path | None) -> Iterator[Finding]:
 
 
 def in_container() -> bool:
-    """Whether this process runs in a container, as far as that can be seen."""
+    """Whether something shows that this process runs in a container."""
     return any(map(os.path.exists, MARKS)) or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
