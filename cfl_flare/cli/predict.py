@@ -8,7 +8,7 @@ import argparse
 import csv
 import io
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from cfl_flare.cli.options import Parser
-from cfl_flare.cli.specs import model_spec
+from cfl_flare.cli.specs import model_spec, new_file
 from cfl_flare.core.arrays import load_arrays as read_arrays
 from cfl_flare.core.config import build, one_line, require
 from cfl_flare.core.errors import ConfigError, DataError
@@ -66,15 +66,17 @@ def predict(arguments: argparse.Namespace) -> None:
         PayloadError: the model's file is damaged, or its weights are not of the model that it names.
         DataError: the samples cannot be read, or do not fit the model.
     """
-    out, data, row_name = Path(arguments.out), Path(arguments.data), arguments.id
-    require(out.parent.is_dir(), f"--out = {arguments.out!r}: {str(out.parent)!r} is not a folder; make it first")
+    out, data, row_name = new_file("--out", arguments.out), Path(arguments.data), arguments.id
     path = find_model(Path(arguments.run), arguments.slot, arguments.participant)
     untrained = None
     if arguments.model is not None:
         untrained = build(model_spec(arguments.model, (), 0), torch.nn.Module, "model")
     module, meta, columns = read_model(path, untrained), read_arrays(path)[1], None
     if "preparation" in meta or is_table(data):
-        preparation = preparation_for(path, meta, arguments.participant)
+        if "preparation" in meta:
+            preparation = Preparation.of(meta["preparation"], f"{path}: preparation")
+        else:  # as a participant of the run filled up and scaled its own
+            preparation = preparation_of(path.parent.parent, arguments.participant)
         columns = preparation.columns
         names, samples = read_rows(data, preparation, row_name)
     else:
@@ -92,13 +94,6 @@ def predict(arguments: argparse.Namespace) -> None:
         writer.writerow(map(cell, [name, *row]))
     atomic_write(out, lines.getvalue().encode(errors="surrogateescape"))
     print(f"{out}: {len(names)} predictions")
-
-
-def preparation_for(path: Path, meta: Mapping[str, Any], participant: str | None) -> Preparation:
-    """How a table is filled up and scaled for a model: as its file says, else as a participant of its run did."""
-    if "preparation" in meta:
-        return Preparation.of(meta["preparation"], f"{path}: preparation")
-    return preparation_of(path.parent.parent, participant)
 
 
 def cell(value: Any) -> Any:

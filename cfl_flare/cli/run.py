@@ -92,11 +92,7 @@ def add_partition_options(command: Parser) -> None:
 def partition(arguments: argparse.Namespace) -> None:
     from cfl_flare.report.figures import draw_partition
 
-    figure = Path(arguments.figure) if arguments.figure else None
-    require(
-        figure is None or (figure.parent.is_dir() and figure.suffix in (".png", ".pdf", ".svg")),
-        f"--figure = {arguments.figure!r} should be a .png, .pdf or .svg file in an existing folder",
-    )
+    figure = specs.new_file("--figure", arguments.figure, ".png", ".pdf", ".svg") if arguments.figure else None
     source = specs.read_source(arguments.data)
     config = DataConfig(**specs.dealt_out(source, given(arguments, DataConfig)))
     report, console = config.report(source), Console()

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cfl_flare.cli.options import Parser, say
+from cfl_flare.cli.specs import new_file
 from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import CFLError, ConfigError, NoPlotsError, RunFailedError
 from cfl_flare.core.text import plain
@@ -89,11 +90,7 @@ def add_report_options(command: Parser) -> None:
 def report(arguments: argparse.Namespace) -> None:
     from cfl_flare.report.write import write_reports
 
-    out = Path(arguments.out) if arguments.out else None
-    require(
-        out is None or (out.parent.is_dir() and out.suffix in (".html", ".htm")),
-        f"--out = {arguments.out!r} should be a .html file in an existing folder; make the folder first",
-    )
+    out = new_file("--out", arguments.out, ".html", ".htm") if arguments.out else None
     say(Console(), *write_reports(Path(arguments.run), out, arguments.against))
 
 

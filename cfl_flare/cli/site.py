@@ -17,7 +17,7 @@ from rich.table import Table
 
 from cfl_flare.cli import site_check as check
 from cfl_flare.cli.options import Parser, add_settings, given, say
-from cfl_flare.cli.specs import own_source
+from cfl_flare.cli.specs import new_file, own_source
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import UnfitError
 from cfl_flare.core.files import atomic_write
@@ -212,7 +212,7 @@ def site_columns(arguments: argparse.Namespace) -> None:
         f"--data = {arguments.data!r} is no table; name a .csv, .csv.gz or .parquet file, or table:path=...",
     )
     assert isinstance(source, PatientTable)
-    out = new_file(arguments.out)
+    out = new_file("--out", arguments.out, ".json")
     write(source.own_columns(arguments.min_rows, arguments.scale), out)
     scale = ", and of each number how many training rows have one, their mean and deviation" * arguments.scale
     content = f"{out}: the columns, and categories and classes that {arguments.min_rows} rows or more have{scale}."
@@ -226,24 +226,12 @@ def add_columns_options(command: Parser) -> None:
 
 def columns(arguments: argparse.Namespace) -> None:
     """``cfl-flare columns``: one file of all sites' files."""
-    out = new_file(arguments.out)
+    out = new_file("--out", arguments.out, ".json")
     sites = {path: Columns.read(Path(path)) for path in arguments.files}
     require(len(sites) == len(arguments.files), "columns: a file is named twice; each site has its own")
     agreement = agreed(sites)
     write(agreement, out)
     say(Console(), *agreement.lines, f"{len(agreement.features)} features of {len(sites)} sites: {out}")
-
-
-def new_file(text: str) -> Path:
-    """The path of ``--out``.
-
-    Raises:
-        ConfigError: its folder does not exist, or it has another ending, as a table that is named by mistake has.
-    """
-    out = Path(text)
-    require(out.suffix == ".json", f"--out = {text!r} should end in .json")
-    require(out.parent.is_dir(), f"--out = {text!r}: {str(out.parent)!r} is not a folder; make it first")
-    return out
 
 
 def write(columns: Columns, out: Path) -> None:

@@ -175,6 +175,18 @@ def check_out(out: Path, option: str = "--out") -> None:
     )
 
 
+def new_file(option: str, text: str, *suffixes: str) -> Path:
+    """The path of a file to write. Its folder exists, and its ending is one of these, if there are any.
+
+    Raises:
+        ConfigError: no file can be written there, or it has another ending, as a table that is named by mistake has.
+    """
+    path, kind = Path(text), f"{' or '.join(suffixes)} file".strip()
+    sound = path.parent.is_dir() and (not suffixes or path.suffix in suffixes)
+    require(sound, f"{option} = {text!r} should be a {kind} in an existing folder; make the folder first")
+    return path
+
+
 def is_unused(folder: Path) -> bool:
     """Whether a folder is empty or not there."""
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))

@@ -264,5 +264,5 @@ def test_bad_input_of_predict_is_one_line(tmp_path, capsys, monkeypatch):
     assert main(["predict", str(tmp_path / "two"), "--slot", "a", "--data", "odd.npz", "--out", "x.csv"]) == 2
     assert "has no array" in capsys.readouterr().err  # it was found
     assert "holds a tests.tiny.Coin" in refused("own.safetensors", "big.npz")
-    assert "make it first" in refused("two", "big.npz", out="none/x.csv")
+    assert "make the folder first" in refused("two", "big.npz", out="none/x.csv")
     assert find_model(tmp_path / "two", "b").stem == "b"

@@ -309,7 +309,7 @@ def test_files_of_columns(
 def test_a_table_named_by_mistake_is_not_overwritten(ward: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = ward.read_bytes()
     assert main(["site", "columns", "--data", str(ward), "--out", str(ward)]) == 2
-    assert "should end in .json" in capsys.readouterr().err and ward.read_bytes() == before
+    assert "should be a .json file in an existing folder" in capsys.readouterr().err and ward.read_bytes() == before
     assert main(["site", "columns", "--data", str(ward), "--min-rows", "0", "--out", "own.json"]) == 2
     assert "--min-rows = 0 should be > 0" in capsys.readouterr().err
 

@@ -262,7 +262,7 @@ def test_the_command_writes_a_report_for_each_run_and_one_that_compares(tmp_path
     ("arguments", "said"),
     [
         (["nowhere"], "nowhere holds no finished run"),
-        (["{}", "--out", "report.pdf"], "--out = 'report.pdf' should be a .html file"),
+        (["{}", "--out", "report.pdf"], "--out = 'report.pdf' should be a .html or .htm file"),
         (["{}", "--out", "no/such/folder.html"], "make the folder first"),
         (["{}", "--against", "c"], "--against = 'c' is no run of"),
     ],
