@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.results.run_dir import load_run
-from tests.cli.test_onboard_command import npz
+from tests.cli.test_predict import npz
 from tests.foreign import bomb, commands, odd_files
 
 Runs = Callable[[str], Path]
