@@ -34,7 +34,8 @@ from cfl_flare.data import DataConfig, Npz, ParticipantData
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.loop import model_factory
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result, Site, Task
+from cfl_flare.engine.site import Site
+from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Participant
 from cfl_flare.methods.slots import cluster_slot, with_parts
 from cfl_flare.training.ensemble import Served, combined

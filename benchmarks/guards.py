@@ -44,6 +44,7 @@ from cfl_flare.data.samples import Samples
 from cfl_flare.engine import round as rounds
 from cfl_flare.engine.clipping import Norms, Statistics
 from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
@@ -114,14 +115,16 @@ def measured(case: Case, method: str, floor: bool, seed: int) -> dict[str, Any]:
     started = time.process_time()
     with TemporaryDirectory() as folder:
         run_loop(
-            method=build_named(f"{method}:k={case.k}"),
-            model=case.model,
-            source=case.source,
-            data=DataConfig(SITES, case.partition, seed=seed, min_samples=case.min_samples),
-            settings=ServerSettings(ROUNDS, seed, evaluate_every=5, **(FLOOR if floor else {})),
-            training=case.training,
+            RunPlan(
+                method=build_named(f"{method}:k={case.k}"),
+                model=case.model,
+                reader=case.source,
+                data=DataConfig(SITES, case.partition, seed=seed, min_samples=case.min_samples),
+                server=ServerSettings(ROUNDS, seed, evaluate_every=5, **(FLOOR if floor else {})),
+                training=case.training,
+                sites=SITES,
+            ),
             folder=Path(folder),
-            sites=SITES,
         )
         run = load_run(folder)
     final, rounds = run.summary["final"], run.rounds

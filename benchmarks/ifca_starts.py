@@ -53,6 +53,7 @@ from torch import Tensor, nn
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.seeds import derive, stream
 from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.plan import RunPlan
 from cfl_flare.results.run_dir import load_run
 
 Model = dict[str, Tensor]
@@ -322,12 +323,14 @@ def hospital(partition: str, method: str, seed: int, rounds: int) -> dict[str, A
     plan = PLANS["blood"].altered({"rounds": rounds, "evaluate_every": rounds})
     with TemporaryDirectory() as folder:
         run_loop(
-            method=build_named(method),
-            model=plan.model,
-            source=plan.source,
-            data=plan.data(partition, seed),
-            settings=plan.scheduled(seed),
-            training=plan.training,
+            RunPlan(
+                method=build_named(method),
+                model=plan.model,
+                reader=plan.source,
+                data=plan.data(partition, seed),
+                server=plan.scheduled(seed),
+                training=plan.training,
+            ),
             folder=Path(folder),
         )
         final = load_run(Path(folder)).summary["final"]

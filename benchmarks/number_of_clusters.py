@@ -52,6 +52,7 @@ from cfl_flare.core.seeds import stream
 from cfl_flare.data.label_skew import IID
 from cfl_flare.data.partitions import PARTITIONS
 from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.plan import RunPlan
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.run_dir import load_run
 
@@ -113,12 +114,14 @@ def grams(case: str, sites: int, seed: int) -> tuple[list[np.ndarray], list[int 
     with patch.object(FedAvg, "aggregate", watched), patch.dict(PARTITIONS, {"tiny": Tiny}):
         data = replace(data, partition=partition, participants=sites, indicator_samples=0)
         server = run_loop(
-            method=FedAvg(),
-            model=module,
-            source=plan.source,
-            data=data,
-            settings=replace(plan.scheduled(seed), num_rounds=rounds, evaluate_every=rounds),
-            training=training,
+            RunPlan(
+                method=FedAvg(),
+                model=module,
+                reader=plan.source,
+                data=data,
+                server=replace(plan.scheduled(seed), num_rounds=rounds, evaluate_every=rounds),
+                training=training,
+            )
         )
     return found, [p.group for p in server.participants.values()]
 
@@ -305,12 +308,14 @@ def run(case: str, method: str, seed: int, rounds: int, sites: int = 24) -> dict
     partition, true, training = CASES[case]
     with TemporaryDirectory() as folder:
         run_loop(
-            method=build_named(method.format(k=true or 10)),
-            model=PLAN.model,
-            source=PLAN.source,
-            data=replace(PLAN.data("iid", seed), partition=partition, participants=sites, indicator_samples=0),
-            settings=replace(PLAN.scheduled(seed), num_rounds=rounds, evaluate_every=rounds),
-            training=training,
+            RunPlan(
+                method=build_named(method.format(k=true or 10)),
+                model=PLAN.model,
+                reader=PLAN.source,
+                data=replace(PLAN.data("iid", seed), partition=partition, participants=sites, indicator_samples=0),
+                server=replace(PLAN.scheduled(seed), num_rounds=rounds, evaluate_every=rounds),
+                training=training,
+            ),
             folder=Path(folder),
         )
         final = load_run(Path(folder)).summary["final"]

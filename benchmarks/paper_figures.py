@@ -46,6 +46,7 @@ from cfl_flare.cli.specs import build_named
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data import ParticipantData
 from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.plan import RunPlan
 from cfl_flare.methods import FedCUAU, Update
 from cfl_flare.methods.cuau import AU
 from cfl_flare.results.run_dir import load_run
@@ -93,12 +94,14 @@ def trained(plan: Plan, partition: str, seed: int, alone: int) -> tuple[np.ndarr
     data = plan.data(partition, seed)
     with TemporaryDirectory() as folder:
         run_loop(
-            method=build_named("fedavg"),
-            model=plan.model,
-            source=plan.source,
-            data=data,
-            settings=plan.scheduled(seed),
-            training=plan.training,
+            RunPlan(
+                method=build_named("fedavg"),
+                model=plan.model,
+                reader=plan.source,
+                data=data,
+                server=plan.scheduled(seed),
+                training=plan.training,
+            ),
             folder=Path(folder),
         )
         arrays, _ = load_arrays(Path(folder) / "clusters" / "global.safetensors")

@@ -38,8 +38,9 @@ from cfl_flare.core.arrays import Archive
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Npz
 from cfl_flare.engine.loop import model_factory, run_loop
-from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.server import Equipment, Server, ServerSettings
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import Download, Participant, Update, build_method
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
@@ -62,15 +63,15 @@ GROUPS, ROUNDS = 10, 3
 def whole_round(name: str, participants: int) -> dict[str, float]:
     """Median seconds of a round in the loop, and of its CPU."""
     marks: list[tuple[float, float]] = []
-    run_loop(
+    plan = RunPlan(
         method=build_method(METHODS[name]),
         model=MODEL,
-        source=Npz("fashionmnist.npz"),
+        reader=Npz("fashionmnist.npz"),
         data=DataConfig(participants, {"partition": "iid"}, 0, min_samples=4),
-        settings=ServerSettings(ROUNDS + 1, key_metric=""),
+        server=ServerSettings(ROUNDS + 1, key_metric=""),
         training=TrainSettings(batch_size=8, local_steps=1),
-        on_round=lambda measured: marks.append((time.monotonic(), time.process_time())),
     )
+    run_loop(plan, on_round=lambda measured: marks.append((time.monotonic(), time.process_time())))
     wall, cpu = np.median(np.diff(np.array(marks), axis=0), axis=0)
     return {"round_seconds": float(wall), "round_cpu_seconds": float(cpu)}
 
@@ -197,14 +198,14 @@ def fedac_server(participants: int, size: int, rounds: int, folder: Path) -> dic
     people = [Participant(f"p{i}", "site", 100, i % GROUPS) for i in range(participants)]
     before, peak, archive = resident(), Peak(), Archive(folder)
     settings = ServerSettings(rounds, sample=1.0)
-    server = Server(method, layout, people, settings, method.start(lambda i: zero), archive=archive)
+    server = Server(method, layout, people, settings, method.start(lambda i: zero), Equipment(archive=archive))
     lines = []
     for number in range(rounds):
         if number == 1:
             server.settings = ServerSettings(rounds, sample=0.25)
         for name, order in server.tasks().items():
             given = answer(server, name, number, layout) if order.train else None
-            server.accept(Result(name, given, {"served_accuracy": 0.5} if order.evaluate else {}), "site")
+            server.accept(Result(name, given, {"metrics": {"served_accuracy": 0.5}} if order.evaluate else {}), "site")
         started = time.process_time()
         server.finish_round()
         server.forget(server.state.round)

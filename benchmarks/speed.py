@@ -28,8 +28,10 @@ from common import in_own_process, provenance, tell
 from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Npz, ParticipantData
 from cfl_flare.engine.loop import model_factory, run_loop
+from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result, Site, Task
+from cfl_flare.engine.site import Site
+from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Participant, Update, build_method
 from cfl_flare.models import FashionCNN
 from cfl_flare.training.resident import ResidentModel, untrained
@@ -89,12 +91,14 @@ def method_seconds(spec: dict[str, Any], participants: int, rounds: int) -> floa
     """Median CPU seconds of a full round (training and evaluation), in the in-process loop."""
     marks: list[float] = []
     run_loop(
-        method=build_method(spec),
-        model=MODEL,
-        source=Npz("fashionmnist.npz"),
-        data=data_config(participants),
-        settings=ServerSettings(rounds + 1),
-        training=TRAINING,
+        RunPlan(
+            method=build_method(spec),
+            model=MODEL,
+            reader=Npz("fashionmnist.npz"),
+            data=data_config(participants),
+            server=ServerSettings(rounds + 1),
+            training=TRAINING,
+        ),
         on_round=lambda measured: marks.append(time.process_time()),
     )
     return float(np.median(np.diff(marks)[: rounds - 1]))  # the last one only measures

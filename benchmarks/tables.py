@@ -46,7 +46,10 @@ from cfl_flare.core.config import parse_spec, require
 from cfl_flare.core.errors import CFLError, RunFailedError
 from cfl_flare.core.private import Division
 from cfl_flare.data import DataConfig
+from cfl_flare.engine.drive import Checkpoints
+from cfl_flare.engine.job_settings import JobSettings
 from cfl_flare.engine.loop import model_factory, run_loop
+from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.private import check_private
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.flare import ClusteredRecipe, simulator
@@ -203,17 +206,19 @@ def run_cell(
             attempts.count(run_through_flare(folder, plan, method, partition, seed, sites, private))
         else:
             server = run_loop(
-                method=method,
-                model=plan.model,
-                source=plan.source_of(seed),
-                data=plan.data(partition, seed),
-                settings=plan.scheduled(seed),
-                training=plan.training,
-                at_site=SiteSettings(keep_served=False),
+                RunPlan(
+                    method=method,
+                    model=plan.model,
+                    reader=plan.source_of(seed),
+                    data=plan.data(partition, seed),
+                    server=plan.scheduled(seed),
+                    training=plan.training,
+                    site=SiteSettings(keep_served=False),
+                    job=JobSettings(min_clients=1, private=private),
+                ),
                 folder=folder,
                 on_round=lambda measured: attempts.count(),
-                checkpoints=Store(folder / "checkpoints"),
-                private=private,
+                checkpoints=Checkpoints(Store(folder / "checkpoints")),
             )
             if plan.training.score_bins:
                 save_scores(folder, server)

@@ -37,7 +37,7 @@ from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.loop import model_factory
 from cfl_flare.engine.partial_sums import added_up
-from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.server import Equipment, Server, ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import Participant
 from cfl_flare.methods.slots import with_parts
@@ -84,7 +84,7 @@ def measured(specs: tuple[str, ...], sums: bool) -> dict[str, float] | None:
         people += [Participant(d.name, name, len(d.train), d.group) for d in site.hosted.values()]
     layout, start = site.runtime.resident.layout, method.start(partial(untrained, make_model, 0))
     logits = logits_for(method, make_model, data, Digits, 0)
-    server = Server(method, layout, people, ServerSettings(ROUNDS, key_metric=""), start, logits=logits)
+    server = Server(method, layout, people, ServerSettings(ROUNDS, key_metric=""), start, Equipment(logits=logits))
     counts: list[dict[str, int]] = []
     for number in range(ROUNDS):
         orders = server.tasks()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cfl_flare.data.images import Folder
     from cfl_flare.data.table import Table
     from cfl_flare.engine.loop import run_loop
+    from cfl_flare.engine.plan import RunPlan
     from cfl_flare.engine.settings import ServerSettings
     from cfl_flare.flare import ClusteredRecipe, StudyRecipe, simulator
     from cfl_flare.methods import (
@@ -65,6 +66,7 @@ _NAMES = {
     "data.images": "Folder",
     "data.table": "Table",
     "engine.loop": "run_loop",
+    "engine.plan": "RunPlan",
     "engine.settings": "ServerSettings",
     "flare": "ClusteredRecipe StudyRecipe simulator",
     "methods": "CAM CFL CGPFL FLHC IFCA Contrastive Ditto Ensemble FedAC FedAvg FedBABU FedCUAU FedDS FedDSMIC "

@@ -9,7 +9,6 @@ from typing import Any
 
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.indicator import samples_to_set_aside
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import (
     CFL,
@@ -26,6 +25,7 @@ from cfl_flare.methods import (
     build_method,
 )
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 
 MODEL = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10, "hidden": [16, 8]}}
 TRAINING = TrainSettings(lr=0.1, local_epochs=3)

@@ -13,9 +13,11 @@ from unittest.mock import patch
 import numpy as np
 
 from cfl_flare.data import DataConfig, Digits, ParticipantData
+from cfl_flare.engine.drive import Transport
 from cfl_flare.engine.loop import model_factory
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result, Site, Task
+from cfl_flare.engine.site import Site
+from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Method, Participant, ServerState
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.training.learner import Learner
@@ -25,6 +27,11 @@ from cfl_flare.training.settings import TrainSettings
 MODEL = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10, "hidden": [8]}}
 DATA = DataConfig(6, {"partition": "label_permutation", "groups": 2})
 make_model = model_factory(MODEL)
+
+
+def exchanged(transport: Transport, server: Server) -> bool:
+    """One exchange of a server's tasks; False if the job was aborted."""
+    return transport.exchange(server, server.tasks(transport.only_train(server)))
 
 
 @cache

@@ -15,12 +15,12 @@ import pytest
 
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import build_method
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
 from tests.joining import MODEL
+from tests.loop import run_loop
 from tests.results.test_checkpoints import Stopped
 
 GUIDE = Path(__file__).parents[1] / "docs" / "add-a-method.md"

@@ -19,13 +19,13 @@ from cfl_flare.cli import main
 from cfl_flare.core.config import build
 from cfl_flare.core.errors import CFLError, ConfigError, DataError
 from cfl_flare.data import DataConfig, DataSource, Digits, Npz, ParticipantData, Samples
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.methods import build_method
 from cfl_flare.models import MLP
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 
 HERE = "tests.test_refusals"
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from cfl_flare.core.params import Layout, Params
-from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.server import Equipment, Server, ServerSettings
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import Method, Participant, Update, WeCFL
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
@@ -79,19 +79,23 @@ def rounds(
     people = [Participant(n, "site", s, groups[n] if truth else None) for n, s in zip("abcd", (3, 1, 2, 2))]
     method = method or WeCFL(k=2)
     recorder = None if folder is None else Recorder(folder, {}, {})
-    server = Server(method, LAYOUT, people, ServerSettings(count, **more), method.start(initial), recorder)
+    server = Server(
+        method, LAYOUT, people, ServerSettings(count, **more), method.start(initial), Equipment(recorder=recorder)
+    )
     measured = []
     for number in range(count + 1):
         for name, order in server.tasks().items():
             if not order.train:
-                server.accept(Result(name, metrics={"served_accuracy": 0.5}), "site")
+                server.accept(Result(name, answers={"metrics": {"served_accuracy": 0.5}}), "site")
             elif (name, number) != ("c", 1):
                 a, b = {"a": (4, 0), "b": (5, 1), "c": (0, 4), "d": (1, 5)}[name]
                 sent = method.distribute(server.state, name)
                 chosen = groups[name] if sent.choices else None
                 (slot,) = sent.expected(chosen)
                 moved = update(name, server.participants[name].samples, slot, a, b, chosen)
-                server.accept(Result(name, moved, {"served_accuracy": 0.5} if order.evaluate else {}), "site")
+                server.accept(
+                    Result(name, moved, {"metrics": {"served_accuracy": 0.5} if order.evaluate else {}}), "site"
+                )
         measured.append(server.finish_round())
     server.close({})
     return [m for m in measured if m is not None]

@@ -40,7 +40,7 @@ BINS = 10  # by probability
 
 def save_scores(folder: Path, server: Server) -> None:
     """Writes the sum of the last round's histograms, ``(classes, 2, bins)``."""
-    sent = [result.scores for result in server._round.results.values() if result.scores is not None]
+    sent = [counts for counts in server.round.answers("scores").values() if counts is not None]
     np.save(folder / SCORES, np.sum(sent, axis=0)[..., :-1], allow_pickle=False)
 
 

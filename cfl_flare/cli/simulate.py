@@ -124,21 +124,7 @@ def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
 
 def in_process(plan: RunPlan, folder: Path, display: Display) -> None:
     """Runs a plan without FLARE."""
-    assert plan.reader is not None and plan.training is not None
-    run_loop(
-        method=plan.method,
-        model=plan.model,
-        source=plan.reader,
-        data=plan.data,
-        settings=plan.server,
-        training=plan.training,
-        at_site=plan.site,
-        folder=folder,
-        on_round=lambda measured: display.update([measured.record]),
-        initial_ckpt=None if plan.job.initial_ckpt is None else Path(plan.job.initial_ckpt),
-        private=plan.job.private,
-        of_data=plan.facts,
-    )
+    run_loop(plan, folder, lambda measured: display.update([measured.record]))
 
 
 def through_flare(plan: RunPlan, simulation: Simulation, out: Path) -> Callable[[Path, Display], None]:

@@ -12,10 +12,9 @@ import numpy as np
 
 from cfl_flare.core.errors import PayloadError, failure_text
 from cfl_flare.core.text import shown
-from cfl_flare.engine.site import Result, Task
+from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Participant, ServerState, Update
 from cfl_flare.methods.state import Download
-from cfl_flare.results.curves import Scored
 
 MAX_SAMPLES = 10**9
 # Of a training script, which may count in shares; sums of such weights and their quotients are exact enough.
@@ -51,71 +50,21 @@ def is_metric_name(name: Any) -> bool:
     return isinstance(name, str) and METRIC.fullmatch(name) is not None and OWN.fullmatch(name) is None
 
 
-def check_result(result: Result, task: Task, participant: Participant, scored: Scored | None = None) -> None:
-    """Checks everything but what the update holds.
-
-    Args:
-        result: what arrived.
-        task: what was asked.
-        participant: whose result it is, with the number of samples that it named before.
-        scored: what the histograms of scores that come with what is measured are of; None for none.
+def check_result(result: Result, task: Task, participant: Participant) -> None:
+    """Checks whether a participant did what it was asked to do; answers and the update have checks of their own.
 
     Raises:
-        PayloadError: the participant failed, or did not do what it was asked to do.
+        PayloadError: it failed, or did something else.
     """
     name = result.participant
     if result.error is not None:
         raise PayloadError("participant_failed", f"{name} failed: {failure_text(result.error)}")
-    asked = ("served_",) * task.evaluate + ("trained_",) * task.train
-    for key in result.metrics:
-        if not (key.startswith(asked) and is_metric_name(key.partition("_")[2])):
-            raise PayloadError("metric", f"{name} was not asked to measure {shown(key)}")
-    if (result.metrics or result.cross or result.scores is not None) and not participant.tested:
-        raise PayloadError("metric", f"{name} measured something, and said before that it has no test samples")
-    for found in (result.metrics, *result.cross.values()):
-        for key, value in found.items():
-            if not is_metric_name(key) or not is_number(value) or len(found) > MAX_METRICS:
-                raise PayloadError("metric", f"{name}: {shown(key)} = {shown(value)} is not a finite number in range")
-    strange = sorted(result.cross.keys() - {model.name for model in task.cross})
-    if strange:
-        raise PayloadError("metric", f"{name} was not asked to measure the model {shown(strange[0])}")
-    if result.scores is not None:
-        check_scores(name, result.scores, scored if task.evaluate else None)
     if task.train != (result.update is not None):
         said = "asked to train, but sent no update" if task.train else "not asked to train"
         raise PayloadError("no_update", f"{name} was {said}")
     update, known = result.update, participant.samples
     if update is not None and is_number(update.samples, MIN_WEIGHT, MAX_SAMPLES) and update.samples != known:
         raise PayloadError("samples", f"{name} says that it has {update.samples} samples, but said {known} before")
-
-
-def check_scores(name: str, scores: np.ndarray, scored: Scored | None) -> None:
-    """Checks histograms of scores, and the counts of decisions that are in the same rows, ``(classes, 2, bins + 1)``.
-
-    Raises:
-        PayloadError: nobody asked for them, or they cannot be those of one test split.
-    """
-    if scored is None:
-        raise PayloadError("scores", f"{name} was not asked for histograms of scores")
-    shape = *scored.shape[:2], scored.shape[2] + 1
-    if scores.dtype.kind not in "iu" or scores.shape != shape:
-        raise PayloadError(
-            "scores", f"{name}: its histograms are {scores.dtype} of shape {scores.shape}, not whole numbers of {shape}"
-        )
-    if scores.min() < 0 or scores.max() > MAX_SAMPLES:
-        raise PayloadError(
-            "scores", f"{name}: its histograms hold {scores.min()} and {scores.max()}, which is no count"
-        )
-    of_rows, decided = scores[..., :-1].sum(axis=2, dtype=np.int64), scores[..., -1].astype(np.int64)
-    samples = of_rows.sum(axis=1)
-    if samples.min() != samples.max() or not 1 <= samples[0] <= MAX_SAMPLES:
-        said = f"{samples.min()} to {samples.max()} samples"
-        raise PayloadError("scores", f"{name}: its histograms count {said} by class, not the same in 1..{MAX_SAMPLES}")
-    if (decided > of_rows).any():
-        raise PayloadError("scores", f"{name}: its histograms have fewer samples than decisions about them")
-    if scored.link == "softmax" and not samples[0] == of_rows[:, 1].sum() == decided.sum():
-        said = f"{of_rows[:, 1].sum()} labels and {decided.sum()} decisions"
-        raise PayloadError("scores", f"{name}: its histograms have {said}, not one of each of {samples[0]} samples")
 
 
 def check_update(update: Update, sent: Download, state: ServerState, method: str) -> None:

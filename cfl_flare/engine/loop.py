@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,23 @@ import torch
 
 from cfl_flare.core.arrays import Archive
 from cfl_flare.core.config import build, from_dict
-from cfl_flare.core.errors import FileError, PayloadError
+from cfl_flare.core.errors import FileError
 from cfl_flare.core.networks import describe_network
-from cfl_flare.data import DataConfig, DataSource
+from cfl_flare.data import DataConfig
+from cfl_flare.engine.drive import Checkpoints, InProcess, drive
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.initial_models import initial_models
-from cfl_flare.engine.server import Server
-from cfl_flare.engine.settings import ServerSettings, SiteSettings
+from cfl_flare.engine.observers import Observer, Running, observers_of
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.server import Equipment, Server
+from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Site
-from cfl_flare.methods import Method, Participant, build_method, describe_method
-from cfl_flare.methods.slots import with_parts
+from cfl_flare.methods import Participant, build_method, describe_method
 from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.curves import Scored
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
-from cfl_flare.results.store import ARCHIVE, Store
+from cfl_flare.results.store import ARCHIVE
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.runtime import Place
 from cfl_flare.training.settings import TrainSettings
@@ -44,46 +47,20 @@ def model_factory(model: Any, authorize: Callable[[str], None] | None = None) ->
 
 
 def run_loop(
-    *,
-    method: Method,
-    model: Any,
-    source: DataSource,
-    data: DataConfig,
-    settings: ServerSettings,
-    training: TrainSettings,
-    at_site: SiteSettings | None = None,
+    plan: RunPlan,
     folder: Path | None = None,
-    on_round: Callable[[RoundMetrics], None] = lambda measured: None,
-    checkpoints: Store | None = None,
-    checkpoint_every: int = 10,
-    initial_ckpt: Path | None = None,
-    private: str | None = None,
-    until: int | None = None,
-    sites: int = 1,
-    of_data: Mapping[str, Any] | None = None,
+    on_round: Callable[[RoundMetrics], None] | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> Server:
     """Runs a method in this process, all participants in one `Site`.
 
     An interrupted run resumes from its last checkpoint, and ends as it would have without the interruption.
 
     Args:
-        method: the method.
-        model: the model, as an instance or ``{"class_path", "args"}``.
-        source: where the samples come from.
-        data: how they are dealt out.
-        settings: the schedule.
-        training: how participants train.
-        at_site: settings of the one site.
+        plan: the run.
         folder: where results are written; None for none.
         on_round: called with what was measured of each round.
         checkpoints: where checkpoints are kept, and where an earlier attempt's are resumed from; None for none.
-        checkpoint_every: rounds between checkpoints.
-        initial_ckpt: the file of a model from which to start; see `cfl_flare.engine.initial_models.read_checkpoint`.
-        private: the layers that each participant has for itself; None for none.
-        until: ends the run after so many rounds; with ``checkpoints``, a call with more goes on from there, as if it
-            had not ended. None for all.
-        sites: on so many sites the server believes the participants to be, for what counts sites: floors, shares.
-        of_data: more facts for the summary.
 
     Returns:
         The server after the last round.
@@ -92,87 +69,107 @@ def run_loop(
         StoreError: the checkpoints are of another run.
         ConfigError: the checkpoints' rounds are not in the folder, or the method lacks indicator samples.
     """
-    own, training, data = at_site or SiteSettings(), training.over(settings.num_rounds), data.resolved(source)
-    torch.set_num_threads(own.torch_threads)
-    model = describe_network(model)  # once: it may be searched for
-    make_model = model_factory(model)
-    place = Place.of(own.device, own.gpu_memory)
-    site = Site(method, make_model, training, settings.seed, own.evaluate_trained, place.device, private=private)
-    place.limit()
-    site.add(data.host(source, "local", 0, 1))
-    logits = logits_for(method, make_model, data, lambda: source, settings.seed)
-    names = {name: ((i + 1) * sites - 1) // len(site.hosted) for i, name in enumerate(site.hosted)}
-    at = {name: "local" if sites == 1 else f"site-{index + 1}" for name, index in names.items()}
+    assert plan.reader is not None
+    torch.set_num_threads(plan.site.torch_threads)
+    plan = replace(plan, model=describe_network(plan.model), data=plan.data.resolved(plan.reader))
+    checkpoints = checkpoints or Checkpoints()
+    site, places = _host(plan)
+    settings = plan.server.judged(site.runtime.task, site.runtime.division.whole)
+    facts = describe_run(plan.data, settings, site.runtime.settings, plan.job.private)
     participants = [
-        Participant(n, at[n], len(d.train), d.group, len(d.test) > 0, clipped=d.clipped) for n, d in site.hosted.items()
+        Participant(n, places[n], len(d.train), d.group, len(d.test) > 0, clipped=d.clipped)
+        for n, d in site.hosted.items()
     ]
-    division = site.runtime.division
-    settings = settings.judged(site.runtime.task, division.whole)
-    facts = describe_run(data, settings, training, private)
-    run = {
-        "method": describe_method(method),
-        "model": model,
-        "participants": {p.name: p.samples for p in participants},
-        "evaluate_trained": own.evaluate_trained,
-        **facts,
-        **({} if initial_ckpt is None else {"initial_ckpt": str(initial_ckpt)}),
-    }
-    begun = Checkpoint.latest(checkpoints, division.whole, run, as_written_now) if checkpoints is not None else None
-    if begun is None:
-        initial = initial_models(method, make_model, division.public, settings.seed, initial_ckpt)
-        begun = Checkpoint(method.start(initial, [p.name for p in participants]))
-    site.memory.update({name: dict(own) for name, own in begun.memory.items()})
+    start = _start(plan, site, participants, checkpoints, facts)
     recorder = None
     if folder is not None:
-        recorder = Recorder(folder, {**facts, **(of_data or {})}, run["model"], begun.recorded, begun.last)
-        recorder.begin(method.label, settings.num_rounds, settings.early_stopping.named)
-    archive = Archive(checkpoints.folder / ARCHIVE) if checkpoints is not None else None
-    complete = division.complete(partial(site.runtime.untrained, 0))
-    scored = Scored.of(site.score_shape, site.runtime.task.link, settings.floor.sites, real=False)
-    more = (recorder, begun.progress, logits, archive, complete, scored, training.bootstrap)
-    server = Server(method, division.public, participants, settings, begun.state, *more)
-    while True:
-        if until is not None and server.state.round >= until and not server.finished:
-            server.progress.stopped = f"after {until} of {settings.num_rounds} rounds, as asked"
-        number, last = server.state.round, server.finished
-        tasks = server.tasks()
-        models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
-        keep = None
-        if last and recorder is not None and own.keep_served:
-            keep = partial(_keep, recorder, site, number, server.models())
-        for name, task in tasks.items():
-            result = site.carry_out(name, task, models, number, keep)
-            if result.error is not None:
-                logger.warning("round %d: %s failed: %s, in full: %s", number, name, result.error, result.traceback)
-            try:
-                server.accept(result, at[name])
-            except PayloadError as error:
-                logger.warning("round %d: %s", number, error)
-        measured = server.finish_round()
-        if measured is not None:
-            on_round(measured)
-        if last:
-            break
-        if checkpoints is None:
-            server.forget(server.state.round)
-        elif server.state.round % checkpoint_every == 0 or server.state.round == until:
-            measured = recorder.last if recorder is not None else None
-            why = Checkpoint(server.state, server.progress, site.memory, measured).save(checkpoints, run)
-            if why is not None:
-                logger.error("no checkpoint after round %d: %s", server.state.round, why)
-            server.forget(next(iter(checkpoints.versions()), 0))
-    server.close({})
+        recorder = Recorder(folder, {**facts, **plan.facts}, plan.model, start.recorded, start.last)
+        recorder.begin(plan.method.label, settings.num_rounds, settings.early_stopping.named)
+    equipment = _equipment(plan, site, settings, recorder)
+    if on_round is not None:
+        equipment = replace(equipment, observers=[*(equipment.observers or ()), Watcher(on_round)])
+    if checkpoints.store is not None:
+        equipment = replace(equipment, archive=Archive(checkpoints.store.folder / ARCHIVE))
+    equipment = replace(equipment, progress=start.progress)
+    server = Server(plan.method, site.runtime.division.public, participants, settings, start.state, equipment)
+    keeper = partial(_keeper, recorder, site) if recorder is not None and plan.site.keep_served else None
+    drive(server, InProcess(site, places, keeper), checkpoints, plan.until)
     return server
 
 
-def _keep(
-    recorder: Recorder, site: Site, rounds: int, beside: Mapping[str, Served], participant: str, served: Served
-) -> None:
-    """Saves what a participant predicts with beside the run's models."""
-    try:
-        recorder.served(participant, served, rounds, site.hosted[participant].preparation, beside)
-    except FileError as error:  # the run has its results all the same
-        logger.error("%s's model is not kept: %s", participant, error)
+class Watcher(Observer):
+    """Calls a function with what was measured of each round, when the coming one is over."""
+
+    def __init__(self, on_round: Callable[[RoundMetrics], None]):
+        self._on_round = on_round
+
+    def done(self, server: Running, measured: RoundMetrics | None) -> None:
+        if measured is not None:
+            self._on_round(measured)
+
+
+def _host(plan: RunPlan) -> tuple[Site, dict[str, str]]:
+    """The site with all participants, and the site at which the server believes each of them to be."""
+    assert plan.reader is not None
+    training = (plan.training or TrainSettings()).over(plan.server.num_rounds)
+    place = Place.of(plan.site.device, plan.site.gpu_memory)
+    of_run = (plan.method, model_factory(plan.model), training, plan.server.seed, plan.site.evaluate_trained)
+    site = Site(*of_run, place.device, private=plan.job.private)
+    place.limit()
+    site.add(plan.data.host(plan.reader, "local", 0, 1))
+    numbers = {name: ((i + 1) * plan.sites - 1) // len(site.hosted) for i, name in enumerate(site.hosted)}
+    return site, {n: "local" if plan.sites == 1 else f"site-{number + 1}" for n, number in numbers.items()}
+
+
+def _start(
+    plan: RunPlan, site: Site, participants: Sequence[Participant], checkpoints: Checkpoints, facts: Mapping[str, Any]
+) -> Checkpoint:
+    """Where the run starts: at an earlier attempt's last checkpoint, or at untrained or given models."""
+    division, initial_ckpt = site.runtime.division, plan.job.initial_ckpt
+    checkpoints.run = {
+        "method": describe_method(plan.method),
+        "model": plan.model,
+        "participants": {p.name: p.samples for p in participants},
+        "evaluate_trained": plan.site.evaluate_trained,
+        **facts,
+        **({} if initial_ckpt is None else {"initial_ckpt": initial_ckpt}),
+    }
+    checkpoints.memory = site.memory
+    start = None
+    if checkpoints.store is not None:
+        start = Checkpoint.latest(checkpoints.store, division.whole, checkpoints.run, as_written_now)
+    if start is None:
+        path = None if initial_ckpt is None else Path(initial_ckpt)
+        of_run = (model_factory(plan.model), division.public, plan.server.seed, path)
+        start = Checkpoint(plan.method.start(initial_models(plan.method, *of_run), [p.name for p in participants]))
+    site.memory.update({name: dict(memory) for name, memory in start.memory.items()})
+    return start
+
+
+def _equipment(plan: RunPlan, site: Site, settings: ServerSettings, recorder: Recorder | None) -> Equipment:
+    """What the server works with besides its method and its settings."""
+    runtime, seed, reader = site.runtime, plan.server.seed, plan.reader
+    assert reader is not None
+    scored = Scored.of(site.score_shape, runtime.task.link, settings.floor.sites, real=False)
+    return Equipment(
+        recorder,
+        logits=logits_for(plan.method, model_factory(plan.model), plan.data, lambda: reader, seed),
+        complete=runtime.division.complete(partial(runtime.untrained, 0)),
+        observers=observers_of(settings, scored=scored, bootstrap=runtime.settings.bootstrap),
+    )
+
+
+def _keeper(recorder: Recorder, site: Site, server: Server) -> Callable[[str, Served], None]:
+    """A function that saves what a participant predicts with, but for what the run's models have already."""
+    rounds, models = server.state.round, server.models()
+
+    def keep(participant: str, served: Served) -> None:
+        try:
+            recorder.served(participant, served, rounds, site.hosted[participant].preparation, models)
+        except FileError as error:  # the run has its results all the same
+            logger.error("%s's model is not kept: %s", participant, error)
+
+    return keep
 
 
 def describe_run(

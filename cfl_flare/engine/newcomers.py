@@ -31,7 +31,8 @@ from cfl_flare.data import DataConfig, DataSource, ParticipantData
 from cfl_flare.data.deal import read_indicator
 from cfl_flare.engine.checks import check_arrays
 from cfl_flare.engine.indicator import Logits, logits_for
-from cfl_flare.engine.site import Result, Site, Task
+from cfl_flare.engine.site import Site
+from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Method, ServerState, build_method
 from cfl_flare.methods.slots import is_cluster, with_parts
 from cfl_flare.methods.state import Predict

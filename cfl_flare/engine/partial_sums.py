@@ -16,7 +16,7 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Params, weighted_mean
 from cfl_flare.engine.settings import ServerSettings
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import Method, Participant, Update
 
 

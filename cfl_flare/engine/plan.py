@@ -42,7 +42,7 @@ CONCERNS: dict[str, type] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """A run as requested. Each setting is valid by itself; the preflight checks that they fit together.
     The attributes that are not listed are the settings of each concern.
@@ -55,23 +55,27 @@ class RunPlan:
         reader: the source itself.
         training: how participants train; None if a training script decides.
         facts: of the data, for the summary; see `cfl_flare.engine.classes.class_facts`.
+        sites: in one process, the number of sites at which the server believes the participants to be.
+        until: ends the run after this many rounds, from which a later call may go on; None for all rounds.
     """
 
     method: Method
     model: dict[str, Any]
-    arrays: dict[str, np.ndarray] | None
-    source: dict[str, Any]
-    reader: DataSource | None
-    training: TrainSettings | None
-    job: JobSettings
     server: ServerSettings
-    site: SiteSettings
-    controller: ControllerSettings
-    executor: ExecutorSettings
-    data: DataConfig
-    script: ScriptSettings
-    assign: AssignSettings
+    arrays: dict[str, np.ndarray] | None = None
+    source: dict[str, Any] = field(default_factory=dict)
+    reader: DataSource | None = None
+    training: TrainSettings | None = None
+    job: JobSettings = field(default_factory=lambda: JobSettings(min_clients=1))
+    site: SiteSettings = field(default_factory=SiteSettings)
+    controller: ControllerSettings = field(default_factory=ControllerSettings)
+    executor: ExecutorSettings = field(default_factory=ExecutorSettings)
+    data: DataConfig = field(default_factory=DataConfig)
+    script: ScriptSettings = field(default_factory=ScriptSettings)
+    assign: AssignSettings = field(default_factory=AssignSettings)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    sites: int = 1
+    until: int | None = None
 
     @classmethod
     def of(

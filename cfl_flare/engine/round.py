@@ -6,26 +6,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Params
 from cfl_flare.core.text import plain, shown
 from cfl_flare.engine.checks import check_result, check_update
 from cfl_flare.engine.clipping import Norms, Statistics, clipped
+from cfl_flare.engine.observers import Asked, Observer
 from cfl_flare.engine.partial_sums import Carried, weighed
-from cfl_flare.engine.replicates import check_replicates
-from cfl_flare.engine.site import CrossModel, Result, Task
 from cfl_flare.engine.spool import Spool
+from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Method, Participant, ServerState, Update
-from cfl_flare.methods.slots import cluster_slot, travelling
+from cfl_flare.methods.slots import travelling
 from cfl_flare.methods.state import Download, Mapped
-from cfl_flare.results.curves import Scored
-from cfl_flare.training.ensemble import Served
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a round takes results.
+
+    Attributes:
+        method: the run's.
+        observers: those that check answers, by key.
+        no_sums: why sites cannot send sums; empty if they can.
+        clip_norm: updates that move further than so many times the median are scaled down; None for never.
+        model_bytes: size of one model, which decides whether updates are kept in memory or on disk.
+    """
+
+    method: Method
+    observers: Mapping[str, Observer]
+    no_sums: str
+    clip_norm: float | None
+    model_bytes: int
 
 
 class Round:
@@ -36,10 +51,7 @@ class Round:
         tasks: what is asked of some of them.
         downloads: what the method distributed to those.
         bank: the models that the tasks name.
-        model_bytes: size of one model, which decides whether updates are kept in memory or on disk.
-        no_sums: why sites cannot send sums; empty if they can.
-        clip_norm: updates that move further than so many times the median are scaled down; None for never.
-        scored: what participants' histograms of scores are of; None where none are asked for.
+        rules: how results are taken.
 
     Attributes:
         results: by participant, without their updates.
@@ -53,19 +65,15 @@ class Round:
         tasks: Mapping[str, Task],
         downloads: Mapping[str, Download],
         bank: Mapping[str, Params],
-        model_bytes: int,
-        no_sums: str,
-        clip_norm: float | None,
-        scored: Scored | None = None,
+        rules: Rules,
     ):
-        self._participants, self.tasks, self.downloads = participants, tasks, downloads
-        self._scored = scored
+        self._participants, self.tasks, self.downloads, self._rules = participants, tasks, downloads, rules
         self.results: dict[str, Result] = {}
         self.failures: dict[str, str] = {}
         self.clipped: dict[str, float] = {}
-        self._carried, self._clip_norm = Carried(no_sums), clip_norm
+        self._carried = Carried(rules.no_sums)
         self._norms, self._statistics = Norms(), Statistics()
-        self._spool = Spool(model_bytes * self.training)
+        self._spool = Spool(rules.model_bytes * self.training)
         self._bytes_down, self._bytes_up = self._sent(bank), 0
         self._started = time.monotonic()
 
@@ -81,34 +89,43 @@ class Round:
             wanted.setdefault(self._participants[name].site, []).extend(task.needed)
         return sum(_layout_bytes(bank, slot) for slots in wanted.values() for slot in travelling(slots))
 
-    def accept(self, result: Result, site: str, method: Method, state: ServerState) -> None:
+    def accept(self, result: Result, site: str, state: ServerState) -> None:
         """Checks all of a result, then keeps it.
 
         Raises:
             PayloadError: it does not fit what was asked, or cannot be kept on a full disk; nothing of it is kept.
         """
-        name, update = result.participant, result.update
+        name, update, method = result.participant, result.update, self._rules.method
         if name not in self._participants or self._participants[name].site != site:
             raise PayloadError("unknown_participant", f"{site} hosts no participant {shown(name)}")
         if name not in self.tasks:
             raise PayloadError("not_asked", f"{name} was not asked in this round")
         if name in self.results:
             raise PayloadError("twice", f"{name} sent a second result")
-        check_result(result, self.tasks[name], self._participants[name], self._scored)
-        check_replicates(result, self.tasks[name])
+        asked = Asked(self._participants[name], self.tasks[name], result)
+        check_result(result, asked.task, asked.participant)
+        answers = self._checked(asked)
         if update is not None:
             if update.carrier is not None:
                 self._carried.check(update, self._participants)
             check_update(update, self.downloads[name], state, method.label)
             self._keep(update, method.weight(update), state)
-        self._bytes_up += 0 if result.scores is None else result.scores.nbytes
-        self.results[name] = replace(result, update=None)
+        self._bytes_up += sum(answer.nbytes for answer in answers.values() if hasattr(answer, "nbytes"))
+        self.results[name] = replace(result, update=None, answers=answers)
+
+    def _checked(self, asked: Asked) -> dict[str, Any]:
+        """A result's answers, each checked by the observer that asked for it."""
+        answers = {key: answer for key, answer in asked.result.answers.items() if answer is not None}
+        for key in answers.keys() - self._rules.observers.keys():
+            raise PayloadError("malformed", f"{asked.name} was not asked for {shown(key)}")
+        observers = {key: observer for key, observer in self._rules.observers.items() if key in answers}
+        return {key: observer.check(answers[key], asked) for key, observer in observers.items()}
 
     def _keep(self, update: Update, weight: float, state: ServerState) -> None:
         expected = self.downloads[update.participant].expected(update.cluster)
         update = replace(update, main=expected[0] if update.diffs else None)
         self._spool.put(update)
-        if self._clip_norm is not None:
+        if self._rules.clip_norm is not None:
             self._norms.add(update)
             self._statistics.add(update, state.bank)
         self._bytes_up += sum(state.bank[slot].layout.nbytes for slot in update.diffs)
@@ -133,9 +150,9 @@ class Round:
             if name in self.results and (self.results[name].metrics or (self.tasks[name].evaluate and not who.tested))
         }
 
-    def scores(self) -> dict[str, np.ndarray | None]:
-        """Histograms of scores, in the participants' order; None of those who sent none."""
-        return {name: self.results[name].scores for name in self._participants if name in self.results}
+    def answers(self, key: str) -> dict[str, Any]:
+        """The answers to one observer, in the participants' order; None of those who sent none."""
+        return {name: self.results[name].answers.get(key) for name in self._participants if name in self.results}
 
     @property
     def tested(self) -> int:
@@ -146,9 +163,10 @@ class Round:
         """The updates in the participants' order, whose they are, and whether some are means of several."""
         weights, lost = self._carried.resolved()
         self.failures.update(lost)
-        kept = self._spool.ordered([name for name in self._participants if name not in lost])
-        updates = kept if self._clip_norm is None else self._bounded(kept, self._clip_norm)
-        return Mapped(updates, partial(weighed, weights)) if weights else updates, list(kept.names), bool(weights)
+        stored = self._spool.ordered([name for name in self._participants if name not in lost])
+        bound = self._rules.clip_norm
+        updates = stored if bound is None else self._bounded(stored, bound)
+        return Mapped(updates, partial(weighed, weights)) if weights else updates, list(stored.names), bool(weights)
 
     def _bounded(self, updates: Sequence[Update], bound: float) -> Sequence[Update]:
         excess, (ranges, beyond) = self._norms.excess(bound), self._statistics.excess(bound)
@@ -171,19 +189,3 @@ class Round:
 def _layout_bytes(bank: Mapping[str, Params], slot: str) -> int:
     whole, _, role = slot.partition(":")
     return bank[slot].layout.nbytes if slot in bank else bank[whole].layout.of_part(role).nbytes
-
-
-def cross_models(
-    left: Mapping[str, Served], clusters: int, bank: Mapping[str, Params], whole: dict[str, Params]
-) -> tuple[CrossModel, ...]:
-    """The clusters' models, or the run's other ones if it has no clusters; one made of parts is added to ``whole``."""
-    found = []
-    names = [cluster_slot(k) for k in range(clusters)]
-    for name, served in {k: left[k] for k in names if k in left}.items() or left.items():
-        slots = []
-        for i, model in enumerate(served.models):
-            slots.append(next((s for s, known in bank.items() if known is model), f"whole/{name}/{i}"))
-            if slots[-1] not in bank:
-                whole[slots[-1]] = model
-        found.append(CrossModel(name, tuple(slots), served.vote, served.parts))
-    return tuple(found)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,101 +18,16 @@ from cfl_flare.core.errors import AbortedError, DataError, FitError, failure_of
 from cfl_flare.core.params import Params
 from cfl_flare.data import ParticipantData
 from cfl_flare.engine.indicator import check_task
+from cfl_flare.engine.observers import ANSWERING, Probe
 from cfl_flare.engine.private import check_private, check_public
-from cfl_flare.methods import Download, Method, Update
+from cfl_flare.engine.task import Result, Task
+from cfl_flare.methods import Method
 from cfl_flare.methods.slots import joined, split
-from cfl_flare.training.bootstrap import Replicates
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings, batch_bounds
-
-
-@dataclass(frozen=True)
-class CrossModel:
-    """One of a run's final models, which every participant measures.
-
-    Attributes:
-        name: its name: ``cluster-0``.
-        slots: names of the models that it consists of; several predict together.
-        vote: how they predict; see `cfl_flare.training.ensemble.combined`.
-        parts: whose private layers they predict with; see `cfl_flare.training.ensemble.Served`.
-    """
-
-    name: str
-    slots: tuple[str, ...]
-    vote: str = "logits"
-    parts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Task:
-    """What the server asks of one participant in one round.
-
-    Attributes:
-        slots: names of the models that it is sent.
-        train: train and send an update.
-        evaluate: first measure the served model on its own test split.
-        scalars: values that the method adds.
-        choices: the slot of each cluster that it may choose.
-        joined: for models that travel in parts, the slot of the shared part of each.
-        cross: models to measure on its own test split as well, whoever they are for.
-        bootstrap: how often to draw the test split anew, and measure the served model on it; the job's setting at most.
-        drawn: which measures to compute on draws; none for all.
-    """
-
-    slots: tuple[str, ...]
-    train: bool
-    evaluate: bool
-    scalars: Mapping[str, Any] = field(default_factory=dict)
-    choices: Mapping[int, str] = field(default_factory=dict)
-    joined: Mapping[str, str] = field(default_factory=dict)
-    cross: tuple[CrossModel, ...] = ()
-    bootstrap: int = 0
-    drawn: tuple[str, ...] = ()
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """Names of all models that it needs, each once."""
-        return tuple(dict.fromkeys((*self.slots, *(slot for model in self.cross for slot in model.slots))))
-
-    @classmethod
-    def of(cls, sent: Download, train: bool, evaluate: bool) -> Task:
-        """The task that comes with what a method distributes."""
-        slots = (*sent.slots, *sent.to_train) if train else sent.slots
-        return cls(slots, train, evaluate, sent.scalars, sent.choices, sent.joined)
-
-    def download(self, models: Mapping[str, Params]) -> Download:
-        """What the method distributed, with the models that came."""
-        sent = tuple(models[slot] for slot in self.slots)
-        return Download(self.slots, sent, self.scalars, choices=self.choices, joined=self.joined)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What comes back from one participant.
-
-    Attributes:
-        participant: its name.
-        update: None if it was not asked to train, or failed.
-        metrics: ``served_accuracy``, ... and on request ``trained_accuracy``, ...
-        error: the code of its failure, one of `cfl_flare.core.errors.FAILURES`; None if it did not fail.
-        cross: metrics of each model of the task's ``cross``.
-        scores: histograms of the served model's scores, if they were asked for; see
-            `cfl_flare.training.histograms.score_counts`.
-        traceback: of its failure; it stays at the site.
-        bootstrap: ``served_accuracy``, ... on the draws of its test split; None if it was not asked for them.
-    """
-
-    participant: str
-    update: Update | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    error: str | None = None
-    cross: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    scores: np.ndarray | None = field(default=None, compare=False)
-    traceback: str = ""
-    bootstrap: Replicates | None = None
 
 
 class Site:
@@ -288,37 +203,36 @@ class Site:
         """
         memory = dict(self.memory[participant])
         learner = self.learner(participant, memory, round_number)
-        metrics: dict[str, float] = {}
-        cross: dict[str, dict[str, float]] = {}
-        update = scores = drawn = None
+        answers: dict[str, Any] = {}
+        update = None
         try:
             sent = task.download(models)
             download = joined(sent, self.runtime.division.public)
             if task.evaluate:
                 served = Served.of(self.method.predictor(learner, download))
                 if learner.tests:
-                    outputs = learner.tested(served)
-                    found = learner.measured(outputs)
-                    metrics.update({f"served_{name}": value for name, value in found.items()})
-                    scores = learner.score_counts(outputs) if self.sends_scores(participant) else None
-                    names = [name for name in found if name in (task.drawn or found)]
-                    drawn = learner.resampled(outputs, names, min(task.bootstrap, self.runtime.settings.bootstrap))
+                    answers |= self._answers(task, learner, served, models)
                 if on_served is not None:
                     on_served(participant, served)
-            for one in task.cross if learner.tests else ():
-                asked = Served(tuple(models[slot] for slot in one.slots), one.vote, one.parts)
-                cross[one.name] = learner.evaluate(asked)
             if task.train:
                 update = split(self.method.local_update(learner, download), sent)
                 check_public(update, self.runtime.division)
                 if self._evaluate_trained and learner.trained is not None:
                     trained = learner.evaluate(learner.trained)
-                    metrics.update({f"trained_{name}": value for name, value in trained.items()})
+                    metrics = {f"trained_{name}": value for name, value in trained.items()}
+                    answers["metrics"] = {**answers.get("metrics", {}), **metrics}
         except AbortedError:
             raise
         except Exception as error:  # one failing participant must not stop the site's others
             return Result(participant, error=failure_of(error, "training"), traceback=traceback.format_exc())
         self.memory[participant] = memory
-        if drawn is not None:
-            drawn = replace(drawn, values={f"served_{name}": values for name, values in drawn.values.items()})
-        return Result(participant, update, metrics, cross=cross, scores=scores, bootstrap=drawn)
+        return Result(participant, update, answers)
+
+    def _answers(self, task: Task, learner: Learner, served: Served, models: Mapping[str, Params]) -> dict[str, Any]:
+        """The answers of a participant whose served model is measured, to each observer that has a question."""
+        probe = Probe(learner, served, models, self.runtime.settings, self.sends_scores(learner.participant))
+        questions = {"metrics": {}, "scores": {}, **task.questions}
+        answers = {
+            key: ANSWERING[key].answer(question, probe) for key, question in questions.items() if key in ANSWERING
+        }
+        return {key: answer for key, answer in answers.items() if answer is not None}

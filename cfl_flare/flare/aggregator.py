@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,20 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
 
-from cfl_flare.core.arrays import Archive
 from cfl_flare.core.config import build, from_dict, require, unmarked
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.private import Division
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.data.files import authorised
+from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.indicator import check_task, logits_for
 from cfl_flare.engine.initial_models import initial_models
+from cfl_flare.engine.observers import observers_of
 from cfl_flare.engine.private import check_private
-from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Task
+from cfl_flare.engine.server import Equipment, Server
+from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.engine.task import Task
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy, simulated
 from cfl_flare.flare.policy import limited_paths
@@ -34,9 +37,8 @@ from cfl_flare.flare.schema import decode_results
 from cfl_flare.methods import Method, Participant, ServerState, build_method
 from cfl_flare.methods.slots import travelling, with_parts
 from cfl_flare.methods.state import Predict
-from cfl_flare.results.checkpoints import Progress
 from cfl_flare.results.curves import Scored
-from cfl_flare.results.recorder import Recorder
+from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.run_dir import ROUNDS
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.resident import ResidentModel, untrained
@@ -61,6 +63,7 @@ class ClusteringAggregator(ModelAggregator):
     Attributes:
         server: the running server; None before ``begin``.
         unknown: settings of another version; the controller refuses them.
+        ranged: participants measure what the job asks for, in known ranges; scripts measure what they like.
     """
 
     def __init__(
@@ -79,8 +82,8 @@ class ClusteringAggregator(ModelAggregator):
         self.initial_ckpt = initial_ckpt
         self.private, self.unknown = private, list(settings)
         self.server: Server | None = None
+        self.ranged = True
         self._remarked = False
-        self._ranges: Mapping[str, tuple[float, float]] = {}
 
     @property
     def running(self) -> Server:
@@ -125,24 +128,22 @@ class ClusteringAggregator(ModelAggregator):
         self,
         participants: Sequence[Participant],
         settings: ServerSettings,
-        recorder: Recorder | None,
+        training: TrainSettings,
+        equipment: Equipment,
         fl_ctx: FLContext,
         resumed: ServerState | None = None,
-        archive: Archive | None = None,
-        training: TrainSettings | None = None,
-        progress: Progress | None = None,
-    ) -> None:
+        drawn: Sequence[str] = (),
+    ) -> Server:
         """Starts the method with these participants, from the beginning or from a resumed state.
 
         Args:
             participants: all of them.
             settings: the schedule.
-            recorder: where results are written; None for nowhere.
+            training: how participants train, and what they measure.
+            equipment: what the server works with, and further observers.
             fl_ctx: FLARE's context.
             resumed: the state to resume from.
-            archive: where a method that needs it keeps arrays on disk.
-            training: how participants train, and what they measure.
-            progress: what the server knew besides the resumed state; None for nothing.
+            drawn: the measures that participants compute on draws of their test splits; empty for all.
 
         Raises:
             ConfigError: the method cannot be run with them or for the task, or lacks indicator samples.
@@ -151,43 +152,43 @@ class ClusteringAggregator(ModelAggregator):
         """
         method, division = self._method(fl_ctx), self.division(fl_ctx)
         check_private(method, division, self.private, settings.num_rounds)
-        training = training or TrainSettings()
         task = training.built_task(component_policy(fl_ctx))
         check_task(method, task)
-        self._ranges = task.ranges(training.measures)
         with limited_paths(fl_ctx):
             initial = self._initial(method, division.public, settings.seed, fl_ctx)
             logits = self._logits(method, settings.seed, fl_ctx)
         fresh = method.start(initial, [p.name for p in participants])
         if resumed is not None:
-            for slot, model in fresh.bank.items():
-                fits = slot in resumed.bank and resumed.bank[slot].layout == model.layout
-                require(fits, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
-            missing = sorted(fresh.extras.keys() - resumed.extras.keys())
-            require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")
-        state = resumed or fresh
-        complete = division.complete(partial(untrained, partial(self._make_model, fl_ctx), settings.seed, 0))
-        shape, floor = score_shape(training, division.whole), settings.floor.sites
-        scored = None if shape is None else Scored.of(shape, task.link, floor, not simulated(fl_ctx))
-        more = (recorder, progress, logits, archive, complete, scored, training.bootstrap)
-        self.server = Server(method, division.public, participants, settings, state, *more)
+            _check_resumed(fresh, resumed)
+        shape = score_shape(training, division.whole)
+        of_scores = (shape, task.link, settings.floor.sites)
+        scored = None if shape is None else Scored.of(*of_scores, not simulated(fl_ctx))
+        ranges = task.ranges(training.measures) if self.ranged else None
+        asking = observers_of(settings, ranges, scored, training.bootstrap, drawn)
+        equipment = replace(
+            equipment,
+            logits=logits,
+            complete=division.complete(partial(untrained, partial(self._make_model, fl_ctx), settings.seed, 0)),
+            observers=[*(equipment.observers or ()), *asking],
+        )
+        self.server = Server(method, division.public, participants, settings, resumed or fresh, equipment)
+        return self.server
 
-    def plan(self) -> dict[str, FLModel]:
-        """The coming round's message to each site: the tasks of its participants, and each model once."""
+    def messages(self, tasks: Mapping[str, Task]) -> dict[str, FLModel]:
+        """A round's message to each site: the tasks of its participants, and each model once."""
         server = self.running
         by_site: dict[str, dict[str, Task]] = {}
-        stated = self._stated(tasks := server.tasks())
+        stated = self._stated(tasks)
         for name, task in tasks.items():
             by_site.setdefault(server.participants[name].site, {})[name] = task
         number = server.state.round
         total = number if server.finished else server.settings.num_rounds  # after it, sites keep their served models
         messages = {}
-        for site, tasks in by_site.items():
-            slots = travelling(slot for task in tasks.values() for slot in task.needed)
+        for site, of_site in by_site.items():
+            slots = travelling(slot for task in of_site.values() for slot in task.needed)
             models = wire.encode_models(with_parts(server.bank, slots))
-            messages[site] = wire.message(
-                models, {**stated, "tasks": wire.encode_tasks(tasks), "round": number}, number, total
-            )
+            content = {**stated, "tasks": wire.encode_tasks(of_site), "round": number}
+            messages[site] = wire.message(models, content, number, total)
         return messages
 
     def _stated(self, tasks: Mapping[str, Task]) -> dict[str, Any]:
@@ -209,7 +210,7 @@ class ClusteringAggregator(ModelAggregator):
         server, site = self.running, model.meta.get("client_name", "?")
         accepted, refused, hosted = 0, list[str](), set(server.hosted_by(site))
         try:
-            for result in decode_results(model, server.state.bank, server.state.round, hosted, self._ranges):
+            for result in decode_results(model, server.state.bank, server.state.round, hosted):
                 try:
                     if isinstance(result, tuple):
                         server.refuse(*result, site)
@@ -238,12 +239,14 @@ class ClusteringAggregator(ModelAggregator):
             TooFewAnswersError: too many rounds in a row had too few valid results.
         """
         measured = self.running.finish_round()
-        if measured is None:
-            return FLModel(params={})
+        return FLModel(params={}) if measured is None else self.announcement(measured)
+
+    def announcement(self, measured: RoundMetrics) -> FLModel:
+        """What FLARE's other components are told of a round that was measured; without parameters."""
         scalars = measured.scalars()
         info = {"metric_source": "cfl_flare", "metric_split": "test", "use_contribution_sites": False}
         self._remark_on_metrics(scalars)
-        key = self.running.early_stopping.key
+        key = self._early_stopping.key
         name = None if key is None else key.name_in(scalars)
         if key is not None and name is not None:
             info["key_metric"] = {"name": name, "mode": key.mode}
@@ -256,19 +259,22 @@ class ClusteringAggregator(ModelAggregator):
             meta={AppConstants.METRICS_AGGREGATION_INFO: info},
         )
 
+    @property
+    def _early_stopping(self) -> EarlyStopping:
+        """The run's, by metrics that participants report."""
+        server = self.running
+        return server.settings.early_stopping.following(server.progress.judged_by)
+
     def _remark_on_metrics(self, scalars: Mapping[str, float]) -> None:
         """Says once, after the first round that was measured, which of the job's metrics nobody reports."""
-        asked, stopping, progress = (
-            self.running.settings.early_stopping,
-            self.running.early_stopping,
-            self.running.progress,
-        )
+        wanted, stopping = self.running.settings.early_stopping, self._early_stopping
+        progress = self.running.progress
         if self._remarked or progress.metric is None:
             return
         self._remarked = True
-        if stopping.key != asked.key and stopping.key is not None and asked.key is not None:
+        if stopping.key != wanted.key and stopping.key is not None and wanted.key is not None:
             self.warning(
-                f"sites report no {asked.key.name}: the best round is the one with the {stopping.key.mode}imum of "
+                f"sites report no {wanted.key.name}: the best round is the one with the {stopping.key.mode}imum of "
                 f"{stopping.key.name!r}; key_metric and key_metric_mode name another metric"
             )
         for unknown in stopping.unknown(progress.best, progress.watched):
@@ -279,3 +285,12 @@ class ClusteringAggregator(ModelAggregator):
 
     def reset_stats(self) -> None:
         """Nothing to reset: planning a round drops the results of the one before."""
+
+
+def _check_resumed(fresh: ServerState, resumed: ServerState) -> None:
+    """Raises a ConfigError if a resumed state is of another method or model than a fresh one."""
+    for slot, model in fresh.bank.items():
+        fits = slot in resumed.bank and resumed.bank[slot].layout == model.layout
+        require(fits, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
+    missing = sorted(fresh.extras.keys() - resumed.extras.keys())
+    require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")

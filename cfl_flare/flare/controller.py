@@ -13,16 +13,15 @@ from typing import Any
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
-from nvflare.app_common.abstract.model import make_model_learnable
-from nvflare.app_common.app_constant import AppConstants
-from nvflare.app_common.app_event_type import AppEventType
-from nvflare.fuel.utils.memory_utils import cleanup_memory
 
+from cfl_flare.core.arrays import Archive
 from cfl_flare.core.config import from_dict, require, unmarked
-from cfl_flare.core.errors import CFLError, DifferenceError
+from cfl_flare.core.errors import AbortedError, CFLError, DifferenceError
 from cfl_flare.core.settings import from_attributes, keep, shows
+from cfl_flare.engine.drive import Transport, drive
 from cfl_flare.engine.job_settings import AssignSettings, ControllerSettings
 from cfl_flare.engine.means import FOLDER, Means
+from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.aggregator import ClusteringAggregator
@@ -33,11 +32,14 @@ from cfl_flare.flare.compat import component_policy, data_config, simulated
 from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.policy import Policy, state_root
+from cfl_flare.flare.rounds import JobEvents, Sites, Start
 from cfl_flare.flare.schema import decode_check_in
 from cfl_flare.flare.tracking import bounds, track
 from cfl_flare.methods import Participant
+from cfl_flare.results.checkpoints import Progress
 from cfl_flare.results.job_record import ENDED, READY, SILENT, Attempt
 from cfl_flare.results.recorder import Recorder
+from cfl_flare.results.store import ARCHIVE
 from cfl_flare.training.settings import TrainSettings
 
 RESULTS = "cfl"
@@ -84,28 +86,32 @@ class ClusteredController(PerSiteController):
         self._newest: list[str] = []
         self._hosting: dict[str, dict[str, Any]] = {}
         self._attempt = Attempt()
+        self._means: Means | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """FLARE's; from now on the job has a record, which FLARE keeps even if it ends the job from outside."""
         super().start_controller(fl_ctx)
         meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
-        self._attempt = Attempt(Path(self.get_run_dir()) / RESULTS, str(meta.get("name", "job")))
+        self._attempt = Attempt(self.results, str(meta.get("name", "job")))
 
     def run(self) -> None:
         """The whole job: check in, rounds, results."""
         try:
-            self._begin()
-            while self._round():
-                pass
+            self._prepare()
+            self._run_all()
+        except AbortedError as error:
+            self.info(str(error))
         except CFLError as error:
             self.panic(str(error))
 
-    def _begin(self) -> None:
+    def _prepare(self) -> None:
+        """Checks the job, and settles its schedule."""
         self.aggregator: ClusteringAggregator = self.get_component(self.aggregator_id)
-        training = self._check_job()
+        self._training = self._check_job()
         compatibility.check_known(self.aggregator.unknown, "aggregator", "the server")
+        self.aggregator.ranged = self.judge is None
         if self.judge is None:
-            task = training.built_task(component_policy(self.fl_ctx))
+            task = self._training.built_task(component_policy(self.fl_ctx))
             self._settings = self._settings.judged(task, self.aggregator.division(self.fl_ctx).whole)
         self._schedule = self._scheduled()
         floor, share = self._schedule.floor, self._schedule.max_weight_share
@@ -115,30 +121,68 @@ class ClusteredController(PerSiteController):
                 f"a cluster needs {floor.sites} sites and {floor.samples} training samples{held}; "
                 f"a site has at most {share:.3g} of a cluster's weight"
             )
+
+    def _run_all(self) -> None:
+        """The job's only run."""
         persistor: ClusterModelPersistor = self.persistor
-        resumed = persistor.open(self.aggregator.division(self.fl_ctx).whole, self.fl_ctx)
         total = self._schedule.num_rounds
+        checkpoint = persistor.open(self.aggregator.division(self.fl_ctx).whole, self.results, self.fl_ctx)
+        resumed_at = None if checkpoint is None else checkpoint.state.round
         require(
-            resumed is None or resumed.round < total,
-            f"run: resume_from names a run with {resumed and resumed.round} rounds; num_rounds = {total} adds none",
+            resumed_at is None or resumed_at < total,
+            f"run: resume_from names a run with {resumed_at} rounds; num_rounds = {total} adds none",
         )
-        participants = self._gathered()
-        facts = {
-            **self._facts(self.aggregator, self._schedule),
-            "name": persistor.run_name,
-            "resumed_at": resumed.round if resumed else None,
-            "sites_left_out": self.left_out,
-        }
-        self._recorder = Recorder(Path(self.get_run_dir()) / RESULTS, facts, self.aggregator.model)
-        more = (self._recorder, self.fl_ctx, resumed, persistor.archive, training)
-        self.aggregator.begin(participants, self._schedule, *more)
-        self.aggregator.running.means = self._earlier_means()
-        label = self.aggregator.running.method.label
-        self._recorder.begin(label, self._schedule.num_rounds, self._schedule.early_stopping.named)
-        if self.judge is not None:
-            assign = from_dict(AssignSettings, unmarked(self.judge), "judge")
-            self.scripts = Scripts(self.aggregator.running, assign, self._exchange, self.warning, self.site_errors)
-            self.scripts.probe()
+        facts = {"name": persistor.run_name, "resumed_at": resumed_at}
+        start = Start(self._gathered(), persistor.checkpoints, checkpoint, self.results, facts=facts)
+        server = self.start(self.aggregator, self._schedule, start)
+        persistor.restore_best()
+        if drive(server, self._transport(server), persistor.checkpoints):
+            if server.recorder is not None and server.recorder.last is not None:
+                track(self, bounds(server.recorder.intervals), server.recorder.last.record["round"])
+            self._finish()
+
+    def start(self, aggregator: ClusteringAggregator, schedule: ServerSettings, start: Start) -> Server:
+        """Starts a run of the job.
+
+        Raises:
+            ConfigError: it cannot be run with these participants.
+        """
+        recorder, checkpoint = None, start.checkpoint
+        if start.folder is not None:
+            facts = {**self._facts(aggregator, schedule), **start.facts, "sites_left_out": self.left_out}
+            last = None if checkpoint is None else checkpoint.last
+            recorder = Recorder(start.folder, facts, aggregator.model, start.recorded, last)
+        if self._means is None and not simulated(self.fl_ctx):
+            self._means = self._earlier_means()
+        store = start.checkpoints.store
+        equipment = Equipment(
+            recorder,
+            progress=Progress() if checkpoint is None else checkpoint.progress,
+            archive=None if store is None else Archive(store.folder / ARCHIVE),
+            earlier_means=self._means,
+            observers=[JobEvents(self, aggregator, start.announces, self._controller_settings.memory_gc_rounds)],
+        )
+        state = None if checkpoint is None else checkpoint.state
+        of_run = (start.participants, schedule, self._training, equipment)
+        server = aggregator.begin(*of_run, self.fl_ctx, state, start.drawn)
+        if recorder is not None:
+            recorder.begin(server.method.label, schedule.num_rounds, schedule.early_stopping.named)
+        return server
+
+    def _transport(self, server: Server) -> Transport:
+        """How tasks reach the sites."""
+        if self.judge is None:
+            stated = self._hosting.__getitem__
+            return Sites(self, self.aggregator, self._controller_settings.task_timeout, stated)
+        assign = from_dict(AssignSettings, unmarked(self.judge), "judge")
+        scripts = Scripts(server, assign, self._exchange, self.warning, self.site_errors)
+        scripts.probe()
+        return scripts
+
+    @property
+    def results(self) -> Path:
+        """The folder of the job's results."""
+        return Path(self.get_run_dir()) / RESULTS
 
     def _check_job(self) -> TrainSettings:
         """Checks the job's software and settings; returns how participants train."""
@@ -147,12 +191,12 @@ class ClusteredController(PerSiteController):
             self.warning(unused)
         compatibility.check_software(unmarked(self.made_by or {}), "the job was made by", "the server")
         compatibility.check_known(self._unknown, "controller", "the server")
-        told = unmarked(self.facts or {}).get("training") if self.judge is None else None
-        training = from_dict(TrainSettings, told or {}, "training")
+        stated = unmarked(self.facts or {}).get("training") if self.judge is None else None
+        training = from_dict(TrainSettings, stated or {}, "training")
         training.lr_at(0)  # sites have the same, and of an error say no more than a code
-        self._own = from_attributes(ControllerSettings, self, "run")
+        self._controller_settings = from_attributes(ControllerSettings, self, "run")
         self._settings = from_attributes(ServerSettings, self, "run")
-        self.patience = Patience(self._own.max_missed_tasks)
+        self.patience = Patience(self._controller_settings.max_missed_tasks)
         return training
 
     def _scheduled(self) -> ServerSettings:
@@ -161,10 +205,8 @@ class ClusteredController(PerSiteController):
             return self._settings.in_simulation()
         return self._settings.at_real_sites(self.judge is None)
 
-    def _earlier_means(self) -> Means | None:
+    def _earlier_means(self) -> Means:
         """What this server has averaged in all its jobs; a job that holds nothing back is noted, and never refused."""
-        if simulated(self.fl_ctx):
-            return None
         floor = self._schedule.floor.sites if self._schedule.hold_small_clusters else 1
         return Means(state_root(self.fl_ctx) / FOLDER / f"{self.fl_ctx.get_identity_name()}.jsonl", floor)
 
@@ -210,10 +252,10 @@ class ClusteredController(PerSiteController):
         """Every site is one participant; its script's first result says how much data it has."""
         return [Participant(name, name, 1, unit="") for name in sites]
 
-    def _admit(self) -> None:
+    def admit(self, server: Server) -> None:
         """Sites that have connected since the job's start take part from the coming round."""
-        self._turn_away()
-        server, heard = self.aggregator.running, [site for site in self.late if self._attendance.heard(site)]
+        self._turn_away(server)
+        heard = [site for site in self.late if self._attendance.heard(site)]
         self.late = [site for site in self.late if site not in heard]
         new = sorted({*heard} - {p.site for p in server.participants.values()}, key=natural)
         if not new:
@@ -227,9 +269,9 @@ class ClusteredController(PerSiteController):
         self._newest = new
         self.info(f"round {server.state.round}: {', '.join(names) or 'nobody'} joined")
 
-    def _turn_away(self) -> None:
+    def _turn_away(self, server: Server) -> None:
         """Leaves out those that joined in the last round if others, who trained without them before, then refused."""
-        server, newest = self.aggregator.running, self._newest
+        newest = self._newest
         failures, self._newest = (server.progress.record or {}).get("failed", {}), []
         refused = {server.participants[name].site for name, why in failures.items() if why.startswith(REFUSED)}
         if newest and refused - {*newest}:
@@ -244,7 +286,7 @@ class ClusteredController(PerSiteController):
             check_failure(result)
             return on_result(result)
 
-        went = self.exchange(task, data, self._own.task_timeout, unless_failed)
+        went = self.exchange(task, data, self._controller_settings.task_timeout, unless_failed)
         self.aggregator.running.fail_sites(self.site_errors)
         return went
 
@@ -267,7 +309,7 @@ class ClusteredController(PerSiteController):
         rounds = self._schedule.num_rounds
         ours = {"software": compatibility.SOFTWARE, "job": self._shared(), "bounds": self._schedule.bounds}
         data = {site: wire.message({}, {**ours, **self._hosting[site]}, 0, rounds) for site in sites}
-        limit = max(self._own.task_timeout, CHECK_IN)
+        limit = max(self._controller_settings.task_timeout, CHECK_IN)
         goes_on = self.exchange(wire.CHECK_TASK, data, limit, on_result, first=True)
         for site in (site for site in sites if site not in hosted):
             self.left_out[site] = self.site_errors.get(site, "no result in time")
@@ -291,71 +333,11 @@ class ClusteredController(PerSiteController):
         told = {key: value for key, value in (self.facts or {}).items() if key in ("data", "training")}
         return {**unmarked({**of_aggregator, **told}), "seed": self.seed, "run_name": self.persistor.run_name}
 
-    def _round(self) -> bool:
-        """One round; after the last one, one more exchange that only measures. False when the job is done."""
-        if self.abort_signal.triggered:
-            return False
-        server, last = self.aggregator.running, self.aggregator.running.finished
-        if not last:
-            self._admit()
-        number = server.state.round
-        self.event(AppEventType.ROUND_STARTED)
-        if not (self._ask() if self.judge is None else self.scripts.round()):
-            return False
-        self.event(AppEventType.BEFORE_AGGREGATION)
-        metrics = self.aggregator.aggregate_model()
-        if metrics.metrics:
-            self._announce(metrics)
-        if last:
-            self._close(metrics)
-            return False
-        self.save_state()
-        self.info(f"round {number} of {self._schedule.num_rounds} is done" + self._measured(metrics))
-        if server.progress.stopped is not None:
-            self.info(f"the job ends early: {server.progress.stopped}")
-        if self._own.memory_gc_rounds and (number + 1) % self._own.memory_gc_rounds == 0:
-            cleanup_memory()
-        self.event(AppEventType.ROUND_DONE)
-        return True
-
-    def _announce(self, metrics: FLModel) -> None:
-        """Tells FLARE's other components, experiment tracking and the log what a round measured."""
-        self.set_fl_context(metrics)
-        self.fire_event_with_data(AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, metrics)
-        track(self, metrics.metrics, metrics.current_round)
-
-    def _measured(self, metrics: FLModel) -> str:
-        """What the log's line of a round says of the models that were measured in it, those of the round before."""
-        name = f"served_{self.aggregator.running.metric.name}"
-        value = (metrics.metrics or {}).get(name)
-        return "" if value is None else f"; {name} = {value:.4f} after round {metrics.current_round}"
-
-    def _close(self, metrics: FLModel) -> None:
-        """Writes the run's results, after the exchange that only measured."""
-        server = self.aggregator.running
-        server.close({"sites_left_out": self.left_out})
+    def _finish(self) -> None:
+        """The job has its results."""
         self._attempt.done()
-        if metrics.metrics:
-            track(self, bounds(self._recorder.intervals), metrics.current_round)
-        self._write_page(Path(self.get_run_dir()) / RESULTS)
-        self.info(f"all rounds are done{self._measured(metrics)}")
-        self.info(f"results: {Path(self.get_run_dir()) / RESULTS}")
-
-    def _ask(self) -> bool:
-        """Sends each site its task and takes its results. False if the job was aborted."""
-        tasks = self.aggregator.plan()
-        for site, data in tasks.items():
-            data.meta[wire.META].update(self._told(site))
-        went = self.exchange(wire.TRAIN_TASK, tasks, self._own.task_timeout, self._accept)
-        self.aggregator.running.fail_sites(self.site_errors)
-        return went
-
-    def _told(self, site: str) -> dict[str, Any]:
-        """What a site's task says beside what it asks."""
-        return self._hosting[site]
-
-    def _accept(self, result: FLModel) -> bool:
-        return self.aggregator.accept_model(result)
+        self._write_page(self.results)
+        self.info(f"results: {self.results}")
 
     def _write_page(self, folder: Path) -> None:
         """Draws the figures and writes the report of a run's or a study's folder; both can be made later."""
@@ -366,15 +348,6 @@ class ClusteredController(PerSiteController):
             return
         if (why := try_to_write(folder)) is not None:
             self.warning(why)
-
-    def save_state(self) -> None:
-        """Hands the server's state to the persistor."""
-        self.event(AppEventType.BEFORE_LEARNABLE_PERSIST)
-        learnable = make_model_learnable(weights={}, meta_props={"state": self.aggregator.running.state})
-        self.persistor.save(learnable, self.fl_ctx)
-        if kept := self.persistor.store.versions():
-            self.aggregator.running.forget(kept[0])
-        self.event(AppEventType.AFTER_LEARNABLE_PERSIST)
 
 
 def natural(name: str) -> list[str | int]:

@@ -1,22 +1,34 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FLARE's persistor for a bank of cluster models: the only writer of the server's checkpoints."""
+"""FLARE's persistor for a bank of cluster models: where the server's checkpoints lie, and what is resumed."""
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.learnable import Learnable
 from nvflare.app_common.abstract.learnable_persistor import LearnablePersistor
-from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey, make_model_learnable
+from nvflare.app_common.abstract.model import ModelLearnable, make_model_learnable
+from nvflare.app_common.app_event_type import AppEventType
 
 from cfl_flare.core.arrays import Archive
 from cfl_flare.core.config import check_run_name
 from cfl_flare.core.params import Layout
+from cfl_flare.engine.drive import Checkpoints
+from cfl_flare.engine.server import Server
 from cfl_flare.flare.policy import store_for
-from cfl_flare.methods import ServerState
-from cfl_flare.results.store import ARCHIVE, Store, state_metadata, state_of
+from cfl_flare.results.checkpoints import Checkpoint
+from cfl_flare.results.run_dir import BEST
+from cfl_flare.results.store import ARCHIVE
+
+logger = logging.getLogger(__name__)
 
 
 class ClusterModelPersistor(LearnablePersistor):
@@ -31,54 +43,100 @@ class ClusterModelPersistor(LearnablePersistor):
         super().__init__()
         self.run_name = run_name
         self.resume_from = resume_from
-        self._store: Store | None = None
+        self._checkpoints: JobCheckpoints | None = None
+        self._best: Path | None = None
 
-    def open(self, layout: Layout, fl_ctx: FLContext) -> ServerState | None:
+    def open(self, layout: Layout, results: Path, fl_ctx: FLContext) -> Checkpoint | None:
         """Locks the run's folder for this job.
 
+        Args:
+            layout: of all of the model.
+            results: the folder of the job's results.
+            fl_ctx: FLARE's context.
+
         Returns:
-            The state to resume from; None for a new run.
+            The checkpoint to resume from; None for a new run.
 
         Raises:
             StoreError: the folder is in use, or there is no intact version to resume from.
         """
         for name in filter(None, (self.run_name, self.resume_from)):
             check_run_name(name)
-        self._store = store_for(self.run_name, fl_ctx)
-        self._store.lock()
+        store = store_for(self.run_name, fl_ctx)
+        store.lock()
+        self._checkpoints = JobCheckpoints(store, results=results, fire=lambda event: self.fire_event(event, fl_ctx))
         if self.resume_from is None:
-            self._store.keep_previous()
+            store.keep_previous()
             return None
-        source = self._store if self.resume_from == self.run_name else store_for(self.resume_from, fl_ctx)
-        number, models, metadata = source.latest(layout)
-        self.log_info(fl_ctx, f"resuming run {self.resume_from!r} after {number} rounds")
-        if source is not self._store:
-            self._store.keep_previous()
+        source = store if self.resume_from == self.run_name else store_for(self.resume_from, fl_ctx)
+        checkpoint, _ = Checkpoint.read(source, layout)
+        self.log_info(fl_ctx, f"resuming run {self.resume_from!r} after {checkpoint.state.round} rounds")
+        if source is not store:
+            store.keep_previous()
             self.archive.adopt(Archive(source.folder / ARCHIVE))
-        return state_of(models, metadata)
+        self._best = source.folder / BEST if checkpoint.progress.best is not None else None
+        return checkpoint
+
+    def restore_best(self) -> None:
+        """Gives the job's results the models of the best round before it was resumed."""
+        if self._best is not None:
+            link_folder(self._best, self.checkpoints.results / BEST)
 
     @property
-    def store(self) -> Store:
-        """The run's folder."""
-        assert self._store is not None, "call open() first"
-        return self._store
+    def checkpoints(self) -> JobCheckpoints:
+        """Where the run's checkpoints go."""
+        assert self._checkpoints is not None, "call open() first"
+        return self._checkpoints
 
     @property
     def archive(self) -> Archive:
         """The archive of the method's arrays."""
-        return Archive(self.store.folder / ARCHIVE)
-
-    def save_state(self, state: ServerState) -> None:
-        """Writes a checkpoint. If it cannot be written, the run goes on, and the log says so in each round."""
-        why = self.store.try_to_save(state.round, state.bank, state_metadata(state), state.arrays)
-        if why is not None:
-            self.logger.error(f"no checkpoint after round {state.round}: {why}")
+        assert self.checkpoints.store is not None
+        return Archive(self.checkpoints.store.folder / ARCHIVE)
 
     def load(self, fl_ctx: FLContext) -> ModelLearnable:
         """FLARE's hook for loading; returns nothing, as the method creates the models."""
         return make_model_learnable(weights={}, meta_props={})
 
     def save(self, learnable: Learnable, fl_ctx: FLContext) -> None:
-        """FLARE's hook for saving: ``{"state": ServerState}`` in the learnable's meta."""
-        meta: dict[str, Any] = learnable[ModelLearnableKey.META]
-        self.save_state(meta["state"])
+        """FLARE's hook for saving; does nothing, as each round writes a checkpoint."""
+
+
+@dataclass
+class JobCheckpoints(Checkpoints):
+    """A job's checkpoints, with the models of its best round so far: a job's results do not outlive it at the server.
+
+    Attributes:
+        results: the folder of the job's results.
+        fire: fires FLARE's events of persistence.
+    """
+
+    results: Path = Path()
+    fire: Callable[[str], None] = lambda event: None
+    _best: Any = None
+
+    def save(self, server: Server, due: bool = False) -> None:
+        self.fire(AppEventType.BEFORE_LEARNABLE_PERSIST)
+        super().save(server, due)
+        if self.store is not None and server.progress.best != self._best:
+            link_folder(self.results / BEST, self.store.folder / BEST)
+            self._best = server.progress.best
+        self.fire(AppEventType.AFTER_LEARNABLE_PERSIST)
+
+
+def link_folder(source: Path, target: Path) -> None:
+    """Puts a folder's files into another place, as links where the file system has them. A failure is logged."""
+    if not source.is_dir():
+        return
+    try:
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(source, target, copy_function=_link)
+    except OSError as error:  # the run has its last models all the same
+        logger.error("the models of the best round are not kept in %s: %s", target, error)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

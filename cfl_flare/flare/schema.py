@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a site may send: one bounded schema for its check-in and its results, read in time linear in their size.
 
-Fields, kinds and ranges are checked here, before anything is stored or logged; `cfl_flare.engine.checks` compares the
-rest with what was asked. What does not fit costs the site, or the participant, its own part and nobody else anything.
+Fields and kinds are checked here, before anything is stored or logged. What is in them is checked once, by its owner:
+an answer by its observer (`cfl_flare.engine.observers`), an update by `cfl_flare.engine.checks`. What does not fit
+costs the site, or the participant, its own part and nobody else anything.
 """
 
 from __future__ import annotations
@@ -18,20 +19,16 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from cfl_flare.core.errors import PayloadError, failure_text
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.text import shown
-from cfl_flare.engine.checks import MAX_GROUPS, MAX_SAMPLES, is_count, is_number
-from cfl_flare.engine.site import Result
-from cfl_flare.flare.wire import ARRAYS, COUNTS, SCORES, content_of
+from cfl_flare.engine.checks import MAX_GROUPS, MAX_SAMPLES, is_count
+from cfl_flare.engine.observers import ANSWERING
+from cfl_flare.engine.task import Result
+from cfl_flare.flare.wire import ARRAYS, COUNTS, content_of
 from cfl_flare.methods import Participant, Update
-from cfl_flare.training.bootstrap import DRAWS, Replicates
-from cfl_flare.training.settings import MOST_DRAWS
-
-Ranges = Mapping[str, tuple[float, float]]
 
 KEYS = frozenset({"schema", "error", "participants", "round", "results"})
 OF_PARTICIPANT = frozenset({"name", "samples", "group", "tested"})
 CLIPPED = "clipped"  # of a simulation's participants alone
-OF_RESULT = frozenset({"metrics", "error", "cross", "samples", "cluster", "carrier", "bootstrap"})
-OF_REPLICATES = frozenset({"draw", "values"})
+OF_RESULT = frozenset({"error", "samples", "cluster", "carrier", *ANSWERING})
 MAX_CLIPPED = 10**12
 NUMBERS = (np.ndarray, np.generic, int, float)
 
@@ -75,7 +72,7 @@ def decode_check_in(message: FLModel, site: str, expected: Collection[str], most
 
 
 def decode_results(
-    message: FLModel, bank: Mapping[str, Params], number: int, hosted: Collection[str], ranges: Ranges
+    message: FLModel, bank: Mapping[str, Params], number: int, hosted: Collection[str]
 ) -> Iterator[Result | tuple[str, PayloadError]]:
     """A site's results, one at a time: a result, or the participant's name and why it is refused.
 
@@ -84,7 +81,6 @@ def decode_results(
         bank: the models that the differences refer to.
         number: the round.
         hosted: the names of the site's participants.
-        ranges: of the measures that participants were asked for, by name.
 
     Raises:
         PayloadError: the message as a whole is of another round or schema, or is malformed.
@@ -109,7 +105,7 @@ def decode_results(
         try:
             if name not in hosted:
                 raise PayloadError("unknown_participant", f"the site hosts no participant {shown(name)}")
-            yield _result(name, said, own[name], bank, ranges)
+            yield _result(name, said, own[name], bank)
         except PayloadError as error:
             yield name, error
 
@@ -130,28 +126,22 @@ def _content(message: FLModel) -> dict[str, Any]:
     return content
 
 
-def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Params], ranges: Ranges) -> Result:
+def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Params]) -> Result:
     if not isinstance(said, dict) or not said.keys() <= OF_RESULT:
         raise malformed(f"{name}: its result should have {', '.join(sorted(OF_RESULT))} alone, not {shown(said)}")
-    metrics = _metrics(name, said.get("metrics", {}), ranges, ("served_", "trained_"))
-    cross = said.get("cross", {})
-    if not isinstance(cross, dict) or not all(isinstance(model, str) for model in cross):
-        raise malformed(f"{name}: cross = {shown(cross)} should have metrics for each model")
-    cross = {model: _metrics(name, found, ranges) for model, found in cross.items()}
-    drawn = _replicates(name, said["bootstrap"], ranges) if "bootstrap" in said else None
+    answers = {key: said[key] for key in ANSWERING if key in said}
     if said.get("error") is not None:
         failure_text(said["error"])
-        return Result(name, None, metrics, said["error"], cross)
-    scores = _scores(name, models.pop(SCORES)) if SCORES in models else None
+        return Result(name, None, answers, said["error"])
+    answers |= {key: _array(name, key, models.pop(f"#{key}")) for key in ANSWERING if f"#{key}" in models}
     if "samples" not in said:
         if models:
             raise malformed(f"{name}: it sends models, but no number of samples")
-        return Result(name, None, metrics, None, cross, scores, bootstrap=drawn)
+        return Result(name, None, answers)
     samples, cluster, carrier = said["samples"], said.get("cluster"), said.get("carrier")
     if not is_count(samples, 1, MAX_SAMPLES):
-        raise PayloadError(
-            "samples", f"{name}: samples = {shown(samples)} should be a whole number in 1..{MAX_SAMPLES}"
-        )
+        wanted = f"should be a whole number in 1..{MAX_SAMPLES}"
+        raise PayloadError("samples", f"{name}: samples = {shown(samples)} {wanted}")
     if not isinstance(carrier, (str, type(None))):
         raise malformed(f"{name}: carrier = {shown(carrier)} should be a participant's name")
     arrays = models.pop(ARRAYS, None)
@@ -160,53 +150,16 @@ def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Par
     if strange:
         raise PayloadError("slots", f"{name}: there is no model {shown(strange[0])}; there are {', '.join(bank)}")
     diffs = {slot: _diff(name, slot, dxo, bank[slot].layout) for slot, dxo in models.items()}
-    update = Update(name, samples, diffs, cluster, others, carrier=carrier)
-    return Result(name, update, metrics, None, cross, scores, bootstrap=drawn)
+    return Result(name, Update(name, samples, diffs, cluster, others, carrier=carrier), answers)
 
 
-def _scores(name: str, dxo: Any) -> np.ndarray:
-    """Histograms of scores; `cfl_flare.engine.checks.check_scores` says what they must hold."""
+def _array(name: str, key: str, dxo: Any) -> np.ndarray:
+    """An observer's array, which itself says what that must hold."""
     fits = isinstance(dxo, DXO) and dxo.data_kind == DataKind.STATISTICS and isinstance(dxo.data, dict)
     if not fits or dxo.data.keys() != {COUNTS} or not isinstance(dxo.data[COUNTS], np.ndarray):
-        raise PayloadError("scores", f"{name}: its histograms of scores should be one array of counts")
-    return dxo.data[COUNTS]
-
-
-def _metrics(name: str, said: Any, ranges: Ranges, prefixes: tuple[str, ...] = ("",)) -> dict[str, float]:
-    """What a participant measured: numbers in their ranges."""
-    allowed = {prefix + metric: bounds for prefix in prefixes for metric, bounds in ranges.items()}
-    if not isinstance(said, dict):
-        raise PayloadError("metric", f"{name}: {shown(said)} should be its metrics by name")
-    for key, value in said.items():
-        if key not in allowed:
-            raise PayloadError("metric", f"{name}: {shown(key)} should be one of {', '.join(allowed)}")
-        low, high = allowed[key]
-        if not is_number(value, low, high):
-            raise PayloadError("metric", f"{name}: {key} = {shown(value)} should be a number in [{low:g}, {high:g}]")
-    return dict(said)
-
-
-def _replicates(name: str, said: Any, ranges: Ranges) -> Replicates:
-    """What a participant measured on draws of its test split: numbers in the measures' ranges, or None."""
-    if not isinstance(said, dict) or said.keys() != OF_REPLICATES or not isinstance(said["values"], dict):
-        raise PayloadError("metric", f"{name}: {shown(said)} should be its draw, and values by measure")
-    if not is_count(said["draw"], 0, DRAWS - 1):
-        raise PayloadError("metric", f"{name}: draw = {shown(said['draw'])} should be a whole number below {DRAWS}")
-    allowed = {"served_" + metric: bounds for metric, bounds in ranges.items()}
-    for key, values in said["values"].items():
-        if key not in allowed:
-            raise PayloadError("metric", f"{name}: {shown(key)} should be one of {', '.join(allowed)}")
-        if not isinstance(values, list) or len(values) > MOST_DRAWS:
-            count = f"{len(values)} values" if isinstance(values, list) else shown(values)
-            raise PayloadError(
-                "metric", f"{name}: draws of {key} should be a list of at most {MOST_DRAWS}, not {count}"
-            )
-        low, high = allowed[key]
-        odd = [value for value in values if value is not None and not is_number(value, low, high)]
-        if odd:
-            wanted = f"a number in [{low:g}, {high:g}] or None"
-            raise PayloadError("metric", f"{name}: a draw of {key} is {shown(odd[0])}, and should be {wanted}")
-    return Replicates(said["draw"], {key: tuple(values) for key, values in said["values"].items()})
+        raise PayloadError(key, f"{name}: its {key} should be one array of counts")
+    array: np.ndarray = dxo.data[COUNTS]
+    return array
 
 
 def _named(name: str, slot: str, dxo: Any) -> dict[str, Any]:

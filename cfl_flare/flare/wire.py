@@ -11,15 +11,17 @@ STATISTICS, ``"participant/#scores"``: a filter that adds noise to models would 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
+import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from cfl_flare.core.errors import PayloadError, failure_of
 from cfl_flare.core.params import Layout, Params
-from cfl_flare.engine.site import CrossModel, Result, Task
+from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods.slots import with_parts
 
 SCHEMA = 3
@@ -77,9 +79,8 @@ def encode_tasks(tasks: Mapping[str, Task]) -> dict[str, Any]:
             "scalars": dict(task.scalars),
             "choices": [[cluster, slot] for cluster, slot in task.choices.items()],
             "joined": dict(task.joined),
-            "cross": [[one.name, list(one.slots), one.vote, list(one.parts)] for one in task.cross],
-            **({"bootstrap": task.bootstrap} if task.bootstrap else {}),
-            **({"drawn": list(task.drawn)} if task.drawn else {}),
+            "questions": dict(task.questions),
+            "models": list(task.models),
         }
         for name, task in tasks.items()
     }
@@ -102,9 +103,8 @@ def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Task], 
             said["scalars"],
             {int(cluster): slot for cluster, slot in said["choices"]},
             said["joined"],
-            tuple(CrossModel(one, tuple(slots), vote, tuple(parts)) for one, slots, vote, parts in said["cross"]),
-            int(said.get("bootstrap", 0)),
-            tuple(said.get("drawn", ())),
+            said["questions"],
+            tuple(said["models"]),
         )
         for name, said in content["tasks"].items()
     }
@@ -121,23 +121,22 @@ def encode_results(results: Sequence[Result], content: Mapping[str, Any]) -> Sha
     """A site's results. Failing participants are left out of the collection, with their failure's code in the meta."""
     collection: dict[str, DXO] = {}
     described: dict[str, dict[str, Any]] = {}
-    for r in results:
-        cross = {model: dict(found) for model, found in r.cross.items()}
-        said = {"metrics": dict(r.metrics), "error": r.error}
-        described[r.participant] = {**said, "cross": cross} if cross else said
-        if r.scores is not None:
-            collection[f"{r.participant}/{SCORES}"] = DXO(DataKind.STATISTICS, data={COUNTS: r.scores})
-        if r.bootstrap is not None:
-            values = {name: list(own) for name, own in r.bootstrap.values.items()}
-            described[r.participant]["bootstrap"] = {"draw": r.bootstrap.draw, "values": values}
-        if r.update is None:
+    for result in results:
+        name, update = result.participant, result.update
+        answers = {"metrics": {}, **result.answers}
+        arrays = {f"#{key}": answer for key, answer in answers.items() if isinstance(answer, np.ndarray)}
+        plain = {key: answer for key, answer in answers.items() if answer is not None and f"#{key}" not in arrays}
+        described[name] = {**deepcopy(plain), "error": result.error}  # a site's filters change it in place
+        for key, array in arrays.items():
+            collection[f"{name}/{key}"] = DXO(DataKind.STATISTICS, data={COUNTS: array})
+        if update is None:
             continue
-        described[r.participant] |= {"samples": r.update.samples, "cluster": r.update.cluster}
-        if r.update.carrier is not None:
-            described[r.participant]["carrier"] = r.update.carrier
-        sent = {slot: diff.arrays() for slot, diff in r.update.diffs.items()}
-        sent |= {ARRAYS: dict(r.update.arrays)} if r.update.arrays else {}
-        for slot, arrays in sent.items():
-            meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: r.update.samples}
-            collection[f"{r.participant}/{slot}"] = DXO(DataKind.WEIGHT_DIFF, data=arrays, meta=meta)
+        described[name] |= {"samples": update.samples, "cluster": update.cluster}
+        if update.carrier is not None:
+            described[name]["carrier"] = update.carrier
+        sent = {slot: diff.arrays() for slot, diff in update.diffs.items()}
+        sent |= {ARRAYS: dict(update.arrays)} if update.arrays else {}
+        for slot, arrays_of_slot in sent.items():
+            meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: update.samples}
+            collection[f"{name}/{slot}"] = DXO(DataKind.WEIGHT_DIFF, data=arrays_of_slot, meta=meta)
     return to_shareable(collection, {**content, "results": described})

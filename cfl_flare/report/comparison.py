@@ -29,7 +29,12 @@ GAINS = 6
 
 @dataclass(frozen=True)
 class Runs:
-    """At least two runs below a folder, to compare with the first of them."""
+    """Runs to compare with the first of them.
+
+    Attributes:
+        runs: at least two.
+        folder: that they are below.
+    """
 
     runs: Sequence[Run]
     folder: Path
@@ -44,6 +49,7 @@ class Runs:
 
     @property
     def drawn(self) -> list[tuple[Run, str]]:
+        """The runs that are drawn, with their labels."""
         return list(zip(self.runs, self.labels))[:RUNS]
 
     @property
@@ -67,6 +73,7 @@ class Runs:
 
 
 def comparison_report(runs: Sequence[Run], folder: Path) -> str:
+    """The report of several runs, as HTML."""
     compared = Runs(runs, folder)
     subtitle = f"{len(runs)} runs below {cut(folder.name)}, judged by {measure_name(compared.metric)}"
     makers = (result, methods, over_rounds, sizes_of_runs, gains)
@@ -95,6 +102,7 @@ def result(compared: Runs) -> Section:
 
 
 def methods(compared: Runs) -> Section:
+    """A row for each run."""
     metric, key, rows = compared.metric, f"served_{compared.metric}", []
     for label, run, difference in zip(compared.labels, compared.runs, ["", *compared.differences]):
         summary, final, sizes = run.summary, run.summary["final"], View(run).last_sizes
@@ -151,6 +159,7 @@ def sizes_of_runs(compared: Runs) -> Section | None:
 
 
 def gains(compared: Runs) -> Section | None:
+    """What each participant gains by each run over the first one."""
     count = len(compared.runs) - 1
     plots = [plot for i in range(1, min(count, GAINS) + 1) if (plot := _gains(compared, i)) is not None]
     if not plots:

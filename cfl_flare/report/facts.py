@@ -151,6 +151,7 @@ def _measures_of(people: list[dict[str, Any]], intervals: Mapping[str, Any], vie
 
 
 def failures(view: View) -> Section:
+    """Sites left out, missed rounds, refused answers."""
     summary, tables = view.run.summary, []
     if left_out := summary.get("sites_left_out"):
         rows = [[cut(site), cut(reason, WIDTH)] for site, reason in left_out.items()]
@@ -170,6 +171,7 @@ def failures(view: View) -> Section:
 
 
 def settings(view: View) -> Section:
+    """The settings and the versions."""
     summary = view.run.summary
     tables = [("Settings", settings_table({part: summary[part] for part in PARTS if part in summary}))]
     versions = summary.get("versions")
@@ -179,6 +181,7 @@ def settings(view: View) -> Section:
 
 
 def settings_table(values: Mapping[str, Any]) -> Table:
+    """Settings by their dotted names."""
     rows = [[cut(n, 100), cut(v, WIDTH)] for name, value in values.items() for n, v in flattened(name, value)]
     return Table(("setting", "value"), rows, SETTINGS)
 

@@ -66,7 +66,7 @@ def save(title: str, plots: Mapping[Path, Sequence[Plot]]) -> list[Path]:
 
     Args:
         title: of all of them; it may be anybody's name.
-        plots: by path, those of a picture, one below the other.
+        plots: those of each picture, one below the other.
 
     Raises:
         ConfigError: vl-convert is not installed, or does not run here.
@@ -91,12 +91,13 @@ def figure(title: str, plots: Sequence[Plot]) -> vega.Spec:
 
 
 def _heading(text: str, below: str = "") -> vega.Spec:
-    """A title as text, which Vega does not interpret."""
+    """A title as text, which Vega interprets in no way."""
     lines = {"subtitle": wrap(below, 105), "fontSize": 12, "frame": "group"} if below else {"fontSize": 14}
     return {"text": cut(text), "anchor": "start", **lines}
 
 
 def _still(spec: Any) -> Any:
+    """A specification without what answers to a pointer."""
     if isinstance(spec, list):
         return [_still(part) for part in spec]
     if not isinstance(spec, dict):

@@ -132,6 +132,7 @@ def discrimination(view: View) -> Section | None:
 
 
 def _missing(curves: Curves) -> list[str]:
+    """Why there are no curves of some."""
     reasons = {
         NO_SCORES: "no histogram of scores came from there: it was withheld, or there are too few test samples",
         FEW_SITES: f"fewer than {curves.sites} sites sent histograms of scores",
@@ -171,6 +172,7 @@ def _square(x: str, y: str, points: bool, rows: list[dict[str, Any]], labels: li
 
 
 def _roc(curves: Curves, shown: dict[str, Curve]) -> Plot:
+    """Sensitivity by false positive rate."""
     points = [
         {"i": i, "x": x, "y": y, "c": label} for label, curve in shown.items() for i, (x, y) in enumerate(curve.roc)
     ]
@@ -203,6 +205,7 @@ def _sensitivity(curve: Curve, rate: float) -> float:
 
 
 def _calibration(curves: Curves, shown: dict[str, Curve]) -> Plot:
+    """Observed frequencies by predicted probabilities."""
     points = [
         {"i": i, "x": predicted, "y": observed, "c": label, "n": samples}
         for label, curve in shown.items()

@@ -70,7 +70,12 @@ class Section:
 
 
 def sections(subject: T, makers: Iterable[Callable[[T], Section | None]]) -> list[Section]:
-    """The sections of a run or study. A section that its files do not allow says so, and leaves the others."""
+    """The sections of a run or study. Where its files hold what one cannot show, the others are shown all the same.
+
+    Args:
+        subject: the run or study, as the sections look at it.
+        makers: a function for each section; it returns None where there is nothing to show.
+    """
     parts = []
     for make in makers:
         try:
@@ -115,4 +120,5 @@ def page(title: str, subtitle: str, parts: Sequence[Section]) -> str:
 
 
 def _sha256(text: str) -> Markup:
+    """The hash of a script or style, as the page's policy names it."""
     return Markup(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")

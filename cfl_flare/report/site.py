@@ -30,6 +30,7 @@ class SiteHistory:
 
     @cached_property
     def shown(self) -> dict[str, str]:
+        """Each participant's name as it is shown."""
         return unique([*dict.fromkeys(note.participant for note in self.notes)])
 
     @cached_property
@@ -57,6 +58,7 @@ def site_report(folder: Path) -> str:
 
 
 def result(history: SiteHistory) -> Section:
+    """What was measured last."""
     last = {note.participant: note for note in history.notes if note.metrics}
     trained = Counter(note.participant for note in history.notes if note.trained)
     rows = []
@@ -75,6 +77,7 @@ def result(history: SiteHistory) -> Section:
 
 
 def measures(history: SiteHistory) -> Section | None:
+    """Each measure over rounds, a line for each participant."""
     plots = []
     drawn = thinned([*history.shown], PEOPLE)
     for measure in history.measures:

@@ -62,6 +62,7 @@ class StudyView:
 
     @cached_property
     def shown(self) -> dict[str, str]:
+        """Each candidate's title as it is shown."""
         titles = self.study["titles"]
         return dict(zip(self.rounds, told_apart(titles.get(name, name) for name in self.rounds)))
 
@@ -90,6 +91,7 @@ def study_report(folder: Path) -> str:
 
 
 def verdict(view: StudyView) -> Section:
+    """What the study says, in its sentences."""
     if view.verdict is None:
         rungs = view.study["rungs"]
         done = f"{len(rungs)} of its comparisons are made" if rungs else "no comparison is made yet"
@@ -299,6 +301,7 @@ def cost(view: StudyView) -> Section:
 
 
 def settings(view: StudyView) -> Section:
+    """The settings that all candidates share, and the candidates that were given."""
     values = dict(view.study["settings"])
     given = values.get("candidates")
     if isinstance(given, list):

@@ -64,7 +64,14 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     leading = list(dict.fromkeys(run.metric.name for run in runs))
     reported = dict.fromkeys(name for run in runs for name in run.reported if not of_training(name))
     metrics = [*leading, *islice((name for name in reported if name not in leading), MOST)]
-    titles = {name: heading(name) if len(leading) > 1 else "" for name in leading}
+
+    def per_metric(heading_of_one: str, heading_of_several: str) -> list[tuple[str, str]]:
+        """The metrics by which runs are judged, each with its heading."""
+        return [
+            (name, heading_of_one if len(leading) == 1 else heading_of_several.format(heading(name)))
+            for name in leading
+        ]
+
     columns: list[tuple[str, Iterable[str]]] = [("rounds", [in_table(run.summary["rounds"]) for run in runs])]
     columns += [(heading(name), [_defined(run, f"served_{name}") for run in runs]) for name in metrics]
     majorities = [share if (share := run.summary.get("majority") or 0) >= FREQUENT else None for run in runs]
@@ -74,15 +81,14 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
         if any(name in final for final in finals):
             title = f"pooled {heading(name.removeprefix('pooled_'))}"
             columns.append((title, [_defined(run, name) for run in runs]))
-    for name, title in titles.items():
-        columns.append((f"worst {title}".strip(), [number_text(final.get(f"served_worst_{name}")) for final in finals]))
+    for name, title in per_metric("worst", "worst {}"):
+        columns.append((title, [number_text(final.get(f"served_worst_{name}")) for final in finals]))
     if any(run.newcomers for run in runs):
-        for name, title in titles.items():
-            unseen = [number_text((run.newcomers or {}).get(f"served_{name}")) for run in runs]
-            columns.append((f"unseen {title}".strip(), unseen))
+        for name, title in per_metric("unseen", "unseen {}"):
+            columns.append((title, [number_text((run.newcomers or {}).get(f"served_{name}")) for run in runs]))
     if len(runs) > 1 and any(run.summary.get("intervals") for run in runs):
-        for name, title in titles.items():
-            columns.append((f"{title} to the first".strip(), [_difference(run, runs[0], name) for run in runs]))
+        for name, title in per_metric("to the first", "{} to the first"):
+            columns.append((title, [_difference(run, runs[0], name) for run in runs]))
     columns += [
         ("clusters", map(_sizes, finals)),
         ("ARI", [number_text(final.get("ari")) for final in finals]),
@@ -132,6 +138,7 @@ def _ends(low: float, high: float) -> str:
 
 
 def _sizes(final: Mapping[str, Any]) -> str:
+    """The clusters' sizes; of many clusters, how many are in use."""
     sizes = [int(value) for key, value in final.items() if key.startswith("cluster-") and key.endswith("/size")]
     return "/".join(map(str, sizes)) if len(sizes) <= 5 else f"{sum(v > 0 for v in sizes)} of {len(sizes)}"
 

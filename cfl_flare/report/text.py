@@ -64,6 +64,7 @@ def number(value: Any) -> str:
 
 
 def signed(value: Any) -> str:
+    """A difference, with its sign."""
     return ("+" if is_finite(value) and value > 0 else "") + number(value)
 
 

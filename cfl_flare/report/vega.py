@@ -124,7 +124,7 @@ def ranked(points: Sequence[tuple[str, Any, str, Any]], labels: Sequence[str], t
         points: of each its name, value and label, and the ends of its interval or None.
         labels: by which they are coloured.
         title: of the axis of values: a fixed text.
-        zero: whether there is a line at 0.
+        zero: whether a line is drawn at 0.
     """
     few = len(points) <= NAMED
     by_rank = {"field": "i", "type": "quantitative", "title": "rank", "scale": {"nice": False}}
@@ -232,4 +232,5 @@ def file(name: str) -> str:
 
 
 def notice() -> str:
+    """Whose the script is, and under which licences."""
     return f"{file('notice.txt').strip()}\n\nFrom vl-convert-python {version('vl-convert-python')}."

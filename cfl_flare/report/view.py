@@ -79,6 +79,7 @@ class View:
 
     @cached_property
     def clusters(self) -> dict[str, int | None]:
+        """Each participant's last cluster."""
         last = {person["name"]: person.get("cluster") for person in self.people}
         return {name: k if isinstance(k, int) and k >= 0 else None for name, k in last.items()}
 
@@ -99,6 +100,7 @@ class View:
 
     @property
     def last_sizes(self) -> list[int]:
+        """The sizes of the clusters in the last round."""
         return cast("list[int]", self.run.rounds[-1]["cluster_sizes"]) if self.run.rounds else []
 
     @cached_property
@@ -109,6 +111,7 @@ class View:
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
+        """The rounds that are drawn."""
         return thinned(self.run.rounds, ROUNDS)
 
     @property
@@ -128,6 +131,7 @@ class View:
         return {label: line for label, line in lines.items() if line}
 
     def lines(self, keys: Mapping[str, str]) -> Series:
+        """The numbers of a round's record under these keys, by line."""
         return self.series(lambda record: {label: record.get(key) for label, key in keys.items()})
 
     def measured(self, name: str) -> Series:
@@ -146,8 +150,12 @@ def line_plot(title: str, text: str, series: Series, axis: str, dashed: Sequence
     """A line for each of the series over rounds, and a table with a column for each.
 
     Args:
+        title: of the plot.
+        text: how to read it.
+        series: the values.
         axis: the title of the axis of values: a fixed text.
         dashed: the labels of dashed lines.
+        height: in pixels.
     """
     labels = list(series)
     points = [{"r": r, "v": v, "c": label} for label, line in series.items() for r, v in line.items()]

@@ -32,7 +32,7 @@ def frame(watched: Watched, now: float, blocks: str = BLOCKS) -> RenderableType:
     """All that is shown of a run, or of a site's history.
 
     Args:
-        watched: the run or history, refreshed.
+        watched: it, refreshed.
         now: in seconds of `time.time`.
         blocks: what plots are drawn with, from low to high: `BLOCKS`, or `LETTERS` where the terminal has only these.
     """
@@ -45,7 +45,14 @@ def frame(watched: Watched, now: float, blocks: str = BLOCKS) -> RenderableType:
 
 
 def overview(runs: Sequence[Watched], names: Sequence[str], now: float, blocks: str = BLOCKS) -> Table:
-    """A line for each of several runs, which are refreshed and have these names; see `frame`."""
+    """A line for each of several runs.
+
+    Args:
+        runs: them, refreshed.
+        names: what they are called.
+        now: in seconds of `time.time`.
+        blocks: as for `frame`.
+    """
     table = _table("run", "rounds", "metric", "now", "best", "", "")
     for run, name in zip(runs, names):
         if isinstance(run, LiveSite):
@@ -63,6 +70,7 @@ def overview(runs: Sequence[Watched], names: Sequence[str], now: float, blocks: 
 
 
 def of_run(run: LiveRun, now: float, blocks: str) -> list[RenderableType]:
+    """The parts of a run's frame."""
     done, metric, values = _done(run), run.metric, _series(run)
     state = "running" if run.rounds else "no round recorded yet"
     if run.finished:
@@ -150,6 +158,7 @@ def _rest(count: int, what: str) -> list[RenderableType]:
 
 
 def _done(run: LiveRun) -> int:
+    """How many rounds have been measured."""
     return int(run.rounds[-1]["round"]) + 1 if run.rounds else 0
 
 
@@ -177,6 +186,7 @@ def _worst(run: LiveRun) -> str:
 
 
 def _moved(run: LiveRun) -> str:
+    """Who changed the cluster last."""
     if run.moved_in is None:
         return "nobody so far"
     moves = named([f"{cut(m.participant)} {m.before} to {m.after}" for m in run.moves], NAMED)

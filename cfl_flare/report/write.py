@@ -34,6 +34,7 @@ SECTIONS: Sequence[Callable[[View], Section | None]] = (
 
 
 def run_report(run: Run) -> str:
+    """The report of one run, as HTML."""
     view = View(run)
     subtitle = f"{len(view.people)} participants, {run.summary['rounds']} rounds; folder {cut(run.folder.name)}"
     return page(cut(run.name, 120), subtitle, sections(view, SECTIONS))

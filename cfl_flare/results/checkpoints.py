@@ -15,6 +15,7 @@ from cfl_flare.core.config import unmarked
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods import ServerState
+from cfl_flare.results.key_metric import ACCURACY, Metric
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.store import Store, StoreError, state_metadata, state_of
 
@@ -40,6 +41,11 @@ class Progress:
     watched: dict[str, Any] | None = None
     stopped: str | None = None
     metric: dict[str, str] | None = None
+
+    @property
+    def judged_by(self) -> Metric:
+        """The metric that tells how good the run is; accuracy until one is reported."""
+        return Metric(ACCURACY) if self.metric is None else Metric(**self.metric)
 
 
 @dataclass(frozen=True)
@@ -127,15 +133,16 @@ class Checkpoint:
             StoreError: there is none.
         """
         _, models, metadata = store.latest(layout)
+        slots = metadata.get("slots", [*models])  # a job of version 0.2 wrote the server's state alone
         memory: dict[str, dict[str, Params]] = {}
-        for key in models.keys() - set(metadata["slots"]):
+        for key in models.keys() - set(slots):
             name, _, what = key.rpartition("#")
             memory.setdefault(name, {})[what] = models[key]
-        progress, last = metadata["progress"], metadata["last"]
-        found = cls(
-            state_of({slot: models[slot] for slot in metadata["slots"]}, metadata),
-            Progress(**{**progress, "rejected": Counter(progress["rejected"])}),
+        progress, last = metadata.get("progress", {}), metadata.get("last")
+        checkpoint = cls(
+            state_of({slot: models[slot] for slot in slots}, metadata),
+            Progress(**{**progress, "rejected": Counter(progress.get("rejected", {}))}),
             memory,
             None if last is None else RoundMetrics(**last),
         )
-        return found, metadata["run"]
+        return checkpoint, metadata.get("run", {})

@@ -24,7 +24,6 @@ from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, DataSource, Digits
 from cfl_flare.data.samples import normalised
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.model_file import read_model
@@ -34,6 +33,7 @@ from cfl_flare.training.settings import TrainSettings
 from tests.engine.test_private import SPECS, built
 from tests.engine.test_tasks import Made, model_of
 from tests.joining import kept_files, run_of
+from tests.loop import run_loop
 from tests.play import DATA, MODEL
 
 ALL = [*SPECS, "fedds:k=2", "feddsmic:k=2", "fedcuau:k=2", "fedcuau:k=2,base={'method':'fedper'}"]

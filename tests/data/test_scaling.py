@@ -19,11 +19,11 @@ from cfl_flare.data.hospitals import FOLDER, STROKE, STROKE_COLUMNS, Heart
 from cfl_flare.data.preparation import CLIP, Preparation, Scaling
 from cfl_flare.data.summary import clipped_line
 from cfl_flare.data.table import Table
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import FedAvg
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 
 NUMBER = Columns((Column("a"),))
 

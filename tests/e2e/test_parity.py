@@ -19,7 +19,6 @@ from nvflare.recipe.utils import set_per_site_config
 from cfl_flare.cli import main
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.kit import allow
@@ -32,6 +31,7 @@ from cfl_flare.results.served import load_model
 from cfl_flare.training.settings import TrainSettings
 from tests.cli.test_predict import check_reported
 from tests.e2e.plugin import Series
+from tests.loop import run_loop
 from tests.play import DATA, MODEL
 
 pytestmark = pytest.mark.slow

@@ -24,7 +24,6 @@ from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import describe, parse_spec
 from cfl_flare.data import DataConfig, Digits, Npz
 from cfl_flare.engine.indicator import samples_to_set_aside
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.egress import EgressFilter
@@ -38,6 +37,7 @@ from cfl_flare.results.served import load_model
 from cfl_flare.training.settings import TrainSettings
 from tests.e2e.deployment import commands_with, until
 from tests.e2e.plugin import AbsentAtSite2, HalfTheDigits, Received, SmallAtSites2And3, Touchy
+from tests.loop import run_loop
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,11 @@ import pytest
 
 from cfl_flare.core.config import parse_spec
 from cfl_flare.data import Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import build_method
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.play import DATA, MODEL
 
 

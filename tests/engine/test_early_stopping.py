@@ -12,9 +12,9 @@ from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import from_dict
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.engine.early_stopping import EarlyStopping
-from cfl_flare.engine.server import Server
+from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import FedAvg, Participant
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import load_run, read_lines
@@ -26,14 +26,16 @@ def run(folder: Path, accuracies: list[float], metric: str = "accuracy", odd: st
     method = FedAvg()
     people = [Participant("a", "site", 1), Participant("b", "site", 1)]
     described = ServerSettings(**{"num_rounds": len(accuracies), **settings})
-    server = Server(method, LAYOUT, people, described, method.start(initial), Recorder(folder, {}, {}))
+    server = Server(
+        method, LAYOUT, people, described, method.start(initial), Equipment(recorder=Recorder(folder, {}, {}))
+    )
     while True:
         last = server.finished
         for name, order in server.tasks().items():
             found = {f"served_{metric}": accuracies[server.state.round - 1], "served_loss": 1 - accuracies[0]}
             found |= {f"served_{odd}": 100.0 * server.state.round} if odd and name == "b" else {}
             moved = update(name, 1, "global", 1, 1) if order.train else None
-            server.accept(Result(name, moved, found if order.evaluate else {}), "site")
+            server.accept(Result(name, moved, {"metrics": found if order.evaluate else {}}), "site")
         server.finish_round()
         if last:
             server.close({})
@@ -177,7 +179,7 @@ def test_the_metric_is_chosen_once(tmp_path):
     for found in ({}, {}, {"served_dice": 0.5}, {"served_dice": 0.4, "served_accuracy": 0.9}):
         for name, order in server.tasks().items():
             moved = update(name, 1, "global", 1, 1) if order.train else None
-            server.accept(Result(name, moved, found if order.evaluate else {}), "s")
+            server.accept(Result(name, moved, {"metrics": found if order.evaluate else {}}), "s")
         server.finish_round()
     assert server.progress.best == {"round": 1, "value": 0.5}
 

@@ -11,7 +11,7 @@ from torch import nn
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import CAM, IFCA, FedAvg, Method, Participant, Update
 
 LAYOUT = Layout.of(nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)))
@@ -40,7 +40,7 @@ def one_round(running: Server, moves: dict[str, tuple[float, float]], removed: d
             arrays.pop((removed or {}).get(name, ""), None)
             diffs = {task.slots[0]: LAYOUT.pack(arrays, allow_missing=True)}
             who = running.participants[name]
-            running.accept(Result(name, Update(name, who.samples, diffs), {}), who.site)
+            running.accept(Result(name, Update(name, who.samples, diffs), {"metrics": {}}), who.site)
     running.finish_round()
     assert running.progress.record is not None
     return running.progress.record

@@ -16,7 +16,6 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout
 from cfl_flare.data import Digits
 from cfl_flare.engine.initial_models import check_initial, initial_models, named_arrays, read_checkpoint
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.settings import ServerSettings
@@ -24,6 +23,7 @@ from cfl_flare.methods import build_method
 from cfl_flare.models import MLP, NamedArrays
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.play import DATA, MODEL, make_model
 from tests.tiny import LAYOUT, Coin
 

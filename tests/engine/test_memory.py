@@ -14,7 +14,7 @@ from torch import nn
 from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import IFCA, FedAvg, Method, Participant, Update, WeCFL
 
 SITES = 4

@@ -17,7 +17,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.engine.min_cluster_size import census_of
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.settings import Floor
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import CAM, IFCA, Method, Participant, WeCFL
 from tests.tiny import LAYOUT, initial, update
 
@@ -38,7 +38,9 @@ def one_round(running: Server, models: dict[str, tuple[float, float]] = MODELS) 
             (slot,) = task.slots
             a, b = (float(v - s) for v, s in zip(models[name], running.state.bank[slot].vector))
             metrics = {"served_accuracy": 0.5} if task.evaluate else {}
-            running.accept(Result(name, update(name, 1, slot, a, b), metrics), running.participants[name].site)
+            running.accept(
+                Result(name, update(name, 1, slot, a, b), {"metrics": metrics}), running.participants[name].site
+            )
     running.finish_round()
     assert running.progress.record is not None
     return running.progress.record
@@ -67,7 +69,9 @@ def noisy(counts: tuple[int, ...], method: Method, seed: int, rounds: int = 30) 
             slot = task.slots[0]
             halfway = (optima[truth[i]] - running.state.bank[slot].vector) / 2 + rng.normal(0, 1, 2)
             metrics = {"served_accuracy": 0.5} if task.evaluate else {}
-            running.accept(Result(name, update(name, 40, slot, *map(float, halfway)), metrics), f"hospital-{i}")
+            running.accept(
+                Result(name, update(name, 40, slot, *map(float, halfway)), {"metrics": metrics}), f"hospital-{i}"
+            )
         running.finish_round()
         sizes.append(Counter(running.state.assignment.values()))
         records.append(running.progress.record)
@@ -211,7 +215,7 @@ def ifca_round(running: Server, picks: dict[str, int], moved: float) -> dict:
     for name, task in running.tasks().items():
         answer = replace(update(name, 1, f"cluster-{picks[name]}", moved, 0), cluster=picks[name])
         metrics = {"served_accuracy": 0.5} if task.evaluate else {}
-        running.accept(Result(name, answer, metrics), running.participants[name].site)
+        running.accept(Result(name, answer, {"metrics": metrics}), running.participants[name].site)
     running.finish_round()
     assert running.progress.record is not None
     return running.progress.record

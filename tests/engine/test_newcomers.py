@@ -15,15 +15,16 @@ import pytest
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, Digits, ParticipantData, Samples
 from cfl_flare.engine.indicator import logits_for
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import Finished, Newcomer, onboard_unseen
-from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Site, Task
+from cfl_flare.engine.server import Equipment, Server, ServerSettings
+from cfl_flare.engine.site import Site
+from cfl_flare.engine.task import Task
 from cfl_flare.methods import FLHC, FedAvg, Participant, build_method
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
 from tests.joining import METHOD_LIST, MODEL, TRAINING, kept_files, run_of
+from tests.loop import run_loop
 
 
 def held(run: Finished) -> list[ParticipantData]:
@@ -106,7 +107,7 @@ def test_a_run_that_goes_on_places_a_late_participant_as_onboarding_does(
     assert [state.round for state in states] == [run.state.round + i for i in range(3)]
 
     settings = ServerSettings(run.state.round + 2)  # where two parts alternate, rounds come in pairs
-    server = Server(method, site.runtime.resident.layout, crowd, settings, run.state, logits=predict)
+    server = Server(method, site.runtime.resident.layout, crowd, settings, run.state, Equipment(logits=predict))
     orders = server.tasks()
     models = with_parts(server.state.bank, [slot for o in orders.values() for slot in o.slots])
     for who, asked in orders.items():

@@ -16,7 +16,8 @@ from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.loop import model_factory
 from cfl_flare.engine.partial_sums import added_up, no_sums
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result, Site
+from cfl_flare.engine.site import Site
+from cfl_flare.engine.task import Result
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.methods import METHODS, FedAvg, Participant, Update, build_method
 from cfl_flare.models import MLP
@@ -36,7 +37,7 @@ def server(method=None, **settings) -> Server:
 def test_the_first_participant_of_a_cluster_carries_the_weighted_mean():
     models = {"cluster-0": coin(10, 0), "cluster-1": coin(0, 10)}
     answers = [
-        Result("a", update("a", 1, "cluster-1", 4, 0, cluster=1), {"m": 1.0}),
+        Result("a", update("a", 1, "cluster-1", 4, 0, cluster=1), {"metrics": {"m": 1.0}}),
         Result("b", error="it failed"),
         Result("c", update("c", 3, "cluster-1", 0, 8, cluster=1)),
         Result("d", update("d", 5, "cluster-0", 1, 1, cluster=0)),

@@ -15,7 +15,6 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.engine.private import check_public
 from cfl_flare.engine.server import Server, ServerSettings
@@ -28,6 +27,7 @@ from cfl_flare.training.learner import Learner
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.runtime import PRIVATE, Runtime, Split
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.play import DATA, MODEL, make_model, play
 from tests.tiny import Biased
 

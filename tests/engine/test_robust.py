@@ -12,12 +12,12 @@ from cfl_flare.clustering.robust import coordinate_median, isolated, multi_krum,
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.shares import capped
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result
 from cfl_flare.engine.spool import Spool
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import CAM, CFL, IFCA, METHODS, FedAvg, Method, Participant, WeCFL
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.tiny import LAYOUT, coin, update
 
 SAMPLES = {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}
@@ -36,7 +36,7 @@ def one_round(running: Server, moves: dict[str, tuple[float, float]], cluster: d
         metrics = {"served_accuracy": 0.5} if task.evaluate else {}
         site = running.participants[name].site
         moved = update(name, running.participants[name].samples, slot, *moves[name], chosen)
-        running.accept(Result(name, moved, metrics), site)
+        running.accept(Result(name, moved, {"metrics": metrics}), site)
     running.finish_round()
     assert running.progress.record is not None
     return running.progress.record
@@ -174,7 +174,8 @@ def test_so_it_does_if_the_others_of_its_cluster_are_not_in_the_round():
     for name in ("a", "b", "d"):
         slot = tasks[name].slots[0]
         running.accept(
-            Result(name, update(name, SAMPLES[name], slot, 1.0, 0.0), {"served_accuracy": 0.5}), f"site-{name}"
+            Result(name, update(name, SAMPLES[name], slot, 1.0, 0.0), {"metrics": {"served_accuracy": 0.5}}),
+            f"site-{name}",
         )
     running.finish_round()
     assert running.state.bank["cluster-0"].vector.tolist() == [3.0, 0.0]

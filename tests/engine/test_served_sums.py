@@ -14,7 +14,6 @@ from torch import nn
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.data import Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.methods import build_method
 from cfl_flare.models import MLP
@@ -25,6 +24,7 @@ from cfl_flare.training.ensemble import Ensemble
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.play import DATA, MODEL, people
 
 SPECS = {

@@ -11,7 +11,7 @@ import cfl_flare.engine.spool
 from cfl_flare.core.errors import ConfigError, PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Params
 from cfl_flare.engine.server import Server, ServerSettings, count_of
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import IFCA, FedAvg, Participant, Update, WeCFL
 from tests.tiny import LAYOUT, coin, initial, update
 
@@ -74,7 +74,7 @@ BAD = {
     "nan": (good("a", np.nan), "site-1"),
     "infinity": (good("a", np.inf), "site-1"),
     "shape": (Result("a", Update("a", 1, {"global": Params(LAYOUT, np.ones(3, np.float32))})), "site-1"),
-    "metric": (replace(good("a"), metrics={"served_accuracy": float("nan")}), "site-1"),
+    "metric": (replace(good("a"), answers={"metrics": {"served_accuracy": float("nan")}}), "site-1"),
     "cluster where the server assigns": (Result("a", update("a", 1, "global", 1, 1, cluster=0)), "site-1"),
 }
 
@@ -151,7 +151,7 @@ def test_metrics_belong_to_the_round_before_and_are_weighted_by_samples():
     assert s.finish_round() is None
     s.tasks()
     for name, value, site in (("a", 0.0, "site-1"), ("b", 1.0, "site-1"), ("c", 0.5, "site-2")):
-        s.accept(replace(good(name), metrics={"served_accuracy": value}), site)
+        s.accept(replace(good(name), answers={"metrics": {"served_accuracy": value}}), site)
     record = s.finish_round().record
     assert record["round"] == 0
     assert record["served_accuracy"] == pytest.approx((0 + 3 * 1 + 2 * 0.5) / 6)

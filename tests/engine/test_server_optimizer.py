@@ -18,13 +18,12 @@ from torch import nn
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.server_optimizer import PREFIX, ServerOptimizer
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import (
     CAM,
     CFL,
@@ -47,6 +46,7 @@ from cfl_flare.models import MLP
 from cfl_flare.results.store import Store, state_of
 from cfl_flare.training.settings import TrainSettings
 from tests.engine.test_robust import one_round
+from tests.loop import run_loop
 from tests.play import MODEL, play
 from tests.tiny import LAYOUT, coin, update
 
@@ -153,7 +153,7 @@ def test_a_model_that_is_held_back_is_not_moved_by_its_moments() -> None:
     state = running.state
     running.tasks()
     running.fail(["b"], "training")
-    running.accept(Result("a", update("a", 3, "global", 1.0, 0.0), {"served_accuracy": 0.5}), "one")
+    running.accept(Result("a", update("a", 3, "global", 1.0, 0.0), {"metrics": {"served_accuracy": 0.5}}), "one")
     running.finish_round()
     assert running.state.round == 2
     assert running.state.bank["global"].vector.tolist() == state.bank["global"].vector.tolist()

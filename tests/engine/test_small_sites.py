@@ -15,16 +15,19 @@ from cfl_flare.core.config import as_spec
 from cfl_flare.core.errors import ConfigError, DataError, PayloadError
 from cfl_flare.data import DataConfig, Digits, ParticipantData, Samples
 from cfl_flare.engine.checks import check_result
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import Finished
+from cfl_flare.engine.observers import Asked
+from cfl_flare.engine.observers.metrics import Metrics
 from cfl_flare.engine.preflight import check_data
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
-from cfl_flare.engine.site import Result, Site, Task
+from cfl_flare.engine.site import Site
+from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import FedAvg, Participant, build_method
 from cfl_flare.report.figures import draw
 from cfl_flare.report.table import results_table
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.tiny import Coin
 
 INTERVALS = {"bootstrap": 50, "score_bins": 50}
@@ -187,15 +190,16 @@ def test_who_has_no_test_samples_keeps_what_it_predicts_with():
     model = site.runtime.initial(0)
     seen = {}
     result = site.carry_out("p", Task(("global",), False, True), {"global": model}, 1, seen.__setitem__)
-    assert (result.error, result.metrics, result.scores, result.bootstrap) == (None, {}, None, None)
+    assert (result.error, result.answers) == (None, {})
     assert seen["p"].models == (model,)
 
 
 def test_who_said_that_it_has_no_test_samples_measures_nothing():
     task, model = Task(("global",), False, True), Participant("p", "p", 3, tested=False)
     check_result(Result("p"), task, model)
+    boasting = Result("p", answers={"metrics": {"served_accuracy": 1.0}})
     with pytest.raises(PayloadError, match="said before that it has no test samples"):
-        check_result(Result("p", metrics={"served_accuracy": 1.0}), task, model)
+        Metrics().check(boasting.metrics, Asked(model, task, boasting))
 
 
 class Normed(nn.Module):

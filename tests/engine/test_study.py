@@ -14,7 +14,6 @@ from cfl_flare.core.errors import CFLError, ConfigError, RunFailedError
 from cfl_flare.core.private import Division
 from cfl_flare.data import DataSource, Digits, Samples
 from cfl_flare.data.samples import split_by_class
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.private import check_private
 from cfl_flare.engine.settings import ServerSettings
@@ -38,6 +37,7 @@ from cfl_flare.results.run_dir import ROUNDS, load_run, read_lines
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Binary, Survival
+from tests.loop import run_loop
 from tests.play import DATA, MODEL
 
 SHARED = 0.02 * np.random.default_rng(0).normal(size=100)

@@ -12,7 +12,6 @@ from cfl_flare.cli.specs import build_named
 from cfl_flare.core.config import as_spec
 from cfl_flare.core.errors import CFLError, ConfigError
 from cfl_flare.data import DataConfig, DataSource, Samples
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.settings import ServerSettings
@@ -22,6 +21,7 @@ from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.served import load_model
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import TASKS, Survival
+from tests.loop import run_loop
 
 SETTINGS = {
     "cfl": "cfl:eps1=0.6,eps2=1.1",

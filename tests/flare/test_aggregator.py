@@ -5,7 +5,7 @@
 import pytest
 
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.task import Result
 from cfl_flare.flare import ClusteringAggregator
 from cfl_flare.methods import FedAvg, Participant
 from tests.tiny import LAYOUT, initial, update
@@ -22,7 +22,7 @@ def run(metrics: dict[str, float], **settings) -> tuple[list[dict], list[str]]:
         task = server.tasks()["a"]
         moved = update("a", 1, "global", 1, 1) if task.train else None
         found = {f"served_{name}": value for name, value in metrics.items()} if task.evaluate else {}
-        server.accept(Result("a", moved, found), "site-1")
+        server.accept(Result("a", moved, {"metrics": found}), "site-1")
         sent = component.aggregate_model()
         told += [info["key_metric"] for info in sent.meta.values() if "key_metric" in info]
     return told, said

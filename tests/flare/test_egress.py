@@ -19,7 +19,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from cfl_flare.core.config import marked
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import SiteData
-from cfl_flare.engine.site import Result, Task
+from cfl_flare.engine.task import Result, Task
 from cfl_flare.flare import wire
 from cfl_flare.flare.client_api.private import EVALUATE, SUBMIT, TRAIN, PrivateArrays
 from cfl_flare.flare.egress import EgressFilter, check_filters
@@ -31,7 +31,10 @@ METRICS = {"served_accuracy": 0.8734, "served_macro_f1": 0.5, "served_loss": 1.7
 
 
 def filtered(**settings):
-    answers = [Result("a", update("a", 137, "global", 1, 2), METRICS), Result("b", update("b", 3, "global", 3, 4), {})]
+    answers = [
+        Result("a", update("a", 137, "global", 1, 2), {"metrics": METRICS}),
+        Result("b", update("b", 3, "global", 3, 4), {"metrics": {}}),
+    ]
     sent = EgressFilter(**settings).process(wire.encode_results(answers, {"round": 4}), FLContext())
     return from_shareable(sent)
 
@@ -56,7 +59,7 @@ def test_metrics_are_withheld_or_rounded_and_counts_are_coarse_wherever_they_sta
 
 def test_what_all_models_reach_is_withheld_and_rounded_as_the_own_model_s():
     cross = {"cluster-0": {"accuracy": 0.8734, "loss": 1.7}, "cluster-1": {"accuracy": 0.11, "macro_f1": 0.2}}
-    answers = [Result("a", None, METRICS, cross=cross)]
+    answers = [Result("a", None, {"metrics": METRICS, "cross": cross})]
     sent = EgressFilter(withhold=["loss"], round_to=0.05).process(wire.encode_results(answers, {}), FLContext())
     said = wire.content_of(from_shareable(sent).meta)["results"]["a"]["cross"]
     assert said == {"cluster-0": {"accuracy": 0.85}, "cluster-1": {"accuracy": 0.1, "macro_f1": 0.2}}
@@ -140,7 +143,10 @@ def test_all_metrics_are_withheld_by_a_star_and_a_script_s_own_by_their_names():
 @pytest.mark.parametrize("settings", [{"withhold": ["scores"]}, {"withhold": ["*"]}, {"withhold": ["auroc"]}])
 def test_histograms_of_scores_are_withheld_by_their_name_and_with_any_metric(settings):
     scores = np.ones((2, 2, 10), np.int32)
-    answers = [Result("a", update("a", 137, "global", 1, 2), METRICS, scores=scores), Result("b", scores=scores)]
+    answers = [
+        Result("a", update("a", 137, "global", 1, 2), {"metrics": METRICS, "scores": scores}),
+        Result("b", answers={"scores": scores}),
+    ]
     for more, left in ((settings, {"a/global"}), ({"round_to": 0.05}, {"a/global"})):
         sent = EgressFilter(**more).process(wire.encode_results(answers, {"round": 4}), FLContext())
         assert from_shareable(sent).data.keys() == left
@@ -161,7 +167,7 @@ def test_a_small_test_split_at_a_real_site_keeps_its_histograms(tmp_path, monkey
     assert ("no histograms of scores are sent, of fewer than 30 test samples" in caplog.text) == (real and bins > 0)
     result = site._site.carry_out(SITE, Task(("global",), False, True), {"global": site._site.runtime.initial(0)}, 1)
     assert "served_accuracy" in result.metrics
-    assert (result.scores is not None) == sends
+    assert ("scores" in result.answers) == sends
 
 
 class Site:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from cfl_flare.core.private import Division
-from cfl_flare.engine.site import Result, Site, Task
+from cfl_flare.engine.site import Site
+from cfl_flare.engine.task import Result, Task
 from cfl_flare.flare import site_run as module
 from cfl_flare.flare.site_run import SiteRun
 from cfl_flare.methods import FedAvg, Local, Update, build_method
@@ -131,7 +132,7 @@ def test_a_site_keeps_what_it_measured_each_round(stores):
     run, _ = started()
     update = Update("a", 3, {"cluster-1": coin(1, 2)})
     tasks = {"a": Task(("cluster-1",), True, True), "b": Task(("cluster-0", "global"), True, False)}
-    results = [Result("a", update, {"served_accuracy": 0.5}), Result("b", error="memory")]
+    results = [Result("a", update, {"metrics": {"served_accuracy": 0.5}}), Result("b", error="memory")]
     run.note(0, tasks, results, False, True, None)
     folder = stores / "run" / "site"
     assert read_notes(folder) == [

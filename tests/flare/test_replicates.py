@@ -11,8 +11,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cfl_flare.core.errors import PayloadError
-from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result, Task
+from cfl_flare.engine.observers import observers_of
+from cfl_flare.engine.server import Equipment, Server, ServerSettings
+from cfl_flare.engine.task import Result, Task
 from cfl_flare.flare import wire
 from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.schema import decode_results
@@ -25,19 +26,29 @@ RANGES = Classification().ranges()
 TIMES = 50
 METRICS = {"served_accuracy": 0.5, "served_loss": 1.0}
 VALUES = {"served_accuracy": (0.5, None, *[0.25] * 48), "served_loss": (1.5,) * 50}
-HONEST = Result("a", None, METRICS, bootstrap=Replicates(9, VALUES))
+DRAWN = {"draw": 9, "values": {name: list(own) for name, own in VALUES.items()}}
+HONEST = Result("a", None, {"metrics": METRICS, "bootstrap": DRAWN})
 Change = Callable[[dict[str, Any]], Any]
 
 
-def at_the_end() -> Server:
+def at_the_end(ranges=RANGES) -> Server:
     """A server whose participants a and b were asked to measure the final models."""
     people = [Participant("a", "site-1", 1), Participant("b", "site-1", 3)]
-    server = Server(FedAvg(), LAYOUT, people, ServerSettings(1), FedAvg().start(initial), bootstrap=TIMES)
-    assert all(task.train and not task.bootstrap for task in server.tasks().values())
+    server = Server(
+        FedAvg(),
+        LAYOUT,
+        people,
+        ServerSettings(1),
+        FedAvg().start(initial),
+        Equipment(observers=observers_of(ServerSettings(1), ranges, bootstrap=TIMES)),
+    )
+    assert all(task.train and not task.questions for task in server.tasks().values())
     for name, samples in (("a", 1), ("b", 3)):
         server.accept(Result(name, update(name, samples, "global", 1, 1)), "site-1")
     server.finish_round()
-    assert server.tasks() == {name: Task(("global",), False, True, bootstrap=TIMES) for name in "ab"}
+    assert server.tasks() == {
+        name: Task(("global",), False, True, questions={"bootstrap": {"times": TIMES, "measures": []}}) for name in "ab"
+    }
     return server
 
 
@@ -49,30 +60,33 @@ def arrived(answer: Result, change: Change = lambda said: None) -> Result:
     """
     model = FLModelUtils.from_shareable(wire.encode_results([answer], {"round": 0}))
     change(model.meta[wire.META]["results"]["a"]["bootstrap"])
-    (result,) = decode_results(model, {}, 0, "a", RANGES)
+    (result,) = decode_results(model, {}, 0, "a")
     if isinstance(result, tuple):
         raise result[1]
     return result
 
 
 def test_a_task_and_its_draws_arrive_as_they_were_sent():
-    order = {"a": Task(("global",), False, True, bootstrap=TIMES, drawn=("loss",)), "b": Task(("global",), False, True)}
+    order = {
+        "a": Task(("global",), False, True, questions={"bootstrap": {"times": TIMES, "measures": ["loss"]}}),
+        "b": Task(("global",), False, True),
+    }
     said = wire.encode_tasks(order)
-    assert said["a"]["bootstrap"] == TIMES and "bootstrap" not in said["b"]
+    assert said["a"]["questions"]["bootstrap"]["times"] == TIMES and not said["b"]["questions"]
     data = wire.message(wire.encode_models({"global": coin(1, 2)}), {"tasks": said, "round": 0}, 0, 0)
     shareable = DXO(DataKind.COLLECTION, data=data.params, meta=data.meta).to_shareable()
     assert wire.decode_task(shareable, LAYOUT)[0] == order
     assert arrived(HONEST) == HONEST
-    plain = wire.encode_results([Result("a", None, METRICS)], {"round": 0})
+    plain = wire.encode_results([Result("a", None, {"metrics": METRICS})], {"round": 0})
     assert "bootstrap" not in from_shareable(plain).meta[wire.META]["results"]["a"]
 
 
 def test_draws_are_kept_with_the_result():
     server = at_the_end()
     server.accept(arrived(HONEST), "site-1")
-    server.accept(Result("b", None, METRICS), "site-1")  # a site may keep its draws
+    server.accept(Result("b", None, {"metrics": METRICS}), "site-1")  # a site may keep its draws
     assert server.finish_round().record["served_accuracy"] == 0.5
-    assert server._round.results["a"].bootstrap == HONEST.bootstrap
+    assert server.results["a"].answers["bootstrap"] == Replicates(9, VALUES)
 
 
 def values(**own: Any) -> Change:
@@ -114,28 +128,41 @@ def test_draws_that_were_not_asked_for_cost_that_participant_its_result(case):
     with pytest.raises(PayloadError, match=reason) as refused:
         server.accept(arrived(HONEST, change), "site-1")
     assert refused.value.code == "metric"
-    server.accept(Result("b", None, METRICS), "site-1")
-    assert "a" not in server._round.results and "b" in server._round.results
+    server.accept(Result("b", None, {"metrics": METRICS}), "site-1")
+    assert "a" not in server.results and "b" in server.results
 
 
 @pytest.mark.parametrize(
     ("drawn", "reason"),
     [
-        (Replicates(9, {"served_loss": (float("nan"),) * 50}), "a draw of served_loss is neither a finite number"),
-        (Replicates(-1, VALUES), "draw = -1 should be"),
-        (Replicates(9, {"trained_loss": (1.0,) * 50}), "a has draws of 'trained_loss', which it does not report"),
+        (
+            {"draw": 9, "values": {"served_loss": (float("nan"),) * 50}},
+            "a draw of served_loss is neither a finite number",
+        ),
+        ({"draw": -1, "values": VALUES}, "draw = -1 should be"),
+        (
+            {"draw": 9, "values": {"trained_loss": (1.0,) * 50}},
+            "a has draws of 'trained_loss', which it does not report",
+        ),
     ],
 )
 def test_what_another_way_than_flare_brings_is_checked_as_well(drawn, reason):
     with pytest.raises(PayloadError, match=reason):
-        at_the_end().accept(Result("a", None, METRICS, bootstrap=drawn), "site-1")
+        at_the_end(None).accept(Result("a", None, {"metrics": METRICS, "bootstrap": drawn}), "site-1")
 
 
 def test_draws_in_a_round_that_did_not_ask_for_them():
     people = [Participant("a", "site-1", 1)]
-    server = Server(FedAvg(), LAYOUT, people, ServerSettings(1), FedAvg().start(initial), bootstrap=TIMES)
+    server = Server(
+        FedAvg(),
+        LAYOUT,
+        people,
+        ServerSettings(1),
+        FedAvg().start(initial),
+        Equipment(observers=observers_of(ServerSettings(1), bootstrap=TIMES)),
+    )
     server.tasks()
-    early = Result("a", update("a", 1, "global", 1, 1), bootstrap=Replicates(9))
+    early = Result("a", update("a", 1, "global", 1, 1), {"bootstrap": {"draw": 9, "values": {}}})
     with pytest.raises(PayloadError, match="a was not asked to measure draws of its test split"):
         server.accept(early, "site-1")
 
@@ -161,5 +188,5 @@ def test_a_filter_keeps_the_draws_alone():
 def test_what_a_filter_lets_out_is_taken():
     for policy in ({"withhold": ["loss"]}, {"round_to": 0.3}, {"withhold": ["bootstrap"]}):
         sent = EgressFilter(**policy).process(wire.encode_results([HONEST], {"round": 0}), FLContext())
-        (result,) = decode_results(FLModelUtils.from_shareable(sent), {}, 0, "a", RANGES)
+        (result,) = decode_results(FLModelUtils.from_shareable(sent), {}, 0, "a")
         at_the_end().accept(result, "site-1")

@@ -12,12 +12,13 @@ import pytest
 from nvflare.apis.fl_context import FLContext
 
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.engine.server import ServerSettings
+from cfl_flare.engine.server import Equipment, ServerSettings
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.methods import CFL, Method, Participant, ServerState, WeCFL, describe_method
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import Store, state_metadata, state_of
 from cfl_flare.training.resident import untrained
+from cfl_flare.training.settings import TrainSettings
 from tests.play import MODEL, make_model, people, play
 
 SPLITS_ALWAYS = CFL(eps1=1e9, eps2=0)
@@ -33,7 +34,8 @@ def without_a_site(monkeypatch: pytest.MonkeyPatch) -> None:
 def begin(method: Method, resumed: ServerState, folder: Path) -> ClusteringAggregator:
     aggregator = ClusteringAggregator(describe_method(method), MODEL)
     crowd = [Participant(d.name, "site", len(d.train)) for d in people()]
-    aggregator.begin(crowd, ServerSettings(5), Recorder(folder, {}, MODEL), FLContext(), resumed)
+    equipment = Equipment(Recorder(folder, {}, MODEL))
+    aggregator.begin(crowd, ServerSettings(5), TrainSettings(), equipment, FLContext(), resumed)
     return aggregator
 
 

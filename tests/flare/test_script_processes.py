@@ -39,6 +39,7 @@ from cfl_flare.flare.client_api.controller import EVALUATE, TRAIN, Scripts
 from cfl_flare.flare.client_api.results import LONGEST_TYPE, check_failure, not_measured
 from cfl_flare.methods import IFCA, Participant
 from cfl_flare.models import MLP
+from tests.play import exchanged
 from tests.tiny import Coin, coin
 
 LAUNCHER = Path(cfl_launcher.__file__)
@@ -484,10 +485,10 @@ def scripts(site: Site, said: list[str]) -> tuple[Server, Scripts]:
 
 def test_the_documented_loop_trains_on_what_follows_an_evaluation_and_is_refused(site):
     one = site(documented)
-    _, rounds = scripts(one, [])
+    server, rounds = scripts(one, [])
     assert rounds.probe()
     with pytest.raises(ConfigError, match=r"trains on them in between.*\n.*only_evaluate = nvflare.client.is_evaluate"):
-        rounds.round()
+        exchanged(rounds, server)
     assert one.asked == [EVALUATE, EVALUATE, EVALUATE, TRAIN, TRAIN]
     assert len(one.module.fits) == 4
     assert [1, -1] in one.module.fits  # a model that was only to be evaluated, and was not chosen
@@ -496,9 +497,9 @@ def test_the_documented_loop_trains_on_what_follows_an_evaluation_and_is_refused
 def test_the_advised_loop_trains_only_what_it_is_sent_to_train(site):
     one, said = site(advised), list[str]()
     server, rounds = scripts(one, said)
-    assert rounds.probe() and rounds.round()
+    assert rounds.probe() and exchanged(rounds, server)
     server.finish_round()
-    assert rounds.round()
+    assert exchanged(rounds, server)
     assert one.asked == [EVALUATE, *[EVALUATE, EVALUATE, TRAIN] * 2]
     assert len(one.module.fits) == 2
     assert said == ["participants choose by their script's 'loss': measure it on training data"]
@@ -506,8 +507,8 @@ def test_the_advised_loop_trains_only_what_it_is_sent_to_train(site):
 
 def test_a_script_that_reports_no_metrics_with_its_training_passes(site):
     one = site(plain)
-    _, rounds = scripts(one, [])
-    assert rounds.probe() and rounds.round()
+    server, rounds = scripts(one, [])
+    assert rounds.probe() and exchanged(rounds, server)
     assert one.asked == [EVALUATE, EVALUATE, EVALUATE, TRAIN, TRAIN]
 
 

@@ -45,6 +45,7 @@ from cfl_flare.methods import (
     WeCFL,
 )
 from cfl_flare.models import MLP
+from tests.play import exchanged
 from tests.tiny import LAYOUT, Coin, initial
 
 Script = Callable[[str, str, FLModel], FLModel]
@@ -81,7 +82,7 @@ class Play:
         return True
 
     def round(self) -> dict:
-        assert self.scripts.round()
+        assert exchanged(self.scripts, self.server)
         self.server.finish_round()
         return self.server.progress.record or {}
 
@@ -191,7 +192,7 @@ def test_scripts_that_send_no_model_end_the_job_after_a_round(wrong):
     play = Play(FedAvg(), lambda site, task, model: (newton if site in wrong else obedient)(site, task, model))
     says = rf"at {len(wrong)} of 3 sites: a: it sends 'gradient', 'hessian', .* it has 'head.weight'\. A script sends"
     with pytest.raises(ConfigError, match=says):
-        play.scripts.round()
+        exchanged(play.scripts, play.server)
 
 
 def test_they_end_no_job_that_has_begun_well():
@@ -322,7 +323,7 @@ def test_metrics_of_a_script_are_finite_numbers_with_short_names_that_a_run_does
 
     play = Play(FedAvg(), script)
     play.round()
-    play.scripts.round()
+    exchanged(play.scripts, play.server)
     measured = play.server.finish_round()
     assert measured.participants["c"] == {"served_val/acc_epoch": 0.5, "served_accuracy": 0.5}
     assert any("c reports 'cluster-0/accuracy', which is no name for a metric" in text for text in play.warned)
@@ -371,7 +372,7 @@ def test_tensors_of_one_value_are_numbers_and_a_trainer_s_own_notes_are_no_metri
 
     play = Play(FedAvg(), script)
     play.round()
-    play.scripts.round()
+    exchanged(play.scripts, play.server)
     assert "served_eval_loss" in play.server.finish_round().participants["a"]
     assert not any(note in text for text in play.warned for note in notes)
     assert any("matrix" in text for text in play.warned)
@@ -396,7 +397,7 @@ def test_one_site_s_script_ends_no_job():
         return answer
 
     play = Play(IFCA(k=2), silent_once)
-    assert play.scripts.round() and len(asked) == 2
+    assert exchanged(play.scripts, play.server) and len(asked) == 2
     assert any("c seems to train on models that it should only evaluate" in text for text in play.warned)
 
 
@@ -473,7 +474,7 @@ def test_every_method_that_clusters_on_the_server(method):
 def test_metrics_are_of_the_model_that_was_sent():
     play = Play(FedAvg(), assign=AssignSettings(evaluates=True), num_rounds=1)
     play.round()
-    assert play.scripts.round()
+    assert exchanged(play.scripts, play.server)
     measured = play.server.finish_round()
     assert measured is not None and measured.record["served_accuracy"] == 0.5
     assert play.asked[-3:] == [("a", EVALUATE), ("b", EVALUATE), ("c", EVALUATE)]
@@ -484,7 +485,7 @@ def test_a_script_that_is_not_seen_to_evaluate_is_not_asked_to():
     play = Play(FedAvg(), num_rounds=3, sample=1)
     for _ in range(3):
         play.round()
-    assert play.scripts.round()
+    assert exchanged(play.scripts, play.server)
     measured = play.server.finish_round()
     assert [task for _, task in play.asked] == [TRAIN] * 3
     assert measured is not None and "served_accuracy" not in measured.record
@@ -500,7 +501,7 @@ def test_who_trains_when_it_is_asked_to_evaluate_is_not_asked_again():
     play = Play(FedAvg(), script, AssignSettings(evaluates=True), num_rounds=8, sample=1)
     for _ in range(8):
         play.round()
-    assert play.scripts.round()
+    assert exchanged(play.scripts, play.server)
     measured = play.server.finish_round()
     assert play.asked.count(("b", EVALUATE)) == 1 and play.asked.count(("a", EVALUATE)) > 3
     assert measured is not None and set(measured.participants) == {"a", "c"}
@@ -581,7 +582,7 @@ def test_after_the_last_round_the_choice_is_the_measurement():
     play = Play(IFCA(k=2), nudged, num_rounds=1)
     play.round()
     before = len(play.asked)
-    assert play.scripts.round()
+    assert exchanged(play.scripts, play.server)
     measured = play.server.finish_round()
     assert [task for _, task in play.asked[before:]] == [EVALUATE] * 6
     assert measured is not None and measured.record["served_accuracy"] == 0.5

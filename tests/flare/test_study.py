@@ -133,10 +133,10 @@ def test_what_a_candidate_keeps_never_leaves_and_stays_apart_from_the_others(tmp
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"candidate": "ditto"}, "this study has no candidate 'ditto'"),
-        ({"candidate": {"method": "cgpfl"}}, "this study has no candidate {'method': 'cgpfl'}"),
-        ({"candidate": "../local"}, "this study has no candidate '../local'"),
-        ({"candidate": None}, "this study has no candidate None"),
+        ({"candidate": "ditto"}, "this job has no candidate 'ditto'"),
+        ({"candidate": {"method": "cgpfl"}}, "this job has no candidate {'method': 'cgpfl'}"),
+        ({"candidate": "../local"}, "this job has no candidate '../local'"),
+        ({"candidate": None}, "this job has no candidate None"),
         ({"split": "train"}, "split = 'train' should be one of validation, test"),
         ({"split": ["test"]}, "split = ['test'] should be one of validation, test"),
         ({"split": "test"}, "a round that trains is measured on validation samples alone"),
@@ -146,7 +146,13 @@ def test_a_site_carries_out_no_task_that_the_job_does_not_have(tmp_path, change,
     job = Bench(tmp_path / "job").play(rungs=1, num_rounds=2)
     site, where = job.executors["site-1"], fl_context(tmp_path / "job" / "site-1", "site-1")
     task = {"slots": ["global"], "train": True, "evaluate": False, "scalars": {}, "choices": [], "joined": {}}
-    asked = {"tasks": {"p0": {**task, "cross": []}}, "round": 0, "memory_of": None, "index": 0, "sites": 3}
+    asked = {
+        "tasks": {"p0": {**task, "questions": {}, "models": []}},
+        "round": 0,
+        "memory_of": None,
+        "index": 0,
+        "sites": 3,
+    }
     asked |= {"candidate": "fedavg", "split": "validation", **change}
     models = wire.encode_models({"global": site._site.runtime.initial(0)})
     folders = sorted(tmp_path.rglob("*"))

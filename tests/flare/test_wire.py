@@ -14,7 +14,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.engine.checks import check_arrays
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import CrossModel, Result, Task
+from cfl_flare.engine.task import Result, Task
 from cfl_flare.flare import ClusteringAggregator, wire
 from cfl_flare.flare.schema import decode_results
 from cfl_flare.methods import FedAvg, Participant, Update
@@ -30,7 +30,7 @@ def aggregator() -> ClusteringAggregator:
     people = [Participant("a", "site-1", 1), Participant("b", "site-1", 3)]
     component.server = Server(FedAvg(), LAYOUT, people, ServerSettings(2), FedAvg().start(initial))
     component.warning = lambda message: None  # it needs FLARE's context only to log
-    component.plan()
+    component.messages(component.running.tasks())
     return component
 
 
@@ -57,7 +57,8 @@ def test_answers_arrive_as_they_were_sent():
 
 
 def test_orders_and_models_arrive_as_they_were_sent():
-    data = aggregator().plan()["site-1"]
+    component = aggregator()
+    data = component.messages(component.running.tasks())["site-1"]
     shareable = DXO(DataKind.COLLECTION, data=data.params, meta=data.meta).to_shareable()
     orders, models, content = wire.decode_task(shareable, LAYOUT)
     assert orders == {n: Task(("global",), True, False) for n in "ab"}
@@ -66,17 +67,19 @@ def test_orders_and_models_arrive_as_they_were_sent():
 
 
 def test_models_to_measure_arrive_as_they_were_sent_and_so_do_their_metrics():
-    sums = CrossModel("cluster-0", ("cluster-0", "shared"), "probabilities", ("", "shared"))
-    cross = (sums, CrossModel("global", ("global",)))
-    order = Task(("global",), False, True, cross=cross)
+    cross = [
+        ["cluster-0", ["cluster-0", "shared"], "probabilities", ["", "shared"]],
+        ["global", ["global"], "logits", []],
+    ]
+    order = Task(("global",), False, True, questions={"cross": cross}, models=("cluster-0", "shared", "global"))
     assert order.needed == ("global", "cluster-0", "shared")
     models = wire.encode_models({slot: coin(1, 2) for slot in order.needed})
     data = wire.message(models, {"tasks": wire.encode_tasks({"a": order}), "round": 2}, 2, 2)
     shareable = DXO(DataKind.COLLECTION, data=data.params, meta=data.meta).to_shareable()
     orders, arrived, _ = wire.decode_task(shareable, LAYOUT)
     assert orders == {"a": order} and set(arrived) == set(order.needed)
-    answer = Result("a", None, {"served_accuracy": 0.5}, cross={"global": {"accuracy": 0.5}})
-    assert list(decode_results(arriving([answer]), {}, 0, "a", RANGES)) == [answer]
+    answer = Result("a", None, {"metrics": {"served_accuracy": 0.5}, "cross": {"global": {"accuracy": 0.5}}})
+    assert list(decode_results(arriving([answer]), {}, 0, "a")) == [answer]
 
 
 def test_arrays_that_are_no_model_travel_as_what_filters_see():
@@ -84,13 +87,13 @@ def test_arrays_that_are_no_model_travel_as_what_filters_see():
     sent = wire.encode_results([Result("a", Update("a", 4, arrays=arrays))], {"round": 0})
     dxo = from_shareable(sent)
     assert dxo.data["a/#arrays"].data_kind == DataKind.WEIGHT_DIFF
-    (result,) = decode_results(FLModelUtils.from_shareable(sent), {}, 0, "a", RANGES)
+    (result,) = decode_results(FLModelUtils.from_shareable(sent), {}, 0, "a")
     assert result.update.diffs == {}
     assert {name: array.tolist() for name, array in result.update.arrays.items()} == {
         "histogram": [0.25, 0.75], "losses": [1, 2]
     }  # fmt: skip
     filtered = ExcludeVars(["histogram"]).process(sent, FLContext())
-    (result,) = decode_results(FLModelUtils.from_shareable(filtered), {}, 0, "a", RANGES)
+    (result,) = decode_results(FLModelUtils.from_shareable(filtered), {}, 0, "a")
     with pytest.raises(PayloadError, match=r"sent the arrays \['losses'\], should be \['histogram', 'losses'\]"):
         check_arrays("a", result.update.arrays, {"histogram": (2,), "losses": (None,)})
 
@@ -226,11 +229,11 @@ def test_a_foreign_message_on_the_site_is_refused():
 
 def test_histograms_of_scores_travel_with_results_of_any_kind():
     scores = np.arange(8, dtype=np.int32).reshape(2, 2, 2)
-    both = [Result("a", update("a", 1, "global", 1, 1), scores=scores), Result("b", scores=scores)]
+    both = [Result("a", update("a", 1, "global", 1, 1), {"scores": scores}), Result("b", answers={"scores": scores})]
     sent = wire.encode_results(both, {"round": 0})
     assert from_shareable(sent).data["a/#scores"].data_kind == DataKind.STATISTICS
     for filtered in (sent, PercentilePrivacy(percentile=10, gamma=0.01).process(sent, FLContext())):
         message = FLModelUtils.from_shareable(filtered)
-        for result in decode_results(message, {"global": coin(0, 0)}, 0, "ab", {}):
-            np.testing.assert_array_equal(result.scores, scores)
-            assert result.scores.dtype == np.int32
+        for result in decode_results(message, {"global": coin(0, 0)}, 0, "ab"):
+            np.testing.assert_array_equal(result.answers["scores"], scores)
+            assert result.answers["scores"].dtype == np.int32

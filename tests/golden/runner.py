@@ -97,11 +97,12 @@ def in_process(
         The run folder.
     """
     from cfl_flare.cli import main
+    from cfl_flare.engine.drive import Checkpoints
+    from cfl_flare.results.store import Store
 
     more: dict[str, Any] = {} if initial_ckpt is None else {"initial_ckpt": initial_ckpt}
     if checkpoints is not None:
-        store = next(module.Store for module in _modules_with("Store"))
-        more |= {"checkpoints": store(checkpoints), "checkpoint_every": 2}
+        more["checkpoints"] = Checkpoints(Store(checkpoints), every=2)
     if stopped_at is not None:
         more["on_round"] = partial(_stop, stopped_at)
     with contextlib.ExitStack() as stack:
@@ -123,11 +124,13 @@ def _wrap_run_loop(
     modules = list(_modules_with("run_loop"))
     run_loop = modules[0].run_loop
 
-    def run(**given: Any) -> Any:
+    def run(plan: Any, folder: Path, on_round: Any = None, checkpoints: Any = None) -> Any:
         if begun is not None:
-            shutil.copytree(begun, given["folder"], dirs_exist_ok=True)
-        given["settings"] = dataclasses.replace(given["settings"], **settings)
-        return run_loop(**given | more)
+            shutil.copytree(begun, folder, dirs_exist_ok=True)
+        plan = dataclasses.replace(plan, server=dataclasses.replace(plan.server, **settings))
+        if "initial_ckpt" in more:
+            plan = dataclasses.replace(plan, job=dataclasses.replace(plan.job, initial_ckpt=str(more["initial_ckpt"])))
+        return run_loop(plan, folder, more.get("on_round", on_round), more.get("checkpoints", checkpoints))
 
     for module in modules:
         stack.enter_context(patch.object(module, "run_loop", run))

@@ -32,7 +32,7 @@ from nvflare.fuel.utils import fobs
 
 from cfl_flare.core.config import describe
 from cfl_flare.core.params import Layout, Params
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.task import Result
 from cfl_flare.flare import ClusteringAggregator, wire
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.persistor import ClusterModelPersistor
@@ -92,7 +92,9 @@ def results(task: Shareable, scored: bool = False) -> Shareable:
         chosen = group if asked.choices else None
         slot = asked.choices[group] if asked.choices else asked.slots[0]
         update = Update(name, samples_of(name), {slot: moved}, chosen) if asked.train else None
-        found.append(Result(name, update, metrics, scores=scores_of(name) if scored and asked.evaluate else None))
+        found.append(
+            Result(name, update, {"metrics": metrics, "scores": scores_of(name) if scored and asked.evaluate else None})
+        )
     return wire.encode_results(found, {"round": content["round"]})
 
 

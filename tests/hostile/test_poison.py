@@ -10,7 +10,7 @@ from torch import nn
 
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import IFCA, FedAvg, Method, Participant, Update, WeCFL
 
 NAMES = ("a", "b", "c", "d", "liar")
@@ -34,7 +34,9 @@ def one_round(running: Server, moves: dict[str, list[float]]) -> dict:
         layout = running.state.bank[slot].layout
         diff = Params(layout, np.array(moves[name], np.float32), np.zeros(layout.counter_size, np.int64))
         update = Update(name, 1, {slot: diff}, chosen)
-        running.accept(Result(name, update, {"served_accuracy": 0.5} if task.evaluate else {}), f"site-{name}")
+        running.accept(
+            Result(name, update, {"metrics": {"served_accuracy": 0.5} if task.evaluate else {}}), f"site-{name}"
+        )
     running.finish_round()
     assert running.progress.record is not None
     return running.progress.record

@@ -18,10 +18,9 @@ from cfl_flare.clustering.gap import DRAWS, ClusterCount, in_words
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.newcomers import join
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import (
     CAM,
     IFCA,
@@ -43,6 +42,7 @@ from cfl_flare.report.figures import draw
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.play import MODEL, assert_same_models, moved, play, sent
 from tests.tiny import LAYOUT, coin, initial, learner, update
 
@@ -235,7 +235,7 @@ def test_a_round_that_too_few_answer_finds_nothing_and_the_next_one_does(labels:
     method = auto()
     people = [Participant(n, "site", s) for n, s in zip(NAMES, SAMPLES)]
     server = Server(method, LAYOUT, people, ServerSettings(3, sample=2), started(method))
-    from cfl_flare.engine.site import Result
+    from cfl_flare.engine.task import Result
 
     def answer(names: str) -> None:
         tasks = server.tasks()
@@ -243,7 +243,8 @@ def test_a_round_that_too_few_answer_finds_nothing_and_the_next_one_does(labels:
         for one in answers():
             if one.participant in names:
                 server.accept(
-                    Result(one.participant, one, {"served_accuracy": 0.5} if server.state.round else {}), "site"
+                    Result(one.participant, one, {"metrics": {"served_accuracy": 0.5} if server.state.round else {}}),
+                    "site",
                 )
         server.finish_round()
 
@@ -328,7 +329,7 @@ def searched(attackers: int, groups: int, seed: int, floor: int = 3) -> dict[str
         vector = centres[i % groups] + rng.normal(0, 0.5, 40)
         vector = 5 * rng.normal(0, 1, 40) if i < attackers else vector
         sent = Update(name, 40, {auto_k.COMMON: Params(layout, vector.astype(np.float32))})
-        running.accept(Result(name, sent, {}), f"site-{i:02}")
+        running.accept(Result(name, sent, {"metrics": {}}), f"site-{i:02}")
     running.finish_round()
     clusters = [running.state.assignment[f"p{i:02}"] for i in range(attackers, 12)]
     alike = all((a == b) == (i % groups == j % groups) for i, a in enumerate(clusters) for j, b in enumerate(clusters))

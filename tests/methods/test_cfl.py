@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import cfl_flare.engine.spool
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import CFL, Ensemble, FedAvg, Proximal, build_method, describe_method
 from cfl_flare.methods.state import ServerState, Update
@@ -23,6 +22,7 @@ from cfl_flare.report.figures import draw
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import state_metadata, state_of
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.play import MODEL, assert_same_models, play, sent
 from tests.results.test_checkpoints import Stopped, assert_same, loop
 from tests.tiny import LAYOUT, coin, initial, update

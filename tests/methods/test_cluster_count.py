@@ -13,7 +13,7 @@ import pytest
 
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import CAM, Assignment, Contrastive, Download, Ensemble, FedAvg, Method, Participant, ServerState
 from cfl_flare.methods.base import cluster_slot
 from cfl_flare.methods.state import Counts, Plan, Traits, Update

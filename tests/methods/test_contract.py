@@ -17,7 +17,6 @@ from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.checks import MAX_LENGTH, check_arrays, check_update
 from cfl_flare.engine.initial_models import check_initial
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import (
     CAM,
@@ -44,6 +43,7 @@ from cfl_flare.methods.base import STEPS
 from cfl_flare.methods.state import Mapped
 from cfl_flare.methods.wrapper import Clustering, Wrapper
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.tiny import LAYOUT, coin, initial, objective, update
 
 TOOLS = {"choices", "with_penalties", "trained", "predictor", "features", "weight", "means", "centres"}

@@ -11,7 +11,7 @@ import pytest
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import (
     CAM,
     IFCA,

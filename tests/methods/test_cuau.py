@@ -8,7 +8,6 @@ from torch import nn
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.methods import (
     CAM,
@@ -32,6 +31,7 @@ from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.play import moved, play
 
 BASES = ["fedavg", "fedprox", "fedbabu", "fedper"]

@@ -11,8 +11,7 @@ import torch
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, Digits, Samples
 from cfl_flare.engine.indicator import Logits, logits_for, samples_to_set_aside
-from cfl_flare.engine.loop import run_loop
-from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.server import Equipment, Server, ServerSettings
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.methods import (
     CAM,
@@ -31,6 +30,7 @@ from cfl_flare.methods import (
 from cfl_flare.models import MLP
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.play import streams_of
 from tests.tiny import LAYOUT, Coin, coin, initial, learner, rounds, update
 
@@ -273,6 +273,6 @@ def test_samples_that_do_not_fit_the_model_are_refused():
 def test_a_server_keeps_no_predictions_in_its_state():
     method = FedDS(k=2)
     people = [Participant(name, "site", 1) for name in NAMES]
-    server = Server(method, LAYOUT, people, ServerSettings(1), method.start(initial, NAMES), logits=PREDICT)
+    server = Server(method, LAYOUT, people, ServerSettings(1), method.start(initial, NAMES), Equipment(logits=PREDICT))
     assert server.state.logits is None
     assert set(server.state.extras["start"]) == {p.name for p in people}

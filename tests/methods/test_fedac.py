@@ -10,7 +10,6 @@ from cfl_flare.core.arrays import Archive, LatestModels
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import CGPFL, Download, Ensemble, FedAC, ServerState, Update
 from cfl_flare.methods.tuning import Clusters, changes, dispersion, tune
@@ -20,6 +19,7 @@ from cfl_flare.results.metrics import measure_round
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.methods.test_ifca_wecfl import SPLIT, split
 from tests.methods.test_personal import G, backbone, learner
 from tests.play import MODEL, play

@@ -16,13 +16,13 @@ import cfl_flare.engine.spool
 from cfl_flare.clustering.agglomerative import decomposed_cosines
 from cfl_flare.core.errors import ConfigError, TooFewAnswersError
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import FLHC, Ensemble, FedAvg, FedGroup, Method, Proximal, build_method, describe_method
 from cfl_flare.methods.state import Assignment, ServerState, Update
 from cfl_flare.report.figures import draw
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.play import MODEL, assert_same_models, moved, play, sent
 from tests.results.test_checkpoints import Stopped, assert_same, loop
 from tests.tiny import LAYOUT, coin, initial, update

@@ -14,12 +14,12 @@ from cfl_flare.clustering.floor import Census, Floor
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import IFCA, Download, FedAvg, FeSEM, Update, WeCFL, build_method
 from cfl_flare.methods.slots import joined
 from cfl_flare.models import MLP
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.tiny import coin, initial, learner, update
 
 

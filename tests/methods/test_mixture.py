@@ -13,16 +13,16 @@ from cfl_flare.clustering.differences import exposed
 from cfl_flare.clustering.floor import Census, Floor, memberships
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.means import Means
 from cfl_flare.engine.newcomers import Finished, onboard_unseen
 from cfl_flare.engine.partial_sums import check_sums
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import Mixture, Participant, ServerState, Traits, WeCFL
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import Store, state_metadata, state_of
 from tests.joining import MODEL, TRAINING
+from tests.loop import run_loop
 from tests.tiny import LAYOUT, coin, initial, update
 
 
@@ -139,7 +139,7 @@ def test_means_of_the_same_sites_with_other_shares_are_held_against_each_other(t
     assert exposed(both, 2) == {frozenset("c")}
     assert exposed(both[:1], 2) == set()
     running = one_round(ends={"a": 0.0, "b": 1.0, "c": 10.0})
-    running.means = Means(tmp_path / "means.jsonl", 2)
+    running.earlier_means = Means(tmp_path / "means.jsonl", 2)
     for name, task in running.tasks().items():
         running.accept(Result(name, update(name, 10, task.slots[0], 0.0, 0.0)), f"site-{name}")
     running.finish_round()

@@ -18,9 +18,8 @@ from cfl_flare.cli.specs import build_named
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Task
+from cfl_flare.engine.task import Task
 from cfl_flare.flare import wire
 from cfl_flare.methods import (
     CAM,
@@ -49,6 +48,7 @@ from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import Pull, Step
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.tiny import LAYOUT, coin, initial, learner, update
 
 torch.set_num_threads(1)

@@ -7,7 +7,6 @@ import torch
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import (
     Ditto,
@@ -29,6 +28,7 @@ from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime
 from cfl_flare.training.runtime import Split as Samples
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.methods.test_ifca_wecfl import SPLIT, Split, split
 from tests.play import assert_same_models, moved, play, sent, streams_of
 from tests.tiny import coin, update

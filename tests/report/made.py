@@ -46,7 +46,7 @@ def line(number: int, names: Sequence[str], k: int, measure: str = "accuracy") -
     }
 
 
-def run(folder: Path, names: Sequence[str], rounds: int = 3, k: int = 2, measure: str = "accuracy", **changes) -> Path:
+def run(folder: Path, names: Sequence[str], rounds: int = 3, k: int = 2, measure: str = "accuracy", **more) -> Path:
     """Writes the files of a run in which participant i is in cluster i % k, and the last one moves in each round."""
     folder.mkdir(parents=True)
     clusters = {name: i % k for i, name in enumerate(names)}
@@ -70,7 +70,7 @@ def run(folder: Path, names: Sequence[str], rounds: int = 3, k: int = 2, measure
         "metric": {"name": measure, "mode": "max"},
         "rejected": {},
         "participants": people,
-        **changes,
+        **more,
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -79,7 +79,7 @@ def run(folder: Path, names: Sequence[str], rounds: int = 3, k: int = 2, measure
         for r in range(rounds)
         for n in names
     ]
-    (folder / "assignments.jsonl").write_text("".join(json.dumps(move) + "\n" for move in moving))
+    (folder / "assignments.jsonl").write_text("".join(json.dumps(own) + "\n" for own in moving))
     return folder
 
 
@@ -93,13 +93,13 @@ def features(folder: Path, names: Sequence[str], k: int = 2) -> None:
     """Adds a Gram matrix: each cluster has a direction of its own, and each participant a bit of another."""
     rng = np.random.default_rng(0)
     vectors = np.array([np.eye(k + 3)[i % k] + 0.05 * rng.normal(size=k + 3) for i in range(len(names))])
-    stacked = np.vstack([vectors, np.eye(k + 3)[:k]])
+    whole = np.vstack([vectors, np.eye(k + 3)[:k]])
     (folder / "features").mkdir()
     meta = {"round": 2, "participants": list(names), "clusters": [i % k for i in range(len(names))]}
-    save_arrays(folder / "features" / "round-0002.safetensors", {"gram": stacked @ stacked.T}, meta)
+    save_arrays(folder / "features" / "round-0002.safetensors", {"gram": whole @ whole.T}, meta)
 
 
-def study(folder: Path, hospitals: Sequence[str], titles: Sequence[str] = ("one for all", "groups"), **changes) -> Path:
+def study(folder: Path, hospitals: Sequence[str], titles: Sequence[str] = ("one for all", "groups"), **more) -> Path:
     """Writes study.json alone: two rungs, the first of which drops all but the first two candidates, chosen c1.
 
     The i-th hospital gains 0.1 - 0.02 i over one model, within 0.05; it has lost, or is the last and has no number.
@@ -140,7 +140,7 @@ def study(folder: Path, hospitals: Sequence[str], titles: Sequence[str] = ("one 
             "chosen": {"name": "c1", "title": titles[1], "clusters": 3, "private": False},
             "sentences": ["Cluster into 3: train groups.", "Against one model for all: it is better."],
         },
-        **changes,
+        **more,
     }  # fmt: skip
     (folder / "study.json").write_text(json.dumps(content))
     return folder

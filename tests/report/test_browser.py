@@ -28,7 +28,7 @@ LOOK = """() => ({
   drawn: document.querySelectorAll('figure[data-drawn=yes]').length,
   figures: document.querySelectorAll('figure').length,
   unnamed: [...document.querySelectorAll('figure, .plot, .plot > svg, .plot > div > svg, .scroll, nav')].filter(
-    (element) => !element.getAttribute('aria-label')).length,
+    (one) => !one.getAttribute('aria-label')).length,
   title: document.title,
   ink: getComputedStyle(document.body).color,
   paper: getComputedStyle(document.body).backgroundColor,
@@ -39,9 +39,9 @@ LOOK = """() => ({
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as engine:
-        chromium = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+        found = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +61,12 @@ def opened(browser):
     """Opens a file; what the browser complains about, and what it wanted to load, fails the test."""
     pages, complaints = [], []
 
-    def open_(path, **options):
-        page = browser.new_page(**options)
+    def open_(path, **how):
+        page = browser.new_page(**how)
         page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
-        page.on("request", lambda request: complaints.append(request.url) if request.url != path.as_uri() else None)
+        page.on("request", lambda asked: complaints.append(asked.url) if asked.url != path.as_uri() else None)
         page.goto(path.as_uri())
         page.evaluate("window.drawn")
         pages.append(page)
@@ -87,7 +87,7 @@ def test_every_plot_is_drawn_and_named(opened, report):
 
 def test_a_phone_shows_it_without_scrolling_sideways(opened, report):
     page = opened(report, viewport={"width": 400, "height": 800})
-    page.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
     assert page.evaluate(LOOK)["width"] == 400
 
 
@@ -157,11 +157,11 @@ def study(tmp_path_factory):
 
 def test_a_study_is_drawn_named_and_fits_a_phone(opened, study):
     page = opened(study, viewport={"width": 400, "height": 800})
-    page.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
     seen = page.evaluate(LOOK)
     assert seen["drawn"] == seen["figures"] == 6 and all(seen["marks"]) and seen["unnamed"] == 0
     assert seen["width"] == 400
-    shapes = "[...document.querySelectorAll('figure .role-legend-symbol path')].map((path) => path.getAttribute('d'))"
+    shapes = "[...document.querySelectorAll('figure .role-legend-symbol path')].map((one) => one.getAttribute('d'))"
     assert len({*page.evaluate(shapes)}) >= 3  # what is said of a hospital is a shape, too
 
 
@@ -191,8 +191,8 @@ def test_hostile_names_in_a_study_are_text(opened, tmp_path):
 
 def test_curves_are_drawn(opened, tmp_path):
     folder = made.run(tmp_path / "a", NAMES)
-    curve = Curve(3, 3, 120, 1, 0.9, [(0.0, 0.0), (0.2, 0.9), (1.0, 1.0)], [(0.1, 0.2, 80), (0.7, 0.9, 40)])
-    save_curves(folder, Curves(2, 1, 1, 1, {"all": curve, "cluster-1": curve}))
+    own = Curve(3, 3, 120, 1, 0.9, [(0.0, 0.0), (0.2, 0.9), (1.0, 1.0)], [(0.1, 0.2, 80), (0.7, 0.9, 40)])
+    save_curves(folder, Curves(2, 1, 1, 1, {"all": own, "cluster-1": own}))
     page = opened(write(run_report(load_run(folder)), folder / "report.html"), viewport={"width": 400, "height": 800})
     seen = page.evaluate(LOOK)
     assert seen["drawn"] == seen["figures"] and all(seen["marks"]) and seen["width"] == 400

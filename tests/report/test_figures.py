@@ -29,8 +29,8 @@ def is_an_image(path: Path) -> bool:
     return min(pixels.shape) > 300 and float(pixels.std()) > 2.55
 
 
-def drawn(folder: Path, *arguments, **settings) -> list[str]:
-    rounds(folder, *arguments, **settings)
+def drawn(folder: Path, *arguments, **more) -> list[str]:
+    rounds(folder, *arguments, **more)
     files = draw(load_run(folder))
     assert all(file.parent == folder and is_an_image(file) for file in files)
     return [file.name for file in files]

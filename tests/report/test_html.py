@@ -39,21 +39,21 @@ class Elements(HTMLParser):
 
     def __init__(self, text: str):
         super().__init__()
-        self.parsed: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self.found: list[tuple[str, dict[str, str | None], list[str]]] = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        self.parsed.append((tag, dict(attrs), []))
+        self.found.append((tag, dict(attrs), []))
 
     def handle_endtag(self, tag):
-        self.parsed.append(("", {}, []))  # what follows is not in it
+        self.found.append(("", {}, []))  # what follows is not in it
 
     def handle_data(self, data):
-        if self.parsed:
-            self.parsed[-1][2].append(data)
+        if self.found:
+            self.found[-1][2].append(data)
 
     def of(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
-        return [(attrs, "".join(text)) for name, attrs, text in self.parsed if name == tag]
+        return [(attrs, "".join(text)) for name, attrs, text in self.found if name == tag]
 
 
 # Text from anybody.
@@ -61,8 +61,8 @@ class Elements(HTMLParser):
 
 @given(st.text())
 def test_json_in_a_script_stays_there_and_means_the_same(text):
-    shown = as_json({"v": text})
-    assert not set("<>&\u2028\u2029") & set(shown) and json.loads(shown) == {"v": text}
+    found = as_json({"v": text})
+    assert not set("<>&\u2028\u2029") & set(found) and json.loads(found) == {"v": text}
 
 
 def test_json_has_no_numbers_that_json_lacks():
@@ -76,8 +76,8 @@ def test_names_that_look_alike_are_told_apart():
 
 @given(st.lists(st.sampled_from(["a", "a #2", "a #3", "a\n", "toString", "toString #1", "__proto__"])))
 def test_each_name_is_shown_once_and_none_is_every_objects(names):
-    shown = told_apart(names)
-    assert len(shown) == len(names) == len({*shown}) and not {"toString", "__proto__"} & {*shown}
+    found = told_apart(names)
+    assert len(found) == len(names) == len({*found}) and not {"toString", "__proto__"} & {*found}
 
 
 def hostile(folder: Path) -> Path:
@@ -105,7 +105,7 @@ def only_text(page: str) -> Elements:
     for attrs, body in elements.of("script"):
         if attrs.get("type") == "application/json":
             json.loads(body)
-    assert not any(name.startswith("on") for _, attrs, _ in elements.parsed for name in attrs)
+    assert not any(name.startswith("on") for _, attrs, _ in elements.found for name in attrs)
     assert not any(body in page for body in ("\u2028", "\u202e", "\x1b"))
     assert "do not allow this part" not in page
     return elements
@@ -205,8 +205,8 @@ def several(folder: Path) -> Path:
     for name, gain in (("a", 0.0), ("b", 0.1)):
         made.run(folder / name, NAMES, label=name)
         summary = json.loads((folder / name / "summary.json").read_text())
-        for person in summary["participants"]:
-            person["served_accuracy"] += gain
+        for own in summary["participants"]:
+            own["served_accuracy"] += gain
         (folder / name / "summary.json").write_text(json.dumps(summary))
     return folder
 
@@ -269,7 +269,7 @@ def test_the_command_writes_a_report_for_each_run_and_one_that_compares(tmp_path
 )
 def test_what_cannot_be_reported_is_one_line(tmp_path, capsys, arguments, said):
     several(tmp_path)
-    assert main(["report", *(argument.format(tmp_path) for argument in arguments)]) == 2
+    assert main(["report", *(own.format(tmp_path) for own in arguments)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
 

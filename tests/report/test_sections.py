@@ -47,7 +47,7 @@ def test_the_result_has_its_interval_or_claims_nothing(tmp_path):
 def test_a_script_s_run_shows_its_steps_and_nothing_that_cfl_flare_did_not_do(tmp_path):
     folder = made.run(tmp_path / "run", NAMES, train_script="client.py")
     summary = json.loads((folder / "summary.json").read_text())
-    people = [{**person, "steps": person.pop("samples") + 0.5} for person in summary["participants"]]
+    people = [{**one, "steps": one.pop("samples") + 0.5} for one in summary["participants"]]
     del people[-1]["steps"]  # its script reports none
     (folder / "summary.json").write_text(json.dumps({**summary, "participants": people}))
     run = load_run(folder)
@@ -138,7 +138,7 @@ def test_the_number_of_clusters_is_shown_where_it_is_searched(tmp_path):
     by_k = {"1": {"gap": 0.0, "deviations": 0.0}, "2": {"gap": 0.75, "deviations": 3.0, "stability": 0.5}}
     lines[1]["number_of_clusters"] = {"k": 2, "by_k": by_k, "draws": {"2": 60, "5": 40}}
     lines[2]["dispersion"] = {"0": 0.5, "1": None}
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(own) + "\n" for own in lines))
     in_use, inside, gap = number_of_clusters(view(folder)).plots
     assert [row[1] for row in in_use.table.rows] == ["2", "2", "2"]
     assert inside.table.columns == ("round", "cluster-0") and inside.table.rows == [["3", "0.500"]]
@@ -163,7 +163,7 @@ def test_failures_are_listed(tmp_path):
     folder = made.run(tmp_path / "a", NAMES, rejected={"norm": 2}, sites_left_out={"s1": "no result in time"})
     lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
     lines[0]["trained"] = NAMES[1:]
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(own) + "\n" for own in lines))
     tables = dict(failures(view(folder)).tables)
     assert tables["Sites that took no part"].rows == [["s1", "no result in time"]]
     assert tables["Missed rounds"].rows == [["p0", "1 of 3", "training failed there"]]
@@ -191,9 +191,9 @@ def test_a_part_that_fails_leaves_the_others():
 @given(st.integers(2, 8), st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_the_plane_keeps_distances_that_fit_into_it(n, d, seed):
     points = np.random.default_rng(seed).normal(size=(n, min(d, 2)))
-    placed, shares = plane(points @ points.T)
+    found, shares = plane(points @ points.T)
     apart = np.linalg.norm(points[:, None] - points[None], axis=2)
-    assert np.allclose(np.linalg.norm(placed[:, None] - placed[None], axis=2), apart, atol=1e-6)
+    assert np.allclose(np.linalg.norm(found[:, None] - found[None], axis=2), apart, atol=1e-6)
     assert math.isclose(sum(shares), 1.0, abs_tol=1e-9)
 
 
@@ -205,8 +205,8 @@ def test_cosines_do_not_see_lengths(lengths):
 
 
 def test_a_vector_of_zeros_has_no_similarity():
-    similar = cosines(np.diag([1.0, 0.0]))
-    assert similar[0, 0] == 1 and np.isnan(similar[1]).all() and np.isnan(similar[:, 1]).all()
+    found = cosines(np.diag([1.0, 0.0]))
+    assert found[0, 0] == 1 and np.isnan(found[1]).all() and np.isnan(found[:, 1]).all()
 
 
 def test_the_tree_joins_by_mean_distance():
@@ -219,9 +219,9 @@ def test_the_tree_joins_by_mean_distance():
 
 @given(st.integers(2, 50), st.integers(0, 200))
 def test_thinned_keeps_the_ends_and_the_order(most, count):
-    chosen = thinned(range(count), most)
-    assert len(chosen) == min(count, most) and chosen == sorted(set(chosen))
-    assert not count or (chosen[0], chosen[-1]) == (0, count - 1)
+    found = thinned(range(count), most)
+    assert len(found) == min(count, most) and found == sorted(set(found))
+    assert not count or (found[0], found[-1]) == (0, count - 1)
 
 
 # ROC and calibration: whose they are, what is missing and why.
@@ -229,10 +229,10 @@ def test_thinned_keeps_the_ends_and_the_order(most, count):
 CURVE = Curve(3, 3, 120, 1, 0.9, [(0.0, 0.0), (0.0, 0.5), (0.2, 0.9), (1.0, 1.0)], [(0.1, 0.2, 80), (0.7, 0.9, 40)])
 
 
-def with_curves(folder: Path, curves: Curves | None, **changes) -> View:
-    made.run(folder, NAMES, **changes)
-    if curves is not None:
-        save_curves(folder, curves)
+def with_curves(folder: Path, kept: Curves | None, **more) -> View:
+    made.run(folder, NAMES, **more)
+    if kept is not None:
+        save_curves(folder, kept)
     return View(load_run(folder))
 
 

@@ -106,7 +106,7 @@ def with_runs(folder: Path) -> None:
     searched = made.run(folder / "number-of-clusters", NAMES)
     lines = [json.loads(text) for text in (searched / "rounds.jsonl").read_text().splitlines()]
     lines[1]["number_of_clusters"] = {"k": 3, "by_k": by_k, "draws": {"3": 100}}
-    (searched / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    (searched / "rounds.jsonl").write_text("".join(json.dumps(own) + "\n" for own in lines))
     made.run(folder / "c1", NAMES)
 
 

@@ -20,30 +20,30 @@ from tests.tiny import rounds
 REST = ["clusters", "ARI", "bytes", "seconds"]
 
 
-def run(metrics: dict[str, float], name: str = "accuracy", worst: float | None = None, **changes) -> Run:
+def run(metrics: dict[str, float], name: str = "accuracy", worst: float | None = None, **more) -> Run:
     """A finished run."""
     served = {f"served_{key}": value for key, value in metrics.items()}
     final = {**served, **({} if worst is None else {f"served_worst_{name}": worst})}
     facts = {"label": "fedavg", "clusters": 0, "rounds": 3, "bytes_down": 1, "bytes_up": 1, "seconds": 1.0}
     people = [{"name": "a", "group": None, **served}, {"name": "b", "group": None, **served}]
     summary = {**facts, "final": final, "participants": people, "metric": {"name": name, "mode": "max"}}
-    return Run(Path("x"), {**summary, **changes})
+    return Run(Path("x"), {**summary, **more})
 
 
 def columns(*runs: Run) -> dict[str, list[str]]:
     """The cells of each column, without those that have nothing to do with metrics."""
-    shown = {str(column.header): list(column.cells) for column in results_table(runs).columns}
-    assert list(shown)[:2] == ["method", "rounds"] and list(shown)[-4:] == REST
-    return {name: cells for name, cells in shown.items() if name not in ("method", "rounds", *REST)}
+    found = {str(column.header): list(column.cells) for column in results_table(runs).columns}
+    assert list(found)[:2] == ["method", "rounds"] and list(found)[-4:] == REST
+    return {name: cells for name, cells in found.items() if name not in ("method", "rounds", *REST)}
 
 
 def test_a_run_of_our_own_training():
-    trained = run({"accuracy": 0.5, "macro_f1": 0.25, "loss": 2.0}, worst=0.1)
-    assert columns(trained) == {"accuracy": ["0.500"], "macro-F1": ["0.250"], "worst": ["0.100"]}
-    joined = Run(trained.folder, trained.summary, newcomers={"served_accuracy": 0.75, "served_loss": 9.0})
+    found = run({"accuracy": 0.5, "macro_f1": 0.25, "loss": 2.0}, worst=0.1)
+    assert columns(found) == {"accuracy": ["0.500"], "macro-F1": ["0.250"], "worst": ["0.100"]}
+    joined = Run(found.folder, found.summary, newcomers={"served_accuracy": 0.75, "served_loss": 9.0})
     assert columns(joined)["unseen"] == ["0.750"]
-    by_loss = {**trained.summary, "metric": {"name": "loss", "mode": "min"}}
-    joined = Run(trained.folder, by_loss, newcomers={"served_accuracy": 0.75, "served_loss": 9.0})
+    by_loss = {**found.summary, "metric": {"name": "loss", "mode": "min"}}
+    joined = Run(found.folder, by_loss, newcomers={"served_accuracy": 0.75, "served_loss": 9.0})
     assert columns(joined)["unseen"] == ["9.000"]
 
 
@@ -77,10 +77,10 @@ def test_a_run_of_an_earlier_version_and_one_without_measured_rounds():
 
 def test_a_mean_of_some_says_of_how_many_it_is():
     final = {"served_accuracy": 0.5, "served_auroc": 0.873, "pooled_auroc": 0.9, "pooled_macro_f1": 0.7}
-    partial = run({"accuracy": 0.5, "auroc": 0.873}, final=final, final_round=1)
+    found = run({"accuracy": 0.5, "auroc": 0.873}, final=final, final_round=1)
     lines = [{"round": 0, "defined": {"served_accuracy": 1}}, {"round": 1, "defined": {"served_auroc": 1}}]
-    partial = Run(partial.folder, partial.summary, lines)
-    shown = columns(partial, run({"accuracy": 0.25}))
+    found = Run(found.folder, found.summary, lines)
+    shown = columns(found, run({"accuracy": 0.25}))
     assert shown["accuracy"] == ["0.500", "0.250"]
     assert shown["AUROC"] == ["0.873 (1 of 2)", "-"]
     assert (shown["pooled AUROC"], shown["pooled macro-F1"]) == (["0.900", "-"], ["0.700", "-"])
@@ -99,9 +99,9 @@ def test_intervals_stand_beside_their_means_and_a_pair_that_was_not_drawn_is_a_d
 
 def test_the_difference_to_the_first_run_has_its_sign(monkeypatch):
     first = run({"accuracy": 0.5}, worst=0.5, intervals={"served_accuracy": [0.25, 0.75]})
-    differences = [Difference(0.0125, -0.004, 0.027, {}), Difference(-0.5, -0.75, 0.0, {})]
-    monkeypatch.setattr(table, "paired_difference", lambda run, other, metric: differences.pop(0))
-    others = [run(metrics, worst=0.5) for metrics in ({"accuracy": 0.5125}, {"accuracy": 0.0})]
+    found = [Difference(0.0125, -0.004, 0.027, {}), Difference(-0.5, -0.75, 0.0, {})]
+    monkeypatch.setattr(table, "paired_difference", lambda run, other, metric: found.pop(0))
+    others = [run(own, worst=0.5) for own in ({"accuracy": 0.5125}, {"accuracy": 0.0})]
     assert columns(first, *others)["to the first"] == ["-", "+0.013 [-0.004, 0.027]", "-0.500 [-0.750, 0.000]"]
 
 
@@ -123,8 +123,8 @@ def finished(tmp_path) -> Run:
 
 
 def test_rounds_in_which_one_was_asked_are_counted():
-    missed = missed_rounds(MISSING)
-    assert missed == {"b": Missed(3, 5, "KeyError in its script"), "c": Missed(3, 3, "KeyError in its script")}
+    found = missed_rounds(MISSING)
+    assert found == {"b": Missed(3, 5, "KeyError in its script"), "c": Missed(3, 3, "KeyError in its script")}
     assert missed_rounds([{"round": 0}]) == {}
 
 

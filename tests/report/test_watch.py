@@ -22,7 +22,7 @@ def text(what: object, width: int = 80) -> str:
     return console.export_text()
 
 
-def started(folder: Path, worst: str = "a") -> LiveRun:
+def begun(folder: Path, worst: str = "a") -> LiveRun:
     """Two of five rounds of three participants, of whom one moved and one missed a round."""
     plan = {"label": "wecfl", "rounds": 5, "metrics": [{"name": "accuracy", "mode": "max"}]}
     (folder / "started.json").write_text(json.dumps(plan))
@@ -46,7 +46,7 @@ def started(folder: Path, worst: str = "a") -> LiveRun:
 
 
 def test_a_run_whose_process_is_gone_is_not_running(tmp_path):
-    run = started(tmp_path)
+    run = begun(tmp_path)
     run.alive.close()
     run.refresh()
     shown = text(frame(run, now=1005))
@@ -58,7 +58,7 @@ def test_a_run_whose_process_is_gone_is_not_running(tmp_path):
 
 
 def test_a_run_that_runs(tmp_path):
-    shown = text(frame(started(tmp_path), now=1005))
+    shown = text(frame(begun(tmp_path), now=1005))
     for part in (
         "wecfl: running",
         "2 of 5 measured",
@@ -73,11 +73,11 @@ def test_a_run_that_runs(tmp_path):
         assert part in shown
     rows = [line.split() for line in shown.splitlines()]
     assert ["all", "3", "0.500", "▅▁"] in rows and ["1", "2", "1.000", "██"] in rows
-    assert "nothing for 5 min 0 s" in text(frame(started(tmp_path), now=1300))
+    assert "nothing for 5 min 0 s" in text(frame(begun(tmp_path), now=1300))
 
 
 def test_a_terminal_of_letters_only(tmp_path):
-    shown = text(frame(started(tmp_path), 1005, LETTERS))
+    shown = text(frame(begun(tmp_path), 1005, LETTERS))
     assert not {*BLOCKS} & {*shown} and "=_" in shown
 
 
@@ -85,7 +85,7 @@ def test_nothing_of_a_file_is_obeyed_or_wider_than_the_terminal(tmp_path):
     for i, name in enumerate((*HOSTILE, "[red]x[/red]", "x" * 900)):
         folder = tmp_path / str(i)
         folder.mkdir()
-        run = started(folder, worst=name)
+        run = begun(folder, worst=name)
         shown = text(frame(run, 1005)) + text(overview([run, run], [name, "b"], 1005))
         assert "\x1b" not in shown and "\u202e" not in shown and "\u2028" not in shown
         assert max(map(len, shown.splitlines())) <= 80
@@ -95,7 +95,7 @@ def test_nothing_of_a_file_is_obeyed_or_wider_than_the_terminal(tmp_path):
 
 def test_an_empty_folder_and_one_that_is_gone(tmp_path):
     assert "no round recorded yet" in text(frame(LiveRun(tmp_path), 0))
-    run = started(tmp_path)
+    run = begun(tmp_path)
     (tmp_path / "rounds.jsonl").unlink()
     run.refresh()
     assert "the files are gone" in text(frame(run, 1005))

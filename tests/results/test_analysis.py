@@ -15,8 +15,8 @@ import cfl_flare.engine.spool
 from cfl_flare.clustering.kmeans import lloyd, nearest
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result
 from cfl_flare.engine.spool import Spool
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, Participant, ServerState, Update, WeCFL
 from cfl_flare.results.analysis import Cosines, analyse, gram
 from cfl_flare.results.run_dir import load_run, read_features

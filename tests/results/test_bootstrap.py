@@ -13,7 +13,6 @@ from cfl_flare import paired_difference
 from cfl_flare.core.arrays import save_arrays
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.data import Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import FedAvg, Local, Method, Participant
 from cfl_flare.report.table import results_table
@@ -22,6 +21,7 @@ from cfl_flare.results.run_dir import SUMMARY, Run, load_run
 from cfl_flare.training.bootstrap import Replicates, drawn_rows, replicates
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification
+from tests.loop import run_loop
 from tests.play import DATA, MODEL
 
 NAN = float("nan")

@@ -15,15 +15,16 @@ import pytest
 from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Result, Site
+from cfl_flare.engine.site import Site
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import IFCA, Ditto, FedAvg, FedBABU, FedCUAU, FedPer, Local, Method, WeCFL, build_method
 from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import CHECKSUM, Store, StoreError
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 
 MODEL = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10, "hidden": [8]}}
 DATA = DataConfig(4, {"partition": "label_permutation", "groups": 2})

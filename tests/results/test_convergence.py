@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import FedAvg
 from cfl_flare.report.facts import head
@@ -21,6 +20,7 @@ from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.remarks import gain_at_end, improving
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.play import MODEL
 
 

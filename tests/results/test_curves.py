@@ -16,7 +16,6 @@ import pytest
 from cfl_flare.core.config import parse_spec
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Participant, build_method
 from cfl_flare.results.curves import CURVES, Curve, Curves, Scored, load_curves, save_curves
@@ -24,6 +23,7 @@ from cfl_flare.results.pooled import auroc_of_counts, bounded_sum
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.play import DATA, MODEL
 
 SHAPE = (1, 2, 10)

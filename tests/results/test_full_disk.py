@@ -51,7 +51,7 @@ import logging, sys
 from pathlib import Path
 from cfl_flare.core.errors import CFLError
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.loop import run_loop
+from tests.loop import run_loop
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import {method}
 from cfl_flare.results.run_dir import load_run

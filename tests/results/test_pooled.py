@@ -18,7 +18,6 @@ from sklearn.metrics import f1_score, roc_auc_score, roc_curve
 
 from cfl_flare.core.config import parse_spec
 from cfl_flare.data import Digits
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Participant, build_method
 from cfl_flare.report.figures import draw
@@ -43,6 +42,7 @@ from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.histograms import log_odds, score_counts
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 from tests.play import DATA, MODEL
 
 PEOPLE = {name: Participant(name, f"site-{name}", 10) for name in "abcd"}

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from cfl_flare.core.seeds import stream
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.data.samples import normalised
-from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.methods import Method, build_method
 from cfl_flare.models import MLP, FashionCNN
@@ -27,6 +26,7 @@ from cfl_flare.training.learner import Learner
 from cfl_flare.training.penalties import RepresentationContrast
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 
 torch.set_num_threads(1)
 

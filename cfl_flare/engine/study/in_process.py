@@ -18,13 +18,16 @@ from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.errors import ConfigError, RunFailedError
 from cfl_flare.data import ParticipantData
 from cfl_flare.engine.classes import class_counts, class_facts
+from cfl_flare.engine.drive import Checkpoints
 from cfl_flare.engine.loop import model_factory, run_loop
+from cfl_flare.engine.observers.bootstrap import Bootstrap
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_data
-from cfl_flare.engine.site import Site, Task
+from cfl_flare.engine.site import Site
 from cfl_flare.engine.study.candidates import Candidate, private_layers, search_candidate, search_rounds
 from cfl_flare.engine.study.halving import TEST, VALIDATION
 from cfl_flare.engine.study.plans import check_candidates, of_candidate, study_plan
+from cfl_flare.engine.task import Task
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.comparison import AtHospital, Measured
@@ -108,21 +111,9 @@ class InProcess:
     def train(self, candidate: Candidate, rounds: int) -> None:
         """Trains a candidate until it has so many rounds, from its last checkpoint."""
         plan = of_candidate(self.plan, candidate)
+        plan = replace(plan, training=replace(self.training, bootstrap=0), until=rounds)  # `measured` draws
         with self._watch(candidate.name, rounds) as on_round:
-            run_loop(
-                method=plan.method,
-                model=plan.model,
-                source=self.reader,
-                data=plan.data,
-                settings=plan.server,
-                training=replace(self.training, bootstrap=0),  # `measured` draws
-                at_site=plan.site,
-                folder=self.out / candidate.name,
-                on_round=on_round,
-                checkpoints=self._store(candidate.name),
-                private=candidate.private,
-                until=rounds,
-            )
+            run_loop(plan, self.out / candidate.name, on_round, Checkpoints(self._store(candidate.name), every=10))
 
     def _store(self, name: str) -> Store:
         return Store(self.out / CHECKPOINTS / name)
@@ -154,13 +145,15 @@ class InProcess:
                 self._say(f"{candidate.name}: measured on {split} samples of {number} of {len(site.hosted)} hospitals")
             sent = candidate.method.distribute(state, name)
             task = Task.of(sent, train=False, evaluate=True)
-            task = replace(task, bootstrap=self.training.bootstrap, drawn=(self.metric.name,))
+            draws = {Bootstrap.key: {"times": self.training.bootstrap, "measures": [self.metric.name]}}
+            task = replace(task, questions=draws)
             result = site.carry_out(name, task, with_parts(state.bank, list(task.needed)), rounds)
             if result.error is not None:
                 raise RunFailedError(f"study: {candidate.name} cannot be measured at {name}: {result.error}")
-            if key in result.metrics and result.bootstrap is not None:
-                values = np.array(result.bootstrap.values.get(key, ()), np.float64)
-                facts = (len(data.train), len(data.test), result.bootstrap.draw)
+            drawn = result.answers.get(Bootstrap.key)
+            if key in result.metrics and drawn is not None:
+                values = np.array(drawn["values"].get(key, ()), np.float64)
+                facts = (len(data.train), len(data.test), drawn["draw"])
                 found[name] = AtHospital(*facts, result.metrics[key], values, counts.get(name, ()))
         if not found:
             raise RunFailedError(f"study: no participant measured {self.metric.name} on {split} samples")

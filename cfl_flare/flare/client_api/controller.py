@@ -8,7 +8,7 @@ with metrics of the model that it was sent, and with its number of steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -24,11 +24,12 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.text import shown
 from cfl_flare.engine.job_settings import AssignSettings
+from cfl_flare.engine.observers import CrossSite
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.site import Result, Task
 from cfl_flare.flare.client_api.results import ScriptResults, metric_of, not_measured, usable
 from cfl_flare.flare.client_api.rules import HOW_TO_EVALUATE
-from cfl_flare.methods import describe_method
+from cfl_flare.methods import Update, describe_method
 from cfl_flare.methods.slots import HAS_CENTRES, cluster_slot, travelling, with_parts
 from cfl_flare.results.key_metric import best_end
 
@@ -48,7 +49,7 @@ Exchange = Callable[[str, Mapping[str, FLModel], Callable[[FLModel], bool]], boo
 
 
 class Scripts:
-    """Carries out a server's rounds with scripts, one per site.
+    """The transport to training scripts, one per site.
 
     Args:
         server: whose tasks are carried out.
@@ -66,7 +67,7 @@ class Scripts:
         warn: Callable[[str], None],
         errors: Mapping[str, str] = MappingProxyType({}),
     ):
-        self._server, self._assign, self._exchange, self._warn = server, assign, exchange, warn
+        self._server, self._assign, self._send, self._warn = server, assign, exchange, warn
         # A script may answer with tensors: undecoded, they would end the server's process.
         fobs.register(TensorDecomposer)
         self._results = ScriptResults(server, self._remark)
@@ -105,7 +106,7 @@ class Scripts:
             return True
 
         first = next(iter(self._server.state.bank))
-        went = self._exchange(EVALUATE, {name: self._model(first) for name in self._server.participants}, look)
+        went = self._send(EVALUATE, {name: self._model(first) for name in self._server.participants}, look)
         site, problem = next(iter(problems.items()), ("", ""))
         if 2 * len(problems) > len(self._server.participants):  # one site alone ends no job
             raise ConfigError(
@@ -125,19 +126,20 @@ class Scripts:
         self._remark(f"participants choose by their script's {self._assign.metric!r}: measure it on training data")
         return went
 
-    def round(self) -> bool:
-        """One round of the server's, ready to be finished. False if the job was aborted.
+    def only_train(self, server: Server) -> Collection[str]:
+        return {name for name in server.participants if not self._evaluates(name)}
+
+    def exchange(self, server: Server, tasks: Mapping[str, Task]) -> bool:
+        """Has scripts measure, choose and train.
 
         Raises:
             ConfigError: in the first round, most scripts' loop does not suit a method in which sites choose.
         """
-        server = self._server
-        server.only_train = {name for name in server.participants if not self._evaluates(name)}
-        tasks = server.tasks()
-        if server.finished and server.only_train:
+        unmeasured = self.only_train(server)
+        if server.finished and unmeasured:
             self._remark(
-                f"the last models are not measured at {', '.join(sorted(server.only_train)[:5])} "
-                f"({len(server.only_train)} in all): the script is not seen to evaluate without training, and "
+                f"the last models are not measured at {', '.join(sorted(unmeasured)[:5])} "
+                f"({len(unmeasured)} in all): the script is not seen to evaluate without training, and "
                 "the table has the round before; name a function that measures a model (evaluate = "
                 f"'client.evaluate'), or add to its loop:{HOW_TO_EVALUATE}"
             )
@@ -149,9 +151,9 @@ class Scripts:
         if several and not self._choose(several):
             return False
         for task, train in ((EVALUATE, False), (TRAIN, True)):
-            asked = {n: slot for n, slot in self._sent.items() if tasks[n].train == train}
-            models = {n: self._model(slot, tasks[n] if train else None) for n, slot in asked.items()}
-            if models and not self._exchange(task, models, lambda result: self._accept(result, tasks)):
+            receivers = {n: slot for n, slot in self._sent.items() if tasks[n].train == train}
+            models = {n: self._model(slot, tasks[n] if train else None) for n, slot in receivers.items()}
+            if models and not self._send(task, models, lambda result: self._accept(result, tasks)):
                 return False
         if server.state.round == 0:
             self._results.check(sum(task.train for task in tasks.values()))
@@ -186,7 +188,7 @@ class Scripts:
             found.extend([result.meta["client_name"]] if result.metrics else [])
             return True
 
-        if again and not self._exchange(TRAIN, again, look):
+        if again and not self._send(TRAIN, again, look):
             return False
         trained = sum(task.train for task in tasks.values())
         if 2 * len(found) > trained:  # one site alone ends no job
@@ -202,16 +204,15 @@ class Scripts:
     def _measure_all(self, tasks: Mapping[str, Task]) -> bool:
         """Has every site measure each of the run's models, if requested."""
         self._cross = {name: {} for name in tasks}
-        for model in next(iter(tasks.values())).cross if tasks else ():
+        models = next(iter(tasks.values())).questions.get(CrossSite.key, ()) if tasks else ()
+        for model, slots, _, _ in models:
 
-            def note(result: FLModel, name: str = model.name) -> bool:
+            def note(result: FLModel, name: str = model) -> bool:
                 if self._evaluated(result):
                     self._cross[result.meta["client_name"]][name] = usable(result.metrics or {})
                 return bool(self._cross[result.meta["client_name"]].get(name))
 
-            if not self._exchange(
-                EVALUATE, {name: self._model(model.slots[0]) for name in tasks if self._evaluates(name)}, note
-            ):
+            if not self._send(EVALUATE, {name: self._model(slots[0]) for name in tasks if self._evaluates(name)}, note):
                 return False
         return True
 
@@ -235,7 +236,7 @@ class Scripts:
 
             able = [n for n in choosing if self._evaluating.get(n, True)]
             asked = {n: self._model(slot) for n in able if slot in choosing[n]}
-            if asked and not self._exchange(EVALUATE, asked, note):
+            if asked and not self._send(EVALUATE, asked, note):
                 return False
         for name, slots in choosing.items():
             missing = [slot for slot in slots if slot not in found[name]]
@@ -250,7 +251,7 @@ class Scripts:
                 self._sent[name] = self._assign.best(found[name])
             else:  # it has already measured the model that it would be served
                 metrics = measured[name][self._assign.best(found[name])]
-                self._server.accept(Result(name, None, metrics, cross=self._cross[name]), name)
+                self._server.accept(self._result(name, None, metrics), name)
         return True
 
     def _model(self, slot: str, task: Task | None = None) -> FLModel:
@@ -308,12 +309,16 @@ class Scripts:
                     server.fail([name], why)
                     return False
             metrics = self._results.metrics(result) if tasks[name].evaluate and why is None else {}
-            server.accept(Result(name, update, metrics, cross=self._cross[name]), name)
+            server.accept(self._result(name, update, metrics), name)
         except PayloadError as error:
             self._results.refused(name, error)
             self._warn(f"round {server.state.round}: {name}: result refused ({error.code}): {error}")
             return False
         return True
+
+    def _result(self, name: str, update: Update | None, metrics: Mapping[str, float]) -> Result:
+        cross = {CrossSite.key: self._cross[name]} if self._cross[name] else {}
+        return Result(name, update, {"metrics": metrics, **cross})
 
     def _remark(self, text: str) -> None:
         if text not in self._said:

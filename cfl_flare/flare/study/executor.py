@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
-from nvflare.app_common.app_constant import AppConstants
 
 from cfl_flare.core.config import unmarked
 from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.params import Params
 from cfl_flare.core.settings import shows
 from cfl_flare.core.text import plain
 from cfl_flare.data import DataSource
@@ -20,19 +20,17 @@ from cfl_flare.data.samples import ReadOnce
 from cfl_flare.engine.job_settings import ExecutorSettings
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import Site
-from cfl_flare.engine.study.candidates import Candidate, every_candidate
+from cfl_flare.engine.study.candidates import every_candidate
 from cfl_flare.engine.study.halving import TEST, VALIDATION
-from cfl_flare.flare import wire
+from cfl_flare.engine.task import Result, Task
 from cfl_flare.flare.compat import component_policy, data_config
-from cfl_flare.flare.executor import ClusteredExecutor
-from cfl_flare.flare.policy import store_for
+from cfl_flare.flare.several import SeveralExecutor
 from cfl_flare.flare.site_run import SiteRun
-from cfl_flare.flare.study.messages import CANDIDATE, COUNTS, SPLIT, asked
+from cfl_flare.flare.study.messages import COUNTS, SPLIT, split_of
 from cfl_flare.methods import build_method
-from cfl_flare.results.store import Store
 
 
-class StudyExecutor(ClusteredExecutor):
+class StudyExecutor(SeveralExecutor):
     """Carries out a study's tasks: the server names a candidate, and this site knows what that is from the job.
 
     Candidates share the data, which is read and checked at the first task. What a participant remembers of one, and
@@ -53,6 +51,7 @@ class StudyExecutor(ClusteredExecutor):
         made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
     """
 
+    recorded_as: ClassVar[str] = "study"
     shared: ClassVar[tuple[str, ...]] = ("more", "model", "data", "training", "seed", "run_name", "num_rounds")
 
     @shows(SiteSettings, ExecutorSettings, as_fields=True)
@@ -69,10 +68,8 @@ class StudyExecutor(ClusteredExecutor):
         made_by: dict[str, str] | None = None,
         **settings: Any,
     ):
-        super().__init__({"method": "fedavg"}, model, source, data, training, run_name, seed, made_by, **settings)
+        super().__init__(model, source, data, training, run_name, seed=seed, made_by=made_by, **settings)
         self.num_rounds, self.more = num_rounds, more
-        self._known: dict[str, Candidate] = {}
-        self._runs: dict[str, SiteRun] = {}
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
         config = data_config(self.data, fl_ctx, source)
@@ -82,48 +79,38 @@ class StudyExecutor(ClusteredExecutor):
         for line in source.described() if config.partition is None else ():
             self.log_info(fl_ctx, f"data: {plain(line)}")
         policy = component_policy(fl_ctx)
-        methods = [build_method(one, policy) for one in unmarked(self.more or [])]
+        methods = [build_method(method, policy) for method in unmarked(self.more or [])]
         self._known = every_candidate(site.runtime.resident.module, self.num_rounds, methods)
 
     def _said(self, site: Site) -> dict[str, Any]:
         counts = {
-            name: {VALIDATION: len(own.test), TEST: len(self._tests.hosted[name].test)}
-            for name, own in site.hosted.items()
+            name: {VALIDATION: len(data.test), TEST: len(self._tests.hosted[name].test)}
+            for name, data in site.hosted.items()
         }
         return {**super()._said(site), COUNTS: counts}
 
-    def _stores(self, fl_ctx: FLContext) -> list[Store]:
-        return [Store(store_for(self.run_name, fl_ctx).folder / name) for name in self._known]
+    def _tag_of(self, content: Mapping[str, Any]) -> dict[str, str]:
+        return {**super()._tag_of(content), SPLIT: split_of(content)}
 
-    def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """One round of a candidate for all participants that were given a task; after its last one, what they measure.
+    def _results(
+        self,
+        run: SiteRun,
+        content: Mapping[str, Any],
+        tasks: Mapping[str, Task],
+        models: Mapping[str, Params],
+        last: bool,
+        fl_ctx: FLContext,
+    ) -> list[Result]:
+        """What participants make of their tasks; a candidate's final models are measured, and nothing remembers it.
 
         Raises:
-            PayloadError: there is no such candidate, or it should train where it is measured on test samples.
+            PayloadError: it should train where it is measured on test samples.
         """
-        content = wire.content_of(wire.from_shareable(shareable).meta)
-        data = self._prepared(content, fl_ctx)
-        self._record("study", content, shareable, fl_ctx)
-        name, split = asked(content, self._known)
-        run = self._run_of(self._known[name], data, fl_ctx)
-        tasks, models, content = wire.decode_task(shareable, run.site.runtime.division.public)
-        number, memory_of = content["round"], content["memory_of"]
-        last = number == shareable.get_header(AppConstants.NUM_ROUNDS)
-        if split == TEST and (not last or any(task.train for task in tasks.values())):
-            raise PayloadError("split", f"{name}: a round that trains is measured on {VALIDATION} samples alone")
-        if last:
-            site = self._tests if split == TEST else data
-            results = run.measure(site, number, tasks, models, memory_of, split == TEST, fl_ctx)
-        else:
-            results = run.carry_out(number, tasks, models, memory_of, False, fl_ctx)
-        reply = wire.encode_results(results, {"round": number, CANDIDATE: name, SPLIT: split})
-        self._clean_up(number)
-        return reply
-
-    def _run_of(self, candidate: Candidate, data: Site, fl_ctx: FLContext) -> SiteRun:
-        """A candidate's run at this site."""
-        if candidate.name not in self._runs:
-            site = self._empty_site(candidate.method, candidate.private, fl_ctx).with_data_of(data)
-            run = SiteRun(site, self.run_name, unmarked(self.model), self, candidate.name, self._at_site.keep_served)
-            self._runs[candidate.name] = run
-        return self._runs[candidate.name]
+        tests = split_of(content) == TEST
+        if tests and (not last or any(task.train for task in tasks.values())):
+            raise PayloadError("split", f"{run.part}: a round that trains is measured on {VALIDATION} samples alone")
+        if not last:
+            return super()._results(run, content, tasks, models, last, fl_ctx)
+        assert self._site is not None
+        site = self._tests if tests else self._site
+        return run.measure(site, content["round"], tasks, models, content["memory_of"], tests, fl_ctx)

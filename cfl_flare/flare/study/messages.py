@@ -19,28 +19,22 @@ from cfl_flare.engine.study.halving import TEST, VALIDATION
 from cfl_flare.flare.schema import malformed
 from cfl_flare.flare.wire import content_of
 
-CANDIDATE, SPLIT, COUNTS = "candidate", "split", "splits"
+SPLIT, COUNTS = "split", "splits"
 SPLITS = (VALIDATION, TEST)
 
 Counts = Mapping[str, Mapping[str, int]]
 
 
-def asked(content: Mapping[str, Any], known: Collection[str]) -> tuple[str, str]:
-    """The candidate and the split of a task.
-
-    Args:
-        content: the task's.
-        known: names of the study's candidates.
+def split_of(content: Mapping[str, Any]) -> str:
+    """The split of a task.
 
     Raises:
-        PayloadError: there is no such candidate, or no such split.
+        PayloadError: there is no such split.
     """
-    name, split = content.get(CANDIDATE), content.get(SPLIT)
-    if not isinstance(name, str) or name not in known:
-        raise PayloadError("candidate", f"this study has no candidate {shown(name)}; it has {', '.join(known)}")
+    split = content.get(SPLIT)
     if split not in SPLITS:
         raise PayloadError("split", f"split = {shown(split)} should be one of {', '.join(SPLITS)}")
-    return name, str(split)
+    return str(split)
 
 
 def take_counts(message: FLModel, expected: Collection[str]) -> Counts:
@@ -68,18 +62,3 @@ def take_counts(message: FLModel, expected: Collection[str]) -> Counts:
             if not is_count(count, 0, MAX_SAMPLES):
                 raise malformed(f"{name}: {split} = {shown(count)} should be a whole number in 0..{MAX_SAMPLES}")
     return {name: dict(own) for name, own in said.items()}
-
-
-def check_answer(message: FLModel, name: str, split: str) -> None:
-    """Takes the candidate and the split out of a site's answer.
-
-    Raises:
-        PayloadError: it answers another task.
-    """
-    content = content_of(message.meta)
-    if "error" in content:
-        return
-    said = content.pop(CANDIDATE, None), content.pop(SPLIT, None)
-    if said != (name, split):
-        given = " on ".join(map(shown, said))
-        raise PayloadError("candidate", f"the answer is of {given} samples, the task was {name} on {split}")

@@ -14,10 +14,10 @@ from torch import nn
 from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.errors import ConfigError, RunFailedError
 from cfl_flare.core.shares import bounded_weights
+from cfl_flare.engine.observers.bootstrap import Bootstrap
 from cfl_flare.engine.settings import ServerSettings
-from cfl_flare.engine.site import Result
 from cfl_flare.engine.study.candidates import Candidate, private_layers, search_candidate, search_rounds
-from cfl_flare.engine.study.halving import TEST, VALIDATION
+from cfl_flare.engine.task import Result
 from cfl_flare.methods import Participant
 from cfl_flare.results.comparison import AtHospital, Measured
 from cfl_flare.results.key_metric import leading
@@ -42,12 +42,12 @@ class Rounds(Protocol):
         """The schedule of all candidates."""
         ...
 
-    def open(self, candidate: Candidate, split: str = VALIDATION) -> None:
-        """Makes a candidate the one whose rounds come next."""
+    def check(self, candidate: Candidate) -> None:
+        """Raises a ConfigError if a candidate cannot be trained with the participants."""
         ...
 
-    def train(self, rounds: int) -> None:
-        """Trains the open candidate until it has so many rounds."""
+    def train(self, candidate: Candidate, rounds: int) -> None:
+        """Trains a candidate until it has this many rounds, and measures it on validation samples."""
         ...
 
     def measure(self, candidate: Candidate, rounds: int, split: str) -> Mapping[str, Result]:
@@ -91,7 +91,7 @@ class AtSites:
             ConfigError: one cannot be trained with them.
         """
         for candidate in candidates:
-            self._controller.open(candidate, TEST)  # which writes no results
+            self._controller.check(candidate)
 
     def search(self) -> tuple[Mapping[str, Any], int]:
         """Trains as ``wecfl:k=auto`` until it has found the number of clusters.
@@ -101,7 +101,6 @@ class AtSites:
         """
         candidate, rounds = search_candidate(self.rounds), search_rounds(self.rounds)
         self.train(candidate, rounds)
-        self._controller.measure(candidate, rounds, VALIDATION)
         notes = [line[NUMBER] for line in read_lines(self._folder / candidate.name / ROUNDS) if NUMBER in line]
         if not notes:
             raise RunFailedError("study: too few participants answered to find the number of clusters; start it again")
@@ -118,10 +117,9 @@ class AtSites:
             RunFailedError: it cannot be trained with the participants that there are.
         """
         try:
-            self._controller.open(candidate)
-        except ConfigError as error:  # what the user asked for was opened before; this one was found by the study
+            self._controller.train(candidate, rounds)
+        except ConfigError as error:  # what the user asked for was checked before; this one was found by the study
             raise RunFailedError(str(error)) from error
-        self._controller.train(rounds)
 
     def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
         """What every participant that answers measures of a candidate.
@@ -134,7 +132,7 @@ class AtSites:
         key, found, weights = f"served_{self.metric.name}", dict[str, AtHospital](), self._weights()
         results = self._controller.measure(candidate, rounds, split)
         for name in (p.name for p in self._controller.everyone if p.name in results):  # however they arrived
-            result, drawn = results[name], results[name].bootstrap
+            result, drawn = results[name], results[name].answers.get(Bootstrap.key)
             if key not in result.metrics or drawn is None or key not in drawn.values:
                 continue
             draws = drawn.draw, len(drawn.values[key])

@@ -1,0 +1,49 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a run does besides rounds, assignments and means: each concern is an `Observer` in a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cfl_flare.engine.observers.bootstrap import Bootstrap
+from cfl_flare.engine.observers.cross_site import CrossSite
+from cfl_flare.engine.observers.judging import Analysis, Recording, Stopping
+from cfl_flare.engine.observers.metrics import Metrics, Ranges
+from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
+from cfl_flare.engine.observers.scores import Scores
+from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.results.curves import Scored
+
+__all__ = ["ANSWERING", "Asked", "CrossSite", "Observer", "Probe", "Running", "observers_of"]
+
+# Those that ask participants, by key.
+ANSWERING: dict[str, type[Observer]] = {cls.key: cls for cls in (Metrics, Scores, Bootstrap, CrossSite)}
+
+
+def observers_of(
+    settings: ServerSettings,
+    ranges: Ranges = None,
+    scored: Scored | None = None,
+    bootstrap: int = 0,
+    drawn: Sequence[str] = (),
+) -> list[Observer]:
+    """A run's observers, in the order in which they complete a round's record.
+
+    Args:
+        settings: the schedule.
+        ranges: of the measures that participants are asked for; None where a script measures what it likes.
+        scored: what participants' histograms of scores are of; None where none are asked for.
+        bootstrap: how often participants draw their test splits anew to measure the final models.
+        drawn: which measures they compute on draws; none for all.
+    """
+    share, stopping = settings.max_weight_share, settings.early_stopping
+    return [
+        Analysis(settings.keep_features),
+        Metrics(stopping.named, share, ranges),
+        Scores(scored, share),
+        Bootstrap(bootstrap, drawn, share, ranges),
+        CrossSite(settings.cross_site_evaluation, ranges),
+        Stopping(stopping),
+        Recording(),
+    ]

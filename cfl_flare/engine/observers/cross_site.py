@@ -1,0 +1,81 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""In the end every model is measured on every participant's test split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.text import shown
+from cfl_flare.engine.observers.metrics import Ranges, check_metrics
+from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
+from cfl_flare.methods.slots import cluster_slot
+from cfl_flare.training.ensemble import Served
+
+
+class CrossSite(Observer):
+    """Metrics of all clusters' models, or of the run's other ones if it has no clusters, at each participant.
+
+    A question is a list of models: ``[name, slots, vote, parts]`` of each, see `cfl_flare.training.ensemble.Served`.
+
+    Args:
+        wanted: whether the run asks for it.
+        ranges: of the measures.
+    """
+
+    key: ClassVar[str] = "cross"
+
+    def __init__(self, wanted: bool = False, ranges: Ranges = None):
+        self._wanted, self._ranges = wanted, ranges
+        self._models: list[list[Any]] | None = None
+
+    def question(self, server: Running, participant: str) -> list[list[Any]] | None:
+        if not self._wanted or not server.finished:
+            return None
+        if self._models is None:
+            self._models = self._named(server)
+        return self._models
+
+    @staticmethod
+    def _named(server: Running) -> list[list[Any]]:
+        """The models, with the slots in which they travel; one that is made of parts gets a slot of its own."""
+        left = server.travelling_models()
+        clusters = [cluster_slot(k) for k in range(server.method.clusters_in(server.state))]
+        models: list[list[Any]] = []
+        for name, served in {k: left[k] for k in clusters if k in left}.items() or left.items():
+            slots = []
+            for i, model in enumerate(served.models):
+                slots.append(next((s for s, known in server.state.bank.items() if known is model), f"whole/{name}/{i}"))
+                if slots[-1] not in server.state.bank:
+                    server.assembled[slots[-1]] = model
+            models.append([name, slots, served.vote, list(served.parts)])
+        return models
+
+    def slots(self, question: Any) -> Sequence[str]:
+        return [slot for _, slots, _, _ in question for slot in slots]
+
+    @staticmethod
+    def answer(question: Any, probe: Probe) -> dict[str, dict[str, float]]:
+        return {
+            name: probe.learner.evaluate(Served(tuple(probe.models[slot] for slot in slots), vote, tuple(parts)))
+            for name, slots, vote, parts in question
+        }
+
+    def check(self, answer: Any, asked: Asked) -> Mapping[str, Mapping[str, float]]:
+        """Metrics of models that were named."""
+        if not isinstance(answer, Mapping) or not all(isinstance(model, str) for model in answer):
+            raise PayloadError("malformed", f"{asked.name}: cross = {shown(answer)} should have metrics for each model")
+        known = {name for name, *_ in asked.task.questions.get(self.key) or ()}
+        strange = sorted(answer.keys() - known)
+        if strange:
+            raise PayloadError("metric", f"{asked.name} was not asked to measure the model {shown(strange[0])}")
+        for found in answer.values():
+            check_metrics(found, asked, ("",), self._ranges)
+        return answer
+
+    def close(self, server: Running, facts: dict[str, Any]) -> None:
+        if self._wanted and server.recorder is not None:
+            found = {name: own or {} for name, own in server.round.answers(self.key).items()}
+            server.recorder.cross_site(found, server.participants, server.state)

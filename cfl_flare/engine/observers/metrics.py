@@ -1,0 +1,88 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What participants measure of the models that they are served, and of those that they trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.text import shown
+from cfl_flare.engine.checks import MAX_METRICS, is_metric_name, is_number
+from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
+from cfl_flare.results.key_metric import ACCURACY, Metric, leading, reported
+from cfl_flare.results.metrics import RoundMetrics, measure_round
+
+# Of each measure, the range of its values; None where a script measures what it likes.
+Ranges = Mapping[str, tuple[float, float]] | None
+
+
+class Metrics(Observer):
+    """Metrics of each participant; a round's record has their means, the worst ones, and those of each cluster.
+
+    Args:
+        named: the metrics that the run's settings name.
+        share: the largest share of one site's weight in a mean; None for no bound.
+        ranges: of the measures that participants are asked for.
+    """
+
+    key: ClassVar[str] = "metrics"
+
+    def __init__(self, named: Sequence[Metric] = (), share: float | None = None, ranges: Ranges = None):
+        self._named, self._share, self._ranges = named, share, ranges
+
+    @staticmethod
+    def answer(question: Any, probe: Probe) -> dict[str, float]:
+        return {f"served_{name}": value for name, value in probe.metrics.items()}
+
+    def check(self, answer: Any, asked: Asked) -> Mapping[str, float]:
+        """Metrics of the served model if it was to be measured, of the trained one if it was to be trained."""
+        prefixes = ("served_",) * asked.task.evaluate + ("trained_",) * asked.task.train
+        check_metrics(answer, asked, prefixes, self._ranges)
+        found: Mapping[str, float] = answer
+        return found
+
+    def collect(self, server: Running, measured: RoundMetrics) -> RoundMetrics:
+        """Completes the record, and settles the metric by which the run is judged once some are reported."""
+        served = server.round.metrics()
+        common, progress = reported(served.values(), server.round.tested), server.progress
+        if common and progress.metric is None:
+            progress.metric = asdict(leading(self._named, common))
+        ranked = {m.name: m for m in (Metric(ACCURACY), *(m.of_participants for m in self._named), progress.judged_by)}
+        clusters = server.method.clusters_in(server.state)
+        of_round = (measured.record, served, server.participants, server.state)
+        return measure_round(*of_round, clusters, self._share, ranked.values())
+
+
+def check_metrics(answer: Any, asked: Asked, prefixes: Sequence[str], ranges: Ranges) -> None:
+    """Checks metrics: finite numbers in their ranges, under names that were asked for.
+
+    Args:
+        answer: what a participant sent.
+        asked: what it was asked.
+        prefixes: of the names.
+        ranges: of the measures, without a prefix; None for any that have a metric's name.
+
+    Raises:
+        PayloadError: they are anything else.
+    """
+    name = asked.name
+    if not isinstance(answer, Mapping) or len(answer) > MAX_METRICS:
+        raise PayloadError("metric", f"{name}: {shown(answer)} should be its metrics by name, {MAX_METRICS} at most")
+    if answer and not asked.participant.tested:
+        raise PayloadError("metric", f"{name} measured something, and said before that it has no test samples")
+    known = ranges or {}
+    allowed = {prefix + measure: ends for prefix in prefixes for measure, ends in known.items()}
+    for key, value in answer.items():
+        prefix = next((prefix for prefix in prefixes if isinstance(key, str) and key.startswith(prefix)), None)
+        if prefix is None or not is_metric_name(key.removeprefix(prefix)):
+            raise PayloadError("metric", f"{name} was not asked to measure {shown(key)}")
+        if ranges is not None and key not in allowed:
+            raise PayloadError("metric", f"{name}: {shown(key)} should be one of {', '.join(allowed)}")
+        if not is_number(value):
+            raise PayloadError("metric", f"{name}: {shown(key)} = {shown(value)} is not a finite number in range")
+        low, high = allowed.get(key, (value, value))
+        if not is_number(value, low, high):
+            raise PayloadError("metric", f"{name}: {key} = {shown(value)} should be a number in [{low:g}, {high:g}]")

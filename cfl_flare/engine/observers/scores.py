@@ -1,0 +1,78 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Histograms of participants' scores: an AUROC and a macro-F1 over all of them, and the run's curves."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cfl_flare.core.errors import PayloadError
+from cfl_flare.engine.checks import MAX_SAMPLES
+from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
+from cfl_flare.results.curves import Scored, save_curves
+from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.pooled import with_pooled
+
+
+class Scores(Observer):
+    """Counts of test samples by the score of each class, with each measurement.
+
+    Args:
+        scored: what histograms are of, and what may be made of them; None where none are asked for.
+        share: the largest share of one site's samples; None for no bound.
+    """
+
+    key: ClassVar[str] = "scores"
+
+    def __init__(self, scored: Scored | None = None, share: float | None = None):
+        self._scored, self._share = scored, share
+
+    @staticmethod
+    def answer(question: Any, probe: Probe) -> np.ndarray | None:
+        return probe.learner.score_counts(probe.outputs) if probe.sends_scores else None
+
+    def check(self, answer: Any, asked: Asked) -> np.ndarray:
+        """Counts of one test split, and those of decisions in the same rows: ``(classes, 2, bins + 1)``."""
+        name, scored = asked.name, self._scored if asked.task.evaluate else None
+        if scored is None:
+            raise PayloadError("scores", f"{name} was not asked for histograms of scores")
+        if not asked.participant.tested:
+            raise PayloadError("metric", f"{name} measured something, and said before that it has no test samples")
+        if not isinstance(answer, np.ndarray):
+            raise PayloadError("scores", f"{name}: its histograms of scores should be one array of counts")
+        shape = *scored.shape[:2], scored.shape[2] + 1
+        if answer.dtype.kind not in "iu" or answer.shape != shape:
+            sent = f"{answer.dtype} of shape {answer.shape}"
+            raise PayloadError("scores", f"{name}: its histograms are {sent}, not whole numbers of {shape}")
+        if answer.min() < 0 or answer.max() > MAX_SAMPLES:
+            ends = f"{answer.min()} and {answer.max()}"
+            raise PayloadError("scores", f"{name}: its histograms hold {ends}, which is no count")
+        of_rows, decided = answer[..., :-1].sum(axis=2, dtype=np.int64), answer[..., -1].astype(np.int64)
+        samples = of_rows.sum(axis=1)
+        if samples.min() != samples.max() or not 1 <= samples[0] <= MAX_SAMPLES:
+            ends = f"{samples.min()} to {samples.max()} samples"
+            wanted = f"not the same in 1..{MAX_SAMPLES}"
+            raise PayloadError("scores", f"{name}: its histograms count {ends} by class, {wanted}")
+        if (decided > of_rows).any():
+            raise PayloadError("scores", f"{name}: its histograms have fewer samples than decisions about them")
+        if scored.link == "softmax" and not samples[0] == of_rows[:, 1].sum() == decided.sum():
+            sums = f"{of_rows[:, 1].sum()} labels and {decided.sum()} decisions"
+            raise PayloadError("scores", f"{name}: its histograms have {sums}, not one of each of {samples[0]} samples")
+        return answer
+
+    def collect(self, server: Running, measured: RoundMetrics) -> RoundMetrics:
+        if self._scored is None:
+            return measured
+        counts = server.round.answers(self.key)
+        return with_pooled(measured, counts, server.participants, server.state.assignment, self._share)
+
+    def close(self, server: Running, facts: dict[str, Any]) -> None:
+        """The curves of the last measurement."""
+        if self._scored is None or server.recorder is None:
+            return
+        state = server.state
+        counts = server.round.answers(self.key)
+        of_round = (counts, server.participants, state.assignment, state.round - 1)
+        save_curves(server.recorder.folder, self._scored.curves(*of_round, self._share))

@@ -1,0 +1,279 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Several runs as one FLARE job: sites start and check in once, read their data once, and train method after method."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.app_constant import AppConstants
+from torch import nn
+
+from cfl_flare.core.config import build, check_run_name, require, unmarked
+from cfl_flare.core.errors import AbortedError, PayloadError
+from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.settings import shows
+from cfl_flare.core.text import shown
+from cfl_flare.data import DataSource
+from cfl_flare.engine.drive import Checkpoints, drive
+from cfl_flare.engine.job_settings import ControllerSettings, ExecutorSettings
+from cfl_flare.engine.partial_sums import added_up
+from cfl_flare.engine.server import Server
+from cfl_flare.engine.settings import ServerSettings, SiteSettings
+from cfl_flare.engine.site import Site
+from cfl_flare.engine.study.candidates import Candidate
+from cfl_flare.engine.task import Result, Task
+from cfl_flare.flare import wire
+from cfl_flare.flare.aggregator import ClusteringAggregator
+from cfl_flare.flare.compat import component_policy
+from cfl_flare.flare.controller import ClusteredController
+from cfl_flare.flare.executor import ClusteredExecutor
+from cfl_flare.flare.policy import store_for
+from cfl_flare.flare.rounds import Sites, Start
+from cfl_flare.flare.site_run import SiteRun
+from cfl_flare.methods import Participant, build_method, describe_method
+from cfl_flare.results.store import Store
+
+# A task's, and an answer's, field that says of which run it is.
+CANDIDATE = "candidate"
+
+
+def candidates_of(runs: Sequence[Mapping[str, Any]], policy: Any) -> dict[str, Candidate]:
+    """A job's runs, by name.
+
+    Args:
+        runs: ``[{"name": "wecfl", "method": {...}, "private": None}]``.
+        policy: the process's component policy.
+
+    Raises:
+        ConfigError: a name is no folder's, or given twice, or a method is wrong.
+    """
+    candidates: dict[str, Candidate] = {}
+    for run in runs:
+        name = run["name"]
+        check_run_name(name, "the name of a run")
+        require(name not in candidates, f"job: two runs are called {name!r}; rename one of them")
+        candidates[name] = Candidate(name, build_method(run["method"], policy), run.get("private"))
+    return candidates
+
+
+class SeveralController(ClusteredController):
+    """Runs several methods one after the other at the sites of a job; each has results of its own.
+
+    It also takes the settings of `ServerSettings` and `ControllerSettings`.
+
+    Args:
+        model: ``{"class_path", "args"}`` of the module that is trained.
+        run_name: names the job's folder under the state root.
+        runs: ``[{"name": "wecfl", "method": {"method": "wecfl", "k": 3}, "private": None}]``.
+        initial_ckpt: the file of the model from which each run starts; None starts from untrained models.
+        facts: about the runs; ``data`` and ``training`` must be as the sites' executors have them.
+        made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
+    """
+
+    @shows(ServerSettings, ControllerSettings, as_fields=True)
+    def __init__(
+        self,
+        model: dict[str, Any],
+        run_name: str,
+        runs: list[dict[str, Any]] | None = None,
+        initial_ckpt: str | None = None,
+        facts: dict[str, Any] | None = None,
+        made_by: dict[str, str] | None = None,
+        **settings: Any,
+    ):
+        super().__init__(facts, made_by, aggregator_id="", persistor_id="", **settings)
+        self.model, self.run_name, self.runs, self.initial_ckpt = model, run_name, runs, initial_ckpt
+        self.everyone: list[Participant] = []
+        self._tag: dict[str, str] = {}
+
+    def _prepare(self) -> None:
+        self._training, policy = self._check_job(), component_policy(self.fl_ctx)
+        self._module = build(self.model, nn.Module, "model", policy)
+        self._task = self._training.built_task(policy)
+        self._layout = Layout.of(self._module)
+        self._settings = self._settings.judged(self._task, self._layout)
+        self._schedule = self._scheduled()
+
+    def _run_all(self) -> None:
+        candidates = candidates_of(unmarked(self.runs or []), component_policy(self.fl_ctx))
+        self.everyone = self._gathered()
+        for candidate in candidates.values():
+            start = Start(self.everyone, Checkpoints(), folder=self.results / candidate.name, announces=False)
+            self._drive(candidate, {CANDIDATE: candidate.name}, start)
+        self._finish()
+
+    def _open(self, candidate: Candidate, tag: dict[str, str], start: Start) -> Server:
+        """Makes a candidate the one whose rounds come next."""
+        self.aggregator, self._tag = self._aggregator(candidate), tag
+        return self.start(self.aggregator, self._schedule_of(candidate), start)
+
+    def _drive(self, candidate: Candidate, tag: dict[str, str], start: Start, until: int | None = None) -> Server:
+        """Runs a candidate.
+
+        Raises:
+            AbortedError: the job was aborted.
+        """
+        server = self._open(candidate, tag, start)
+        if not drive(server, self._transport(server), start.checkpoints, until):
+            raise AbortedError("the job was aborted")
+        return server
+
+    def _transport(self, server: Server) -> Sites:
+        """How tasks of the open candidate reach the sites."""
+        tag = self._tag
+        timeout = self._controller_settings.task_timeout
+        return Sites(self, self.aggregator, timeout, lambda site: {**self._hosting[site], **tag}, self._check_tag)
+
+    def _check_tag(self, answer: FLModel) -> None:
+        """Takes the run's name out of a site's answer.
+
+        Raises:
+            PayloadError: it answers another task.
+        """
+        content = wire.content_of(answer.meta)
+        if "error" in content:
+            return
+        answered = {key: content.pop(key, None) for key in self._tag}
+        if answered != self._tag:
+            given, wanted = (" on ".join(map(shown, tag.values())) for tag in (answered, self._tag))
+            raise PayloadError("candidate", f"the answer is of {given}, the task was {wanted}")
+
+    def _schedule_of(self, candidate: Candidate) -> ServerSettings:
+        """The schedule of one candidate."""
+        return self._schedule
+
+    def _aggregator(self, candidate: Candidate) -> ClusteringAggregator:
+        facts: dict[str, Any] = self.facts or {}
+        held: dict[str, Any] | None = None
+        if candidate.method.traits.indicator is not None:
+            held = {key: facts[key] for key in ("source", "data") if key in facts}
+        method = describe_method(candidate.method)
+        aggregator = ClusteringAggregator(method, self.model, held, self.initial_ckpt, candidate.private)
+        aggregator.fl_ctx = self.fl_ctx  # as FLARE does for a component of the job's
+        return aggregator
+
+    def _memory_of(self) -> str | None:
+        return None
+
+    def _shared(self) -> dict[str, Any]:
+        stated = {key: value for key, value in (self.facts or {}).items() if key in ("data", "training")}
+        of_runs = {"model": self.model, "runs": self.runs, **stated}
+        return {**unmarked(of_runs), "seed": self._schedule.seed, "run_name": self.run_name}
+
+    def admit(self, server: Server) -> None:
+        super().admit(server)
+        self.everyone = list(server.participants.values())
+
+
+class SeveralExecutor(ClusteredExecutor):
+    """Carries out the tasks of several runs: the server names one, and this site knows what that is from the job.
+
+    Runs share the data, which is read and checked at the first task. What a participant remembers of one, and the
+    models that it is served, are in a folder of that run's.
+
+    It also takes the settings of `SiteSettings` and `ExecutorSettings`.
+
+    Args:
+        model: ``{"class_path", "args"}`` of the module that is trained.
+        source: ``{"class_path", "args"}`` of the site's data source.
+        data: how a simulation deals the source out; see `cfl_flare.data.DataConfig`.
+        training: see `cfl_flare.training.settings.TrainSettings`.
+        run_name: names the folder where participants' memories outlive the job.
+        runs: as the controller's.
+        seed: the runs' seed.
+        made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
+    """
+
+    shared: ClassVar[tuple[str, ...]] = ("runs", "model", "data", "training", "seed", "run_name")
+    recorded_as: ClassVar[str] = "several"
+
+    @shows(SiteSettings, ExecutorSettings, as_fields=True)
+    def __init__(
+        self,
+        model: dict[str, Any],
+        source: dict[str, Any],
+        data: dict[str, Any],
+        training: dict[str, Any],
+        run_name: str,
+        runs: list[dict[str, Any]] | None = None,
+        seed: int = 0,
+        made_by: dict[str, str] | None = None,
+        **settings: Any,
+    ):
+        super().__init__({"method": "fedavg"}, model, source, data, training, run_name, seed, made_by, **settings)
+        self.runs = runs
+        self._known: dict[str, Candidate] = {}
+        self._runs: dict[str, SiteRun] = {}
+
+    def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
+        super()._host(site, source, content, fl_ctx)
+        self._known = candidates_of(unmarked(self.runs or []), component_policy(fl_ctx))
+
+    def _stores(self, fl_ctx: FLContext) -> list[Store]:
+        return [Store(store_for(self.run_name, fl_ctx).folder / name) for name in self._known]
+
+    def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """One round of a run for all participants that were given a task; after its last one, what they measure.
+
+        Raises:
+            PayloadError: there is no such run.
+        """
+        content = wire.content_of(wire.from_shareable(shareable).meta)
+        data = self._prepared(content, fl_ctx)
+        self._record(self.recorded_as, content, shareable, fl_ctx)
+        tag = self._tag_of(content)
+        run = self._run_of(self._known[tag[CANDIDATE]], data, fl_ctx)
+        tasks, models, content = wire.decode_task(shareable, run.site.runtime.division.public)
+        last = content["round"] == shareable.get_header(AppConstants.NUM_ROUNDS)
+        results = self._results(run, content, tasks, models, last, fl_ctx)
+        if self._own.site_sums:
+            results = added_up(results, models, run.site.method)
+        reply = wire.encode_results(results, {"round": content["round"], **tag})
+        self._answered += any(result.update is not None for result in results)
+        self._clean_up(content["round"])
+        return reply
+
+    def _tag_of(self, content: Mapping[str, Any]) -> dict[str, str]:
+        """Of which run a task is.
+
+        Raises:
+            PayloadError: there is no such run.
+        """
+        return {CANDIDATE: known_run(content, self._known)}
+
+    def _results(
+        self,
+        run: SiteRun,
+        content: Mapping[str, Any],
+        tasks: Mapping[str, Task],
+        models: Mapping[str, Params],
+        last: bool,
+        fl_ctx: FLContext,
+    ) -> list[Result]:
+        """What participants make of their tasks."""
+        return run.carry_out(content["round"], tasks, models, content["memory_of"], last, fl_ctx)
+
+    def _run_of(self, candidate: Candidate, data: Site, fl_ctx: FLContext) -> SiteRun:
+        """A run at this site."""
+        if candidate.name not in self._runs:
+            site = self._empty_site(candidate.method, candidate.private, fl_ctx).with_data_of(data)
+            run = SiteRun(site, self.run_name, unmarked(self.model), self, candidate.name, self._at_site.keep_served)
+            self._runs[candidate.name] = run
+        return self._runs[candidate.name]
+
+
+def known_run(content: Mapping[str, Any], known: Collection[str]) -> str:
+    """The name of a task's run.
+
+    Raises:
+        PayloadError: it is none of the job's.
+    """
+    name = content.get(CANDIDATE)
+    if not isinstance(name, str) or name not in known:
+        raise PayloadError("candidate", f"this job has no candidate {shown(name)}; it has {', '.join(known)}")
+    return name
