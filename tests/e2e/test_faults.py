@@ -23,6 +23,7 @@ from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.per_site import DEAF, LOST
 from cfl_flare.models import Logistic
 from cfl_flare.results.run_dir import Run, load_run
+from tests import warm
 from tests.e2e.deployment import SERVER, TRUSTING, Deployment, hospitals, until
 
 pytestmark = pytest.mark.slow
@@ -38,6 +39,7 @@ class Faulty(Deployment):
 
     def env(self, name: str = "") -> dict[str, str]:
         env = super().env(name)
+        env.pop(warm.SOCKET, None)  # a process that dies is its daemon's own child, as at a hospital
         return {**env, "CFL_FAULTS": str(self.faults(name))}
 
     def faults(self, name: str) -> Path:
