@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,8 @@ from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_data, check_plans
 from cfl_flare.report import write
 from cfl_flare.results.key_metric import leading
-from cfl_flare.results.run_dir import ROUNDS, SERVED, Run, load_run, read_lines
+from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.run_dir import ROUNDS, SERVED, SUMMARY, Run, load_run, read_lines
 from cfl_flare.results.served import save_preparations
 
 
@@ -75,10 +76,8 @@ def simulate(
     judging = plan.server.judged(task, site.runtime.division.whole).early_stopping.named
     metric = leading(judging, [*task.ranges(plan.training.measures)]).name
     facts = class_facts(plan.reader, task, hosted)
-    jobs = {}
-    for name, method_plan in plans.items():
-        job = replace(method_plan, facts=facts)
-        jobs[name] = partial(in_process, job) if simulation.loop else through_flare(job, simulation, out)
+    plans = {name: replace(method_plan, facts=facts) for name, method_plan in plans.items()}
+    run_all = partial(in_process, plans, out) if simulation.loop else through_flare(plans, simulation, out)
     make_folder(out)
     on_start()
     runs = []
@@ -87,12 +86,12 @@ def simulate(
         say(console, *plan.data.described(plan.reader), *clipped_line(hosted))
         if unscaled := DataSummary.of(hosted[0]).unscaled:
             say(console, f"look at the data: {unscaled}", style="yellow")
-        for name, run_job in jobs.items():
-            folder = out / name
-            make_folder(folder)
-            save_preparations(folder, hosted)
-            with Display(console, name, plan.server.num_rounds, metric) as display:
-                run_job(folder, display)
+        for name in plans:
+            make_folder(out / name)
+            save_preparations(out / name, hosted)
+        with Display(console, list(plans), plan.server.num_rounds, metric) as display:
+            run_all(display)
+        for folder in (out / name for name in plans):
             if plan.data.unseen:
                 failures = onboard_unseen(folder, plan.reader)["failed"].values()
                 say(console, *(f"could not join: {reason}" for reason in failures), style="yellow")
@@ -122,41 +121,53 @@ def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
     )
 
 
-def in_process(plan: RunPlan, folder: Path, display: Display) -> None:
-    """Runs a plan without FLARE."""
-    run_loop(plan, folder, lambda measured: display.update([measured.record]))
+def in_process(plans: Mapping[str, RunPlan], out: Path, display: Display) -> None:
+    """Runs plans without FLARE."""
+    for name, plan in plans.items():
+        run_loop(plan, out / name, partial(_show, display, name))
 
 
-def through_flare(plan: RunPlan, simulation: Simulation, out: Path) -> Callable[[Path, Display], None]:
-    """A plan as a job for FLARE's simulator: a function of its results' folder and the display."""
+def _show(display: Display, name: str, measured: RoundMetrics) -> None:
+    display.update(name, [measured.record])
+
+
+def through_flare(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) -> Callable[[Display], None]:
+    """Plans as one job for FLARE's simulator, which starts and ends once: a function of the display."""
     from cfl_flare.flare import ClusteredRecipe, simulator
+    from cfl_flare.flare.job.several_recipe import SeveralRecipe
     from cfl_flare.flare.policy import STATE_ROOT
 
-    recipe, name = ClusteredRecipe.of(plan), plan.job.name
+    several = len(plans) > 1
+    recipe = SeveralRecipe.of_plans(plans) if several else ClusteredRecipe.of(next(iter(plans.values())))
+    job_name = recipe.plan.job.name
     env = simulator(simulation.sites, out / "flare")
     recipe.check_env(env)
+    results = Path(env.workspace_root) / job_name / "server" / "simulate_job"
+    folders = {name: results / "cfl" / (name if several else "") for name in plans}
 
-    def job(folder: Path, display: Display) -> None:
-        results = Path(env.workspace_root) / name / "server" / "simulate_job"
-        log = folder / "flare.log"
+    def run_job(display: Display) -> None:
+        log = out / ("" if several else next(iter(plans))) / "flare.log"
+        failure = ""
         try:
-            with interrupts() as interrupted, display.watching(results / "cfl" / ROUNDS), output_to(log):
+            with interrupts() as interrupted, display.watching(folders), output_to(log):
                 recipe.execute(env)
         except RuntimeError as error:
             if interrupted.is_set():
                 raise KeyboardInterrupt from error
-            raise RunFailedError(f"{name}: {reason_in(log) or error}; FLARE's log is {log}") from error
-        if not (results / "cfl" / "summary.json").is_file():
-            raise RunFailedError(f"{name}: no results; {reason_in(log)}; FLARE's log is {log}")
-        for part in (results / "cfl").iterdir():  # moved: the same run should not be found twice
-            shutil.move(part, folder / part.name)
-        shutil.move(results / "metrics", folder / "metrics")
-        state = Path(os.environ.get(STATE_ROOT) or Path(env.workspace_root) / "cfl_state")
-        make_folder(folder / SERVED, private=True)
-        for served in (state / name).glob(f"*/{SERVED}/*.safetensors"):  # the simulated sites' participants' models
-            shutil.move(served, folder / SERVED / served.name)
+            failure = reason_in(log) or str(error)
+        state = Path(os.environ.get(STATE_ROOT) or Path(env.workspace_root) / "cfl_state") / job_name
+        for name, folder in folders.items():
+            if failure or not (folder / SUMMARY).is_file():
+                raise RunFailedError(f"{name}: {failure or f'no results; {reason_in(log)}'}; FLARE's log is {log}")
+            for part in folder.iterdir():  # moved: the same run should not be found twice
+                shutil.move(part, out / name / part.name)
+            make_folder(out / name / SERVED, private=True)
+            for served in state.glob(f"*/{f'{name}/' if several else ''}{SERVED}/*.safetensors"):
+                shutil.move(served, out / name / SERVED / served.name)
+        if not several:
+            shutil.move(results / "metrics", out / next(iter(plans)) / "metrics")
 
-    return job
+    return run_job
 
 
 def reason_in(log: Path) -> str:
@@ -205,13 +216,20 @@ def output_to(path: Path) -> Iterator[None]:
 
 
 class Display:
-    """A bar with rounds, and the last value of the metric by which the run is judged."""
+    """A bar with rounds for each run, and the last value of the metric by which runs are judged."""
 
-    def __init__(self, console: Console, name: str, rounds: int, metric: str):
+    def __init__(self, console: Console, names: Sequence[str], rounds: int, metric: str):
         columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
-        self._task = self._progress.add_task(name, total=rounds, note="starting")
-        self._metric, self._name = metric, name
+        self._bars = {name: self._progress.add_task(name, False, rounds, note="waiting") for name in names}
+        self._metric = metric
+        self._start(names[0])
+
+    def _start(self, name: str) -> None:
+        bar = self._bars[name]
+        if not self._progress.tasks[bar].started:
+            self._progress.start_task(bar)
+            self._progress.update(bar, note="starting")
 
     def __enter__(self) -> Display:
         self._progress.start()
@@ -220,30 +238,35 @@ class Display:
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
-    def update(self, records: list[dict[str, Any]]) -> None:
-        """Shows rounds that have been measured."""
+    def update(self, name: str, records: list[dict[str, Any]]) -> None:
+        """Shows rounds of a run that have been measured."""
+        bar, metric = self._bars[name], self._metric
         for record in records:
-            note, name = "", self._metric
-            if f"served_{name}" in record:
-                note = f"{name} {record[f'served_{name}']:.3f}, worst {record[f'served_worst_{name}']:.3f}"
+            self._start(name)
+            note = ""
+            if f"served_{metric}" in record:
+                note = f"{metric} {record[f'served_{metric}']:.3f}, worst {record[f'served_worst_{metric}']:.3f}"
             if record.get("ari") is not None:
                 note += f", ARI {record['ari']:.2f}"
             if NUMBER in record:
-                self._progress.console.print(f"{self._name}: {in_words(record[NUMBER])}", markup=False)
-            self._progress.update(self._task, completed=record["round"] + 1, note=note)
+                self._progress.console.print(f"{name}: {in_words(record[NUMBER])}", markup=False)
+            self._progress.update(bar, completed=record["round"] + 1, note=note)
+        if self._progress.tasks[bar].finished:
+            self._progress.stop_task(bar)
 
     @contextlib.contextmanager
-    def watching(self, path: Path) -> Iterator[None]:
-        """Shows the rounds that another process appends to a file."""
+    def watching(self, folders: Mapping[str, Path]) -> Iterator[None]:
+        """Shows the rounds that another process appends to files in the runs' folders."""
         done = threading.Event()
 
         def watch() -> None:
-            shown, last = 0, False
+            shown, last = dict.fromkeys(folders, 0), False
             while not last:
                 last = done.wait(0.3)
-                records = read_lines(path)
-                self.update(records[shown:])
-                shown = len(records)
+                for name, folder in folders.items():
+                    records = read_lines(folder / ROUNDS)
+                    self.update(name, records[shown[name] :])
+                    shown[name] = len(records)
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()

@@ -133,8 +133,8 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
 
     @contextmanager
     def watch(name: str, rounds: int) -> Iterator[Callable[[RoundMetrics], None]]:
-        with Display(console, name, rounds, trainer.metric.name) as display:
-            yield lambda measured: display.update([measured.record])
+        with Display(console, [name], rounds, trainer.metric.name) as display:
+            yield lambda measured: display.update(name, [measured.record])
 
     trainer = InProcess(plan, out, watch, partial(say, console))
     candidates = first_candidates(trainer.module, methods, trainer.training.built_task())

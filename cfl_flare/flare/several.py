@@ -103,9 +103,10 @@ class SeveralController(ClusteredController):
         candidates = candidates_of(unmarked(self.runs or []), component_policy(self.fl_ctx))
         self.everyone = self._gathered()
         for candidate in candidates.values():
-            start = Start(self.everyone, Checkpoints(), folder=self.results / candidate.name, announces=False)
-            self._drive(candidate, {CANDIDATE: candidate.name}, start)
-        self._finish()
+            folder = self.results / candidate.name
+            self._drive(candidate, {CANDIDATE: candidate.name}, Start(self.everyone, Checkpoints(), None, folder))
+            self._write_page(folder)
+        self._attempt.done()
 
     def _open(self, candidate: Candidate, tag: dict[str, str], start: Start) -> Server:
         """Makes a candidate the one whose rounds come next."""
