@@ -218,7 +218,7 @@ def run_cell(
                 ),
                 folder=folder,
                 on_round=lambda measured: attempts.count(),
-                checkpoints=Checkpoints(Store(folder / "checkpoints")),
+                checkpoints=Checkpoints(Store(folder / "checkpoints"), every=10),
             )
             if plan.training.score_bins:
                 save_scores(folder, server)

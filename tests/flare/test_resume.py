@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,19 @@ import pytest
 from nvflare.apis.fl_context import FLContext
 
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.engine.server import Equipment, ServerSettings
+from cfl_flare.engine.server import Equipment, Server, ServerSettings
 from cfl_flare.flare.aggregator import ClusteringAggregator
-from cfl_flare.methods import CFL, Method, Participant, ServerState, WeCFL, describe_method
+from cfl_flare.flare.persistor import ClusterModelPersistor
+from cfl_flare.methods import CFL, FedAvg, Method, Participant, ServerState, WeCFL, describe_method
+from cfl_flare.results.checkpoints import Progress
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import Store, state_metadata, state_of
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
+from tests.flare.kits import kit
+from tests.flare.study_bench import fl_context
 from tests.play import MODEL, make_model, people, play
+from tests.tiny import LAYOUT, initial
 
 SPLITS_ALWAYS = CFL(eps1=1e9, eps2=0)
 
@@ -58,3 +64,25 @@ def test_a_run_of_another_method_is_refused(tmp_path: Path) -> None:
         begin(SPLITS_ALWAYS, state, tmp_path)
     with pytest.raises(ConfigError, match="its 'cluster-0' does not fit"):
         begin(SPLITS_ALWAYS, replace(state, bank={"global": state.bank["global"]}), tmp_path)
+
+
+def test_a_resumed_job_keeps_its_best_round_its_patience_and_what_was_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
+    fl_ctx = fl_context(kit(tmp_path / "server", False), "server")
+    first, results = ClusterModelPersistor("ward"), tmp_path / "first"
+    assert first.open(LAYOUT, results, fl_ctx) is None
+    progress = Progress(rejected=Counter(metric=3), best={"round": 2, "value": 0.9}, watched={"round": 1, "value": 0.8})
+    state = FedAvg().start(initial)
+    equipment = Equipment(Recorder(results, {}, {}), progress)
+    server = Server(FedAvg(), LAYOUT, [Participant("a", "s", 1)], ServerSettings(5), state, equipment)
+    (results / "best" / "clusters").mkdir(parents=True)
+    (results / "best" / "clusters" / "global.safetensors").write_text("the best")
+    server.state = replace(state, round=3)
+    first.checkpoints.save(server)
+    first.checkpoints.store.unlock()
+    resumed = ClusterModelPersistor("ward", resume_from="ward")
+    checkpoint = resumed.open(LAYOUT, tmp_path / "second", fl_ctx)
+    assert checkpoint.state.round == 3 and vars(checkpoint.progress) == vars(progress)
+    Recorder(tmp_path / "second", {}, {})  # which clears a folder that it begins
+    resumed.restore_best()
+    assert (tmp_path / "second" / "best" / "clusters" / "global.safetensors").read_text() == "the best"
