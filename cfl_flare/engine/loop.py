@@ -98,14 +98,14 @@ def run_loop(
 
 
 class Watcher(Observer):
-    """Calls a function with what was measured of each round, when the coming one is over."""
+    """Calls a function with what was measured of each round, before the checkpoint of the coming one."""
 
     def __init__(self, on_round: Callable[[RoundMetrics], None]):
         self._on_round = on_round
 
-    def done(self, server: Running, measured: RoundMetrics | None) -> None:
-        if measured is not None:
-            self._on_round(measured)
+    def collect(self, server: Running, measured: RoundMetrics) -> RoundMetrics:
+        self._on_round(measured)
+        return measured
 
 
 def _host(plan: RunPlan) -> tuple[Site, dict[str, str]]:

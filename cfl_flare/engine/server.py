@@ -136,11 +136,6 @@ class Server:
         """The current round's accepted results by participant, without their updates."""
         return self.round.results
 
-    @property
-    def saved_state(self) -> ServerState:
-        """The state as it is stored."""
-        return without_moments(self.state)
-
     def admit(self, participants: Sequence[Participant]) -> None:
         """Replaces the participants, between two rounds, by these, some of whom are new.
 
@@ -364,3 +359,6 @@ class Server:
         facts |= {"seed": self.settings.seed, "stopped": self.progress.stopped}
         for observer in self.observers:
             observer.close(self, facts)
+        if self.recorder is not None:
+            of_run = (without_moments(self.state), self.models(), self.participants, self.method)
+            self.recorder.close(*of_run, facts)

@@ -157,7 +157,7 @@ def _array(name: str, key: str, dxo: Any) -> np.ndarray:
     """An observer's array, which itself says what that must hold."""
     fits = isinstance(dxo, DXO) and dxo.data_kind == DataKind.STATISTICS and isinstance(dxo.data, dict)
     if not fits or dxo.data.keys() != {COUNTS} or not isinstance(dxo.data[COUNTS], np.ndarray):
-        raise PayloadError(key, f"{name}: its {key} should be one array of counts")
+        raise PayloadError(key, f"{name}: its histograms of {key} should be one array of counts")
     array: np.ndarray = dxo.data[COUNTS]
     return array
 

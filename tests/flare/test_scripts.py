@@ -634,7 +634,7 @@ def test_the_probe_offers_to_choose_by_what_a_script_reports():
 def test_one_site_that_answers_the_probe_ends_no_job():
     play = Play(IFCA(k=2))
     whole = play.exchange
-    play.scripts._exchange = lambda task, data, note: whole(task, {"c": data["c"]}, note)
+    play.scripts._send = lambda task, data, note: whole(task, {"c": data["c"]}, note)
     play.script = lambda site, task, model: FLModel(ParamsType.FULL, {"head.weight": np.zeros((2, 1))})
     assert play.scripts.probe()
 

@@ -275,7 +275,13 @@ def test_a_broken_policy_allows_nothing(tmp_path, monkeypatch, caplog):
 def train(**changes) -> Shareable:
     """The server's task of a round."""
     task = {"slots": ["global"], "train": True, "evaluate": False, "scalars": {}, "choices": [], "joined": {}}
-    content = {"tasks": {"site-1": {**task, "cross": []}}, "round": 0, "memory_of": None, "index": 0, "sites": 1}
+    content = {
+        "tasks": {"site-1": {**task, "questions": {}, "models": []}},
+        "round": 0,
+        "memory_of": None,
+        "index": 0,
+        "sites": 1,
+    }
     content |= {"together": ["site-1", "site-2", "site-3"], "sampled": False, "averaged": []}
     arrays = {"head.weight": np.zeros((2, 16), np.float32), "head.bias": np.zeros(2, np.float32)}
     return wire.to_shareable({"global": DXO(DataKind.WEIGHTS, data=arrays)}, {**content, **changes})

@@ -190,7 +190,7 @@ class Hospitals:
         controller.control_flow(Signal(), fl_ctx)
         if aggregator.server is not None:
             job.models = {slot: model.vector.copy() for slot, model in aggregator.server.state.bank.items()}
-        controller.persistor.store.unlock()
+        controller.persistor.checkpoints.store.unlock()
         return job
 
     def record(self, site: str) -> list[dict[str, Any]]:

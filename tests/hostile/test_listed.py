@@ -221,7 +221,7 @@ def test_reading_walks_through_the_models_once_however_many_there_are():
     content = {"schema": wire.SCHEMA, "round": 0, "results": results}
     model = FLModel(params={}, params_type="FULL", meta={wire.META: content})
     model.params = Counted({f"p{i}/global": None for i in range(8_000)})
-    found = list(decode_results(model, {}, 0, set(results), RANGES))
+    found = list(decode_results(model, {}, 0, set(results)))
     assert len(found) == 8_000 and Counted.walks == 1
 
 

@@ -44,6 +44,6 @@ def observers_of(
         Scores(scored, share),
         Bootstrap(bootstrap, drawn, share, ranges),
         CrossSite(settings.cross_site_evaluation, ranges),
-        Stopping(stopping),
         Recording(),
+        Stopping(stopping),
     ]

@@ -72,7 +72,7 @@ class CrossSite(Observer):
         if strange:
             raise PayloadError("metric", f"{asked.name} was not asked to measure the model {shown(strange[0])}")
         for found in answer.values():
-            check_metrics(found, asked, ("",), self._ranges)
+            check_metrics(found, asked, ("",), self._ranges, ("",))
         return answer
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:

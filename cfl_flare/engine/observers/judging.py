@@ -77,14 +77,9 @@ class Analysis(Observer):
 
 
 class Recording(Observer):
-    """Writes a run's rounds, and in the end its models and its summary, where the server has a recorder."""
+    """Writes a run's rounds, where the server has a recorder."""
 
     def collect(self, server: Running, measured: RoundMetrics) -> RoundMetrics:
         if server.recorder is not None:
             server.recorder.round(measured, server.state, server.participants)
         return measured
-
-    def close(self, server: Running, facts: dict[str, Any]) -> None:
-        if server.recorder is not None:
-            of_run = (server.saved_state, server.models(), server.participants, server.method)
-            server.recorder.close(*of_run, facts)

@@ -17,6 +17,7 @@ from cfl_flare.results.metrics import RoundMetrics, measure_round
 
 # Of each measure, the range of its values; None where a script measures what it likes.
 Ranges = Mapping[str, tuple[float, float]] | None
+PREFIXES = ("served_", "trained_")
 
 
 class Metrics(Observer):
@@ -56,33 +57,41 @@ class Metrics(Observer):
         return measure_round(*of_round, clusters, self._share, ranked.values())
 
 
-def check_metrics(answer: Any, asked: Asked, prefixes: Sequence[str], ranges: Ranges) -> None:
+def check_metrics(
+    answer: Any, asked: Asked, prefixes: Sequence[str], ranges: Ranges, every_prefix: Sequence[str] = PREFIXES
+) -> None:
     """Checks metrics: finite numbers in their ranges, under names that were asked for.
 
     Args:
         answer: what a participant sent.
         asked: what it was asked.
-        prefixes: of the names.
+        prefixes: of the names that were asked for.
         ranges: of the measures, without a prefix; None for any that have a metric's name.
+        every_prefix: of all names that there are.
 
     Raises:
         PayloadError: they are anything else.
     """
     name = asked.name
-    if not isinstance(answer, Mapping) or len(answer) > MAX_METRICS:
-        raise PayloadError("metric", f"{name}: {shown(answer)} should be its metrics by name, {MAX_METRICS} at most")
+    if not isinstance(answer, Mapping):
+        raise PayloadError("metric", f"{name}: {shown(answer)} should be its metrics by name")
     if answer and not asked.participant.tested:
         raise PayloadError("metric", f"{name} measured something, and said before that it has no test samples")
     known = ranges or {}
-    allowed = {prefix + measure: ends for prefix in prefixes for measure, ends in known.items()}
+    allowed = {prefix + measure: ends for prefix in every_prefix for measure, ends in known.items()}
     for key, value in answer.items():
+        if ranges is not None:
+            _check_range(name, key, value, allowed)
         prefix = next((prefix for prefix in prefixes if isinstance(key, str) and key.startswith(prefix)), None)
         if prefix is None or not is_metric_name(key.removeprefix(prefix)):
             raise PayloadError("metric", f"{name} was not asked to measure {shown(key)}")
-        if ranges is not None and key not in allowed:
-            raise PayloadError("metric", f"{name}: {shown(key)} should be one of {', '.join(allowed)}")
-        if not is_number(value):
+        if not is_number(value) or len(answer) > MAX_METRICS:
             raise PayloadError("metric", f"{name}: {shown(key)} = {shown(value)} is not a finite number in range")
-        low, high = allowed.get(key, (value, value))
-        if not is_number(value, low, high):
-            raise PayloadError("metric", f"{name}: {key} = {shown(value)} should be a number in [{low:g}, {high:g}]")
+
+
+def _check_range(name: str, key: Any, value: Any, allowed: Mapping[str, tuple[float, float]]) -> None:
+    if not isinstance(key, str) or key not in allowed:
+        raise PayloadError("metric", f"{name}: {shown(key)} should be one of {', '.join(allowed)}")
+    low, high = allowed[key]
+    if not is_number(value, low, high):
+        raise PayloadError("metric", f"{name}: {key} = {shown(value)} should be a number in [{low:g}, {high:g}]")
