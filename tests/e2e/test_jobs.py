@@ -19,6 +19,7 @@ from torch import nn
 from cfl_flare import (
     ClusteredRecipe,
     DataConfig,
+    RunPlan,
     ServerSettings,
     Table,
     TrainSettings,
@@ -249,10 +250,11 @@ def test_a_task_has_the_same_numbers_through_flare(kind, tmp_path):
     )  # fmt: skip
     recipe.execute(SimEnv(num_clients=2, workspace_root=str(tmp_path / "flare")))
     (through,) = find_runs(tmp_path / "flare" / "job" / "server")
-    run_loop(
-        method=build_method({"method": "ifca", "k": 2}), model=model, source=source, training=training,
-        data=DataConfig(4, partition), settings=ServerSettings(2), folder=tmp_path / "loop",
+    plan = RunPlan(
+        method=build_method({"method": "ifca", "k": 2}), model=model, reader=source, training=training,
+        data=DataConfig(4, partition), server=ServerSettings(2),
     )  # fmt: skip
+    run_loop(plan, tmp_path / "loop")
     alone = load_run(tmp_path / "loop")
     measures = {"c_index", "loss"} if kind == "survival" else {"accuracy", "auroc", "loss", "ece"}
     own = [{k: v for k, v in one.items() if k.startswith("served_")} for one in through.summary["participants"]]
