@@ -132,8 +132,9 @@ class ClusteredController(PerSiteController):
             resumed_at is None or resumed_at < total,
             f"run: resume_from names a run with {resumed_at} rounds; num_rounds = {total} adds none",
         )
-        if checkpoint is not None:  # it goes on, whatever ended it before
+        if checkpoint is not None:  # it goes on, whatever ended it before; its results begin with the next round
             checkpoint.progress.stopped, checkpoint.progress.failed_rounds = None, 0
+            checkpoint.progress.record = None
         facts = {"name": persistor.run_name, "resumed_at": resumed_at}
         start = Start(self._gathered(), persistor.checkpoints, checkpoint, self.results, facts=facts)
         server = self.start(self.aggregator, self._schedule, start)

@@ -210,8 +210,7 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     assert ended == "FINISHED:COMPLETED"
     later = load_run(results / "cfl")
     assert later.summary["resumed_at"] == 10
-    assert [r["round"] for r in later.rounds] == [9, 10, 11]  # the last round before is measured first
-    assert [r["trained"] for r in later.rounds[1:]] == [list(trial.sites)] * 2
+    assert [r["trained"] for r in later.rounds] == [list(trial.sites)] * 2
 
 
 SCRIPT = """
