@@ -146,7 +146,7 @@ def split_layers(travels: Layout, names: Sequence[str], where: str) -> tuple[Lay
     """The shared layers and the cluster layers of what travels of a model.
 
     Args:
-        whole: what travels.
+        travels: what travels.
         names: the cluster layers, as names or beginnings of names.
         where: the beginning of the error messages.
 
