@@ -19,11 +19,14 @@ from nvflare.apis.utils.task_utils import get_filters
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import EncryptionError
 from cfl_flare.engine.checks import is_metric_name, is_number
+from cfl_flare.engine.observers import ANSWERING
 from cfl_flare.flare import wire
 from cfl_flare.results.key_metric import is_share
 
 ENCRYPTION = "nvflare.app_opt.he"
 EVERY, BOOTSTRAP = "*", "bootstrap"
+# The answers to observers that are metrics, and the histograms from which metrics follow.
+MEASURED, SCORES = frozenset({"metrics", "cross", BOOTSTRAP}), "scores"
 
 
 def check_filters(fl_ctx: FLContext) -> None:
@@ -53,7 +56,7 @@ class EgressFilter(Filter):
     server cannot average without that choice.
 
     Measures follow from the histograms of scores that a job may ask for. So these are sent only if no metric is
-    withheld or rounded.
+    withheld or rounded. Any other kind of answer passes only a filter that changes nothing.
 
     Args:
         withhold: metrics that are not sent: ``accuracy``, ``macro_f1``, ``loss``, or a training script's own names;
@@ -75,6 +78,13 @@ class EgressFilter(Filter):
             round_to is None or 0 < round_to <= 1, f"EgressFilter: round_to = {round_to} should be in (0, 1] or None"
         )
         require(samples_step >= 1, f"EgressFilter: samples_step = {samples_step} should be a whole number >= 1")
+
+    @property
+    def _withheld_answers(self) -> set[str]:
+        """The observers whose answers are not sent at all."""
+        if self.withhold or self.round_to is not None:
+            return ANSWERING.keys() - MEASURED
+        return ANSWERING.keys() - MEASURED - {SCORES} if self.samples_step > 1 else set()
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Changes a result of cfl_flare's executor or of a training script; anything else is returned unchanged."""
@@ -100,8 +110,11 @@ class EgressFilter(Filter):
                 self._resample(result)
             if "samples" in result:
                 result["samples"] = self._coarse(result["samples"])
-        if self.withhold or self.round_to is not None:
-            dxo.data = {key: part for key, part in dxo.data.items() if not key.endswith(f"/{wire.SCORES}")}
+            for key in self._withheld_answers:
+                result.pop(key, None)
+        dxo.data = {
+            key: part for key, part in dxo.data.items() if key.rpartition("/#")[2] not in self._withheld_answers
+        }
         for model in dxo.data.values():
             self._coarsen(model)
         return dxo.update_shareable(shareable)

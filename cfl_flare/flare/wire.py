@@ -25,7 +25,7 @@ from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods.slots import with_parts
 
 SCHEMA = 3
-ARRAYS, SCORES = "#arrays", "#scores"
+ARRAYS = "#arrays"
 COUNTS = "counts"
 META = "cfl"
 CHECK_TASK = "check"

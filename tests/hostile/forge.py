@@ -179,7 +179,7 @@ def histograms(draw: st.DrawFn) -> Forgery:
     junk, text, place = draw(JUNK), draw(NAME), draw(st.integers(0, 4 * BINS + 3))
 
     def change(dxo: DXO, content: dict[str, Any]) -> None:
-        key = f"{own}/{wire.SCORES}"
+        key = f"{own}/#scores"
         counts = np.ones((2, 2, BINS + 1), np.int64)
         counts[..., BINS] = BINS // 2
         part = dxo.data[key] = DXO(DataKind.STATISTICS, data={wire.COUNTS: counts})
@@ -199,7 +199,7 @@ def histograms(draw: st.DrawFn) -> Forgery:
             case "missing":
                 del dxo.data[key]
             case "owner":
-                dxo.data[f"{text}/{wire.SCORES}"] = dxo.data.pop(key)
+                dxo.data[f"{text}/#scores"] = dxo.data.pop(key)
 
     return _edit(change)
 
