@@ -172,9 +172,9 @@ class Site:
                     "(min_samples), set batch_size to 2 or more, or take a model without BatchNorm"
                 ) from error
 
-    def sends_scores(self, participant: str) -> bool:
-        """Whether histograms of a participant's scores are asked for, and it has enough test samples to send them."""
-        return self.score_shape is not None and len(self.hosted[participant].test) >= self._fewest_scored
+    def sends_counts(self, participant: str) -> bool:
+        """Whether a participant has enough test samples to send counts of them, by score or by class."""
+        return len(self.hosted[participant].test) >= self._fewest_scored
 
     def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
         """A participant in a round, with what it remembers."""
@@ -230,7 +230,7 @@ class Site:
 
     def _answers(self, task: Task, learner: Learner, served: Served, models: Mapping[str, Params]) -> dict[str, Any]:
         """The answers of a participant whose served model is measured, to each observer that has a question."""
-        probe = Probe(learner, served, models, self.runtime.settings, self.sends_scores(learner.participant))
+        probe = Probe(learner, served, models, self.runtime.settings, self.sends_counts(learner.participant))
         questions = {"metrics": {}, "scores": {}, **task.questions}
         answers = {
             key: ANSWERING[key].answer(question, probe) for key, question in questions.items() if key in ANSWERING

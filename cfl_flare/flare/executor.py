@@ -117,7 +117,7 @@ class ClusteredExecutor(Executor):
         content = wire.content_of(wire.from_shareable(shareable).meta)
         self._agree(content, fl_ctx)
         site = self._prepared(content, fl_ctx)
-        kept_back = [name for name in site.hosted if site.score_shape is not None and not site.sends_scores(name)]
+        kept_back = [name for name in site.hosted if site.score_shape is not None and not site.sends_counts(name)]
         if kept_back:
             least = f"fewer than {FEWEST_SCORED} test samples"
             self.log_info(fl_ctx, f"{', '.join(kept_back)}: no histograms of scores are sent, of {least}")

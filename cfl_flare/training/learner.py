@@ -249,6 +249,14 @@ class Learner:
         task, bins = self._runtime.task, self._runtime.settings.score_bins
         return score_counts(outputs, self._test.y, task.link, bins, getattr(task, "threshold", 0.5))
 
+    def class_counts(self, outputs: Tensor) -> list[int] | None:
+        """How many test samples are of each class, or have each finding; None where outputs score no classes."""
+        if not self._runtime.task.scored:
+            return None
+        y = self._test.y
+        counts = y.sum(0) if y.dim() == 2 else torch.bincount(y, minlength=max(2, outputs.shape[1]))
+        return [int(count) for count in counts]
+
     def evaluate(self, model: Params | Served) -> dict[str, float]:
         """The task's measures of a model, or of an ensemble, on the participant's test split."""
         return self.measured(self.tested(model)) if self.tests else {}

@@ -90,14 +90,14 @@ class Probe:
         served: the model with which it predicts.
         models: all models that came with the round, by slot.
         settings: how participants train and what they measure.
-        sends_scores: its test split is large enough for histograms of scores.
+        sends_counts: its test split is large enough for counts of its samples, by score or by class.
     """
 
     learner: Learner
     served: Served
     models: Mapping[str, Params]
     settings: TrainSettings
-    sends_scores: bool = False
+    sends_counts: bool = False
 
     @cached_property
     def outputs(self) -> Tensor:

@@ -31,7 +31,8 @@ class Scores(Observer):
 
     @staticmethod
     def answer(question: Any, probe: Probe) -> np.ndarray | None:
-        return probe.learner.score_counts(probe.outputs) if probe.sends_scores else None
+        sends = probe.sends_counts and probe.settings.score_bins
+        return probe.learner.score_counts(probe.outputs) if sends else None
 
     def check(self, answer: Any, asked: Asked) -> np.ndarray:
         """Counts of one test split, and those of decisions in the same rows: ``(classes, 2, bins + 1)``."""
