@@ -156,6 +156,14 @@ def test_histograms_of_scores_are_withheld_by_their_name_and_with_any_metric(set
     assert wire.content_of(from_shareable(withheld).meta)["results"]["a"]["metrics"] == METRICS
 
 
+@pytest.mark.parametrize("settings", [{"withhold": ["loss"]}, {"round_to": 0.05}, {"samples_step": 50}, {}])
+def test_an_answer_that_is_no_metric_passes_only_a_filter_that_changes_nothing(settings):
+    answers = [Result("a", answers={"metrics": METRICS, "test_classes": [12, None, 0]})]
+    sent = EgressFilter(**settings).process(wire.encode_results(answers, {"round": 4}), FLContext())
+    result = wire.content_of(from_shareable(sent).meta)["results"]["a"]
+    assert result.get("test_classes") == (None if settings else [12, None, 0])
+
+
 @pytest.mark.parametrize(("real", "bins", "sends"), [(True, 10, False), (False, 10, True), (True, 0, False)])
 def test_a_small_test_split_at_a_real_site_keeps_its_histograms(tmp_path, monkeypatch, caplog, real, bins, sends):
     """It has 20 samples, of which each is nearly readable in them."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cfl_flare.engine.observers.bootstrap import Bootstrap
+from cfl_flare.engine.observers.class_counts import ClassCounts
 from cfl_flare.engine.observers.cross_site import CrossSite
 from cfl_flare.engine.observers.judging import Analysis, Recording, Stopping
 from cfl_flare.engine.observers.metrics import Metrics, Ranges
@@ -18,7 +19,7 @@ from cfl_flare.results.curves import Scored
 __all__ = ["ANSWERING", "Asked", "CrossSite", "Observer", "Probe", "Running", "observers_of"]
 
 # Those that ask participants, by key.
-ANSWERING: dict[str, type[Observer]] = {cls.key: cls for cls in (Metrics, Scores, Bootstrap, CrossSite)}
+ANSWERING: dict[str, type[Observer]] = {cls.key: cls for cls in (Metrics, Scores, Bootstrap, ClassCounts, CrossSite)}
 
 
 def observers_of(
@@ -43,6 +44,7 @@ def observers_of(
         Metrics(stopping.named, share, ranges),
         Scores(scored, share),
         Bootstrap(bootstrap, drawn, share, ranges),
+        ClassCounts(bootstrap > 0),
         CrossSite(settings.cross_site_evaluation, ranges),
         Recording(),
         Stopping(stopping),
