@@ -32,7 +32,8 @@ from cfl_flare.data.samples import channels_first, check_values, normalised
 from cfl_flare.results.model_file import read_model, task_of
 from cfl_flare.results.run_dir import MODELS, SERVED, the_run
 from cfl_flare.results.served import listed, preparation_of, served_file
-from cfl_flare.training.ensemble import Ensemble, predicted
+from cfl_flare.training.ensemble import Ensemble
+from cfl_flare.training.losses import predicted
 from cfl_flare.training.tasks import Binary, LearningTask
 
 ARRAYS = ("images", "test_images")

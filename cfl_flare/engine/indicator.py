@@ -17,7 +17,7 @@ from cfl_flare.data.deal import read_indicator
 from cfl_flare.data.samples import Samples
 from cfl_flare.methods import Method
 from cfl_flare.methods.state import Predict
-from cfl_flare.training.batched_predict import Predictor
+from cfl_flare.training.ensemble import Predictor
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.runtime import Split
 from cfl_flare.training.tasks import LearningTask

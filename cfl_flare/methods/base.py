@@ -33,7 +33,7 @@ from cfl_flare.methods.slots import (
 from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Traits, Update, heads
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.penalties import Term
+from cfl_flare.training.losses import Term
 
 # The contract, in the order of a run. A new method overrides a few of these; all else on `Method` is a helper for them.
 STEPS = (

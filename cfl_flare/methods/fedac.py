@@ -23,7 +23,7 @@ from cfl_flare.methods.slots import GLOBAL, cluster_slot, require_part
 from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update
 from cfl_flare.methods.tuning import Clusters, as_json, tune
 from cfl_flare.training.ensemble import Served
-from cfl_flare.training.penalties import Pull, Term
+from cfl_flare.training.losses import Pull, Term
 
 PHI, MAP = "phi", "map"
 

@@ -15,7 +15,7 @@ from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.state import PLAIN, Assignment, Download, ServerState, Traits, Update
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.penalties import Term
+from cfl_flare.training.losses import Term
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from cfl_flare.core.params import ROLES, Layout
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.methods.slots import CLUSTER_WEIGHTS, GLOBAL, cluster_slot, part_slot, require_part
 from cfl_flare.methods.state import Download
-from cfl_flare.training.penalties import ParameterContrast, Pull, RepresentationContrast, Term
+from cfl_flare.training.losses import ParameterContrast, Pull, RepresentationContrast, Term
 
 
 @dataclass(frozen=True, kw_only=True)

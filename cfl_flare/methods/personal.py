@@ -19,7 +19,7 @@ from cfl_flare.methods.state import Download, ServerState, Traits, Update
 from cfl_flare.methods.wecfl import FeSEM
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.penalties import Pull, Term
+from cfl_flare.training.losses import Pull, Term
 
 HEAD = "head"
 PERSONAL = "personal"

@@ -17,7 +17,7 @@ from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.methods.state import Download, Mapped, Plan, ServerState, Traits, Update, heads
-from cfl_flare.training.penalties import Term
+from cfl_flare.training.losses import Term
 
 
 def as_the_leader(step: str) -> Any:

@@ -79,7 +79,7 @@ class Scored:
 
     Attributes:
         shape: of a participant's, ``(classes, 2, bins)``; the counts of decisions are one number a row more.
-        link: what makes predictions of outputs; see `cfl_flare.training.ensemble.LINKS`.
+        link: what makes predictions of outputs; see `cfl_flare.training.losses.LINKS`.
         sites: fewest of a curve, and with each class and without.
         samples: fewest of a point of a curve, and with each class and without.
     """

@@ -15,8 +15,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from cfl_flare.training.ensemble import predicted
-from cfl_flare.training.losses import concordances
+from cfl_flare.training.losses import concordances, predicted
 from cfl_flare.training.measures import CountedMeasure, by_class, f1, means
 from cfl_flare.training.tasks import Binary, Classification, LearningTask, Multilabel, Regression, Survival
 

@@ -1,10 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions from outputs; those of several models together: their outputs added, or their predictions averaged."""
+"""Predictions of several models: each one's for the same samples, and those of an ensemble together.
+
+Networks that are plain chains of common layers are stacked: the models become one network whose convolutions have K
+groups, with each BatchNorm folded into the convolution before it. On a CPU this is 1.5 to 2 times as fast as one model
+after the other. Models of any other module are loaded and called one by one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,10 +19,16 @@ from torch import Tensor, nn
 
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Params
+from cfl_flare.models import Network
+from cfl_flare.training.losses import LINKS
+from cfl_flare.training.resident import ResidentModel
 
 VOTES = ("logits", "probabilities")
-# These make predictions of outputs: class probabilities, a probability of each output, numbers, rates.
-LINKS = ("softmax", "sigmoid", "identity", "exp")
+PLAIN = (nn.MaxPool2d, nn.ReLU, nn.Dropout, nn.Flatten)
+# Samples per batch: small enough that the layers' outputs of all models fit into a CPU's cache together.
+BATCH, SMALLEST_BATCH = 64, 8
+
+Step = Callable[[Tensor], Tensor]
 
 
 def combined(outputs: Tensor, vote: str, link: str = "softmax") -> Tensor:
@@ -46,13 +57,6 @@ def combined(outputs: Tensor, vote: str, link: str = "softmax") -> Tensor:
 def _log_mean(logarithms: Tensor) -> Tensor:
     """The logarithm of the mean over the first dimension."""
     return logarithms.logsumexp(dim=0) - torch.tensor(float(len(logarithms))).log()
-
-
-def predicted(outputs: Tensor, link: str) -> Tensor:
-    """Predictions from outputs ``(n, classes, ...)``: probabilities that add up to 1, or of each output, or numbers."""
-    if link == "softmax":
-        return outputs.softmax(dim=1)
-    return {"sigmoid": torch.sigmoid, "exp": torch.exp, "identity": lambda same: same}[link](outputs)
 
 
 class Ensemble(nn.Module):
@@ -108,3 +112,131 @@ class Served:
     def of_parts(self) -> tuple[str, ...]:
         """``parts``, or its default."""
         return self.parts or ("",) * len(self.models)
+
+
+def chain(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
+    """The named layers of a chain: a `Network` whose body is a Sequential of plain layers; None for other modules."""
+    if type(module).forward is not Network.forward or not isinstance(module.body, nn.Sequential):
+        return None
+    assert isinstance(module, Network)
+    layers: list[tuple[str, nn.Module]] = [(f"body.{name}", layer) for name, layer in module.body.named_children()]
+    layers.append(("head", module.head))
+    before: nn.Module | None = None
+    for _, layer in layers:
+        folds = (
+            type(layer) is nn.BatchNorm2d and type(before) is nn.Conv2d and layer.affine and layer.track_running_stats
+        )
+        convolves = type(layer) is nn.Conv2d and layer.padding_mode == "zeros"
+        if not (folds or convolves or type(layer) in (nn.Linear, *PLAIN)):
+            return None
+        before = layer
+    return layers
+
+
+def ignores_mode(module: nn.Module) -> bool:
+    """Whether a module is known to compute the same in training and in evaluation mode."""
+    layers = chain(module)
+    return layers is not None and not any(isinstance(layer, (nn.BatchNorm2d, nn.Dropout)) for _, layer in layers)
+
+
+class Predictor:
+    """Logits of several models.
+
+    Args:
+        resident: the process's module.
+        models: the K models.
+        features: return the backbone's outputs in place of logits; the models may then be backbones alone.
+        training: predict in training mode, all samples as one batch. The models' own statistics do not change.
+    """
+
+    def __init__(
+        self, resident: ResidentModel, models: Sequence[Params], features: bool = False, training: bool = False
+    ):
+        self._resident, self._models, self._features, self._training = resident, list(models), features, training
+        layers = None if training else chain(resident.module)
+        self._steps = None if layers is None else self._stacked(layers[:-1] if features else layers)
+        self.batch = BATCH if self._steps is None else max(SMALLEST_BATCH, BATCH // len(self._models))
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits ``(K, n, classes)`` or features ``(K, n, d)`` of samples ``(n, *input_shape)``."""
+        self._resident.module.train(self._training)  # another participant may have trained since this was built
+        batch = len(x) if self._training else self.batch
+        out = [self._logits(x[i : i + batch]) for i in range(0, len(x), batch)]
+        return torch.cat(out, dim=1)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        if self._steps is not None:
+            for step in self._steps:
+                x = step(x)
+            return x
+        out = []
+        for model in self._models:
+            self._resident.load(self._complete(model))
+            if self._features:
+                with self._resident.watching_head() as seen:
+                    self._resident.module(x)
+                out.append(seen[0])
+            else:
+                out.append(self._resident.module(x))
+        return torch.stack(out)
+
+    def _complete(self, model: Params) -> Params:
+        """The model; a backbone alone gets a head of zeros, whose outputs are not used."""
+        layout = self._resident.layout
+        if model.layout == layout:
+            return model
+        head = layout.head
+        return layout.join(model, Params(head, np.zeros(head.size, np.float32)))
+
+    def _stacked(self, layers: list[tuple[str, nn.Module]]) -> list[Step]:
+        """The chain's layers as functions of activations ``(n, K * channels, h, w)`` or ``(K, n, d)``."""
+        steps: list[Step] = []
+        shared = True  # so far, all models have the same activations
+        for i, (name, layer) in enumerate(layers):
+            if isinstance(layer, nn.Conv2d):
+                follows = layers[i + 1] if isinstance(layers[i + 1][1], nn.BatchNorm2d) else None
+                steps.append(self._convolution(name, layer, follows, shared))
+                shared = False
+            elif isinstance(layer, nn.Linear):
+                steps.append(self._linear(name, shared))
+                shared = False
+            elif isinstance(layer, nn.Flatten) and not shared:
+                steps.append(lambda h: h.reshape(len(h), len(self._models), -1).transpose(0, 1))
+            elif isinstance(layer, nn.ReLU):
+                steps.append(torch.relu if shared else torch.relu_)
+            elif not isinstance(layer, nn.BatchNorm2d):
+                steps.append(layer)
+        return steps
+
+    def _stack(self, name: str) -> Tensor:
+        """One parameter of all models, ``(K, *shape)``."""
+        entries = [next(e for e in m.layout.entries if e.name == name) for m in self._models]
+        views = [entry.view(torch.from_numpy(m.vector)) for entry, m in zip(entries, self._models)]
+        return torch.stack(views).to(self._resident.flat.device)
+
+    def _convolution(self, name: str, layer: nn.Conv2d, follows: tuple[str, nn.Module] | None, shared: bool) -> Step:
+        weight = self._stack(f"{name}.weight")
+        bias = self._stack(f"{name}.bias") if layer.bias is not None else torch.zeros(weight.shape[:2])
+        if follows is not None:
+            norm = {
+                key: self._stack(f"{follows[0]}.{key}") for key in ("weight", "bias", "running_mean", "running_var")
+            }
+            scale = norm["weight"] / torch.sqrt(norm["running_var"] + follows[1].eps)  # type: ignore[operator]
+            weight = weight * scale[:, :, None, None, None]
+            bias = (bias - norm["running_mean"]) * scale + norm["bias"]
+        # Copied into new memory: with one input channel torch considers any order channels-last, and would then compute
+        # and pool in the slow one.
+        last = weight.flatten(0, 1).permute(0, 2, 3, 1)
+        kernel = torch.empty(last.shape, device=last.device).copy_(last).permute(0, 3, 1, 2)
+        groups = layer.groups * (1 if shared and layer.groups == 1 else len(self._models))
+        flat = bias.flatten().to(kernel.device)
+        return lambda h: F.conv2d(h, kernel, flat, layer.stride, layer.padding, layer.dilation, groups)
+
+    def _linear(self, name: str, shared: bool) -> Step:
+        weight = self._stack(f"{name}.weight").transpose(1, 2).contiguous()
+        named = {e.name for e in self._resident.layout.entries}
+        bias = self._stack(f"{name}.bias")[:, None] if f"{name}.bias" in named else torch.zeros(1, device=weight.device)
+        if shared:
+            return lambda h: torch.matmul(h, weight) + bias
+        return lambda h: torch.baddbmm(bias, h, weight)

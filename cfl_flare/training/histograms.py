@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout
-from cfl_flare.training.ensemble import predicted
+from cfl_flare.training.losses import predicted
 from cfl_flare.training.measures import one_against_the_rest
 from cfl_flare.training.settings import TrainSettings
 
@@ -53,7 +53,7 @@ def log_odds(outputs: Tensor, link: str) -> Tensor:
 
     Args:
         outputs: of a model, ``(n, classes)``.
-        link: ``softmax`` or ``sigmoid``; see `cfl_flare.training.ensemble.LINKS`.
+        link: ``softmax`` or ``sigmoid``; see `cfl_flare.training.losses.LINKS`.
     """
     outputs = outputs.detach().cpu().double()
     if link == "sigmoid":

@@ -21,8 +21,7 @@ from cfl_flare.core.seeds import stream
 from cfl_flare.training.bootstrap import Replicates, draw_of, drawn_rows, key_of, replicates
 from cfl_flare.training.ensemble import Served, combined
 from cfl_flare.training.histograms import score_counts
-from cfl_flare.training.losses import balanced
-from cfl_flare.training.penalties import Step, Term
+from cfl_flare.training.losses import Step, Term, balanced
 from cfl_flare.training.resident import ahead, descend
 from cfl_flare.training.runtime import PRIVATE, Batches, MemoryView, Runtime, Split
 from cfl_flare.training.settings import batch_bounds

@@ -18,9 +18,8 @@ from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
-from cfl_flare.training.batched_predict import Predictor, ignores_mode
-from cfl_flare.training.optimizers import optimizer_of
-from cfl_flare.training.resident import ResidentModel, untrained
+from cfl_flare.training.ensemble import Predictor, ignores_mode
+from cfl_flare.training.resident import ResidentModel, optimizer_of, untrained
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification, LearningTask
 

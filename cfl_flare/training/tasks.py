@@ -22,8 +22,7 @@ from cfl_flare.core.config import as_spec, build, class_path, from_dict, require
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.labels import FORMS, form_of
-from cfl_flare.training.ensemble import predicted
-from cfl_flare.training.losses import concordance, cox_loss, soft_dice
+from cfl_flare.training.losses import concordance, cox_loss, predicted, soft_dice
 from cfl_flare.training.measures import (
     LARGEST,
     OF_A_FINDING,
@@ -45,7 +44,7 @@ class LearningTask(ABC):
     Attributes:
         name: in settings.
         form: of the labels, one of `cfl_flare.data.labels.FORMS`.
-        link: what makes predictions of a model's outputs, one of `cfl_flare.training.ensemble.LINKS`.
+        link: what makes predictions of a model's outputs, one of `cfl_flare.training.losses.LINKS`.
         classes: each sample, or each pixel, is of one class: classes can be weighted, and labels smoothed.
         scored: each output is a score of a class, which some samples are of and others are not.
         relative: only comparisons of outputs count: the same number added to all outputs changes nothing.

@@ -45,7 +45,7 @@ from cfl_flare.methods.penalties import build_penalty
 from cfl_flare.methods.slots import GLOBAL, travelling, with_parts
 from cfl_flare.models import MLP, FashionCNN, Logistic
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.penalties import Pull, Step
+from cfl_flare.training.losses import Pull, Step
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 from tests.loop import run_loop

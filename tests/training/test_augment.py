@@ -23,7 +23,7 @@ from cfl_flare.models import MLP, FashionCNN
 from cfl_flare.results.store import Store
 from cfl_flare.training.augment import Augment
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.penalties import RepresentationContrast
+from cfl_flare.training.losses import RepresentationContrast
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 from tests.loop import run_loop

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from cfl_flare.core.params import Params
 from cfl_flare.models import MLP, CifarCNN, FashionCNN, Logistic, Network, ResNet18
-from cfl_flare.training.batched_predict import Predictor, chain, ignores_mode
+from cfl_flare.training.ensemble import Predictor, chain, ignores_mode
 from cfl_flare.training.resident import ResidentModel, untrained
 
 torch.set_num_threads(1)

@@ -21,7 +21,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.methods import Contrastive, Download
 from cfl_flare.models import FashionCNN, Logistic
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.penalties import Pull
+from cfl_flare.training.losses import Pull
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings

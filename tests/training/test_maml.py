@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cfl_flare.core.params import Params
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.penalties import Pull
+from cfl_flare.training.losses import Pull
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 from tests.training.test_learner import gradient as slope

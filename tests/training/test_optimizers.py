@@ -14,9 +14,8 @@ from torch import nn
 
 from cfl_flare.core.params import Params
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.optimizers import Adam, optimizer_of
-from cfl_flare.training.penalties import Pull
-from cfl_flare.training.resident import ResidentModel
+from cfl_flare.training.losses import Pull
+from cfl_flare.training.resident import Adam, ResidentModel, optimizer_of
 from cfl_flare.training.runtime import Runtime
 from cfl_flare.training.settings import TrainSettings
 from tests.training.test_learner import POINTS, Dropping, Scalar, gradient, rows, scalar, scalar_learner

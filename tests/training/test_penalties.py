@@ -18,7 +18,7 @@ from cfl_flare.methods.slots import cluster_slot, with_parts
 from cfl_flare.methods.state import Download
 from cfl_flare.models import MLP, FashionCNN
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.penalties import ParameterContrast, Pull, RepresentationContrast, Step
+from cfl_flare.training.losses import ParameterContrast, Pull, RepresentationContrast, Step
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 

@@ -17,7 +17,8 @@ from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor
 
 from cfl_flare.core.errors import ConfigError, DataError
-from cfl_flare.training.ensemble import LINKS, Ensemble, combined, predicted
+from cfl_flare.training.ensemble import Ensemble, combined
+from cfl_flare.training.losses import LINKS, predicted
 from cfl_flare.training.measures import accuracy, auprc, auroc, calibration_error, macro_f1
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import (

@@ -16,7 +16,7 @@ from cfl_flare.core.params import Layout, live_state
 from cfl_flare.flare.client_api.controller import PENALTY_META
 from cfl_flare.methods import Download, build_method
 from cfl_flare.methods.slots import with_parts
-from cfl_flare.training.penalties import Step, Term
+from cfl_flare.training.losses import Step, Term
 
 
 @dataclass(frozen=True)
