@@ -156,10 +156,10 @@ def failures(view: View) -> Section:
     if left_out := summary.get("sites_left_out"):
         rows = [[cut(site), cut(reason, WIDTH)] for site, reason in left_out.items()]
         tables.append(("Sites that took no part", Table(("site", "reason"), rows)))
-    missed = sorted(missed_rounds(view.run.rounds).items(), key=lambda pair: -pair[1].rounds)
-    if missed:
+    if missed := missed_rounds(view.run.rounds):
         rows = [
-            [view.shown.get(name, cut(name)), f"{m.rounds} of {m.asked}", cut(m.reason, WIDTH)] for name, m in missed
+            [view.shown.get(name, cut(name)), f"{m.rounds} of {m.asked}", cut(m.reason, WIDTH)]
+            for name, m in missed.items()
         ]
         tables.append(("Missed rounds", Table(("participant", "rounds missed", "most frequent reason"), rows)))
     rejected = summary.get("rejected")

@@ -21,7 +21,7 @@ from cfl_flare.report.view import View, cluster_label, line_plot, thinned
 from cfl_flare.results.curves import ALL, DIFFERENCE, FEW_SAMPLES, FEW_SITES, NO_SCORES, Curve, Curves, load_curves
 from cfl_flare.results.key_metric import POOLED, POOLED_F1, leading
 from cfl_flare.results.pooled import FEWEST
-from cfl_flare.results.run_dir import CROSS_SITE
+from cfl_flare.results.run_dir import CROSS_SITE, CROSS_SITE_KEYS
 from cfl_flare.results.schema import number as is_number
 
 WORST = "worst participant"
@@ -30,8 +30,6 @@ CALIBRATION = {"ece": "Calibration error (ECE)", "brier": "Brier score"}
 DOWN, UP = "to the participants", "from the participants"
 # Models that are drawn, and the most cells whose values are written in them.
 MODELS, WRITTEN = 20, 400
-# The columns of the file of all models at all participants that are not metrics.
-KEYS = ("participant", "site", "group", "cluster", "model")
 # False positive rates at which the table has sensitivities.
 RATES = (0.05, 0.1, 0.2, 0.3, 0.5)
 
@@ -54,7 +52,7 @@ def cross_site(view: View) -> Section | None:
     """A row for each participant, by cluster, and a column for each model; None where nothing was measured."""
     path = view.run.folder / CROSS_SITE
     lines = list(csv.DictReader(io.StringIO(read_text(path), newline=""))) if path.is_file() else []
-    metrics = [name for name in (lines[0] if lines else ()) if name not in KEYS]
+    metrics = [name for name in (lines[0] if lines else ()) if name not in CROSS_SITE_KEYS]
     if not metrics:
         return None
     metric = leading([view.run.metric], metrics)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.text import plain
-from cfl_flare.report.text import NAMES, number_text
+from cfl_flare.report.text import NAMES, number_text, signed
 from cfl_flare.results.bootstrap import paired_difference
 from cfl_flare.results.key_metric import ACCURACY, POOLED, POOLED_F1, of_training
 from cfl_flare.results.remarks import IMPROVING, floor_in_run, missed_rounds
@@ -64,14 +64,7 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     leading = list(dict.fromkeys(run.metric.name for run in runs))
     reported = dict.fromkeys(name for run in runs for name in run.reported if not of_training(name))
     metrics = [*leading, *islice((name for name in reported if name not in leading), MOST)]
-
-    def per_metric(heading_of_one: str, heading_of_several: str) -> list[tuple[str, str]]:
-        """The metrics by which runs are judged, each with its heading."""
-        return [
-            (name, heading_of_one if len(leading) == 1 else heading_of_several.format(heading(name)))
-            for name in leading
-        ]
-
+    which = {name: heading(name) if len(leading) > 1 else "" for name in leading}
     columns: list[tuple[str, Iterable[str]]] = [("rounds", [in_table(run.summary["rounds"]) for run in runs])]
     columns += [(heading(name), [_defined(run, f"served_{name}") for run in runs]) for name in metrics]
     majorities = [share if (share := run.summary.get("majority") or 0) >= FREQUENT else None for run in runs]
@@ -81,14 +74,15 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
         if any(name in final for final in finals):
             title = f"pooled {heading(name.removeprefix('pooled_'))}"
             columns.append((title, [_defined(run, name) for run in runs]))
-    for name, title in per_metric("worst", "worst {}"):
-        columns.append((title, [number_text(final.get(f"served_worst_{name}")) for final in finals]))
+    for name, metric in which.items():
+        columns.append((f"worst {metric}", [number_text(final.get(f"served_worst_{name}")) for final in finals]))
     if any(run.newcomers for run in runs):
-        for name, title in per_metric("unseen", "unseen {}"):
-            columns.append((title, [number_text((run.newcomers or {}).get(f"served_{name}")) for run in runs]))
+        for name, metric in which.items():
+            values = [(run.newcomers or {}).get(f"served_{name}") for run in runs]
+            columns.append((f"unseen {metric}", map(number_text, values)))
     if len(runs) > 1 and any(run.summary.get("intervals") for run in runs):
-        for name, title in per_metric("to the first", "{} to the first"):
-            columns.append((title, [_difference(run, runs[0], name) for run in runs]))
+        for name, metric in which.items():
+            columns.append((f"{metric} to the first", [_difference(run, runs[0], name) for run in runs]))
     columns += [
         ("clusters", map(_sizes, finals)),
         ("ARI", [number_text(final.get("ari")) for final in finals]),
@@ -96,10 +90,7 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
         ("seconds", [f"{run.summary['seconds']:.1f}" for run in runs]),
     ]
     where = "as training scripts report" if all(run.script for run in runs) else "on the participants' own test splits"
-    table = Table(title=f"served models, {where}", title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column("method", no_wrap=True)
-    for title, _ in columns:
-        table.add_column(title, justify="right", no_wrap=True)
+    table = _table(f"served models, {where}", "method", *(title.strip() for title, _ in columns))
     if folders:
         table.add_column("folder", no_wrap=True)
     names = [in_table(run.name) for run in runs]
@@ -110,8 +101,17 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     return table
 
 
+def _table(title: str, first: str, *numbers: str) -> Table:
+    """A table with a column of names, and columns of numbers."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
 def _defined(run: Run, name: str) -> str:
-    """A number of the run's last record, its interval, and of how many participants it is where that is not all."""
+    """A number of the run's last record, its interval, and how many participants have it where that is not all."""
     value, ends = run.summary["final"].get(name), run.summary.get("intervals", {}).get(name)
     count, everyone = run.defined(name)
     some = "" if value is None or count == everyone else f" ({count} of {everyone})"
@@ -119,18 +119,11 @@ def _defined(run: Run, name: str) -> str:
 
 
 def _difference(run: Run, first: Run, metric: str) -> str:
-    """By how much a run's mean is above the first run's, with the interval; a dash where they cannot be paired."""
-    if run is first:
-        return "-"
     try:
-        difference = paired_difference(run, first, metric)
-    except ConfigError:
-        return "-"
-    return _signed(difference.mean) + _ends(difference.low, difference.high)
-
-
-def _signed(value: float) -> str:
-    return ("+" if value > 0 else "") + number_text(value)
+        difference = None if run is first else paired_difference(run, first, metric)
+    except ConfigError:  # they cannot be paired
+        difference = None
+    return "-" if difference is None else signed(difference.mean) + _ends(difference.low, difference.high)
 
 
 def _ends(low: float, high: float) -> str:
@@ -161,15 +154,14 @@ def floor_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def missed_lines(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each site that took no part and each participant that missed rounds, who missed most first."""
+    """A sentence for each site that took no part and each participant that missed rounds."""
     lines: list[str] = []
     for run in runs:
         of = f"{run.name}: " if len(runs) > 1 else ""
         for site, reason in run.summary.get("sites_left_out", {}).items():
             lines.append(f"{of}{site} took no part: {reason}")
-        missed = sorted(missed_rounds(run.rounds).items(), key=lambda pair: -pair[1].rounds)
-        for name, m in missed[:NAMED]:
-            lines.append(f"{of}{name} missed {m.rounds} of {m.asked} rounds: {m.reason}")
+        missed = missed_rounds(run.rounds)
+        lines += [f"{of}{name} missed {times}" for name, times in islice(missed.items(), NAMED)]
         if len(missed) > NAMED:
             lines.append(f"{of}{len(missed) - NAMED} more missed rounds; summary.json has them")
     return [in_table(line) for line in lines]
@@ -178,16 +170,12 @@ def missed_lines(runs: Sequence[Run]) -> list[str]:
 def candidates_table(study: Mapping[str, Any]) -> Table:
     """One line a candidate: its mean on validation samples at each comparison, on test samples, and why it was dropped.
 
-    Args:
-        study: what `cfl_flare.results.study.load_study` read.
+    The study is what `cfl_flare.results.study.load_study` read.
     """
     verdict, rungs = study["verdict"], study["rungs"]
     metric = "" if verdict is None else heading(verdict["metric"])
-    table = Table(title="candidates", title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column("candidate", no_wrap=True)
-    for rung in rungs:
-        table.add_column(f"validation, {rung['rounds']} rounds", justify="right")
-    table.add_column(f"test {metric}".strip(), justify="right")
+    validations = [f"validation, {rung['rounds']} rounds" for rung in rungs]
+    table = _table("candidates", "candidate", *validations, f"test {metric}".strip())
     table.add_column("")
     for name in dict.fromkeys(name for rung in rungs for name in (*rung["means"], *rung["dropped"])):
         means = [rung["means"].get(name) for rung in rungs]
@@ -205,9 +193,8 @@ def hospitals_table(study: Mapping[str, Any]) -> Table:
 
     Intervals are of its own patients, and hold together for all hospitals of a column with 95 %.
     """
-    table = Table(title="what it brings each hospital", title_justify="left", box=None, padding=(0, 1, 0, 0))
-    for name in ("hospital", "test samples", heading(study["verdict"]["metric"]), "over one model", "over alone"):
-        table.add_column(name, justify="left" if name == "hospital" else "right", no_wrap=True)
+    metric = heading(study["verdict"]["metric"])
+    table = _table("what it brings each hospital", "hospital", "test samples", metric, "over one model", "over alone")
     for person in study["verdict"]["hospitals"]:
         gains = [_gain(person[key]) for key in ("to_one", "to_alone")]
         table.add_row(in_table(person["name"]), str(person["tested"]), number_text(person["value"]), *gains)
@@ -222,8 +209,8 @@ def _gain(gain: Mapping[str, Any] | None) -> str:
     if gain["gain"] is None:
         return says
     low, high = gain["low"], gain["high"]
-    ends = "" if None in (low, high) else escape(f" [{_signed(low)}, {_signed(high)}]")
-    return f"{_signed(gain['gain'])}{ends} {says}"
+    ends = "" if None in (low, high) else escape(f" [{signed(low)}, {signed(high)}]")
+    return f"{signed(gain['gain'])}{ends} {says}"
 
 
 def partition_table(report: PartitionReport) -> Table:

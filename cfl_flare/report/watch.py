@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from rich import filesize
@@ -94,9 +95,8 @@ def of_run(run: LiveRun, now: float, blocks: str) -> list[RenderableType]:
     facts.add_row("worst", Text(_worst(run)))
     if run.moved_in is not None or (run.rounds and run.rounds[-1]["cluster_sizes"]):
         facts.add_row("moved", Text(_moved(run)))
-    for who, missed in sorted(missed_rounds(run.rounds).items(), key=lambda pair: -pair[1].rounds)[:3]:
-        line = f"{cut(who)}: {missed.rounds} of {missed.asked} rounds: {cut(missed.reason, 200)}"
-        facts.add_row("missed", Text(line))
+    for who, missed in islice(missed_rounds(run.rounds).items(), 3):
+        facts.add_row("missed", Text(f"{cut(who)}: {cut(missed, 250)}"))
     down, up = (sum(v or 0 for v in numbers(run.rounds, key)) for key in ("bytes_down", "bytes_up"))
     facts.add_row("traffic", f"{filesize.decimal(int(down))} down, {filesize.decimal(int(up))} up")
     facts.add_row("time", Text(_time(run, now)))
@@ -189,7 +189,7 @@ def _moved(run: LiveRun) -> str:
     """Who changed the cluster last."""
     if run.moved_in is None:
         return "nobody so far"
-    moves = named([f"{cut(m.participant)} {m.before} to {m.after}" for m in run.moves], NAMED)
+    moves = named([f"{cut(who)} {before} to {after}" for who, (before, after) in run.moves.items()], NAMED)
     since = " (the last one)" if run.moved_in + 1 == _done(run) else ", nobody since"
     return f"{moves} in round {run.moved_in + 1}{since}"
 

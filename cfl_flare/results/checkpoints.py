@@ -50,14 +50,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run between two rounds.
-
-    Attributes:
-        state: the server's.
-        progress: the server's.
-        memory: each participant's.
-        last: the last round that was measured.
-    """
+    """A run between two rounds: the server's state and progress, participants' memory, and the last measured round."""
 
     state: ServerState
     progress: Progress = field(default_factory=Progress)
@@ -70,16 +63,11 @@ class Checkpoint:
         return self.state.round if self.progress.record is None else int(self.progress.record["round"])
 
     def save(self, store: Store, run: Mapping[str, Any]) -> str | None:
-        """Writes it.
+        """Writes it; returns why it cannot be written, or None, see `Store.try_to_save`.
 
-        Args:
-            store: where to.
-            run: the run's settings, as JSON values; a run with other settings cannot resume from here.
-
-        Returns:
-            Why it cannot be written; None if it was. See `Store.try_to_save`.
+        A run with other settings than ``run``, which are JSON values, cannot resume from here.
         """
-        memory = {f"{name}#{what}": params for name, own in self.memory.items() for what, params in own.items()}
+        memory = {f"{name}#{what}": params for name, part in self.memory.items() for what, params in part.items()}
         # dataclasses.asdict would count a Counter's items instead of copying it.
         progress = {**vars(self.progress), "rejected": dict(self.progress.rejected)}
         metadata = {
@@ -99,13 +87,9 @@ class Checkpoint:
         run: Mapping[str, Any],
         as_written_now: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
     ) -> Checkpoint | None:
-        """The newest intact checkpoint; None if there is none.
+        """The newest intact checkpoint of a run with these settings; None if there is none.
 
-        Args:
-            store: where to look.
-            layout: of the run's model.
-            run: the run's settings.
-            as_written_now: turns the settings that an earlier version wrote into those that this one writes.
+        ``as_written_now`` turns settings that an earlier version wrote into those that this one writes.
 
         Raises:
             StoreError: it is of a run with other settings.
@@ -113,17 +97,17 @@ class Checkpoint:
         if not store.versions():
             return None
         try:
-            found, of_run = cls.read(store, layout)
+            checkpoint, settings = cls.read(store, layout)
         except StoreError:  # each damaged version has been logged
             return None
         other = StoreError(f"{store.folder} holds checkpoints of a run with other settings; use another folder")
         try:
-            written = json.dumps(as_written_now(of_run), sort_keys=True)
+            written = json.dumps(as_written_now(settings), sort_keys=True)
         except (ConfigError, KeyError) as error:
             raise other from error
         if written != json.dumps(unmarked(run), sort_keys=True):
             raise other
-        return found
+        return checkpoint
 
     @classmethod
     def read(cls, store: Store, layout: Layout) -> tuple[Checkpoint, Mapping[str, Any]]:

@@ -91,13 +91,9 @@ class Scored:
 
     @classmethod
     def of(cls, shape: tuple[int, int, int] | None, link: str, floor: int, real: bool) -> Scored | None:
-        """The histograms of a run; None if its settings name none.
+        """The histograms of a run whose clusters have at least ``floor`` sites, ``real`` ones or simulated.
 
-        Args:
-            shape: see `cfl_flare.training.histograms.score_shape`.
-            link: the task's.
-            floor: the fewest sites of a cluster.
-            real: whether the sites are real ones.
+        ``shape`` is that of `cfl_flare.training.histograms.score_shape`; None if the settings name no histograms.
         """
         if shape is None:
             return None
@@ -116,14 +112,9 @@ class Scored:
         number: int,
         share: float | None = None,
     ) -> Curves:
-        """The curves of a round.
+        """The curves of the round ``number``, from histograms; one is None for a participant that sent none.
 
-        Args:
-            counts: participants' histograms; None for a participant that sent none.
-            participants: all of them.
-            assignment: the cluster of each that has one.
-            number: the round's.
-            share: the largest share of one site's samples; None for no bound.
+        ``share`` is the largest one of a site's samples; None for no bound.
         """
         sent = {name: histogram[self.chosen] for name, histogram in counts.items() if histogram is not None}
         sites = {name: p.site for name, p in participants.items()}

@@ -271,7 +271,7 @@ def _of_run(path: Path) -> list[str]:
     end = f"; it ended {where}: {job['reason']}" if "reason" in job else f" {where}"
     sites = job.get("sites", {})
     of_sites = [f"- {site}: {state}" for site, state in sites.items() if state != READY]
-    missed = [f"- {who}: missed {m.rounds} of {m.asked} rounds: {m.reason}" for who, m in missed_rounds(rounds).items()]
+    missed = [f"- {who}: missed {times}" for who, times in missed_rounds(rounds).items()]
     silent = "reason" not in job and SILENT in sites.values()
     way_out = [f"- {PREPARE}"] if silent or ENDED in sites.values() else []
     return [f"{job.get('name', folder.name)}: no results{end}", *of_sites[:NAMED], *missed[:NAMED], *way_out]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,21 +87,12 @@ class _Live:
         return self._tails[0].changed
 
 
-@dataclass(frozen=True)
-class Move:
-    """A participant that left cluster ``before`` and joined cluster ``after``."""
-
-    participant: str
-    before: int
-    after: int
-
-
 class LiveRun(_Live):
     """A run's folder, finished or not.
 
     Attributes:
         rounds: the lines of ``rounds.jsonl`` so far.
-        moves: those of the last round in which a participant moved.
+        moves: of the last round in which participants moved, by name: the cluster before and after it.
         moved_in: that round, from 0; None if nobody has moved.
         summary: ``summary.json``; None before the run has ended.
         failed: why it ended without one; None if it did not, or nobody knows.
@@ -114,7 +104,7 @@ class LiveRun(_Live):
         self._assignments = Tail(folder / ASSIGNMENTS, run_dir.ASSIGNMENT_FIELDS)
         super().__init__(folder, self._rounds, self._assignments)
         self.rounds: list[dict[str, Any]] = []
-        self.moves: list[Move] = []
+        self.moves: dict[str, tuple[int, int]] = {}
         self.moved_in: int | None = None
         self.summary: dict[str, Any] | None = None
         self.failed: str | None = None
@@ -140,7 +130,7 @@ class LiveRun(_Live):
     def _follow(self) -> None:
         lines, anew = self._assignments.read()
         if anew:
-            self._clusters, self.moves, self.moved_in = {}, [], None
+            self._clusters, self.moves, self.moved_in = {}, {}, None
         for line in lines:
             name, after = line["participant"], line["cluster"]
             if after is None:
@@ -149,8 +139,8 @@ class LiveRun(_Live):
             self._clusters[name] = after
             if before != after:
                 if self.moved_in != line["round"]:
-                    self.moves, self.moved_in = [], line["round"]
-                self.moves.append(Move(name, before, after))
+                    self.moves, self.moved_in = {}, line["round"]
+                self.moves[name] = (before, after)
 
     @property
     def label(self) -> str:
@@ -215,7 +205,6 @@ def find_live(folder: Path) -> list[Path]:
 
 
 def live(folder: Path) -> Watched:
-    """What is in a folder of `find_live`."""
     return LiveRun(folder) if any((folder / name).is_file() for name in RUN_FILES) else LiveSite(folder)
 
 

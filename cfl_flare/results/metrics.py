@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,14 +43,16 @@ class RoundMetrics:
         for k, b in enumerate(self.record.get("clusterability", ())):
             if b is not None:
                 flat[f"cluster-{k}/clusterability"] = b
-        for name, per_cluster in self.record["clusters"].items():
-            flat.update({f"{name}/{metric}": float(value) for metric, value in per_cluster.items()})
-        flat.pop("round")
-        return flat
+        del flat["round"]
+        return flat | {name: float(value) for name, value in _flat(self.record["clusters"]).items()}
 
     def deciding(self) -> dict[str, float]:
         """The numbers by which a run chooses its best round and ends early."""
         return {**self.scalars(), **self.steady}
+
+
+def _flat(clusters: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    return {f"{cluster}/{name}": value for cluster, means in clusters.items() for name, value in means.items()}
 
 
 def average(
@@ -99,8 +101,8 @@ def steady_average(
     return average(bounded, weights, sites, share)
 
 
-def not_by_all(metrics: Mapping[str, Mapping[str, float]], found: Mapping[str, int]) -> dict[str, int]:
-    """Of numbers of participants by measure those that are less than the number of all that were to be measured.
+def not_by_all(metrics: Mapping[str, Mapping[str, float]], counts: Mapping[str, int]) -> dict[str, int]:
+    """Numbers of participants by measure, where they are fewer than all that were to be measured.
 
     A participant without test samples, whose metrics are empty, is one of them.
 
@@ -108,7 +110,7 @@ def not_by_all(metrics: Mapping[str, Mapping[str, float]], found: Mapping[str, i
     {'served_auroc': 1}
     """
     everyone = sum(not own or any(name.startswith("served_") for name in own) for own in metrics.values())
-    return {name: count for name, count in found.items() if count < everyone}
+    return {name: count for name, count in counts.items() if count < everyone}
 
 
 def measure_round(
@@ -130,18 +132,26 @@ def measure_round(
         record: what the server recorded during the round.
         metrics: each participant's own, of the models served after that round; empty if they were not measured. Those
             of a participant without test samples are empty.
-        participants: all of them.
         state: after the round.
         clusters: K, or 0.
         share: the largest share of one site's weight in a mean; None for no bound.
         ranked: the metrics of which the worst participants are recorded.
     """
-    record = dict(record)
     weights = {name: float(p.samples) for name, p in participants.items()}
     sites = {name: p.site for name, p in participants.items()}
-    record.update(average(metrics, weights, sites, share))
-    alike = average(metrics, dict.fromkeys(weights, 1.0), sites, share)
-    record.update({f"{name}_unweighted": mean for name, mean in alike.items()})
+    members: dict[int, list[str]] = {k: [] for k in range(clusters)}
+    for name, cluster in state.assignment.items():
+        members[cluster].append(name)
+
+    def means(mean: Callable[..., dict[str, float]]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+        """Means over all participants, and over each cluster's."""
+        alike = mean(metrics, dict.fromkeys(weights, 1.0), sites, share)
+        of_all = mean(metrics, weights, sites, share) | {f"{name}_unweighted": v for name, v in alike.items()}
+        parts = {k: {n: metrics[n] for n in names if n in metrics} for k, names in members.items()}
+        return of_all, {f"cluster-{k}": mean(part, weights, sites, share) for k, part in parts.items()}
+
+    of_all, of_clusters = means(average)
+    record = {**record, **of_all}
     having = Counter(name for own in metrics.values() for name in own if name.startswith("served_"))
     if fewer := not_by_all(metrics, having):
         record["defined"] = dict(sorted(fewer.items()))
@@ -153,42 +163,18 @@ def measure_round(
             record[f"served_worst_{metric.name}"] = worst[0][1]
             record[f"served_bottom_{metric.name}"] = float(np.mean([value for _, value in worst]))
             record.setdefault("worst_participants", {})[metric.name] = dict(worst)
-    assignment = state.assignment
-    members: dict[int, list[str]] = {k: [] for k in range(clusters)}
-    for name, cluster in assignment.items():
-        members[cluster].append(name)
     sizes = [len(names) for names in members.values()]
-    record["cluster_sizes"] = sizes
-    record["clusters"] = {
-        f"cluster-{k}": average({n: metrics[n] for n in names if n in metrics}, weights, sites, share)
-        for k, names in members.items()
-    }
+    record |= {"cluster_sizes": sizes, "clusters": of_clusters}
     if clusters:
-        kept = {k for k in range(clusters) if cluster_slot(k) in state.bank}  # others were merged away, or come later
-        there = {k: size for k, size in enumerate(sizes) if k in kept or not kept}
+        with_model = {k for k in members if cluster_slot(k) in state.bank}  # others were merged away, or come later
+        there = {k: size for k, size in enumerate(sizes) if k in with_model or not with_model}
         record["size_entropy"] = size_entropy(list(there.values()))
         record["empty_clusters"] = [k for k, size in there.items() if not size]
         record["clusters_in_use"] = sum(size > 0 for size in sizes)
         record["largest_share"] = max(sizes) / max(1, sum(sizes))
-    grouped = [(p.group, assignment[n]) for n, p in participants.items() if p.group is not None and n in assignment]
+    pairs = [(p.group, state.assignment.get(n)) for n, p in participants.items()]
+    grouped = [(group, cluster) for group, cluster in pairs if group is not None and cluster is not None]
     if clusters and grouped:
-        record.update(agreement([g for g, _ in grouped], [c for _, c in grouped]))
-    return RoundMetrics(record, metrics, _steady(metrics, participants, members, share))
-
-
-def _steady(
-    metrics: Mapping[str, Mapping[str, float]],
-    participants: Mapping[str, Participant],
-    members: Mapping[int, Sequence[str]],
-    share: float | None,
-) -> dict[str, float]:
-    """The record's means as `steady_average` has them: of all participants, and of each cluster's."""
-    weights = {name: float(p.samples) for name, p in participants.items()}
-    sites = {name: p.site for name, p in participants.items()}
-    found = steady_average(metrics, weights, sites, share)
-    alike = steady_average(metrics, dict.fromkeys(weights, 1.0), sites, share)
-    found.update({f"{name}_unweighted": value for name, value in alike.items()})
-    for k, names in members.items():
-        own = steady_average({n: metrics[n] for n in names if n in metrics}, weights, sites, share)
-        found.update({f"cluster-{k}/{name}": value for name, value in own.items()})
-    return found
+        record |= agreement([group for group, _ in grouped], [cluster for _, cluster in grouped])
+    steady, steady_of_clusters = means(steady_average)
+    return RoundMetrics(record, metrics, steady | _flat(steady_of_clusters))

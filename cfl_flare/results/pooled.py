@@ -43,14 +43,11 @@ def auroc_of_counts(counts: np.ndarray) -> float | None:
 def macro_f1_of_counts(counts: np.ndarray) -> float | None:
     """The macro-F1 of decisions, as scikit-learn has it: over the classes that occur among labels or decisions.
 
+    Counts are those of `cfl_flare.training.histograms.score_counts`. One class alone is a finding, and its absence
+    another. None if there is no sample.
+
     >>> macro_f1_of_counts(np.array([[[2, 1], [1, 1]], [[1, 0], [2, 1]]]))  # labels 0, 1, 1, decisions 0, 0, 1
     0.6666666666666666
-
-    Args:
-        counts: see `cfl_flare.training.histograms.score_counts`. One class alone is a finding, and its absence another.
-
-    Returns:
-        The mean over the classes; None if there is no sample.
     """
     counts = counts.astype(np.float64)
     samples, decided = counts[..., :-1].sum(axis=2), counts[..., -1]
@@ -78,14 +75,10 @@ def with_pooled(
     assignment: Mapping[str, int],
     share: float | None = None,
 ) -> RoundMetrics:
-    """Adds to a round the measures over all participants and in each cluster.
+    """A round with the measures over all participants and in each cluster.
 
-    Args:
-        measured: the round; it is not changed.
-        counts: participants' counts; None for a participant that sent none.
-        participants: all of them.
-        assignment: the cluster of each that has one.
-        share: the largest share of one site's samples; None for no bound.
+    Counts are None for a participant that sent none. ``share`` is the largest one of a site's samples; None for no
+    bound.
     """
     sent = {name: histogram for name, histogram in counts.items() if histogram is not None}
     sites = {name: p.site for name, p in participants.items()}
@@ -111,19 +104,23 @@ def groups_of(
     return groups
 
 
-def cells(samples: np.ndarray, fewest: int) -> np.ndarray:
-    """Where cells of neighbouring bins begin, each with enough samples; the rest joins the last cell.
+def cells(samples: np.ndarray, fewest: int, mass: np.ndarray | None = None, least: float = 0.0) -> np.ndarray:
+    """Where cells of neighbouring bins begin, each with enough samples and mass; the rest joins the last cell.
 
     >>> cells(np.array([0, 2, 1, 0, 4, 1]), 3).tolist(), cells(np.array([0, 2, 0, 1]), 1).tolist()
     ([0, 3], [0, 2])
     """
-    starts, begin, held = list[int](), 0, 0
-    for end, count in enumerate(samples.tolist(), 1):
-        held += count
-        if held >= fewest:
+    starts, begin, held, part = list[int](), 0, 0, 0.0
+    for end, (count, share) in enumerate(zip(samples.tolist(), samples if mass is None else mass), 1):
+        held, part = held + count, part + share
+        if held >= fewest and part >= least:
             starts.append(begin)
-            begin, held = end, 0
+            begin, held, part = end, 0, 0.0
     return np.array(starts or [0])
+
+
+def _distinct(points: np.ndarray) -> np.ndarray:
+    return points[np.append(True, (np.diff(points, axis=0) != 0).any(axis=1))]
 
 
 def roc(counts: np.ndarray) -> np.ndarray:
@@ -136,10 +133,6 @@ def roc(counts: np.ndarray) -> np.ndarray:
     """
     rates = counts[:, ::-1].cumsum(axis=1) / counts.sum(axis=1, keepdims=True)
     return _distinct(np.concatenate([np.zeros((1, 2)), rates.T]))
-
-
-def _distinct(points: np.ndarray) -> np.ndarray:
-    return points[np.append(True, (np.diff(points, axis=0) != 0).any(axis=1))]
 
 
 def mean_roc(curves: list[np.ndarray]) -> np.ndarray:
@@ -200,13 +193,7 @@ def reliability(
         fewest: samples of a group.
     """
     mass = (counts / counts.sum(axis=1, keepdims=True)).sum(axis=0)
-    starts, begin, held, part = list[int](), 0, 0, 0.0
-    for end in range(1, len(mass) + 1):
-        held, part = held + int(samples[end - 1]), part + mass[end - 1]
-        if held >= fewest and part >= 2 / GROUPS:
-            starts.append(begin)
-            begin, held, part = end, 0, 0.0
-    at, total = np.array(starts or [0]), counts.sum(axis=0)
+    at, total = cells(samples, fewest, mass, 2 / GROUPS), counts.sum(axis=0)
     weights = np.add.reduceat(total, at)
     predicted = np.add.reduceat(total * probabilities, at) / weights
     having = np.add.reduceat(counts[1], at) / weights

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,7 +28,7 @@ from cfl_flare.core.files import append, atomic_write, held, make_folder, writin
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.methods import Method, Participant, ServerState, describe_method
 from cfl_flare.results.bootstrap import BOOTSTRAP, Draws
-from cfl_flare.results.curves import CURVES, Curves, save_curves
+from cfl_flare.results.curves import CURVES
 from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.model_file import CLASSES
@@ -36,6 +37,7 @@ from cfl_flare.results.run_dir import (
     ASSIGNMENTS,
     BEST,
     CROSS_SITE,
+    CROSS_SITE_KEYS,
     FEATURES,
     MODELS,
     NEWCOMERS,
@@ -61,12 +63,9 @@ class Recorder:
     Args:
         folder: where to; created if it does not exist.
         run: the run's settings, for the summary: data, partition, training.
-        model: the model's ``{"class_path", "args"}``, stored beside the weights.
+        model: the model's ``{"class_path", "args"}``, stored with the weights.
         recorded: rounds that an interrupted run recorded here and that are kept.
-        last: the last of them that was measured.
-
-    Attributes:
-        last: the last round that was measured.
+        last: the last round that was measured, before the run and in its course.
 
     Raises:
         ConfigError: the rounds to keep are not here.
@@ -85,13 +84,12 @@ class Recorder:
         self._draws: Draws | None = None
         self._alive: BinaryIO | None = None
         make_folder(folder / MODELS)
-        old = [folder / STARTED, folder / SUMMARY, folder / NEWCOMERS, folder / CROSS_SITE, folder / BOOTSTRAP]
-        old += [folder / CURVES]
-        old += [*(folder / MODELS).glob("*.safetensors"), *(folder / STATE).glob("round-*")]
+        old = [folder / name for name in (STARTED, SUMMARY, NEWCOMERS, CROSS_SITE, BOOTSTRAP, CURVES)]
+        old += [path for part in (MODELS, SERVED) for path in (folder / part).glob("*.safetensors")]
+        old += (folder / STATE).glob("round-*")
         if not recorded:  # later rounds overwrite theirs
             old += (folder / FEATURES).glob("*.safetensors")
             shutil.rmtree(folder / BEST, ignore_errors=True)
-        old += (folder / SERVED).glob("*.safetensors")
         for path in old:
             path.unlink(missing_ok=True)
         kept = cut_lines(folder / ROUNDS, recorded)
@@ -106,7 +104,6 @@ class Recorder:
         self._alive = held(self.folder / STARTED)
 
     def round(self, measured: RoundMetrics, state: ServerState, participants: Mapping[str, Participant]) -> None:
-        """Appends a round."""
         number, trained = measured.record["round"], set(measured.record["trained"])
         lines = [
             {"round": number, "participant": n, **recorded(state.assignment.get(n)), "trained": n in trained}
@@ -143,49 +140,48 @@ class Recorder:
     def served(
         self, name: str, served: Served, rounds: int, preparation: Preparation | None, beside: Mapping[str, Served]
     ) -> None:
-        """Writes what a simulation's participant predicts with, but for what the run's models have already."""
+        """Writes what a simulation's participant predicts with, except for what the run's models have already."""
         save_served(self.folder / SERVED, name, served, self._model, rounds, self._task, preparation, beside)
 
     def cross_site(
         self,
-        found: Mapping[str, Mapping[str, Mapping[str, float]]],
+        measured: Mapping[str, Mapping[str, Mapping[str, float]]],
         participants: Mapping[str, Participant],
         state: ServerState,
     ) -> None:
         """Writes each model's metrics on each participant's test split, one line per participant and model."""
-        metrics = sorted({key for own in found.values() for one in own.values() for key in one})
-        lines = io.StringIO(newline="")
-        writer = csv.writer(lines)
-        writer.writerow(["participant", "site", "group", "cluster", "model", *metrics])
-        for name, own in found.items():
-            who = participants[name]
-            for model, measured in own.items():
-                row = [name, who.site, who.group, state.assignment.get(name), model]
-                writer.writerow([*row, *(measured.get(key) for key in metrics)])
-        atomic_write(self.folder / CROSS_SITE, lines.getvalue())
+        lines = [
+            {**metrics, "participant": name, "site": participants[name].site, "group": participants[name].group}
+            | {"cluster": state.assignment.get(name), "model": model}
+            for name, models in measured.items()
+            for model, metrics in models.items()
+        ]
+        content = io.StringIO(newline="")
+        writer = csv.DictWriter(content, [*CROSS_SITE_KEYS, *sorted({*chain(*lines)} - {*CROSS_SITE_KEYS})])
+        writer.writeheader()
+        writer.writerows(lines)
+        atomic_write(self.folder / CROSS_SITE, content.getvalue())
 
     def bootstrap(
-        self, found: Mapping[str, Replicates], participants: Mapping[str, Participant], share: float | None = None
+        self, drawn: Mapping[str, Replicates], participants: Mapping[str, Participant], share: float | None = None
     ) -> None:
         """Writes what the final models reach on draws of the test splits; the summary will have the intervals."""
-        draws = Draws.of(found, participants, share)
+        draws = Draws.of(drawn, participants, share)
         if draws.values:
             self._draws = draws
             draws.save(self.folder / BOOTSTRAP)
-
-    def curves(self, found: Curves) -> None:
-        """Writes the ROC and reliability curves of the last measurement."""
-        save_curves(self.folder, found)
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
         """The intervals of the last round's means; none without draws of the test splits."""
         if self._draws is None or self.last is None:
             return {}
-        own = self.last.participants
-        points = {key: {name: found[key] for name, found in own.items() if key in found} for key in self._draws.values}
-        found = {key: self._draws.of_mean(key, values) for key, values in points.items()}
-        return {key: ends for key, ends in found.items() if ends is not None}
+        intervals = {}
+        for key in self._draws.values:
+            points = {name: metrics[key] for name, metrics in self.last.participants.items() if key in metrics}
+            if (ends := self._draws.of_mean(key, points)) is not None:
+                intervals[key] = ends
+        return intervals
 
     def close(
         self,

@@ -43,9 +43,12 @@ class Missed:
     asked: int
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.rounds} of {self.asked} rounds: {self.reason}"
+
 
 def missed_rounds(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Missed]:
-    """The participants that missed rounds; ``rounds`` are the lines of ``rounds.jsonl``.
+    """The participants that missed rounds, who missed most first; ``rounds`` are the lines of ``rounds.jsonl``.
 
     >>> missed_rounds([{"trained": ["a"], "failed": {"b": "no result in time"}}, {"trained": ["a", "b"]}])
     {'b': Missed(rounds=1, asked=2, reason='no result in time')}
@@ -59,7 +62,7 @@ def missed_rounds(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Missed]:
                 reasons.setdefault(name, Counter())[reason] += 1
     return {
         name: Missed(counts.total(), counts.total() + trained[name], counts.most_common(1)[0][0])
-        for name, counts in reasons.items()
+        for name, counts in sorted(reasons.items(), key=lambda pair: -pair[1].total())
     }
 
 
@@ -122,21 +125,16 @@ def gain_at_end(rounds: Sequence[float], values: Sequence[float], mode: str) -> 
     0.04
     >>> gain_at_end(range(12), [0.5] * 12, "max")
     """
-    from scipy.stats import t
+    from scipy.stats import linregress
 
     if len(values) < FEWEST:
         return None
     last = _rounds_at_end(values)
-    x = np.array(rounds[-last:], np.float64)
-    y = np.array(values[-last:], np.float64) * (1 if mode == "max" else -1)
-    away = x - x.mean()
-    slope = float(away @ y / (away @ away))
-    gain = slope * float(x[-1] - x[0])
-    if not gain > PART * (max(values) - min(values)):
-        return None
-    residuals = y - y.mean() - slope * away
-    error = np.sqrt(float(residuals @ residuals) / (last - 2) / float(away @ away))
-    return round(gain, 6) if slope > error * t.ppf(1 - ALPHA, last - 2) else None
+    better = np.array(values[-last:]) * (1 if mode == "max" else -1)
+    trend = linregress(rounds[-last:], better, alternative="greater")
+    gain = float(trend.slope) * (rounds[-1] - rounds[-last])
+    clear = gain > PART * (max(values) - min(values)) and trend.pvalue < ALPHA
+    return round(gain, 6) if clear else None
 
 
 def improving(lines: Sequence[Mapping[str, Any]], metric: Metric) -> str | None:

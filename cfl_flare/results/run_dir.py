@@ -34,6 +34,8 @@ from cfl_flare.results.remarks import HELD, IMPROVING, MOVED, POSSIBLE, SMALL
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
 STARTED = "started.json"
 FEATURES, STATE, NEWCOMERS, BEST, CROSS_SITE = "features", "state", "newcomers.json", "best", "cross_site.csv"
+# The columns of CROSS_SITE that are not metrics.
+CROSS_SITE_KEYS = ("participant", "site", "group", "cluster", "model")
 # In a site's folder of the run, below its state root.
 SERVED, HISTORY = "served", "history.jsonl"
 

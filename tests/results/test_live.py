@@ -9,7 +9,7 @@ import pytest
 
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.results.job_record import READY, SILENT, Attempt, unfinished
-from cfl_flare.results.live import LiveRun, LiveSite, Move, find_live, live, numbers
+from cfl_flare.results.live import LiveRun, LiveSite, find_live, live, numbers
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import HISTORY, Note, keep_notes, load_run, read_notes
 from tests.tiny import rounds
@@ -88,10 +88,10 @@ def test_who_moved_last(tmp_path):
     run = LiveRun(tmp_path)
     write(tmp_path, "assignments.jsonl", *assigned(0, a=0, b=1, c=None), *assigned(1, a=1, b=0, c=0))
     run.refresh()
-    assert (run.moved_in, run.moves) == (1, [Move("a", 0, 1), Move("b", 1, 0)])  # c had none before
+    assert (run.moved_in, run.moves) == (1, {"a": (0, 1), "b": (1, 0)})  # c had none before
     write(tmp_path, "assignments.jsonl", *assigned(2, a=1, b=0, c=0), *assigned(3, a=1, b=0, c=1), mode="a")
     run.refresh()
-    assert (run.moved_in, run.moves) == (3, [Move("c", 0, 1)])
+    assert (run.moved_in, run.moves) == (3, {"c": (0, 1)})
 
 
 def test_the_metric_is_the_one_that_the_run_will_be_judged_by(tmp_path):
