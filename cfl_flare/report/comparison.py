@@ -29,12 +29,7 @@ GAINS = 6
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs to compare with the first of them.
-
-    Attributes:
-        runs: at least two.
-        folder: that they are below.
-    """
+    """At least two runs below a folder, to compare with the first of them."""
 
     runs: Sequence[Run]
     folder: Path

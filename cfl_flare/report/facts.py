@@ -36,16 +36,13 @@ def head(view: View) -> Section:
     if value is None:
         text.append(f"{name}: no {view.measure_name} was measured of the final models.")
     elif ends:
-        text.append(f"{result}; 95 % of the draws of the test splits lie from {interval(ends)}.")
+        text += [
+            f"{result}; 95 % of the draws of the test splits lie from {interval(ends)}.",
+            "The interval is of the test samples alone: it does not say how much another seed would change the models.",
+        ]
     else:
-        text.append(
-            f"{result}. No interval was measured (see bootstrap), so this describes one run and claims nothing beyond "
-            "it."
-        )
-    if ends:
-        text.append(
-            "The interval is of the test samples alone: it does not say how much another seed would change the models."
-        )
+        nothing = "so this describes one run and claims nothing beyond it."
+        text.append(f"{result}. No interval was measured (see bootstrap), {nothing}")
     text += [cut(sentence, 500) for sentence in floor_in_run(summary, view.run.rounds)]
     if summary.get(IMPROVING):
         text.append(f"The run is {cut(summary[IMPROVING], 300)}.")
@@ -171,7 +168,6 @@ def failures(view: View) -> Section:
 
 
 def settings(view: View) -> Section:
-    """The settings and the versions."""
     summary = view.run.summary
     tables = [("Settings", settings_table({part: summary[part] for part in PARTS if part in summary}))]
     versions = summary.get("versions")

@@ -64,9 +64,7 @@ def _draw(folder: Path, title: str, runs: Sequence[Run], parts: Mapping[str, Sec
 def save(title: str, plots: Mapping[Path, Sequence[Plot]]) -> list[Path]:
     """Writes pictures in the formats of the paths' endings, each as a whole or not at all.
 
-    Args:
-        title: of all of them; it may be anybody's name.
-        plots: those of each picture, one below the other.
+    A picture's plots are one below another. The title may be anybody's name.
 
     Raises:
         ConfigError: vl-convert is not installed, or does not run here.

@@ -8,6 +8,8 @@ import base64
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.resources import files
 from typing import Any, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -26,11 +28,7 @@ ROWS = 500
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text; numbers are text as a reader should see them. A row's first cell is its heading.
-
-    Attributes:
-        most: how many rows the page shows.
-    """
+    """A table of text, of which the page shows ``most`` rows. A row's first cell is its heading."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -39,12 +37,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot, with the same in words and as a table for those who do not see it.
-
-    Attributes:
-        text: how to read it; it is the plot's description for a screen reader too.
-        spec: in Vega-Lite.
-    """
+    """A plot in Vega-Lite, with how to read it, also for a screen reader, and its numbers as a table."""
 
     title: str
     text: str
@@ -54,13 +47,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report.
-
-    Attributes:
-        text: its paragraphs.
-        tables: shown openly, each with its heading.
-        notes: what was left out and why.
-    """
+    """A part of the report: paragraphs, plots, tables that are shown openly, and notes on what was left out and why."""
 
     title: str
     text: Sequence[str] = ()
@@ -72,9 +59,7 @@ class Section:
 def sections(subject: T, makers: Iterable[Callable[[T], Section | None]]) -> list[Section]:
     """The sections of a run or study. Where its files hold what one cannot show, the others are shown all the same.
 
-    Args:
-        subject: the run or study, as the sections look at it.
-        makers: a function for each section; it returns None where there is nothing to show.
+    There is a maker for each section; it returns None where there is nothing to show.
     """
     parts = []
     for make in makers:
@@ -110,13 +95,19 @@ def page(title: str, subtitle: str, parts: Sequence[Section]) -> str:
         title=title,
         subtitle=subtitle,
         sections=parts,
-        style=Markup(vega.file("style.css")),
-        boot=Markup(vega.file("boot.js")),
+        style=Markup(file("style.css")),
+        boot=Markup(file("boot.js")),
         library=Markup(vega.script() if plots else ""),
-        notice=vega.notice() if plots else "",
+        notice=f"{file('notice.txt').strip()}\n\nFrom vl-convert-python {version('vl-convert-python')}."
+        if plots
+        else "",
         config=vega.CONFIG,
         version=__version__,
     )
+
+
+def file(name: str) -> str:
+    return files("cfl_flare.report").joinpath(f"html/{name}").read_text(encoding="utf-8")
 
 
 def _sha256(text: str) -> Markup:

@@ -16,8 +16,6 @@ import sys
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib.metadata import version
-from importlib.resources import files
 from typing import Any
 
 from cfl_flare.core.config import one_line
@@ -89,13 +87,7 @@ def whole_axis(field: str, values: Iterable[int], title: str) -> Spec:
     """An axis of whole numbers; few of them are written one by one, so that no tick is between two."""
     ticks = sorted({*values})
     axis = {**WHOLE, "grid": False, **({"values": ticks} if len(ticks) <= 12 else {})}
-    return {
-        "field": field,
-        "type": "quantitative",
-        "title": title,
-        "axis": axis,
-        "scale": {"zero": False, "nice": False},
-    }
+    return quantity(field, title, axis=axis, scale={"zero": False, "nice": False})
 
 
 def names(axis: Spec | None) -> Spec:
@@ -118,13 +110,9 @@ def intervals(along: str, value: Spec, shared: Spec, width: float = 2, opacity: 
 
 
 def ranked(points: Sequence[tuple[str, Any, str, Any]], labels: Sequence[str], title: str, zero: bool = False) -> Spec:
-    """A point for each participant, with its interval, in the order given.
+    """A point for each participant, with its interval, in the order given, coloured by label; with a line at 0.
 
-    Args:
-        points: of each its name, value and label, and the ends of its interval or None.
-        labels: by which they are coloured.
-        title: of the axis of values: a fixed text.
-        zero: whether a line is drawn at 0.
+    Points are names, values, labels, and the ends of intervals or None. The title of the axis is a fixed text.
     """
     few = len(points) <= NAMED
     by_rank = {"field": "i", "type": "quantitative", "title": "rank", "scale": {"nice": False}}
@@ -224,13 +212,3 @@ def _made(wanted: Sequence[tuple[str, Spec]] | None) -> Any:
         lines = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else one_line(error)
         raise NoPlotsError(f"the report's plots cannot be made: {reason}; pip install vl-convert-python") from error
-
-
-def file(name: str) -> str:
-    """A file that the page is made of."""
-    return files("cfl_flare.report").joinpath(f"html/{name}").read_text(encoding="utf-8")
-
-
-def notice() -> str:
-    """Whose the script is, and under which licences."""
-    return f"{file('notice.txt').strip()}\n\nFrom vl-convert-python {version('vl-convert-python')}."

@@ -100,7 +100,6 @@ class View:
 
     @property
     def last_sizes(self) -> list[int]:
-        """The sizes of the clusters in the last round."""
         return cast("list[int]", self.run.rounds[-1]["cluster_sizes"]) if self.run.rounds else []
 
     @cached_property
@@ -111,7 +110,6 @@ class View:
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
-        """The rounds that are drawn."""
         return thinned(self.run.rounds, ROUNDS)
 
     @property
@@ -149,13 +147,7 @@ class View:
 def line_plot(title: str, text: str, series: Series, axis: str, dashed: Sequence[str] = (), height: int = 260) -> Plot:
     """A line for each of the series over rounds, and a table with a column for each.
 
-    Args:
-        title: of the plot.
-        text: how to read it.
-        series: the values.
-        axis: the title of the axis of values: a fixed text.
-        dashed: the labels of dashed lines.
-        height: in pixels.
+    The title of the axis of values is a fixed text; ``dashed`` are the labels of dashed lines.
     """
     labels = list(series)
     points = [{"r": r, "v": v, "c": label} for label, line in series.items() for r, v in line.items()]

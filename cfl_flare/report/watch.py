@@ -30,12 +30,9 @@ Values = Sequence[float | None]
 
 
 def frame(watched: Watched, now: float, blocks: str = BLOCKS) -> RenderableType:
-    """All that is shown of a run, or of a site's history.
+    """All that is shown of a run, or of a site's history, which is refreshed, at a time in seconds of `time.time`.
 
-    Args:
-        watched: it, refreshed.
-        now: in seconds of `time.time`.
-        blocks: what plots are drawn with, from low to high: `BLOCKS`, or `LETTERS` where the terminal has only these.
+    Plots are drawn with ``blocks``, from low to high: `BLOCKS`, or `LETTERS` where the terminal has only these.
     """
     shown = of_run(watched, now, blocks) if isinstance(watched, LiveRun) else of_site(watched, now, blocks)
     if watched.damaged:
@@ -46,14 +43,7 @@ def frame(watched: Watched, now: float, blocks: str = BLOCKS) -> RenderableType:
 
 
 def overview(runs: Sequence[Watched], names: Sequence[str], now: float, blocks: str = BLOCKS) -> Table:
-    """A line for each of several runs.
-
-    Args:
-        runs: them, refreshed.
-        names: what they are called.
-        now: in seconds of `time.time`.
-        blocks: as for `frame`.
-    """
+    """A line for each of several runs; see `frame`."""
     table = _table("run", "rounds", "metric", "now", "best", "", "")
     for run, name in zip(runs, names):
         if isinstance(run, LiveSite):
@@ -71,7 +61,6 @@ def overview(runs: Sequence[Watched], names: Sequence[str], now: float, blocks: 
 
 
 def of_run(run: LiveRun, now: float, blocks: str) -> list[RenderableType]:
-    """The parts of a run's frame."""
     done, metric, values = _done(run), run.metric, _series(run)
     state = "running" if run.rounds else "no round recorded yet"
     if run.finished:
@@ -178,7 +167,7 @@ def _best(values: Values, metric: Metric) -> tuple[int, float | None]:
 
 
 def _worst(run: LiveRun) -> str:
-    """The worst participants in the last round that was measured, by name."""
+    """The worst participants in the last round that was measured."""
     for record in reversed(run.rounds):
         if people := record.get("worst_participants", {}).get(run.metric.name):
             return ", ".join(f"{cut(who)} {number(value)}" for who, value in [*people.items()][:NAMED])
@@ -186,7 +175,6 @@ def _worst(run: LiveRun) -> str:
 
 
 def _moved(run: LiveRun) -> str:
-    """Who changed the cluster last."""
     if run.moved_in is None:
         return "nobody so far"
     moves = named([f"{cut(who)} {before} to {after}" for who, (before, after) in run.moves.items()], NAMED)

@@ -220,11 +220,8 @@ def cosines(gram: np.ndarray) -> np.ndarray:
 def plane(similar: np.ndarray) -> tuple[np.ndarray, list[float]]:
     """Classical multidimensional scaling: points in a plane whose inner products are nearest to the centred ones.
 
-    Args:
-        similar: ``(n, n)`` inner products, finite.
-
-    Returns:
-        ``(n, 2)`` points, each axis turned so that its largest coordinate is positive; and each axis' share.
+    Of finite inner products ``(n, n)``: points ``(n, 2)``, each axis turned so that its largest coordinate is positive,
+    and each axis' share.
 
     >>> points, shares = plane(np.array([[1.0, -1.0], [-1.0, 1.0]]))
     >>> np.abs(points).round(3).tolist(), shares
@@ -242,14 +239,10 @@ def plane(similar: np.ndarray) -> tuple[np.ndarray, list[float]]:
 
 
 def tree(similar: np.ndarray) -> tuple[list[int], list[tuple[list[float], list[float]]], list[float]]:
-    """Average linkage of the distances 1 - cosine.
+    """Average linkage of the distances 1 - cosine, from finite similarities ``(n, n)`` of at least two.
 
-    Args:
-        similar: ``(n, n)`` cosine similarities, finite, of at least two.
-
-    Returns:
-        The leaves from left to right; of each joint the four corners, leaves at 0, 1, ...; and of each leaf, in its
-        order, the distance at which it is first joined.
+    The leaves from left to right; of each joint the four corners, leaves at 0, 1, ...; and of each leaf, in its order,
+    the distance at which it is first joined.
     """
     from scipy.cluster.hierarchy import dendrogram, linkage
     from scipy.spatial.distance import squareform

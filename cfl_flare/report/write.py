@@ -85,12 +85,8 @@ def site_folder(folder: Path) -> Path | None:
 def try_to_write(folder: Path, runs: Sequence[Run] = ()) -> str | None:
     """Writes the report of a study or run that has just ended, and draws its figures. No result depends on it.
 
-    Args:
-        folder: where to, and the study's or the run's.
-        runs: those to compare, in their order; without them, the report is of the folder's own run or study.
-
-    Returns:
-        Why it cannot be written, with the way out; None if it was.
+    With runs to compare, the report is of these, else of the folder's own run or study. Returns why it cannot be
+    written, with the way out; None if it was.
     """
     try:
         if runs:

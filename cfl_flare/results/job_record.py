@@ -103,7 +103,6 @@ class JobRecord:
 
         Args:
             job: its id.
-            sites: all whose models are averaged.
             floor: the fewest sites of which a mean may follow; 1 lets everything follow.
             sampled: each round takes some of them, so that many sets are averaged.
             facts: on the job, with its ``name`` and the ``data`` that it reads.

@@ -31,13 +31,7 @@ ALPHA, PART = 0.05, 0.02
 
 @dataclass(frozen=True)
 class Missed:
-    """What a participant missed.
-
-    Attributes:
-        rounds: rounds in which it had to train and no update of it could be used.
-        asked: rounds in which it had to train.
-        reason: the most frequent reason.
-    """
+    """Rounds in which a participant had to train, those in which no update of it could be used, and why most often."""
 
     rounds: int
     asked: int

@@ -266,11 +266,10 @@ class Note:
     """A line of a site's history: what a participant did in a round.
 
     Attributes:
-        round: from 0; the metrics are of the model after as many rounds.
+        round: from 0; the metrics are of the model after that many rounds.
         models: the names of the models that it was sent.
         trained: whether it sent an update.
         failed: the code of its failure; None if it did not fail.
-        metrics: what was measured on its own test split.
         last: whether it was the run's last exchange, which measures the final models.
     """
 

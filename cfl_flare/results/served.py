@@ -45,9 +45,7 @@ def save_served(
     """Writes a model or an ensemble, for `read_model`; into `SERVED`, for this user alone.
 
     Args:
-        folder: where to; created if it does not exist.
         name: of the file, without its ending: a slot or a participant.
-        served: what to write.
         model: the module's ``{"class_path", "args"}``.
         rounds: rounds completed.
         task: what the model predicts, as in the run's settings.
@@ -136,7 +134,6 @@ def served_file(run: Path, participant: str) -> Path:
 
 
 def _no_file_of(participant: str, run: Path) -> str:
-    """Why a run has no file of what a participant predicts with."""
     there = sorted(path.stem for path in (*run.glob(f"{SERVED}/*.safetensors"), *run.glob(f"*/{SERVED}/*.safetensors")))
     if (run / SUMMARY).is_file():
         there = [person["name"] for person in load_run(run).summary["participants"]]

@@ -17,7 +17,7 @@ from cfl_flare.report import vega
 from cfl_flare.report.clusters import moves, number_of_clusters
 from cfl_flare.report.facts import failures, head, participants
 from cfl_flare.report.measures import convergence, discrimination
-from cfl_flare.report.page import Section, sections
+from cfl_flare.report.page import Section, file, sections
 from cfl_flare.report.table import results_table
 from cfl_flare.report.view import View, thinned
 from cfl_flare.report.who import cosines, plane, tree, who
@@ -302,4 +302,4 @@ def test_a_damaged_file_costs_one_section(tmp_path):
     ],
 )
 def test_what_is_in_the_script_is_named_in_its_notice(mark, name):
-    assert mark in vega.script() and name in vega.notice()
+    assert mark in vega.script() and name in file("notice.txt")
