@@ -28,7 +28,7 @@ from cfl_flare.methods import METHODS, PENALTIES, Method
 from cfl_flare.models import MODELS
 from cfl_flare.report import write
 from cfl_flare.report.table import heading, partition_table, print_whole, results_table
-from cfl_flare.results.key_metric import of_training
+from cfl_flare.results.metrics import of_training
 from cfl_flare.results.served import columns_of
 from cfl_flare.training.settings import TrainSettings
 

@@ -34,8 +34,7 @@ from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_data, check_plans
 from cfl_flare.report import write
-from cfl_flare.results.key_metric import leading
-from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.metrics import RoundMetrics, leading
 from cfl_flare.results.run_dir import ROUNDS, SERVED, SUMMARY, Run, load_run, read_lines
 from cfl_flare.results.served import save_preparations
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.results.key_metric import ACCURACY, Metric
+from cfl_flare.results.metrics import ACCURACY, Metric
 
 logger = logging.getLogger(__name__)
 

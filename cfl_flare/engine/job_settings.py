@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.results.key_metric import best_end
+from cfl_flare.results.metrics import best_end
 
 MEMORY = "rounds between clean-ups of {} memory; 0 for none"
 

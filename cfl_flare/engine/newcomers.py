@@ -36,8 +36,7 @@ from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Method, ServerState, build_method
 from cfl_flare.methods.slots import is_cluster, with_parts
 from cfl_flare.methods.state import Predict
-from cfl_flare.results.key_metric import leading, reported
-from cfl_flare.results.metrics import average
+from cfl_flare.results.metrics import average, leading, reported
 from cfl_flare.results.model_file import CLASSES, is_ours, layout_of, model_of
 from cfl_flare.results.run_dir import NEWCOMERS, STATE, load_run, the_run
 from cfl_flare.results.schema import count

@@ -30,7 +30,7 @@ from cfl_flare.engine.server_optimizer import check_server_optimizer
 from cfl_flare.engine.settings import count_of
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import Method, Participant
-from cfl_flare.results.key_metric import POOLED, POOLED_F1
+from cfl_flare.results.metrics import POOLED, POOLED_F1
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.measures import RANGES
 from cfl_flare.training.resident import ResidentModel

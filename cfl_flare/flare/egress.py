@@ -21,7 +21,7 @@ from cfl_flare.core.errors import EncryptionError
 from cfl_flare.engine.checks import is_metric_name, is_number
 from cfl_flare.engine.observers import ANSWERING
 from cfl_flare.flare import wire
-from cfl_flare.results.key_metric import is_share
+from cfl_flare.results.metrics import is_share
 
 ENCRYPTION = "nvflare.app_opt.he"
 EVERY, BOOTSTRAP = "*", "bootstrap"

@@ -11,7 +11,7 @@ from cfl_flare.report import vega
 from cfl_flare.report.page import ROWS, Plot, Section, Table
 from cfl_flare.report.text import cut, finite, interval, measure_name, named, number
 from cfl_flare.report.view import View, cluster_label, thinned
-from cfl_flare.results.key_metric import POOLED, POOLED_F1, of_training
+from cfl_flare.results.metrics import POOLED, POOLED_F1, of_training
 from cfl_flare.results.remarks import IMPROVING, floor_in_run, missed_rounds
 from cfl_flare.results.schema import number as is_number
 

@@ -19,7 +19,7 @@ from cfl_flare.report.measures import convergence, cross_site
 from cfl_flare.report.page import Plot, Section, Table
 from cfl_flare.report.text import cut
 from cfl_flare.report.view import View
-from cfl_flare.results.key_metric import ACCURACY
+from cfl_flare.results.metrics import ACCURACY
 from cfl_flare.results.run_dir import Run
 
 if TYPE_CHECKING:

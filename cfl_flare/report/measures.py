@@ -19,7 +19,7 @@ from cfl_flare.report.page import Plot, Section, Table
 from cfl_flare.report.text import finite, measure_name, named, number, unique
 from cfl_flare.report.view import View, cluster_label, line_plot, thinned
 from cfl_flare.results.curves import ALL, DIFFERENCE, FEW_SAMPLES, FEW_SITES, NO_SCORES, Curve, Curves, load_curves
-from cfl_flare.results.key_metric import POOLED, POOLED_F1, leading
+from cfl_flare.results.metrics import POOLED, POOLED_F1, leading
 from cfl_flare.results.pooled import FEWEST
 from cfl_flare.results.run_dir import CROSS_SITE, CROSS_SITE_KEYS
 from cfl_flare.results.schema import number as is_number

@@ -19,7 +19,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.text import plain
 from cfl_flare.report.text import NAMES, number_text, signed
 from cfl_flare.results.bootstrap import paired_difference
-from cfl_flare.results.key_metric import ACCURACY, POOLED, POOLED_F1, of_training
+from cfl_flare.results.metrics import ACCURACY, POOLED, POOLED_F1, of_training
 from cfl_flare.results.remarks import IMPROVING, floor_in_run, missed_rounds
 from cfl_flare.results.run_dir import Run
 

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cfl_flare.report.text import cut, measure_name, named, number
-from cfl_flare.results.key_metric import Metric
 from cfl_flare.results.live import LiveRun, LiveSite, Watched, numbers
+from cfl_flare.results.metrics import Metric
 from cfl_flare.results.remarks import missed_rounds
 
 BLOCKS, LETTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"

@@ -22,7 +22,7 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.shares import bounded_weights
 from cfl_flare.results import schema
-from cfl_flare.results.key_metric import is_share
+from cfl_flare.results.metrics import is_share
 
 if TYPE_CHECKING:
     from cfl_flare.methods import Participant

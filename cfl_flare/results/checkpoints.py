@@ -15,8 +15,7 @@ from cfl_flare.core.config import unmarked
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods import ServerState
-from cfl_flare.results.key_metric import ACCURACY, Metric
-from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.metrics import ACCURACY, Metric, RoundMetrics
 from cfl_flare.results.store import Store, StoreError, state_metadata, state_of
 
 

@@ -27,7 +27,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.shares import reached
 from cfl_flare.results.bootstrap import PERCENTILES, filled
-from cfl_flare.results.key_metric import Metric, is_share
+from cfl_flare.results.metrics import Metric, is_share
 
 # Draws of hospitals: with this number, an end of an interval moves by some hundredths of its width.
 TIMES = 10_000

@@ -19,7 +19,7 @@ from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import MOST_JSON, MOST_LINES, below, is_unheld, open_regular, parse_json, read_json
 from cfl_flare.results import run_dir, schema
 from cfl_flare.results.job_record import ATTEMPT, ATTEMPT_FIELDS, ATTEMPT_OPTIONAL
-from cfl_flare.results.key_metric import Metric, leading
+from cfl_flare.results.metrics import Metric, leading
 from cfl_flare.results.run_dir import ASSIGNMENTS, HISTORY, ROUNDS, STARTED, SUMMARY
 
 # What is in the folder of a run, finished or not.

@@ -14,8 +14,7 @@ import numpy as np
 
 from cfl_flare.core.shares import capped
 from cfl_flare.methods import Participant
-from cfl_flare.results.key_metric import POOLED, POOLED_F1
-from cfl_flare.results.metrics import RoundMetrics, not_by_all
+from cfl_flare.results.metrics import POOLED, POOLED_F1, RoundMetrics, not_by_all
 
 # The most points of a curve: more are closer than a line is wide.
 POINTS = 101

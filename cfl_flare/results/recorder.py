@@ -29,8 +29,7 @@ from cfl_flare.data.preparation import Preparation
 from cfl_flare.methods import Method, Participant, ServerState, describe_method
 from cfl_flare.results.bootstrap import BOOTSTRAP, Draws
 from cfl_flare.results.curves import CURVES
-from cfl_flare.results.key_metric import Metric
-from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.metrics import Metric, RoundMetrics
 from cfl_flare.results.model_file import CLASSES
 from cfl_flare.results.remarks import IMPROVING, improving, missed_rounds
 from cfl_flare.results.run_dir import (

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.core.text import plain
-from cfl_flare.results.key_metric import Metric
+from cfl_flare.results.metrics import Metric
 
 # Keys of a round's record: whom the floor kept out of which cluster, whose models it kept out of a mean, and which
 # clusters are below it.

@@ -28,7 +28,7 @@ from cfl_flare.core.arrays import load_arrays as read_arrays
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import append, atomic_write, below, json_lines, make_folder, read_json
 from cfl_flare.results import schema
-from cfl_flare.results.key_metric import ACCURACY, Metric, reported
+from cfl_flare.results.metrics import ACCURACY, Metric, reported
 from cfl_flare.results.remarks import HELD, IMPROVING, MOVED, POSSIBLE, SMALL
 
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"

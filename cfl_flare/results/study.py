@@ -18,7 +18,7 @@ from cfl_flare.core.files import below, read_json
 from cfl_flare.core.text import plain
 from cfl_flare.results import schema
 from cfl_flare.results.comparison import CHANCE, GAINS, LOSES, MARGIN, UNKNOWN, Comparison, Gain, Measured
-from cfl_flare.results.key_metric import ACCURACY, Metric
+from cfl_flare.results.metrics import ACCURACY, Metric
 
 STUDY, VERSION = "study.json", 1
 # The folder of the run that looked for the number of clusters.

@@ -32,7 +32,7 @@ from cfl_flare.methods import IFCA, FedAvg, FedCUAU, Local, WeCFL
 from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.comparison import AtHospital, Measured
 from cfl_flare.results.decision import decide
-from cfl_flare.results.key_metric import Metric
+from cfl_flare.results.metrics import Metric
 from cfl_flare.results.run_dir import ROUNDS, load_run, read_lines
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings

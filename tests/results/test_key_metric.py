@@ -4,7 +4,7 @@
 
 import pytest
 
-from cfl_flare.results.key_metric import Metric, best_end, is_share, leading, of_training, reported
+from cfl_flare.results.metrics import Metric, best_end, is_share, leading, of_training, reported
 
 
 @pytest.mark.parametrize(

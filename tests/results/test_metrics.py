@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from cfl_flare.methods import Participant, ServerState
-from cfl_flare.results.key_metric import Metric
-from cfl_flare.results.metrics import measure_round, steady_average
+from cfl_flare.results.metrics import Metric, measure_round, steady_average
 from tests.tiny import coin
 
 STATE = ServerState({"cluster-0": coin(0, 0), "cluster-1": coin(0, 0)}, assignment={"a": 0, "b": 0, "c": 1, "d": 1})

@@ -13,8 +13,7 @@ from cfl_flare.engine.observers.observer import Observer, Running
 from cfl_flare.methods import Assignment, ServerState, Update
 from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.results.analysis import analyse, gram
-from cfl_flare.results.key_metric import Metric, reported
-from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.metrics import Metric, RoundMetrics, reported
 
 
 class Stopping(Observer):

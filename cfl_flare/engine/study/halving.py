@@ -21,7 +21,7 @@ from cfl_flare.core.text import plain
 from cfl_flare.engine.study.candidates import ALONE, ONE_MODEL, Candidate, StudySettings, clustered_candidates
 from cfl_flare.results.comparison import MARGIN, Measured, clear_without_each, difference, mean_of, shared_by_all
 from cfl_flare.results.decision import decide
-from cfl_flare.results.key_metric import Metric, is_share
+from cfl_flare.results.metrics import Metric, is_share
 from cfl_flare.results.study import Verdict
 
 VALIDATION: Final = "validation"

@@ -31,8 +31,7 @@ from cfl_flare.engine.task import Task
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.comparison import AtHospital, Measured
-from cfl_flare.results.key_metric import leading
-from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.metrics import RoundMetrics, leading
 from cfl_flare.results.run_dir import ROUNDS, read_lines
 from cfl_flare.results.store import Store, StoreError
 from cfl_flare.results.study import SEARCH

@@ -31,7 +31,7 @@ from cfl_flare.flare.client_api.results import ScriptResults, metric_of, not_mea
 from cfl_flare.flare.client_api.rules import HOW_TO_EVALUATE
 from cfl_flare.methods import Update, describe_method
 from cfl_flare.methods.slots import HAS_CENTRES, cluster_slot, travelling, with_parts
-from cfl_flare.results.key_metric import best_end
+from cfl_flare.results.metrics import best_end
 
 TRAIN, EVALUATE = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION
 PENALTY_META = "cfl_penalty"

@@ -30,7 +30,7 @@ from cfl_flare.flare.study.messages import SPLIT, Counts, take_counts
 from cfl_flare.flare.study.trainer import AtSites
 from cfl_flare.methods import Participant, build_method
 from cfl_flare.results.checkpoints import Checkpoint
-from cfl_flare.results.key_metric import leading
+from cfl_flare.results.metrics import leading
 
 
 class StudyController(SeveralController):

@@ -20,7 +20,7 @@ from cfl_flare.engine.study.candidates import Candidate, private_layers, search_
 from cfl_flare.engine.task import Result
 from cfl_flare.methods import Participant
 from cfl_flare.results.comparison import AtHospital, Measured
-from cfl_flare.results.key_metric import leading
+from cfl_flare.results.metrics import leading
 from cfl_flare.results.run_dir import ROUNDS, read_lines
 from cfl_flare.training.tasks import LearningTask
 
