@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cfl_flare.flare.executor import ClusteredExecutor as ClusteredExecutor
     from cfl_flare.flare.job.recipe import ClusteredRecipe as ClusteredRecipe
     from cfl_flare.flare.job.recipe import simulator as simulator
-    from cfl_flare.flare.job.study_recipe import StudyRecipe as StudyRecipe
+    from cfl_flare.flare.job.several_recipe import StudyRecipe as StudyRecipe
     from cfl_flare.flare.persistor import ClusterModelPersistor as ClusterModelPersistor
 
 _MODULES = {
@@ -25,7 +25,7 @@ _MODULES = {
     "ClusteredExecutor": "executor",
     "ClusteredRecipe": "job.recipe",
     "ClusteringAggregator": "aggregator",
-    "StudyRecipe": "job.study_recipe",
+    "StudyRecipe": "job.several_recipe",
     "simulator": "job.recipe",
 }
 

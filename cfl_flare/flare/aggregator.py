@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.private import Division
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.data.files import authorised
+from cfl_flare.engine.drive import Checkpoints
 from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.indicator import check_task, logits_for
 from cfl_flare.engine.initial_models import initial_models
@@ -37,6 +38,7 @@ from cfl_flare.flare.schema import decode_results
 from cfl_flare.methods import Method, Participant, ServerState, build_method
 from cfl_flare.methods.slots import travelling, with_parts
 from cfl_flare.methods.state import Predict
+from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.curves import Scored
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.run_dir import ROUNDS
@@ -46,6 +48,31 @@ from cfl_flare.training.settings import TrainSettings
 
 # Of a site's refused results in a round, so many reasons are logged.
 LOGGED = 10
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run of a job starts, and with whom.
+
+    Attributes:
+        participants: all of them.
+        checkpoints: where its checkpoints go.
+        checkpoint: where it goes on; None starts it.
+        folder: of its results; None writes none.
+        recorded: the rounds that an earlier attempt left in that folder.
+        facts: for its summary.
+        announces: FLARE's metrics and experiment tracking hear of it; they know one run a job.
+        drawn: the measures that participants compute on draws of their test splits; empty for all.
+    """
+
+    participants: Sequence[Participant]
+    checkpoints: Checkpoints
+    checkpoint: Checkpoint | None = None
+    folder: Path | None = None
+    recorded: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    announces: bool = True
+    drawn: Sequence[str] = ()
 
 
 class ClusteringAggregator(ModelAggregator):
@@ -125,25 +152,9 @@ class ClusteringAggregator(ModelAggregator):
         return initial_models(method, partial(self._make_model, fl_ctx), layout, seed, path)
 
     def begin(
-        self,
-        participants: Sequence[Participant],
-        settings: ServerSettings,
-        training: TrainSettings,
-        equipment: Equipment,
-        fl_ctx: FLContext,
-        resumed: ServerState | None = None,
-        drawn: Sequence[str] = (),
+        self, start: Start, settings: ServerSettings, training: TrainSettings, equipment: Equipment, fl_ctx: FLContext
     ) -> Server:
-        """Starts the method with these participants, from the beginning or from a resumed state.
-
-        Args:
-            participants: all of them.
-            settings: the schedule.
-            training: how participants train, and what they measure.
-            equipment: what the server works with, and further observers.
-            fl_ctx: FLARE's context.
-            resumed: the state to resume from.
-            drawn: the measures that participants compute on draws of their test splits; empty for all.
+        """Starts the method, from the beginning or from a checkpoint's state.
 
         Raises:
             ConfigError: the method cannot be run with them or for the task, or lacks indicator samples.
@@ -157,21 +168,22 @@ class ClusteringAggregator(ModelAggregator):
         with limited_paths(fl_ctx):
             initial = self._initial(method, division.public, settings.seed, fl_ctx)
             logits = self._logits(method, settings.seed, fl_ctx)
-        fresh = method.start(initial, [p.name for p in participants])
-        if resumed is not None:
-            _check_resumed(fresh, resumed)
+        state = fresh = method.start(initial, [p.name for p in start.participants])
+        if start.checkpoint is not None:
+            state = start.checkpoint.state
+            _check_resumed(fresh, state)
         shape = score_shape(training, division.whole)
         of_scores = (shape, task.link, settings.floor.sites)
         scored = None if shape is None else Scored.of(*of_scores, not simulated(fl_ctx))
         ranges = task.ranges(training.measures) if self.ranged else None
-        asking = observers_of(settings, ranges, scored, training.bootstrap, drawn)
+        asking = observers_of(settings, ranges, scored, training.bootstrap, start.drawn)
         equipment = replace(
             equipment,
             logits=logits,
             complete=division.complete(partial(untrained, partial(self._make_model, fl_ctx), settings.seed, 0)),
             observers=[*(equipment.observers or ()), *asking],
         )
-        self.server = Server(method, division.public, participants, settings, resumed or fresh, equipment)
+        self.server = Server(method, division.public, start.participants, settings, state, equipment)
         return self.server
 
     def messages(self, tasks: Mapping[str, Task]) -> dict[str, FLModel]:
@@ -243,10 +255,13 @@ class ClusteringAggregator(ModelAggregator):
 
     def announcement(self, measured: RoundMetrics) -> FLModel:
         """What FLARE's other components are told of a round that was measured; without parameters."""
-        scalars = measured.scalars()
+        server, scalars = self.running, measured.scalars()
         info = {"metric_source": "cfl_flare", "metric_split": "test", "use_contribution_sites": False}
-        self._remark_on_metrics(scalars)
-        key = self._early_stopping.key
+        stopping = server.settings.early_stopping.following(server.progress.judged_by)
+        if not self._remarked and server.progress.metric is not None:
+            self._remarked = True
+            self._remark_on_metrics(stopping, scalars)
+        key = stopping.key
         name = None if key is None else key.name_in(scalars)
         if key is not None and name is not None:
             info["key_metric"] = {"name": name, "mode": key.mode}
@@ -255,23 +270,13 @@ class ClusteringAggregator(ModelAggregator):
             params={},
             metrics=scalars,
             current_round=measured.record["round"],
-            total_rounds=self.running.settings.num_rounds,
+            total_rounds=server.settings.num_rounds,
             meta={AppConstants.METRICS_AGGREGATION_INFO: info},
         )
 
-    @property
-    def _early_stopping(self) -> EarlyStopping:
-        """The run's, by metrics that participants report."""
-        server = self.running
-        return server.settings.early_stopping.following(server.progress.judged_by)
-
-    def _remark_on_metrics(self, scalars: Mapping[str, float]) -> None:
-        """Says once, after the first round that was measured, which of the job's metrics nobody reports."""
-        wanted, stopping = self.running.settings.early_stopping, self._early_stopping
-        progress = self.running.progress
-        if self._remarked or progress.metric is None:
-            return
-        self._remarked = True
+    def _remark_on_metrics(self, stopping: EarlyStopping, scalars: Mapping[str, float]) -> None:
+        """Says, after the first round that was measured, which of the job's metrics nobody reports."""
+        wanted, progress = self.running.settings.early_stopping, self.running.progress
         if stopping.key != wanted.key and stopping.key is not None and wanted.key is not None:
             self.warning(
                 f"sites report no {wanted.key.name}: the best round is the one with the {stopping.key.mode}imum of "

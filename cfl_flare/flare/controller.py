@@ -23,8 +23,9 @@ from cfl_flare.engine.job_settings import AssignSettings, ControllerSettings
 from cfl_flare.engine.means import FOLDER, Means
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.engine.task import Task
 from cfl_flare.flare import compatibility, wire
-from cfl_flare.flare.aggregator import ClusteringAggregator
+from cfl_flare.flare.aggregator import ClusteringAggregator, Start
 from cfl_flare.flare.attendance import Patience
 from cfl_flare.flare.client_api.controller import Scripts
 from cfl_flare.flare.client_api.results import check_failure
@@ -32,9 +33,8 @@ from cfl_flare.flare.compat import component_policy, data_config, simulated
 from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.policy import Policy, state_root
-from cfl_flare.flare.rounds import JobEvents, Sites, Start
 from cfl_flare.flare.schema import decode_check_in
-from cfl_flare.flare.tracking import bounds, track
+from cfl_flare.flare.tracking import JobEvents, bounds, track
 from cfl_flare.methods import Participant
 from cfl_flare.results.checkpoints import Progress
 from cfl_flare.results.job_record import ENDED, READY, SILENT, Attempt
@@ -82,7 +82,7 @@ class ClusteredController(PerSiteController):
         self._unknown = keep(self, settings, ServerSettings, ControllerSettings)
         self.facts, self.made_by, self.judge = facts, made_by, judge
         self.aggregator_id = aggregator_id
-        self.left_out: dict[str, str] = {}
+        self._tag: dict[str, str] = {}
         self._newest: list[str] = []
         self._hosting: dict[str, dict[str, Any]] = {}
         self._attempt = Attempt()
@@ -165,9 +165,7 @@ class ClusteredController(PerSiteController):
             earlier_means=self._means,
             observers=[JobEvents(self, aggregator, start.announces, self._controller_settings.memory_gc_rounds)],
         )
-        state = None if checkpoint is None else checkpoint.state
-        of_run = (start.participants, schedule, self._training, equipment)
-        server = aggregator.begin(*of_run, self.fl_ctx, state, start.drawn)
+        server = aggregator.begin(start, schedule, self._training, equipment, self.fl_ctx)
         if recorder is not None:
             recorder.begin(server.method.label, schedule.num_rounds, schedule.early_stopping.named)
         return server
@@ -175,12 +173,30 @@ class ClusteredController(PerSiteController):
     def _transport(self, server: Server) -> Transport:
         """How tasks reach the sites."""
         if self.judge is None:
-            stated = self._hosting.__getitem__
-            return Sites(self, self.aggregator, self._controller_settings.task_timeout, stated)
+            return self
         assign = from_dict(AssignSettings, unmarked(self.judge), "judge")
-        scripts = Scripts(server, assign, self._exchange, self.warning, self.site_errors)
+        scripts = Scripts(server, assign, self._ask_scripts, self.warning, self.site_errors)
         scripts.probe()
         return scripts
+
+    # ---- The transport to sites that run cfl_flare's own executor ----
+
+    def only_train(self, server: Server) -> Collection[str]:
+        return ()
+
+    def exchange(self, server: Server, tasks: Mapping[str, Task]) -> bool:
+        """One message a site, with the tasks of its participants."""
+        if self.abort_signal.triggered:
+            return False
+        messages = self.aggregator.messages(tasks)
+        for site, message in messages.items():
+            message.meta[wire.META].update({**self._hosting[site], **self._tag})
+        goes_on = self.ask(wire.TRAIN_TASK, messages, self._controller_settings.task_timeout, self._accept)
+        server.fail_sites(self.site_errors)
+        return goes_on
+
+    def _accept(self, answer: FLModel) -> bool:
+        return self.aggregator.accept_model(answer)
 
     @property
     def results(self) -> Path:
@@ -282,14 +298,14 @@ class ClusteredController(PerSiteController):
             self.warning(f"{', '.join(newest)}: left out: {', '.join(sorted(refused))} refuse to train with it")
             server.admit([p for p in server.participants.values() if p.site not in newest])
 
-    def _exchange(self, task: str, data: Mapping[str, FLModel], on_result: Callable[[FLModel], bool]) -> bool:
+    def _ask_scripts(self, task: str, data: Mapping[str, FLModel], on_result: Callable[[FLModel], bool]) -> bool:
         """One exchange with scripts; if a site fails, its participant does."""
 
         def unless_failed(result: FLModel) -> bool:
             check_failure(result)
             return on_result(result)
 
-        went = self.exchange(task, data, self._controller_settings.task_timeout, unless_failed)
+        went = self.ask(task, data, self._controller_settings.task_timeout, unless_failed)
         self.aggregator.running.fail_sites(self.site_errors)
         return went
 
@@ -313,7 +329,7 @@ class ClusteredController(PerSiteController):
         ours = {"software": compatibility.SOFTWARE, "job": self._shared(), "bounds": self._schedule.bounds}
         data = {site: wire.message({}, {**ours, **self._hosting[site]}, 0, rounds) for site in sites}
         limit = max(self._controller_settings.task_timeout, CHECK_IN)
-        goes_on = self.exchange(wire.CHECK_TASK, data, limit, on_result, first=True)
+        goes_on = self.ask(wire.CHECK_TASK, data, limit, on_result, first=True)
         for site in (site for site in sites if site not in hosted):
             self.left_out[site] = self.site_errors.get(site, "no result in time")
             self.error(f"{site} is left out: {self.left_out[site]}")

@@ -32,13 +32,15 @@ from cfl_flare.engine.job_settings import ExecutorSettings
 from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.settings import FEWEST_SCORED, SiteSettings
 from cfl_flare.engine.site import Site
+from cfl_flare.engine.study.candidates import Candidate
+from cfl_flare.engine.task import Result
 from cfl_flare.flare import compatibility, wire
 from cfl_flare.flare.compat import component_policy, data_config, on_one_machine, simulated, study_of
 from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.policy import Policy, check_floor, limited_paths, state_root, store_for
 from cfl_flare.flare.schema import CLIPPED
-from cfl_flare.flare.site_run import SiteRun, log_failure
-from cfl_flare.methods import Method, build_method
+from cfl_flare.flare.site_run import RoundTask, SiteRun, log_failure
+from cfl_flare.methods import build_method
 from cfl_flare.results.job_record import MEAN, ROUND, JobRecord
 from cfl_flare.results.schema import LONGEST
 from cfl_flare.results.store import Store
@@ -90,7 +92,7 @@ class ClusteredExecutor(Executor):
         self.run_name, self.seed, self.made_by = run_name, seed, made_by
         self._unknown = keep(self, settings, SiteSettings, ExecutorSettings)
         self._site: Site | None = None
-        self._run: SiteRun | None = None
+        self._runs: dict[str, SiteRun] = {}
         self._abort_signal = Signal()
         self._together: tuple[list[str], bool] | None = None
         self._averaged: list[str] = []
@@ -124,20 +126,24 @@ class ClusteredExecutor(Executor):
         if content["memory_of"] != self.run_name:  # memories of an earlier run of this name are not this one's
             for store in self._stores(fl_ctx):
                 store.keep_previous()
-        for own in site.hosted.values() if len(site.hosted) == 1 else ():
-            summary = DataSummary.of(own)
-            for line in (summary.line, *clipped_line([own]), *summary.remarks):  # a job may stream what is above info
+        for hosted in site.hosted.values() if len(site.hosted) == 1 else ():
+            summary = DataSummary.of(hosted)
+            for line in (
+                summary.line,
+                *clipped_line([hosted]),
+                *summary.remarks,
+            ):  # a job may stream what is above info
                 self.log_info(fl_ctx, f"data: {line}")
         return wire.to_shareable({}, self._said(site))
 
     def _said(self, site: Site) -> dict[str, Any]:
         """Whom this site hosts, for the server."""
-        hosted = [
-            {"name": d.name, "samples": len(d.train), "group": d.group, "tested": len(d.test) > 0, CLIPPED: d.clipped}
-            for d in site.hosted.values()
-        ]
-        if self.data.get("partition") is None:  # real patients' numbers are counted in the site's own log
-            hosted = [{key: value for key, value in one.items() if key != CLIPPED} for one in hosted]
+        hosted: list[dict[str, Any]] = []
+        for data in site.hosted.values():
+            counts = {"samples": len(data.train), "tested": len(data.test) > 0}
+            hosted.append({"name": data.name, "group": data.group, **counts})
+            if self.data.get("partition") is not None:  # real patients' numbers are counted in the site's own log
+                hosted[-1][CLIPPED] = data.clipped
         return {"participants": hosted}
 
     def _stores(self, fl_ctx: FLContext) -> list[Store]:
@@ -153,31 +159,47 @@ class ClusteredExecutor(Executor):
         compatibility.check_software(unmarked(self.made_by or {}), "the job was made by", place)
         compatibility.check_software(content["software"], "the server runs", place)
         compatibility.check_known(self._unknown, "executor", place)
-        own = {key: getattr(self, key) for key in self.shared}
-        compatibility.check_settings(content["job"], own, place)
+        compatibility.check_settings(content["job"], {key: getattr(self, key) for key in self.shared}, place)
         check_filters(fl_ctx)
         check_floor(content.get("bounds"), fl_ctx)
 
     def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """One round for all participants that were given a task."""
+        """One round of a run for all participants that were given a task; after its last one, what they measure."""
         content = wire.content_of(wire.from_shareable(shareable).meta)
         site = self._prepared(content, fl_ctx)
-        self._record(unmarked(self.method)["method"], content, shareable, fl_ctx)
-        tasks, models, content = wire.decode_task(shareable, site.runtime.division.public)
+        self._record(content, shareable, fl_ctx)
+        run, tag = self._run_of(content, site, fl_ctx)
+        tasks, models, content = wire.decode_task(shareable, run.site.runtime.division.public)
         number = content["round"]
-        self._run = self._run or SiteRun(
-            site, self.run_name, unmarked(self.model), self, keeps=self._at_site.keep_served
-        )
         last = number == shareable.get_header(AppConstants.NUM_ROUNDS)
-        results = self._run.carry_out(number, tasks, models, content["memory_of"], last, fl_ctx)
-        if self._own.site_sums:
-            results = added_up(results, models, site.method)
-        reply = wire.encode_results(results, {"round": number})
+        results = self._results(run, RoundTask(number, tasks, models, content["memory_of"], last), tag, fl_ctx)
+        if self._settings.site_sums:
+            results = added_up(results, models, run.site.method)
+        reply = wire.encode_results(results, {"round": number, **tag})
         self._answered += any(result.update is not None for result in results)
-        self._clean_up(number)
+        if self._settings.memory_gc_rounds and (number + 1) % self._settings.memory_gc_rounds == 0:
+            cleanup_memory(self._settings.cuda_empty_cache)
         return reply
 
-    def _record(self, method: str, content: dict[str, Any], shareable: Shareable, fl_ctx: FLContext) -> None:
+    def _run_of(self, content: dict[str, Any], site: Site, fl_ctx: FLContext) -> tuple[SiteRun, dict[str, str]]:
+        """The run that a task is of, and what the answer says of it; here it is the job's only one."""
+        if not self._runs:
+            self._runs[""] = self._site_run(site)
+        return self._runs[""], {}
+
+    def _site_run(self, site: Site, name: str = "") -> SiteRun:
+        return SiteRun(site, self.run_name, unmarked(self.model), self, name, self._at_site.keep_served)
+
+    def _results(self, run: SiteRun, task: RoundTask, tag: dict[str, str], fl_ctx: FLContext) -> list[Result]:
+        """What participants make of their tasks."""
+        return run.carry_out(task, fl_ctx)
+
+    @property
+    def _recorded_as(self) -> str:
+        """The method's name in the site's record of jobs."""
+        return str(unmarked(self.method)["method"])
+
+    def _record(self, content: dict[str, Any], shareable: Shareable, fl_ctx: FLContext) -> None:
         """Writes what this site is about to take part in; nothing in a simulation.
 
         Raises:
@@ -197,7 +219,7 @@ class ClusteredExecutor(Executor):
                 "name": plain((fl_ctx.get_prop(FLContextKey.JOB_META) or {}).get(JobMetaKey.JOB_NAME, "")),
                 "data": self._data,
                 "run": self.run_name,
-                "method": method,
+                "method": self._recorded_as,
                 "model": unmarked(self.model)["class_path"],
                 "rounds": rounds,
                 "participants": {person: len(data.train) for person, data in hosted.items()},
@@ -207,15 +229,11 @@ class ClusteredExecutor(Executor):
             self._together = (sites, content["sampled"])
         record.note(ROUND, job, round=content["round"], answered=self._answered)
 
-    def _clean_up(self, number: int) -> None:
-        if self._own.memory_gc_rounds and (number + 1) % self._own.memory_gc_rounds == 0:
-            cleanup_memory(self._own.cuda_empty_cache)
-
     def _prepared(self, content: dict[str, Any], fl_ctx: FLContext) -> Site:
         """The site, built at the first task that this process gets."""
         if self._site is None:
             self._at_site = at_site = from_attributes(SiteSettings, self, "run")
-            self._own = from_attributes(ExecutorSettings, self, "run")
+            self._settings = from_attributes(ExecutorSettings, self, "run")
             torch.set_num_threads(at_site.torch_threads)
             policy = component_policy(fl_ctx)
             with limited_paths(fl_ctx):  # a source may read a file that describes its columns
@@ -227,7 +245,8 @@ class ClusteredExecutor(Executor):
                 self._data = "" if source.path is not None else str(source.located()[0].resolve())[-LONGEST:]
             together = content["sites"] if simulated(fl_ctx) else None
             self._place = Place.of(at_site.device, at_site.gpu_memory, content["index"], together)
-            site = self._empty_site(build_method(unmarked(self.method), policy), self.private, fl_ctx)
+            method = build_method(unmarked(self.method), policy)
+            site = self._empty_site(Candidate(self.run_name, method, self.private), fl_ctx)
             self._place.limit()
             self.log_info(fl_ctx, f"{fl_ctx.get_identity_name()} computes on {self._place}")
             with limited_paths(fl_ctx):
@@ -235,18 +254,18 @@ class ClusteredExecutor(Executor):
             self._site = site
         return self._site
 
-    def _empty_site(self, method: Method, private: str | None, fl_ctx: FLContext) -> Site:
-        """A site of the job's that hosts nobody yet."""
+    def _empty_site(self, run: Candidate, fl_ctx: FLContext) -> Site:
+        """A run's site that hosts nobody yet."""
         policy = component_policy(fl_ctx)
         return Site(
-            method,
+            run.method,
             partial(build, self.model, torch.nn.Module, "model", policy),
             from_dict(TrainSettings, unmarked(self.training), "training"),
             self.seed,
             self._at_site.evaluate_trained,
             self._place.device,
             should_stop=lambda: bool(self._abort_signal.triggered),
-            private=private,
+            private=run.private,
             authorize=policy,
             fewest_scored=1 if simulated(fl_ctx) else FEWEST_SCORED,
         )

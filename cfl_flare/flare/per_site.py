@@ -50,6 +50,7 @@ class PerSiteController(ModelController):
 
     Attributes:
         site_errors: why each site's last result cannot be used: FLARE's return code, or a reason.
+        left_out: why sites take no part in the job.
         late: sites where the job has been started, or started again, in its middle.
         plain: tasks are plain FLModels with one model each, as FLARE's Client API expects.
         patience: which sites answer.
@@ -58,6 +59,7 @@ class PerSiteController(ModelController):
     def __init__(self, *args: Any, plain: bool = False, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.site_errors: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
         self.late: list[str] = []
         self.plain = plain
         self.patience = Patience()
@@ -89,6 +91,9 @@ class PerSiteController(ModelController):
 
     def end(self, site: str) -> None:
         """A site's job process has failed, so that FLARE is about to end the job."""
+
+    def admit(self, server: Any) -> None:
+        """A round is about to begin: sites that have connected meanwhile take part from now on."""
 
     def _give_up(self, site: str, reason: str) -> None:
         """Ends a site's standing task."""
@@ -161,7 +166,7 @@ class PerSiteController(ModelController):
         finally:
             self._processing -= 1
 
-    def exchange(
+    def ask(
         self,
         task_name: str,
         data: Mapping[str, FLModel],

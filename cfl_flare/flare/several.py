@@ -5,41 +5,41 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
-from nvflare.app_common.app_constant import AppConstants
 from torch import nn
 
 from cfl_flare.core.config import build, check_run_name, require, unmarked
 from cfl_flare.core.errors import AbortedError, PayloadError
-from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.params import Layout
 from cfl_flare.core.settings import shows
 from cfl_flare.core.text import shown
 from cfl_flare.data import DataSource
 from cfl_flare.engine.drive import Checkpoints, drive
 from cfl_flare.engine.job_settings import ControllerSettings, ExecutorSettings
-from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.study.candidates import Candidate
-from cfl_flare.engine.task import Result, Task
+from cfl_flare.engine.study.halving import TEST, VALIDATION
 from cfl_flare.flare import wire
-from cfl_flare.flare.aggregator import ClusteringAggregator
+from cfl_flare.flare.aggregator import ClusteringAggregator, Start
 from cfl_flare.flare.compat import component_policy
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.policy import store_for
-from cfl_flare.flare.rounds import Sites, Start
 from cfl_flare.flare.site_run import SiteRun
 from cfl_flare.methods import Participant, build_method, describe_method
 from cfl_flare.results.store import Store
 
-# A task's, and an answer's, field that says of which run it is.
-CANDIDATE = "candidate"
+# Fields of a task, and of its answer, that say of which run it is and, in a study, which samples it is measured on.
+CANDIDATE: Final = "candidate"
+SPLIT: Final = "split"
+SPLITS = (VALIDATION, TEST)
+# The field of a study's check-in that has the number of samples in each split.
+COUNTS = "splits"
 
 
 def candidates_of(runs: Sequence[Mapping[str, Any]], policy: Any) -> dict[str, Candidate]:
@@ -89,7 +89,6 @@ class SeveralController(ClusteredController):
         super().__init__(facts, made_by, aggregator_id="", persistor_id="", **settings)
         self.model, self.run_name, self.runs, self.initial_ckpt = model, run_name, runs, initial_ckpt
         self.everyone: list[Participant] = []
-        self._tag: dict[str, str] = {}
 
     def _prepare(self) -> None:
         self._training, policy = self._check_job(), component_policy(self.fl_ctx)
@@ -103,9 +102,11 @@ class SeveralController(ClusteredController):
         candidates = candidates_of(unmarked(self.runs or []), component_policy(self.fl_ctx))
         self.everyone = self._gathered()
         for candidate in candidates.values():
-            folder = self.results / candidate.name
-            self._drive(candidate, {CANDIDATE: candidate.name}, Start(self.everyone, Checkpoints(), None, folder))
-            self._write_page(folder)
+            start = Start(self.everyone, Checkpoints(), folder=self.results / candidate.name)
+            server = self._open(candidate, {CANDIDATE: candidate.name}, start)
+            if not drive(server, self, start.checkpoints):
+                raise AbortedError("the job was aborted")
+            self._write_page(self.results / candidate.name)
         self._attempt.done()
 
     def _open(self, candidate: Candidate, tag: dict[str, str], start: Start) -> Server:
@@ -113,36 +114,18 @@ class SeveralController(ClusteredController):
         self.aggregator, self._tag = self._aggregator(candidate), tag
         return self.start(self.aggregator, self._schedule_of(candidate), start)
 
-    def _drive(self, candidate: Candidate, tag: dict[str, str], start: Start, until: int | None = None) -> Server:
-        """Runs a candidate.
-
-        Raises:
-            AbortedError: the job was aborted.
-        """
-        server = self._open(candidate, tag, start)
-        if not drive(server, self._transport(server), start.checkpoints, until):
-            raise AbortedError("the job was aborted")
-        return server
-
-    def _transport(self, server: Server) -> Sites:
-        """How tasks of the open candidate reach the sites."""
-        tag = self._tag
-        timeout = self._controller_settings.task_timeout
-        return Sites(self, self.aggregator, timeout, lambda site: {**self._hosting[site], **tag}, self._check_tag)
-
-    def _check_tag(self, answer: FLModel) -> None:
+    def _accept(self, answer: FLModel) -> bool:
         """Takes the run's name out of a site's answer.
 
         Raises:
             PayloadError: it answers another task.
         """
         content = wire.content_of(answer.meta)
-        if "error" in content:
-            return
-        answered = {key: content.pop(key, None) for key in self._tag}
+        answered = self._tag if "error" in content else {key: content.pop(key, None) for key in self._tag}
         if answered != self._tag:
             given, wanted = (" on ".join(map(shown, tag.values())) for tag in (answered, self._tag))
             raise PayloadError("candidate", f"the answer is of {given}, the task was {wanted}")
+        return super()._accept(answer)
 
     def _schedule_of(self, candidate: Candidate) -> ServerSettings:
         """The schedule of one candidate."""
@@ -191,7 +174,7 @@ class SeveralExecutor(ClusteredExecutor):
     """
 
     shared: ClassVar[tuple[str, ...]] = ("runs", "model", "data", "training", "seed", "run_name")
-    recorded_as: ClassVar[str] = "several"
+    _recorded_as = "several"
 
     @shows(SiteSettings, ExecutorSettings, as_fields=True)
     def __init__(
@@ -209,7 +192,6 @@ class SeveralExecutor(ClusteredExecutor):
         super().__init__({"method": "fedavg"}, model, source, data, training, run_name, seed, made_by, **settings)
         self.runs = runs
         self._known: dict[str, Candidate] = {}
-        self._runs: dict[str, SiteRun] = {}
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
         super()._host(site, source, content, fl_ctx)
@@ -218,54 +200,16 @@ class SeveralExecutor(ClusteredExecutor):
     def _stores(self, fl_ctx: FLContext) -> list[Store]:
         return [Store(store_for(self.run_name, fl_ctx).folder / name) for name in self._known]
 
-    def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """One round of a run for all participants that were given a task; after its last one, what they measure.
+    def _run_of(self, content: dict[str, Any], site: Site, fl_ctx: FLContext) -> tuple[SiteRun, dict[str, str]]:
+        """The run that a task names, with the data of this job's ``site``.
 
         Raises:
             PayloadError: there is no such run.
         """
-        content = wire.content_of(wire.from_shareable(shareable).meta)
-        data = self._prepared(content, fl_ctx)
-        self._record(self.recorded_as, content, shareable, fl_ctx)
-        tag = self._tag_of(content)
-        run = self._run_of(self._known[tag[CANDIDATE]], data, fl_ctx)
-        tasks, models, content = wire.decode_task(shareable, run.site.runtime.division.public)
-        last = content["round"] == shareable.get_header(AppConstants.NUM_ROUNDS)
-        results = self._results(run, content, tasks, models, last, fl_ctx)
-        if self._own.site_sums:
-            results = added_up(results, models, run.site.method)
-        reply = wire.encode_results(results, {"round": content["round"], **tag})
-        self._answered += any(result.update is not None for result in results)
-        self._clean_up(content["round"])
-        return reply
-
-    def _tag_of(self, content: Mapping[str, Any]) -> dict[str, str]:
-        """Of which run a task is.
-
-        Raises:
-            PayloadError: there is no such run.
-        """
-        return {CANDIDATE: known_run(content, self._known)}
-
-    def _results(
-        self,
-        run: SiteRun,
-        content: Mapping[str, Any],
-        tasks: Mapping[str, Task],
-        models: Mapping[str, Params],
-        last: bool,
-        fl_ctx: FLContext,
-    ) -> list[Result]:
-        """What participants make of their tasks."""
-        return run.carry_out(content["round"], tasks, models, content["memory_of"], last, fl_ctx)
-
-    def _run_of(self, candidate: Candidate, data: Site, fl_ctx: FLContext) -> SiteRun:
-        """A run at this site."""
-        if candidate.name not in self._runs:
-            site = self._empty_site(candidate.method, candidate.private, fl_ctx).with_data_of(data)
-            run = SiteRun(site, self.run_name, unmarked(self.model), self, candidate.name, self._at_site.keep_served)
-            self._runs[candidate.name] = run
-        return self._runs[candidate.name]
+        name = known_run(content, self._known)
+        if name not in self._runs:
+            self._runs[name] = self._site_run(self._empty_site(self._known[name], fl_ctx).with_data_of(site), name)
+        return self._runs[name], {CANDIDATE: name}
 
 
 def known_run(content: Mapping[str, Any], known: Collection[str]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,25 @@ from cfl_flare.results.run_dir import SERVED, Note, keep_notes
 from cfl_flare.results.served import save_served
 from cfl_flare.results.store import Store
 from cfl_flare.training.ensemble import Served
+
+
+@dataclass(frozen=True)
+class RoundTask:
+    """A round's tasks at a site.
+
+    Attributes:
+        number: the round.
+        tasks: by participant.
+        models: that came with them, by slot.
+        memory_of: the run that this one resumes; None for a new one.
+        last: all rounds are done: the final models are measured, and kept for the site's operator.
+    """
+
+    number: int
+    tasks: Mapping[str, Task]
+    models: Mapping[str, Params]
+    memory_of: str | None
+    last: bool
 
 
 class SiteRun:
@@ -48,75 +68,37 @@ class SiteRun:
         """This site's store of a run, or of the part of it that this one is."""
         return Store(store_for(name, fl_ctx).folder / self.part)
 
-    def carry_out(
-        self,
-        number: int,
-        tasks: Mapping[str, Task],
-        models: Mapping[str, Params],
-        memory_of: str | None,
-        last: bool,
-        fl_ctx: FLContext,
-    ) -> list[Result]:
-        """One round for all participants that were given a task.
-
-        Args:
-            number: the round.
-            tasks: by participant.
-            models: that came with the round, by slot.
-            memory_of: the run that this one resumes; None for a new one.
-            last: keep what participants are served, for the site's operator.
-            fl_ctx: FLARE's context.
-        """
-        begins = self._store is None
-        self.recall(number, memory_of or self.name, fl_ctx)
-        started = time.monotonic()
-        keep = partial(self._keep, number, fl_ctx) if last and self.keeps else None
-        results = [self.site.carry_out(name, task, models, number, keep) for name, task in tasks.items()]
-        self._report(number, results, fl_ctx)
-        self.note(number, tasks, results, last, begins, fl_ctx)
+    def carry_out(self, task: RoundTask, fl_ctx: FLContext) -> list[Result]:
+        """One round for all participants that were given a task."""
+        begins, number = self._store is None, task.number
+        did = f"round {number}: {'measured the final models of' if task.last else 'worked for'}"
+        results = self._results(None, task, task.last, f"{self.part}: {did}" if self.part else did, fl_ctx)
+        self.note(number, task.tasks, results, task.last, begins, fl_ctx)
         why = self.remember(number + 1)
         if why is not None:
             log_failure(self._log, f"round {number}: writing what participants remember", "disk", why, fl_ctx)
-        did = "measured the final models of" if last else "worked for"
-        of_part = f"{self.part}: " if self.part else ""
-        self._log.log_info(fl_ctx, f"{of_part}round {number}: {did} {len(results)} participants in {_since(started)}")
         return results
 
-    def measure(
-        self,
-        data: Site,
-        number: int,
-        tasks: Mapping[str, Task],
-        models: Mapping[str, Params],
-        memory_of: str | None,
-        keeps: bool,
-        fl_ctx: FLContext,
-    ) -> list[Result]:
-        """Measures models, of which no participant remembers anything.
+    def measure(self, data: Site, task: RoundTask, keeps: bool, fl_ctx: FLContext) -> list[Result]:
+        """Measures models on the samples of ``data``; no participant remembers anything of it.
 
-        Args:
-            data: the participants with the samples to measure on.
-            number: how many rounds the models have.
-            tasks: by participant; they train nothing.
-            models: that came with them, by slot.
-            memory_of: the run that this one resumes; None for a new one.
-            keeps: keep what participants are served, for the site's operator.
-            fl_ctx: FLARE's context.
+        ``keeps`` says whether what participants are served is kept for the site's operator.
         """
-        self.recall(number, memory_of or self.name, fl_ctx)
-        site, started = self.site.with_data_of(data), time.monotonic()
-        keep = partial(self._keep, number, fl_ctx) if keeps and self.keeps else None
-        results = [site.carry_out(name, task, models, number, keep) for name, task in tasks.items()]
-        self._report(number, results, fl_ctx)
-        what = f"{self.part or self.name} after {number} rounds"
-        self._log.log_info(fl_ctx, f"{what}: measured {len(results)} participants in {_since(started)}")
-        return results
+        did = f"{self.part or self.name} after {task.number} rounds: measured"
+        return self._results(data, task, keeps, did, fl_ctx)
 
-    def _report(self, number: int, results: Sequence[Result], fl_ctx: FLContext) -> None:
+    def _results(self, data: Site | None, task: RoundTask, keeps: bool, did: str, fl_ctx: FLContext) -> list[Result]:
+        number, started = task.number, time.monotonic()
+        self.recall(number, task.memory_of or self.name, fl_ctx)
+        site = self.site if data is None else self.site.with_data_of(data)
+        keep = partial(self._keep, number, fl_ctx) if keeps and self.keeps else None
+        results = [site.carry_out(name, order, task.models, number, keep) for name, order in task.tasks.items()]
         for result in results:
             if result.error:
                 what = f"round {number}: {result.participant}"
                 log_failure(self._log, what, result.error, result.traceback, fl_ctx)
+        self._log.log_info(fl_ctx, f"{did} {len(results)} participants in {time.monotonic() - started:.2f} s")
+        return results
 
     def recall(self, number: int, run_name: str, fl_ctx: FLContext) -> None:
         """Makes sure that the participants' memories are those of the round before this one.
@@ -135,9 +117,7 @@ class SiteRun:
         source, version = known[0]
         try:
             models, facts = source.load(version, site.runtime.resident.layout)
-            check_memory_of(facts.get("method", site.method.label), site.method.label, run_name)
-            division = site.runtime.division
-            check_private_of(facts.get("private") or [], division.names, run_name)
+            check_memory_of(run_name, facts, site)
         except (PayloadError, ConfigError) as error:
             self._log.log_warning(fl_ctx, f"no memory of round {number}; participants start from their centre")
             self._log.log_info(fl_ctx, f"no memory of round {number}: {error}")
@@ -151,8 +131,8 @@ class SiteRun:
         """Saves a participant's served model for the site's operator."""
         folder, site = self.store(self.name, fl_ctx).folder / SERVED, self.site
         try:
-            own = site.hosted[participant].preparation
-            save_served(folder, participant, served, self._model, number, site.runtime.settings.task, own)
+            task, preparation = site.runtime.settings.task, site.hosted[participant].preparation
+            save_served(folder, participant, served, self._model, number, task, preparation)
         except OSError as error:  # the run has its results all the same
             what = f"keeping {participant}'s model"
             log_failure(self._log, what, failure_of(error), traceback.format_exc(), fl_ctx)
@@ -187,7 +167,7 @@ class SiteRun:
         """
         assert self._store is not None
         self._memory_round, site = number, self.site
-        models = {f"{name}#{what}": p for name, own in site.memory.items() for what, p in own.items()}
+        models = {f"{name}#{what}": p for name, memory in site.memory.items() for what, p in memory.items()}
         facts = {"method": site.method.label, "private": site.runtime.division.names}
         return self._store.try_to_save(number, models, facts) if models else None
 
@@ -198,20 +178,19 @@ def log_failure(log: FLComponent, what: str, code: str, whole: str, fl_ctx: FLCo
     log.log_info(fl_ctx, f"{what} failed: {code}, in full: {whole}")
 
 
-def check_memory_of(kept: str, asked: str, run_name: str) -> None:
-    """Raises a ConfigError for the memory of another method, which may send what that one keeps at the site."""
-    require(kept == asked, f"run {run_name!r} was of method {kept}, and this job is of {asked}; resume it with {kept}")
+def check_memory_of(run_name: str, facts: Mapping[str, Any], site: Site) -> None:
+    """Raises a ConfigError for the memory of another method, or of a run with other private layers.
 
-
-def check_private_of(kept: list[str], asked: list[str], run_name: str) -> None:
-    """Raises a ConfigError for the memory of a run with other private layers, of which this job might send some."""
-    other = sorted({*kept} ^ {*asked})
+    This job might send what that run has kept at the site.
+    """
+    before, now = facts.get("method", site.method.label), site.method.label
+    require(
+        before == now, f"run {run_name!r} was of method {before}, and this job is of {now}; resume it with {before}"
+    )
+    kept_before, kept_now = set(facts.get("private") or ()), set(site.runtime.division.names)
+    other = sorted(kept_before ^ kept_now)
     require(
         not other,
-        f"run {run_name!r} had {len(kept)} private arrays and this job has {len(asked)}, which differ in {other[:1]}; "
-        "resume it with the same private layers",
+        f"run {run_name!r} had {len(kept_before)} private arrays and this job has {len(kept_now)}, which differ in "
+        f"{other[:1]}; resume it with the same private layers",
     )
-
-
-def _since(started: float) -> str:
-    return f"{time.monotonic() - started:.2f} s"

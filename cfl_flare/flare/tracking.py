@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A round's numbers for FLARE's experiment tracking: TensorBoard, MLflow, Weights & Biases."""
+"""A job's rounds for FLARE's other components: its events, and experiment tracking by TensorBoard, MLflow and W&B."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import ProcessType
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.widgets.streaming import AnalyticsReceiver
+from nvflare.fuel.utils.memory_utils import cleanup_memory
 from nvflare.widgets.widget import Widget
+
+from cfl_flare.engine.observers import Observer, Running
+from cfl_flare.flare.aggregator import ClusteringAggregator
+from cfl_flare.flare.per_site import PerSiteController
+from cfl_flare.results.metrics import RoundMetrics
 
 # FLARE's receivers that open a run for each site when the job starts, and drop what comes from anywhere else.
 RUNS_OF_SITES = ("nvflare.app_opt.tracking.mlflow.", "nvflare.app_opt.tracking.wandb.")
@@ -62,6 +71,62 @@ def track(component: FLComponent, scalars: Mapping[str, float], number: int) -> 
         for name, value in scalars.items():
             dxo = create_analytic_dxo(series(name), value, AnalyticsDataType.SCALAR, global_step=number)
             send_analytic_dxo(component, dxo, fl_ctx)
+
+
+class JobEvents(Observer):
+    """Tells FLARE's other components, experiment tracking and the log of each round.
+
+    Args:
+        job: the controller.
+        aggregator: of the run.
+        announces: FLARE's metrics and experiment tracking hear of it.
+        memory_gc_rounds: rounds between clean-ups of the server's memory; 0 for none.
+    """
+
+    def __init__(
+        self, job: PerSiteController, aggregator: ClusteringAggregator, announces: bool, memory_gc_rounds: int
+    ):
+        self._job = job
+        self._aggregator, self._announces, self._memory_gc_rounds = aggregator, announces, memory_gc_rounds
+        self._number, self._last = 0, False
+
+    def begin(self, server: Running) -> None:
+        self._number, self._last = server.state.round, server.finished
+        if not self._last:
+            self._job.admit(server)
+        self._job.event(AppEventType.ROUND_STARTED)
+
+    def answered(self, server: Running) -> None:
+        self._job.event(AppEventType.BEFORE_AGGREGATION)
+
+    def done(self, server: Running, measured: RoundMetrics | None) -> None:
+        """What was measured in the round are the models of the round before."""
+        words = ""
+        if measured is not None:
+            announcement = self._aggregator.announcement(measured)
+            value = (announcement.metrics or {}).get(name := f"served_{server.progress.judged_by.name}")
+            words = "" if value is None else f"; {name} = {value:.4f} after round {announcement.current_round}"
+            self._announce(announcement)
+        if self._last:
+            self._job.info(f"all rounds are done{words}")
+            return
+        self._job.info(f"round {self._number} of {server.settings.num_rounds} is done{words}")
+        if server.progress.stopped is not None:
+            self._job.info(f"the job ends early: {server.progress.stopped}")
+        if self._memory_gc_rounds and (self._number + 1) % self._memory_gc_rounds == 0:
+            cleanup_memory()
+        self._job.event(AppEventType.ROUND_DONE)
+
+    def _announce(self, announcement: FLModel) -> None:
+        job = self._job
+        if self._announces and announcement.metrics:
+            job.set_fl_context(announcement)
+            key = AppConstants.AGGREGATION_RESULT
+            job.fire_event_with_data(AppEventType.AFTER_AGGREGATION, job.fl_ctx, key, announcement)
+            track(job, announcement.metrics, announcement.current_round)
+
+    def close(self, server: Running, facts: dict[str, Any]) -> None:
+        facts["sites_left_out"] = self._job.left_out
 
 
 def opens_runs_of_sites(component: Any) -> bool:

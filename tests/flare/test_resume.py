@@ -13,11 +13,12 @@ import pytest
 from nvflare.apis.fl_context import FLContext
 
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.engine.drive import Checkpoints
 from cfl_flare.engine.server import Equipment, Server, ServerSettings
-from cfl_flare.flare.aggregator import ClusteringAggregator
+from cfl_flare.flare.aggregator import ClusteringAggregator, Start
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.methods import CFL, FedAvg, Method, Participant, ServerState, WeCFL, describe_method
-from cfl_flare.results.checkpoints import Progress
+from cfl_flare.results.checkpoints import Checkpoint, Progress
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import Store, state_metadata, state_of
 from cfl_flare.training.resident import untrained
@@ -41,7 +42,8 @@ def begin(method: Method, resumed: ServerState, folder: Path) -> ClusteringAggre
     aggregator = ClusteringAggregator(describe_method(method), MODEL)
     crowd = [Participant(d.name, "site", len(d.train)) for d in people()]
     equipment = Equipment(Recorder(folder, {}, MODEL))
-    aggregator.begin(crowd, ServerSettings(5), TrainSettings(), equipment, FLContext(), resumed)
+    start = Start(crowd, Checkpoints(), Checkpoint(resumed, Progress()))
+    aggregator.begin(start, ServerSettings(5), TrainSettings(), equipment, FLContext())
     return aggregator
 
 

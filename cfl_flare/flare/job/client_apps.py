@@ -51,7 +51,8 @@ class ClientApps:
 
     Args:
         plan: the job's.
-        shared: arguments of the executor that are the server's as well, as the job holds them.
+        shared: arguments of the executor that all sites have, as the job holds them.
+        executor: its class.
 
     Raises:
         ConfigError: private or excluded arrays that the model does not have, or that do not go with the method.
@@ -62,8 +63,8 @@ class ClientApps:
         workers: the executor or script runner of each site; one for all sites, unless they have their own settings.
     """
 
-    def __init__(self, plan: RunPlan, shared: Mapping[str, Any]):
-        self.plan, self.shared = plan, shared
+    def __init__(self, plan: RunPlan, shared: Mapping[str, Any], executor: type[ClusteredExecutor]):
+        self.plan, self.shared, self.executor = plan, shared, executor
         excluded = plan.job.exclude_vars
         self.leaving = None if excluded is None else exclude(excluded, plan.model, plan.method, self.scripted)
         pattern = plan.job.private if self.scripted else None  # else the executor knows it
@@ -130,11 +131,7 @@ class ClientApps:
         if settings.keys() & {"data", "data_args"}:
             source = marked(_source_at(site, settings, source))
         at_site = replace(plan.site, **{key: settings[key] for key in _per_site(SiteSettings) if key in settings})
-        of_run = {"run_name": plan.job.name, "seed": plan.server.seed, "private": plan.job.private}
-        return self._executor({**self.shared, **of_run, "source": source, **asdict(at_site), **asdict(plan.executor)})
-
-    def _executor(self, arguments: Mapping[str, Any]) -> ClusteredExecutor:
-        return ClusteredExecutor(**arguments)
+        return self.executor(**{**self.shared, "source": source, **asdict(at_site), **asdict(plan.executor)})
 
     def _check(self, config: Mapping[str, Mapping[str, Any]]) -> None:
         check_site_names(list(config), self.plan.job.min_clients)

@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import asdict, replace
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from cfl_flare.flare.compat import apps_of
 from cfl_flare.flare.compatibility import SOFTWARE
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.egress import check_readable
+from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.job.client_apps import ClientApps
 from cfl_flare.flare.job.environment import (
     check_env,
@@ -109,6 +110,8 @@ class ClusteredRecipe(Recipe):
         training: TrainSettings or a dictionary of them.
     """
 
+    _executor: ClassVar[type[ClusteredExecutor]] = ClusteredExecutor
+
     @shows(*CONCERNS.values())
     def __init__(
         self,
@@ -147,21 +150,24 @@ class ClusteredRecipe(Recipe):
         job = BaseFedJob(name=plan.job.name, min_clients=plan.job.min_clients, key_metric="")
         job.set_app_packages(["cfl_flare"])
         shared = {
-            "method": marked(describe_method(plan.method)),
+            **self._of_runs(),
             "model": marked(plan.model),
             "source": marked(plan.source),  # one dictionary, which `process_env` may change
             "data": marked(asdict(plan.data)),
             "training": marked(asdict(plan.training or TrainSettings())),
             "made_by": marked(SOFTWARE),
+            "run_name": plan.job.name,
+            "seed": plan.server.seed,
         }
-        self._sites = self._client_apps(shared)
+        self._sites = ClientApps(plan, shared, self._executor)
         self._controller = self._add_server(job, shared)
         # Polling is most of a small round's fixed cost; FLARE's own 2 s would be most of the round.
         job.to_server({"server": {"task_request_interval": plan.job.task_request_interval}})
         super().__init__(job)
 
-    def _client_apps(self, shared: Mapping[str, Any]) -> ClientApps:
-        return ClientApps(self.plan, shared)
+    def _of_runs(self) -> dict[str, Any]:
+        """The executor's arguments that say which runs the job has."""
+        return {"method": marked(describe_method(self.plan.method)), "private": self.plan.job.private}
 
     def _dealt_out(self, shared: Mapping[str, Any]) -> dict[str, Any]:
         """What the server knows of the data: how they are dealt out, and nothing of what real sites read."""
@@ -176,7 +182,7 @@ class ClusteredRecipe(Recipe):
             shared["model"],
             None if plan.method.traits.indicator is None else {**dealt_out, **MARK},
             place_model(plan, job, Path(self._carried.name)),
-            None if self._sites.scripted else plan.job.private,  # a script's are filtered at the site
+            None if self._sites.scripted else shared["private"],  # a script's are filtered at the site
         )
         job.to_server(aggregator, id="aggregator")
         persistor = ClusterModelPersistor(run_name=plan.job.name, resume_from=plan.job.resume_from)

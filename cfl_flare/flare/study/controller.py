@@ -4,40 +4,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel
 
+from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.config import from_dict, unmarked
-from cfl_flare.core.errors import AbortedError, RunFailedError
+from cfl_flare.core.errors import AbortedError, ConfigError, RunFailedError
 from cfl_flare.core.seeds import derive
 from cfl_flare.core.settings import shows
-from cfl_flare.engine.drive import Checkpoints
+from cfl_flare.core.shares import bounded_weights
+from cfl_flare.core.text import shown
+from cfl_flare.engine.checks import MAX_SAMPLES, is_count
+from cfl_flare.engine.drive import Checkpoints, drive
 from cfl_flare.engine.job_settings import ControllerSettings
+from cfl_flare.engine.observers.bootstrap import Bootstrap
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.settings import ServerSettings
-from cfl_flare.engine.site import Result
-from cfl_flare.engine.study.candidates import Candidate, StudySettings, every_candidate, first_candidates
+from cfl_flare.engine.study.candidates import (
+    Candidate,
+    StudySettings,
+    every_candidate,
+    first_candidates,
+    private_layers,
+    search_candidate,
+    search_rounds,
+)
 from cfl_flare.engine.study.file import as_kept, finished, journal_of, save
 from cfl_flare.engine.study.halving import TEST, VALIDATION, Journal, Study
+from cfl_flare.engine.task import Result
+from cfl_flare.flare.aggregator import Start
 from cfl_flare.flare.compat import component_policy, simulated
-from cfl_flare.flare.rounds import Start
-from cfl_flare.flare.several import CANDIDATE, SeveralController
-from cfl_flare.flare.study.folder import StudyFolder
-from cfl_flare.flare.study.messages import SPLIT, Counts, take_counts
-from cfl_flare.flare.study.trainer import AtSites
+from cfl_flare.flare.persistor import StudyFolder
+from cfl_flare.flare.schema import malformed
+from cfl_flare.flare.several import CANDIDATE, COUNTS, SPLIT, SPLITS, SeveralController
+from cfl_flare.flare.wire import content_of
 from cfl_flare.methods import Participant, build_method
 from cfl_flare.results.checkpoints import Checkpoint
+from cfl_flare.results.comparison import AtHospital, Measured
 from cfl_flare.results.metrics import leading
+from cfl_flare.results.run_dir import ROUNDS, read_lines
 
 
 class StudyController(SeveralController):
     """Trains a study's candidates one after the other at the sites of a job, and says whether to cluster.
 
-    It also takes the settings of `ServerSettings` and `ControllerSettings`. Each candidate has its own checkpoints and
-    results; the floor of a cluster's sites and the largest weight of one site hold for each.
+    It is the study's `cfl_flare.engine.study.halving.Trainer`. Each candidate has its own checkpoints and results; the
+    floor of a cluster's sites and the largest weight of one site hold for each. It also takes the settings of
+    `ServerSettings` and `ControllerSettings`.
 
     Args:
         model: ``{"class_path", "args"}`` of the module that is trained.
@@ -65,14 +82,18 @@ class StudyController(SeveralController):
         self.more, self.study, self.resume_from = more, study, resume_from
         self.counts: dict[str, dict[str, int]] = {}
         self._measured: tuple[str, int, dict[str, Result]] = ("", 0, {})
+        self._draws: dict[tuple[str, str], tuple[int, int]] = {}
 
     def _prepare(self) -> None:
         """Reads the job and, if it resumes a study, what that has found."""
         super()._prepare()
+        self.rounds = self._schedule.num_rounds
+        measured = [*self._task.ranges(self._training.measures)]
+        self.metric = leading(self._schedule.early_stopping.named, measured)
         policy = component_policy(self.fl_ctx)
         self._study_settings = from_dict(StudySettings, unmarked(self.study or {}), "study")
         methods = [build_method(method, policy) for method in unmarked(self.more or [])]
-        every_candidate(self._module, self._schedule.num_rounds, methods)  # its names are folders
+        every_candidate(self._module, self.rounds, methods)  # its names are folders
         self._candidates = first_candidates(self._module, methods, self._task)
         compared = {key: value for key, value in asdict(self._study_settings).items() if key != "minutes"}
         self._study_facts = as_kept(
@@ -88,66 +109,99 @@ class StudyController(SeveralController):
 
     def _run_all(self) -> None:
         """Runs the study, or what is left of it."""
-        rounds, earlier = self._schedule.num_rounds, self._folder.begun
-        if not finished(earlier, rounds):
+        earlier = self._folder.begun
+        if not finished(earlier, self.rounds):
             self.everyone = self._gathered()
-            trainer = AtSites(self, self._folder.path, self._module, self._task, self._training.measures)
 
             def store(journal: Journal) -> None:
                 save(self._folder.path, study, journal, self._study_facts)
                 self._folder.publish(self.results)
 
-            of_study = (trainer, self._candidates, self._study_settings, journal_of(earlier))
+            of_study = (self, self._candidates, self._study_settings, journal_of(earlier))
             study = Study(*of_study, store, self.info, seed=self._schedule.seed)
-            trainer.check(self._candidates)
+            for candidate in self._candidates:  # the servers check them against the participants, before any trains
+                self._start(candidate, TEST)
             store(study.journal)  # so that it can be resumed from the first round on
             verdict = study.run()
             for sentence in verdict.sentences():
                 self.info(sentence)
-            if verdict.rounds == rounds:
+            if verdict.rounds == self.rounds:
                 self._folder.clean()
         self._folder.publish(self.results)
         self._finish()
 
-    # ---- What `cfl_flare.flare.study.trainer.AtSites` asks for ----
+    # ---- What a study asks of its trainer ----
 
     @property
-    def schedule(self) -> ServerSettings:
-        """The schedule of all candidates."""
-        return self._schedule
+    def participants(self) -> int:
+        return len(self.everyone)
 
-    def check(self, candidate: Candidate) -> None:
-        """Builds a candidate's server, which checks it against the participants.
+    def search(self) -> tuple[Mapping[str, Any], int]:
+        """Trains as ``wecfl:k=auto`` until it has found the number of clusters.
 
         Raises:
-            ConfigError: it cannot be trained with them.
+            RunFailedError: too few participants answered.
         """
-        self._open(candidate, self._tagged(candidate, TEST), self._start(candidate, TEST))
+        candidate, rounds = search_candidate(self.rounds), search_rounds(self.rounds)
+        self.train(candidate, rounds)
+        notes = [line[NUMBER] for line in read_lines(self._folder.path / candidate.name / ROUNDS) if NUMBER in line]
+        if not notes:
+            raise RunFailedError("study: too few participants answered to find the number of clusters; start it again")
+        return notes[-1], rounds
+
+    def private_layers(self, candidate: Candidate) -> str | None:
+        return private_layers(self._module, candidate.method, self._task)
 
     def train(self, candidate: Candidate, rounds: int) -> None:
         """Trains a candidate until it has this many rounds, and measures it on validation samples.
 
         Raises:
+            RunFailedError: it cannot be trained with the participants that there are.
             AbortedError: the job was aborted.
         """
-        tag, start = self._tagged(candidate, VALIDATION), self._start(candidate, VALIDATION)
-        server = self._drive(candidate, tag, start, rounds)
+        try:
+            server, checkpoints = self._start(candidate, VALIDATION)
+            if not drive(server, self, checkpoints, rounds):
+                raise AbortedError("the job was aborted")
+        except ConfigError as error:  # what the user asked for was checked before; this one was found by the study
+            raise RunFailedError(str(error)) from error
         self._measured = (candidate.name, rounds, self._results_of(server, candidate, rounds))
 
-    def measure(self, candidate: Candidate, rounds: int, split: str) -> dict[str, Result]:
-        """What each participant that answers measures of a candidate.
+    def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
+        """What every participant that answers measures of a candidate.
+
+        One that measured other draws of its samples than before, or none, cannot be compared and is left out.
 
         Raises:
-            RunFailedError: the candidate has another number of rounds.
+            RunFailedError: nobody answered, or the candidate has another number of rounds.
             AbortedError: the job was aborted.
         """
-        if split == VALIDATION:
+        if split == TEST:
+            results = self._tested(candidate, rounds)
+        else:
             if self._measured[:2] != (candidate.name, rounds):
                 self.train(candidate, rounds)
-            return self._measured[2]
-        server = self._open(candidate, self._tagged(candidate, split), self._start(candidate, split))
+            results = self._measured[2]
+        key, measured, weights = f"served_{self.metric.name}", dict[str, AtHospital](), self._weights()
+        for name in (p.name for p in self.everyone if p.name in results):  # however they arrived
+            result, drawn = results[name], results[name].answers.get(Bootstrap.key)
+            if key not in result.metrics or drawn is None or key not in drawn.values:
+                continue
+            draws = drawn.draw, len(drawn.values[key])
+            if self._draws.setdefault((name, split), draws) != draws:
+                self.warning(f"{candidate.name}: {name} is left out: it measured other draws than before")
+                continue
+            values, tested = np.array(drawn.values[key], np.float64), self.counts[name][split]
+            measured[name] = AtHospital(weights[name], tested, drawn.draw, result.metrics[key], values)
+        if not measured:
+            raise RunFailedError(f"study: no participant measured {self.metric.name} on {split} samples")
+        return measured
+
+    def _tested(self, candidate: Candidate, rounds: int) -> dict[str, Result]:
+        """What each participant that answers measures of a candidate on test samples."""
+        server, _ = self._start(candidate, TEST)
         server.progress.stopped = f"after {rounds} rounds, to be measured"
-        if not self._transport(server).exchange(server, server.tasks()):
+        if not self.exchange(server, server.tasks()):
             raise AbortedError("the job was aborted")
         return self._results_of(server, candidate, rounds)
 
@@ -157,17 +211,20 @@ class StudyController(SeveralController):
             raise RunFailedError(f"study: {candidate.name} has {server.state.round} rounds, not {rounds}")
         return dict(server.results)
 
-    @staticmethod
-    def _tagged(candidate: Candidate, split: str) -> dict[str, str]:
-        return {CANDIDATE: candidate.name, SPLIT: split}
+    def _weights(self) -> dict[str, float]:
+        """Each participant's training samples; of a site's, no more than its share counts."""
+        samples, sites = {p.name: p.samples for p in self.everyone}, {p.name: p.site for p in self.everyone}
+        return bounded_weights(samples, sites, self._schedule.max_weight_share)
 
-    def _start(self, candidate: Candidate, split: str) -> Start:
-        """A candidate from its last checkpoint; what is measured on test samples is in no run's results."""
-        store, task = self._folder.checkpoints(candidate.name), self._task
+    def _start(self, candidate: Candidate, split: str) -> tuple[Server, Checkpoints]:
+        """A candidate from its last checkpoint; what is measured on test samples is in no run's results.
+
+        Raises:
+            ConfigError: it cannot be trained with the participants.
+        """
+        store = self._folder.checkpoints(candidate.name)
         checkpoint = Checkpoint.read(store, self._layout)[0] if store.versions() else None
-        measures = self._training.measures
-        judged = leading(self._schedule.early_stopping.named, [*task.ranges(measures)]).name
-        return Start(
+        start = Start(
             [replace(p, tested=self.counts[p.name][split] > 0) for p in self.everyone],
             Checkpoints(store),
             checkpoint,
@@ -175,8 +232,9 @@ class StudyController(SeveralController):
             0 if checkpoint is None else checkpoint.recorded,
             {"name": self.run_name},
             announces=False,
-            drawn=(judged, *measures),
+            drawn=(self.metric.name, *self._training.measures),
         )
+        return self._open(candidate, {CANDIDATE: candidate.name, SPLIT: split}, start), start.checkpoints
 
     def _schedule_of(self, candidate: Candidate) -> ServerSettings:
         """The schedule of one candidate. At real sites each starts from models of its own.
@@ -190,9 +248,9 @@ class StudyController(SeveralController):
     # ---- What differs from a job of several runs ----
 
     def _hosted_by(self, result: FLModel, site: str, expected: Collection[str], most: int) -> list[Participant]:
-        counts: Counts = take_counts(result, expected)
+        counts = take_counts(result, expected)
         hosted = super()._hosted_by(result, site, expected, most)
-        self.counts |= {name: dict(of_splits) for name, of_splits in counts.items()}
+        self.counts |= counts
         return hosted
 
     def _memory_of(self) -> str | None:
@@ -200,4 +258,27 @@ class StudyController(SeveralController):
 
     def _shared(self) -> dict[str, Any]:
         shared = {key: value for key, value in super()._shared().items() if key != "runs"}
-        return {**shared, "more": unmarked(self.more), "num_rounds": self._schedule.num_rounds}
+        return {**shared, "more": unmarked(self.more), "num_rounds": self.rounds}
+
+
+def take_counts(message: FLModel, expected: Collection[str]) -> dict[str, dict[str, int]]:
+    """Takes the numbers of validation and test samples of the ``expected`` participants out of a site's check-in.
+
+    Raises:
+        PayloadError: a number is missing, unexpected, or no number of samples.
+    """
+    content = content_of(message.meta)
+    if "error" in content:
+        return {}
+    said = content.pop(COUNTS, None)
+    if not isinstance(said, dict) or said.keys() != set(expected):
+        raise malformed(
+            f"{COUNTS} should have the numbers of samples of {len(expected)} participants, not {shown(said)}"
+        )
+    for name, counts in said.items():
+        if not isinstance(counts, dict) or counts.keys() != set(SPLITS):
+            raise malformed(f"{name}: {shown(counts)} should be its numbers of {' and '.join(SPLITS)} samples")
+        for split, count in counts.items():
+            if not is_count(count, 0, MAX_SAMPLES):
+                raise malformed(f"{name}: {split} = {shown(count)} should be a whole number in 0..{MAX_SAMPLES}")
+    return {name: dict(counts) for name, counts in said.items()}

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,9 +11,8 @@ from nvflare.apis.fl_context import FLContext
 
 from cfl_flare.core.config import unmarked
 from cfl_flare.core.errors import PayloadError
-from cfl_flare.core.params import Params
 from cfl_flare.core.settings import shows
-from cfl_flare.core.text import plain
+from cfl_flare.core.text import plain, shown
 from cfl_flare.data import DataSource
 from cfl_flare.data.samples import ReadOnce
 from cfl_flare.engine.job_settings import ExecutorSettings
@@ -22,11 +20,10 @@ from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.study.candidates import every_candidate
 from cfl_flare.engine.study.halving import TEST, VALIDATION
-from cfl_flare.engine.task import Result, Task
+from cfl_flare.engine.task import Result
 from cfl_flare.flare.compat import component_policy, data_config
-from cfl_flare.flare.several import SeveralExecutor
-from cfl_flare.flare.site_run import SiteRun
-from cfl_flare.flare.study.messages import COUNTS, SPLIT, split_of
+from cfl_flare.flare.several import COUNTS, SPLIT, SPLITS, SeveralExecutor
+from cfl_flare.flare.site_run import RoundTask, SiteRun
 from cfl_flare.methods import build_method
 
 
@@ -51,7 +48,7 @@ class StudyExecutor(SeveralExecutor):
         made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
     """
 
-    recorded_as: ClassVar[str] = "study"
+    _recorded_as = "study"
     shared: ClassVar[tuple[str, ...]] = ("more", "model", "data", "training", "seed", "run_name", "num_rounds")
 
     @shows(SiteSettings, ExecutorSettings, as_fields=True)
@@ -89,28 +86,23 @@ class StudyExecutor(SeveralExecutor):
         }
         return {**super()._said(site), COUNTS: counts}
 
-    def _tag_of(self, content: Mapping[str, Any]) -> dict[str, str]:
-        return {**super()._tag_of(content), SPLIT: split_of(content)}
+    def _run_of(self, content: dict[str, Any], site: Site, fl_ctx: FLContext) -> tuple[SiteRun, dict[str, str]]:
+        run, tag = super()._run_of(content, site, fl_ctx)
+        split = content.get(SPLIT)
+        if split not in SPLITS:
+            raise PayloadError("split", f"split = {shown(split)} should be one of {', '.join(SPLITS)}")
+        return run, {**tag, SPLIT: str(split)}
 
-    def _results(
-        self,
-        run: SiteRun,
-        content: Mapping[str, Any],
-        tasks: Mapping[str, Task],
-        models: Mapping[str, Params],
-        last: bool,
-        fl_ctx: FLContext,
-    ) -> list[Result]:
+    def _results(self, run: SiteRun, task: RoundTask, tag: dict[str, str], fl_ctx: FLContext) -> list[Result]:
         """What participants make of their tasks; a candidate's final models are measured, and nothing remembers it.
 
         Raises:
             PayloadError: it should train where it is measured on test samples.
         """
-        tests = split_of(content) == TEST
-        if tests and (not last or any(task.train for task in tasks.values())):
+        tests = tag[SPLIT] == TEST
+        if tests and (not task.last or any(order.train for order in task.tasks.values())):
             raise PayloadError("split", f"{run.part}: a round that trains is measured on {VALIDATION} samples alone")
-        if not last:
-            return super()._results(run, content, tasks, models, last, fl_ctx)
+        if not task.last:
+            return run.carry_out(task, fl_ctx)
         assert self._site is not None
-        site = self._tests if tests else self._site
-        return run.measure(site, content["round"], tasks, models, content["memory_of"], tests, fl_ctx)
+        return run.measure(self._tests if tests else self._site, task, tests, fl_ctx)
