@@ -18,7 +18,6 @@ from nvflare.app_common.app_constant import AppConstants
 
 from cfl_flare.core.config import build, from_dict, require, unmarked
 from cfl_flare.core.errors import PayloadError
-from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.private import Division
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.data.files import authorised
@@ -35,9 +34,8 @@ from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy, simulated
 from cfl_flare.flare.policy import limited_paths
 from cfl_flare.flare.schema import decode_results
-from cfl_flare.methods import Method, Participant, ServerState, build_method
+from cfl_flare.methods import Participant, ServerState, build_method
 from cfl_flare.methods.slots import travelling, with_parts
-from cfl_flare.methods.state import Predict
 from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.curves import Scored
 from cfl_flare.results.metrics import RoundMetrics
@@ -123,33 +121,22 @@ class ClusteringAggregator(ModelAggregator):
         torch.set_num_threads(1)
         return Division.of(ResidentModel(self._make_model(fl_ctx)).module, self.private)
 
-    def _method(self, fl_ctx: FLContext) -> Method:
-        return build_method(unmarked(self.method), component_policy(fl_ctx))
-
     def _make_model(self, fl_ctx: FLContext) -> torch.nn.Module:
         return build(self.model, torch.nn.Module, "model", component_policy(fl_ctx))
 
-    def _logits(self, method: Method, seed: int, fl_ctx: FLContext) -> Predict | None:
-        """What models predict on the indicator samples."""
-        held = unmarked(self.held or {})
-        policy = component_policy(fl_ctx)
+    def _source(self, policy: Callable[[str], None]) -> DataSource:
+        """The source of a simulation, for a method that compares models on indicator samples."""
+        spec = unmarked(self.held or {}).get("source") or {}
+        return build(spec, DataSource, "data", policy).of_job(spec)  # type: ignore[type-abstract]
 
-        def source() -> DataSource:
-            spec = held.get("source") or {}
-            return build(spec, DataSource, "data", policy).of_job(spec)  # type: ignore[type-abstract]
-
-        data = from_dict(DataConfig, held.get("data", {}), "data")
-        return logits_for(method, partial(self._make_model, fl_ctx), data, source, seed)
-
-    def _initial(self, method: Method, layout: Layout, seed: int, fl_ctx: FLContext) -> Callable[[int], Params]:
-        """Makes the run's initial models, for the method."""
-        path = None
-        if self.initial_ckpt is not None:
-            carried = Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id()))
-            path = carried / self.initial_ckpt  # an absolute path stays as it is
-            if not path.resolve().is_relative_to(carried.resolve()):
-                path = authorised(path, "run: initial_ckpt")
-        return initial_models(method, partial(self._make_model, fl_ctx), layout, seed, path)
+    def _start_model(self, fl_ctx: FLContext) -> Path | None:
+        """The file of the model from which the run starts."""
+        if self.initial_ckpt is None:
+            return None
+        carried = Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id()))
+        path = carried / self.initial_ckpt  # an absolute path stays as it is
+        inside = path.resolve().is_relative_to(carried.resolve())
+        return path if inside else authorised(path, "run: initial_ckpt")
 
     def begin(
         self, start: Start, settings: ServerSettings, training: TrainSettings, equipment: Equipment, fl_ctx: FLContext
@@ -161,13 +148,15 @@ class ClusteringAggregator(ModelAggregator):
             DataError: the indicator samples cannot be read, or do not fit the model.
             PathError: the server's operator does not allow a path that the job names.
         """
-        method, division = self._method(fl_ctx), self.division(fl_ctx)
+        policy, make_model, seed = component_policy(fl_ctx), partial(self._make_model, fl_ctx), settings.seed
+        method, division = build_method(unmarked(self.method), policy), self.division(fl_ctx)
         check_private(method, division, self.private, settings.num_rounds)
-        task = training.built_task(component_policy(fl_ctx))
+        task = training.built_task(policy)
         check_task(method, task)
+        dealt_out = from_dict(DataConfig, unmarked(self.held or {}).get("data", {}), "data")
         with limited_paths(fl_ctx):
-            initial = self._initial(method, division.public, settings.seed, fl_ctx)
-            logits = self._logits(method, settings.seed, fl_ctx)
+            initial = initial_models(method, make_model, division.public, seed, self._start_model(fl_ctx))
+            logits = logits_for(method, make_model, dealt_out, partial(self._source, policy), seed)
         state = fresh = method.start(initial, [p.name for p in start.participants])
         if start.checkpoint is not None:
             state = start.checkpoint.state
@@ -180,7 +169,7 @@ class ClusteringAggregator(ModelAggregator):
         equipment = replace(
             equipment,
             logits=logits,
-            complete=division.complete(partial(untrained, partial(self._make_model, fl_ctx), settings.seed, 0)),
+            complete=division.complete(partial(untrained, make_model, seed, 0)),
             observers=[*(equipment.observers or ()), *asking],
         )
         self.server = Server(method, division.public, start.participants, settings, state, equipment)
@@ -295,7 +284,7 @@ class ClusteringAggregator(ModelAggregator):
 def _check_resumed(fresh: ServerState, resumed: ServerState) -> None:
     """Raises a ConfigError if a resumed state is of another method or model than a fresh one."""
     for slot, model in fresh.bank.items():
-        fits = slot in resumed.bank and resumed.bank[slot].layout == model.layout
-        require(fits, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
+        matches = slot in resumed.bank and resumed.bank[slot].layout == model.layout
+        require(matches, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
     missing = sorted(fresh.extras.keys() - resumed.extras.keys())
     require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")

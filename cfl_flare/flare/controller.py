@@ -10,8 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from cfl_flare.core.arrays import Archive
@@ -37,12 +35,11 @@ from cfl_flare.flare.schema import decode_check_in
 from cfl_flare.flare.tracking import JobEvents, bounds, track
 from cfl_flare.methods import Participant
 from cfl_flare.results.checkpoints import Progress
-from cfl_flare.results.job_record import ENDED, READY, SILENT, Attempt
+from cfl_flare.results.job_record import READY, SILENT
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import ARCHIVE
 from cfl_flare.training.settings import TrainSettings
 
-RESULTS = "cfl"
 REFUSED = f"site_failed: {DifferenceError.failure}"
 # The settings that sites share with the aggregator.
 OF_AGGREGATOR = ("method", "model", "private")
@@ -85,14 +82,7 @@ class ClusteredController(PerSiteController):
         self._tag: dict[str, str] = {}
         self._newest: list[str] = []
         self._hosting: dict[str, dict[str, Any]] = {}
-        self._attempt = Attempt()
         self._means: Means | None = None
-
-    def start_controller(self, fl_ctx: FLContext) -> None:
-        """FLARE's; from now on the job has a record, which FLARE keeps even if it ends the job from outside."""
-        super().start_controller(fl_ctx)
-        meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
-        self._attempt = Attempt(self.results, str(meta.get("name", "job")))
 
     def run(self) -> None:
         """The whole job: check in, rounds, results."""
@@ -125,8 +115,8 @@ class ClusteredController(PerSiteController):
     def _run_all(self) -> None:
         """The job's only run."""
         persistor: ClusterModelPersistor = self.persistor
-        total = self._schedule.num_rounds
-        checkpoint = persistor.open(self.aggregator.division(self.fl_ctx).whole, self.results, self.fl_ctx)
+        total, layout = self._schedule.num_rounds, self.aggregator.division(self.fl_ctx).whole
+        checkpoint = persistor.open(layout, self.results, self.fl_ctx)
         resumed_at = None if checkpoint is None else checkpoint.state.round
         require(
             resumed_at is None or resumed_at < total,
@@ -145,14 +135,16 @@ class ClusteredController(PerSiteController):
             self._finish()
 
     def start(self, aggregator: ClusteringAggregator, schedule: ServerSettings, start: Start) -> Server:
-        """Starts a run of the job.
+        """Starts a run of the job: the only one, or one of several.
 
         Raises:
             ConfigError: it cannot be run with these participants.
         """
         recorder, checkpoint = None, start.checkpoint
         if start.folder is not None:
-            facts = {**self._facts(aggregator, schedule), **start.facts, "sites_left_out": self.left_out}
+            private = {} if aggregator.private is None else {"private": aggregator.private}
+            of_run = {"run": asdict(schedule), **start.facts, "sites_left_out": self.left_out}
+            facts = {**(self.facts or {}), **private, **of_run}
             last = None if checkpoint is None else checkpoint.last
             recorder = Recorder(start.folder, facts, aggregator.model, start.recorded, last)
         if self._means is None and not simulated(self.fl_ctx):
@@ -198,11 +190,6 @@ class ClusteredController(PerSiteController):
     def _accept(self, answer: FLModel) -> bool:
         return self.aggregator.accept_model(answer)
 
-    @property
-    def results(self) -> Path:
-        """The folder of the job's results."""
-        return Path(self.get_run_dir()) / RESULTS
-
     def _check_job(self) -> TrainSettings:
         """Checks the job's software and settings; returns how participants train."""
         unused = compatibility.unused_copy(self.fl_ctx)
@@ -231,7 +218,7 @@ class ClusteredController(PerSiteController):
 
     def _gathered(self) -> list[Participant]:
         """All participants, of the sites that can take part."""
-        sites = self._sites()
+        sites = sorted((client.name for client in self.engine.get_clients()), key=natural)
         self._attempt.note(dict.fromkeys(sites, SILENT))
         participants = self._check_in(sites) if self.judge is None else self._connected(sites)
         self._attempt.note(dict.fromkeys({p.site for p in participants}, READY), checked_in=True)
@@ -240,32 +227,6 @@ class ClusteredController(PerSiteController):
         require(bool(participants), f"run: no site can take part: {reasons}")
         self.info(f"{len(participants)} participants on {len({p.site for p in participants})} sites")
         return participants
-
-    def hear(self, site: str) -> None:
-        """A sign of life of a site."""
-        self._attempt.hear(site)
-
-    def end(self, site: str) -> None:
-        """A site's job process has failed."""
-        self._attempt.note({site: ENDED})
-
-    def panic(self, reason: str) -> None:
-        """FLARE's: ends the job; its record has the reason, unless FLARE has ended it from outside before."""
-        signal = getattr(self, "abort_signal", None)
-        if signal is None or not signal.triggered:
-            self._attempt.end(reason)
-        super().panic(reason)
-
-    def _facts(self, aggregator: ClusteringAggregator, schedule: ServerSettings) -> dict[str, Any]:
-        """A run's settings, for its summary."""
-        return {
-            **(self.facts or {}),
-            **({} if aggregator.private is None else {"private": aggregator.private}),
-            "run": asdict(schedule),
-        }
-
-    def _sites(self) -> list[str]:
-        return sorted((client.name for client in self.engine.get_clients()), key=natural)
 
     def _connected(self, sites: Sequence[str]) -> list[Participant]:
         """Every site is one participant; its script's first result says how much data it has."""
@@ -330,11 +291,12 @@ class ClusteredController(PerSiteController):
         data = {site: wire.message({}, {**ours, **self._hosting[site]}, 0, rounds) for site in sites}
         limit = max(self._controller_settings.task_timeout, CHECK_IN)
         goes_on = self.ask(wire.CHECK_TASK, data, limit, on_result, first=True)
-        for site in (site for site in sites if site not in hosted):
-            self.left_out[site] = self.site_errors.get(site, "no result in time")
-            self.error(f"{site} is left out: {self.left_out[site]}")
+        absent = {site: self.site_errors.get(site, "no result in time") for site in sites if site not in hosted}
+        for site, reason in absent.items():
+            self.error(f"{site} is left out: {reason}")
+        self.left_out |= absent
         if goes_on:  # else FLARE has ended the job, and the record says what was known before
-            self._attempt.note({site: self.left_out[site] for site in sites if site not in hosted})
+            self._attempt.note(absent)
         return [p for site in sites for p in hosted.get(site, [])]
 
     def _hosted_by(self, result: FLModel, site: str, expected: Collection[str], most: int) -> list[Participant]:
@@ -349,8 +311,8 @@ class ClusteredController(PerSiteController):
     def _shared(self) -> dict[str, Any]:
         """The settings that the sites must share; see `cfl_flare.flare.compatibility.SHARED`."""
         of_aggregator = {key: getattr(self.aggregator, key) for key in OF_AGGREGATOR}
-        told = {key: value for key, value in (self.facts or {}).items() if key in ("data", "training")}
-        return {**unmarked({**of_aggregator, **told}), "seed": self.seed, "run_name": self.persistor.run_name}
+        stated = {key: value for key, value in (self.facts or {}).items() if key in ("data", "training")}
+        return {**unmarked({**of_aggregator, **stated}), "seed": self.seed, "run_name": self.persistor.run_name}
 
     def _finish(self) -> None:
         """The job has its results."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.client import Client
@@ -27,8 +28,9 @@ from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.text import plain, shown
 from cfl_flare.flare import compat, rejoin
 from cfl_flare.flare.attendance import Attendance, Patience
-from cfl_flare.results.job_record import PREPARE
+from cfl_flare.results.job_record import ENDED, PREPARE, Attempt
 
+RESULTS = "cfl"
 RETURN_CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
 LOST = "lost: it gives no sign of life"
 DEAF = (
@@ -63,6 +65,7 @@ class PerSiteController(ModelController):
         self.late: list[str] = []
         self.plain = plain
         self.patience = Patience()
+        self._attempt = Attempt()  # in its record FLARE keeps what was known if it ends the job from outside
         self._attendance = Attendance(math.inf, math.inf)
         self._tasks: dict[str, Task] = {}
         self._processing = 0
@@ -71,8 +74,10 @@ class PerSiteController(ModelController):
         self._asks, self._last_request = False, 0.0
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Prepares a job: at real sites, it follows which of them are heard."""
+        """Prepares a job: it has a record from now on and, at real sites, follows which of them are heard."""
         super().start_controller(fl_ctx)
+        meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+        self._attempt = Attempt(self.results, str(meta.get("name", "job")))
         compat.keep_quiet()
         compat.fail_undecodable(self.engine, self._give_up)
         if compat.simulated(fl_ctx):
@@ -81,16 +86,23 @@ class PerSiteController(ModelController):
         compat.hear_heartbeats(self.communicator, self.engine, self._hear)
         compat.survive_failed_tasks(self.engine)
 
+    @property
+    def results(self) -> Path:
+        """The folder of the job's results."""
+        return Path(self.get_run_dir()) / RESULTS
+
+    def panic(self, reason: str) -> None:
+        """Ends the job; its record has the reason, unless FLARE has ended it from outside before."""
+        signal = getattr(self, "abort_signal", None)
+        if signal is None or not signal.triggered:
+            self._attempt.end(reason)
+        super().panic(reason)
+
     def _hear(self, site: str) -> None:
-        self.hear(site)
+        """Notes a sign of life of a site; called under FLARE's lock."""
+        self._attempt.hear(site)
         if self._attendance.hear(site):
             self.info(f"{site} is heard again; it takes part from the next round")
-
-    def hear(self, site: str) -> None:
-        """A site has given a sign of life; called under FLARE's lock."""
-
-    def end(self, site: str) -> None:
-        """A site's job process has failed, so that FLARE is about to end the job."""
 
     def admit(self, server: Any) -> None:
         """A round is about to begin: sites that have connected meanwhile take part from now on."""
@@ -265,7 +277,7 @@ class PerSiteController(ModelController):
             for site in {*reply.get(rejoin.ENDED, [])} - self._attendance.lost - {*self.late} - self._ended:
                 self._ended.add(site)
                 self.error(f"{site}: its job process has ended; FLARE ends the job for it. {PREPARE}")
-                self.end(site)
+                self._attempt.note({site: ENDED})
         if any(reply.get_return_code() == ReturnCode.TOPIC_UNKNOWN for reply in (replies or {}).values()):
             self._asks = False
             self.warning("the server's kit has no cfl_flare component, so a site that is restarted misses this job")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FLARE's persistor for a bank of cluster models: where the server's checkpoints lie, and what is resumed."""
+"""What outlives a job at the server: a run's checkpoints, which FLARE's persistor opens, and a study's folder."""
 
 from __future__ import annotations
 
@@ -51,15 +51,7 @@ class ClusterModelPersistor(LearnablePersistor):
         self._best: Path | None = None
 
     def open(self, layout: Layout, results: Path, fl_ctx: FLContext) -> Checkpoint | None:
-        """Locks the run's folder for this job.
-
-        Args:
-            layout: of all of the model.
-            results: the folder of the job's results.
-            fl_ctx: FLARE's context.
-
-        Returns:
-            The checkpoint to resume from; None for a new run.
+        """Locks the run's folder for this job, and reads the checkpoint to resume from; None for a new run.
 
         Raises:
             StoreError: the folder is in use, or there is no intact version to resume from.
@@ -77,7 +69,7 @@ class ClusterModelPersistor(LearnablePersistor):
         self.log_info(fl_ctx, f"resuming run {self.resume_from!r} after {checkpoint.state.round} rounds")
         if source is not store:
             store.keep_previous()
-            self.archive.adopt(Archive(source.folder / ARCHIVE))
+            Archive(store.folder / ARCHIVE).adopt(Archive(source.folder / ARCHIVE))
         self._best = source.folder / BEST if checkpoint.progress.best is not None else None
         return checkpoint
 
@@ -91,12 +83,6 @@ class ClusterModelPersistor(LearnablePersistor):
         """Where the run's checkpoints go."""
         assert self._checkpoints is not None, "call open() first"
         return self._checkpoints
-
-    @property
-    def archive(self) -> Archive:
-        """The archive of the method's arrays."""
-        assert self.checkpoints.store is not None
-        return Archive(self.checkpoints.store.folder / ARCHIVE)
 
     def load(self, fl_ctx: FLContext) -> ModelLearnable:
         """FLARE's hook for loading; returns nothing, as the method creates the models."""
@@ -152,21 +138,15 @@ class StudyFolder:
 
     Attributes:
         path: where it is.
-        begun: what the study that is resumed has found; None for a new one.
+        earlier: what the study that is resumed has found; None for a new one.
     """
 
     path: Path
-    begun: dict[str, Any] | None
+    earlier: dict[str, Any] | None
 
     @classmethod
     def open(cls, run_name: str, resume_from: str | None, facts: Mapping[str, Any], fl_ctx: FLContext) -> StudyFolder:
-        """Locks the study's folder for this job.
-
-        Args:
-            run_name: the study's.
-            resume_from: the study that is resumed; None for a new one, which moves an earlier one of its name aside.
-            facts: the study's settings.
-            fl_ctx: FLARE's context.
+        """Locks the study's folder for this job. A new study moves an earlier one of its name aside.
 
         Raises:
             StoreError: the folder is in use.
@@ -176,11 +156,11 @@ class StudyFolder:
         for name in filter(None, (run_name, resume_from)):
             check_run_name(name)
         store = store_for(run_name, fl_ctx)
-        begun, source = None, None
+        earlier, source = None, None
         if resume_from is not None:
             source = store_for(resume_from, fl_ctx).folder
-            begun = load_study(source)
-            what = differing(begun, facts)
+            earlier = load_study(source)
+            what = differing(earlier, facts)
             require(
                 not what,
                 f"run: resume_from = {resume_from!r} names a study with other settings ({what}); give the job the "
@@ -192,7 +172,7 @@ class StudyFolder:
             _set_aside(path)
         if source is not None and source != path:
             _copy(source, path, PREVIOUS, LOCK)
-        return cls(path, begun)
+        return cls(path, earlier)
 
     def checkpoints(self, candidate: str) -> Store:
         """Where a candidate's checkpoints are."""

@@ -109,7 +109,7 @@ class StudyController(SeveralController):
 
     def _run_all(self) -> None:
         """Runs the study, or what is left of it."""
-        earlier = self._folder.begun
+        earlier = self._folder.earlier
         if not finished(earlier, self.rounds):
             self.everyone = self._gathered()
 
