@@ -119,7 +119,7 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
     Args:
         kit: the folder that holds ``startup`` and ``local``; an empty one becomes a simulator's workspace.
         classes: class path prefixes; ``"package."`` allows all of a package.
-        keep_logs: also forbid that jobs stream logs to the server.
+        keep_logs: jobs stream no logs to the server.
 
     Raises:
         ConfigError: the folder is not a kit, or its resources cannot be read.
@@ -156,12 +156,7 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
 
 
 def policy_change(local: Path, data_roots: Sequence[str] = (), **limits: float | None) -> Change:
-    """The change of a kit's policy that an operator asks for.
-
-    Args:
-        local: the kit's folder ``local``.
-        data_roots: folders to add.
-        limits: new values of other settings; None leaves the old one.
+    """The change of a kit's policy that an operator asks for: folders to add, and ``limits`` that are not None.
 
     Raises:
         ConfigError: the policy cannot be read, a value is out of its range, or a folder does not exist.

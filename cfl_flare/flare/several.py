@@ -43,11 +43,7 @@ COUNTS = "splits"
 
 
 def candidates_of(runs: Sequence[Mapping[str, Any]], policy: Any) -> dict[str, Candidate]:
-    """A job's runs, by name.
-
-    Args:
-        runs: ``[{"name": "wecfl", "method": {...}, "private": None}]``.
-        policy: the process's component policy.
+    """A job's runs, by name; the component ``policy`` says which classes a method may name.
 
     Raises:
         ConfigError: a name is no folder's, or given twice, or a method is wrong.
@@ -64,15 +60,13 @@ def candidates_of(runs: Sequence[Mapping[str, Any]], policy: Any) -> dict[str, C
 class SeveralController(ClusteredController):
     """Runs several methods one after the other at the sites of a job; each has results of its own.
 
-    It also takes the settings of `ServerSettings` and `ControllerSettings`.
+    It also takes ``facts``, ``made_by`` and the settings of `ClusteredController`.
 
     Args:
         model: ``{"class_path", "args"}`` of the module that is trained.
         run_name: names the job's folder under the state root.
         runs: ``[{"name": "wecfl", "method": {"method": "wecfl", "k": 3}, "private": None}]``.
         initial_ckpt: the file of the model from which each run starts; None starts from untrained models.
-        facts: about the runs; ``data`` and ``training`` must be as the sites' executors have them.
-        made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
     """
 
     @shows(ServerSettings, ControllerSettings, as_fields=True)
@@ -160,17 +154,7 @@ class SeveralExecutor(ClusteredExecutor):
     Runs share the data, which is read and checked at the first task. What a participant remembers of one, and the
     models that it is served, are in a folder of that run's.
 
-    It also takes the settings of `SiteSettings` and `ExecutorSettings`.
-
-    Args:
-        model: ``{"class_path", "args"}`` of the module that is trained.
-        source: ``{"class_path", "args"}`` of the site's data source.
-        data: how a simulation deals the source out; see `cfl_flare.data.DataConfig`.
-        training: see `cfl_flare.training.settings.TrainSettings`.
-        run_name: names the folder where participants' memories outlive the job.
-        runs: as the controller's.
-        seed: the runs' seed.
-        made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
+    Its arguments are those of `ClusteredExecutor`, with the controller's ``runs`` in place of the method.
     """
 
     shared: ClassVar[tuple[str, ...]] = ("runs", "model", "data", "training", "seed", "run_name")

@@ -53,7 +53,7 @@ class SiteRun:
         model: ``{"class_path", "args"}`` of the module, kept beside served models.
         log: the component that writes the log.
         part: names a folder in the run's: of a study's candidate.
-        keeps: whether it keeps what participants predict with at the end.
+        keeps: keep what participants predict with at the end.
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class SiteRun:
         self._memory_round = 0
 
     def store(self, name: str, fl_ctx: FLContext) -> Store:
-        """This site's store of a run, or of the part of it that this one is."""
         return Store(store_for(name, fl_ctx).folder / self.part)
 
     def carry_out(self, task: RoundTask, fl_ctx: FLContext) -> list[Result]:

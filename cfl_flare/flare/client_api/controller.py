@@ -56,7 +56,7 @@ class Scripts:
         assign: how participants choose, for methods in which they do.
         exchange: sends each site a task, and calls a function with each result.
         warn: called with each remark, once.
-        errors: why sites' results of the last exchange cannot be used.
+        errors: why sites' results of the last exchange cannot be used; it changes with each.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class Scripts:
             elif (why := not_measured(result)) is not None:
                 problems[site] = f"there is {why}"
             elif metric_of(result, self._assign.metric) is None:
-                problems[site] = (
-                    f"it reports no {self._assign.metric!r} when it is asked to evaluate, but {_names(result)}"
-                )
-                offered.extend(sorted(usable(result.metrics or {}), key=lambda name: name != "accuracy")[:1])
+                metrics = result.metrics or {}
+                reported = ", ".join(map(shown, islice(metrics, 10))) or "nothing"
+                problems[site] = f"it reports no {self._assign.metric!r} when it is asked to evaluate, but {reported}"
+                offered.extend(sorted(usable(metrics), key=lambda name: name != "accuracy")[:1])
             return True
 
         first = next(iter(self._server.state.bank))
@@ -182,23 +182,24 @@ class Scripts:
         """
         self._loops_checked = any(task.train for task in tasks.values())
         again = {name: self._model(self._sent[name]) for name in self._silent}
-        found: list[str] = []
+        training: list[str] = []
 
         def look(result: FLModel) -> bool:
-            found.extend([result.meta["client_name"]] if result.metrics else [])
+            training.extend([result.meta["client_name"]] if result.metrics else [])
             return True
 
         if again and not self._send(TRAIN, again, look):
             return False
         trained = sum(task.train for task in tasks.values())
-        if 2 * len(found) > trained:  # one site alone ends no job
+        if 2 * len(training) > trained:  # one site alone ends no job
             raise ConfigError(
                 f"run: method {self._server.method.label} has several models evaluated in a row, and the script at "
-                f"{min(found)} trains on them in between, as FLARE's Lightning patch does when trainer.fit() follows "
-                f"each trainer.validate(). Make its loop:{HOW_TO_EVALUATE_IN_LIGHTNING}"
+                f"{min(training)} trains on them in between, as FLARE's Lightning patch does when trainer.fit() "
+                f"follows each trainer.validate(). Make its loop:{HOW_TO_EVALUATE_IN_LIGHTNING}"
             )
-        if found:
-            self._remark(f"{min(found)} seems to train on models that it should only evaluate ({len(found)} in all)")
+        if training:
+            seems = f"{min(training)} seems to train on models that it should only evaluate"
+            self._remark(f"{seems} ({len(training)} in all)")
         return True
 
     def _measure_all(self, tasks: Mapping[str, Task]) -> bool:
@@ -219,38 +220,34 @@ class Scripts:
     def _choose(self, tasks: Mapping[str, Task]) -> bool:
         """Has each model evaluated by those who choose, and notes their choices."""
         state = self._server.state
-        found: dict[str, dict[str, float]] = {name: {} for name in tasks}
+        values: dict[str, dict[str, float]] = {name: {} for name in tasks}
         measured: dict[str, dict[str, dict[str, float]]] = {name: {} for name in tasks}
         due = state.round % self._assign.every == 0 or self._server.finished
         keep = {n: cluster_slot(state.assignment[n]) for n in tasks if n in state.assignment and not due}
         self._sent |= {name: slot for name, slot in keep.items() if slot in tasks[name].slots}
-        choosing = {name: self._candidates(task) for name, task in tasks.items() if name not in self._sent}
+        choosing = {name: list(task.choices.values()) for name, task in tasks.items() if name not in self._sent}
         for slot in dict.fromkeys(slot for slots in choosing.values() for slot in slots):
 
             def note(result: FLModel, slot: str = slot) -> bool:
                 site, value = result.meta["client_name"], metric_of(result, self._assign.metric)
                 if self._evaluated(result) and value is not None:
-                    found[site][slot] = value
+                    values[site][slot] = value
                     measured[site][slot] = self._results.metrics(result)
-                return slot in found[site]
+                return slot in values[site]
 
             able = [n for n in choosing if self._evaluating.get(n, True)]
-            asked = {n: self._model(slot) for n in able if slot in choosing[n]}
-            if asked and not self._send(EVALUATE, asked, note):
+            models = {n: self._model(slot) for n in able if slot in choosing[n]}
+            if models and not self._send(EVALUATE, models, note):
                 return False
         for name, slots in choosing.items():
-            missing = [slot for slot in slots if slot not in found[name]]
+            missing = [slot for slot in slots if slot not in values[name]]
             if missing:
-                why = (
-                    f"no {self._assign.metric!r} of {', '.join(missing)}"
-                    if self._evaluating.get(name, True)
-                    else TRAINED
-                )
-                self._server.fail([name], why)
+                unmeasured = f"no {self._assign.metric!r} of {', '.join(missing)}"
+                self._server.fail([name], unmeasured if self._evaluating.get(name, True) else TRAINED)
             elif tasks[name].train:
-                self._sent[name] = self._assign.best(found[name])
+                self._sent[name] = self._assign.best(values[name])
             else:  # it has already measured the model that it would be served
-                metrics = measured[name][self._assign.best(found[name])]
+                metrics = measured[name][self._assign.best(values[name])]
                 self._server.accept(self._result(name, None, metrics), name)
         return True
 
@@ -270,25 +267,19 @@ class Scripts:
         tensors = self._assign.tensors
         return {name: torch.from_numpy(np.array(array)) if tensors else array for name, array in arrays.items()}
 
-    def _for_loss(self, own: str, task: Task) -> dict[str, Any]:
+    def _for_loss(self, trained: str, task: Task) -> dict[str, Any]:
         """What a script needs to add to its loss, as FLARE's own metadata or as cfl_flare's."""
         if self._assign.fedprox_mu is not None:
             return {AlgorithmConstants.FEDPROX_MU: self._assign.fedprox_mu}
-        return self._for_penalties(own, task) if self._assign.penalties else {}
-
-    def _for_penalties(self, own: str, task: Task) -> dict[str, Any]:
-        server = self._server
-        ready = HAS_CENTRES in task.scalars
+        if not self._assign.penalties:
+            return {}
+        server, ready = self._server, HAS_CENTRES in task.scalars
         needed = [p.slots(server.method.clusters) for p in server.method.penalties if ready or not p.of_clusters]
         slots = list(dict.fromkeys(slot for slots in needed for slot in slots))
-        others = with_parts(server.state.bank, [slot for slot in travelling([own, *slots]) if slot != own])
-        content = {"own": own, "slots": [slot for slot in slots if slot != own], "scalars": dict(task.scalars)}
+        others = with_parts(server.state.bank, [slot for slot in travelling([trained, *slots]) if slot != trained])
+        content = {"own": trained, "slots": [slot for slot in slots if slot != trained], "scalars": dict(task.scalars)}
         models = {slot: self._sendable(model.arrays()) for slot, model in others.items()}
         return {PENALTY_META: {**content, "models": models, "method": describe_method(server.method)}}
-
-    def _candidates(self, task: Task) -> list[str]:
-        """Of the models that are sent, those to choose among; the others are for penalties."""
-        return list(task.choices.values())
 
     def _accept(self, result: FLModel, tasks: Mapping[str, Task]) -> bool:
         """Turns a script's result into an update; what does not fit is left out, with its reason."""
@@ -324,7 +315,3 @@ class Scripts:
         if text not in self._said:
             self._said.add(text)
             self._warn(text)
-
-
-def _names(result: FLModel) -> str:
-    return ", ".join(map(shown, islice(result.metrics, 10))) if result.metrics else "nothing"

@@ -22,6 +22,7 @@ from cfl_flare.core.text import plain, shown
 from cfl_flare.engine.checks import MAX_METRICS, MAX_SAMPLES, MIN_WEIGHT, is_metric_name, is_number
 from cfl_flare.engine.server import Server
 from cfl_flare.flare.client_api.cfl_launcher import FAILED, NOT_MEASURED
+from cfl_flare.flare.schema import NUMBERS
 from cfl_flare.methods import Update
 from cfl_flare.methods.slots import cluster_slot
 
@@ -60,10 +61,7 @@ class ScriptResults:
             self._unfit[name] = str(error)
 
     def check(self, trained: int) -> None:
-        """Checks the first round's results: no later one could use what most scripts send.
-
-        Args:
-            trained: how many participants were asked to train.
+        """Checks the first round's results, of ``trained`` sites: no later one could use what most scripts send.
 
         Raises:
             ConfigError: the scripts, or the recipe, have to be changed; one site alone ends no job.
@@ -74,12 +72,7 @@ class ScriptResults:
             raise ConfigError(f"run: the script's results cannot be used, at {many}: {site}: {reason}")
 
     def update(self, result: FLModel, slot: str, chosen: bool = False) -> Update:
-        """The update of a script; also notes its number of steps as its samples.
-
-        Args:
-            result: what it sent.
-            slot: of the model that it was sent.
-            chosen: it had chosen that cluster.
+        """The update of a script that was sent a ``slot``'s model; also notes its number of steps as its samples.
 
         Raises:
             PayloadError: it has no model, or one that does not fit.
@@ -128,11 +121,12 @@ class ScriptResults:
         if processed is not None:
             undo = "encrypted or packed models cannot be checked, compared or clustered; remove that filter there"
             raise PayloadError("encrypted", f"a filter of the site has changed its model by {shown(processed)}: {undo}")
-        whole = result.params_type != ParamsType.DIFF
-        known, given = {e.name for e in sent.layout.entries}, sent.layout.untied(arrays_of(result))
+        sends_model = result.params_type != ParamsType.DIFF
+        arrays = {key: _as_array(value) for key, value in result.params.items()}
+        known, given = {e.name for e in sent.layout.entries}, sent.layout.untied(arrays)
         history = result.meta.get(MetaKey.FILTER_HISTORY)
         history = history if isinstance(history, list) else []
-        odd = [key for key, array in given.items() if not isinstance(key, str) or not is_array(array)]
+        odd = [key for key, array in given.items() if not isinstance(key, str) or not isinstance(array, NUMBERS)]
         if odd:
             raise PayloadError("kind", f"{name}: {shown(odd[0])} is no named array")
         strange, missing = sorted(given.keys() - known), sorted(known - given.keys())
@@ -153,12 +147,12 @@ class ScriptResults:
         if kinds:
             self._remark(f"{name} sends {', '.join(kinds)}: kept as float32, whole counts as int64")
         filters = [name for name in history if not str(name).startswith(REMOVING)]
-        if whole and filters:
+        if sends_model and filters:
             reason = f"the site's filter {plain(str(filters[0]), 100)} acts on differences, but the script sends whole"
             raise PayloadError("filtered", f"{reason} models: set params_transfer_type = 'DIFF' in the recipe")
-        start = sent.arrays() if whole else {n: np.zeros_like(a) for n, a in sent.arrays().items()}
+        start = sent.arrays() if sends_model else {n: np.zeros_like(a) for n, a in sent.arrays().items()}
         model = sent.layout.pack({**start, **{n: a for n, a in given.items() if n in known}})
-        diff = model - sent if whole else model
+        diff = model - sent if sends_model else model
         if not diff.vector.any():
             self._remark(f"{name} sends the model back as it was: does the script train a copy of what it received?")
         present = np.array([e.name in given for e in sent.layout.entries]) if history and missing else None
@@ -171,18 +165,16 @@ class ScriptResults:
             self._remark(
                 f"{name} reports no metrics of the model that it is sent: FLModel(..., metrics={{'accuracy': ...}})"
             )
-        kept = usable(given)
-        for odd in islice((key for key in given if key not in kept and not is_bookkeeping(key)), MAX_METRICS):
+        metrics = usable(given)
+        for odd in islice((key for key in given if key not in metrics and not is_bookkeeping(key)), MAX_METRICS):
             if (name, shown(odd)) in self._odd:  # its value may be another one in each round
                 continue
             self._odd.add((name, shown(odd)))
-            what = f"{odd} = {shown(given[odd])}, which is not a finite number" if is_metric_name(odd) else ""
-            what = (
-                what
-                or f"{shown(odd)}, which is no name for a metric: letters, digits, _ . / -, and none of a run's own"
-            )
+            what = f"{shown(odd)}, which is no name for a metric: letters, digits, _ . / -, and none of a run's own"
+            if is_metric_name(odd):
+                what = f"{odd} = {shown(given[odd])}, which is not a finite number"
             self._remark(f"{name} reports {what}: left out")
-        return {f"served_{key}": value for key, value in kept.items()}
+        return {f"served_{key}": value for key, value in metrics.items()}
 
 
 def usable(metrics: Mapping[Any, Any]) -> dict[str, float]:
@@ -208,21 +200,12 @@ def is_finite(value: Any) -> bool:
     return is_number(value.item() if single else value)
 
 
-def arrays_of(result: FLModel) -> dict[Any, Any]:
-    """A script's parameters as NumPy's arrays, also where tensors travel."""
-    return {name: _as_array(value) for name, value in (result.params or {}).items()}
-
-
 def _as_array(value: Any) -> Any:
+    """One of a script's parameters as NumPy's array, where tensors travel."""
     if not isinstance(value, torch.Tensor) or value.is_complex() or value.layout is not torch.strided:
         return value
     value = value.detach().cpu()
     return (value.float() if value.is_floating_point() else value).numpy()
-
-
-def is_array(value: Any) -> bool:
-    """Whether a value can be one of a model's arrays."""
-    return isinstance(value, (np.ndarray, np.generic, int, float))
 
 
 def check_failure(result: FLModel) -> None:

@@ -58,11 +58,7 @@ def evaluates(script: str) -> bool:
 
 
 def check_evaluate(script: str, name: str) -> None:
-    """Checks the function that a job names to measure the models that its sites are sent.
-
-    Args:
-        script: the training script's path.
-        name: ``"client.evaluate"``, or ``"evaluate"`` in the script itself.
+    """Checks the function that measures models: ``"client.evaluate"``, or ``"evaluate"`` in the script itself.
 
     Raises:
         ConfigError: neither the script nor a module in its folder has such a function.
@@ -103,10 +99,8 @@ def check_script(
     """Checks a job with a training script.
 
     Args:
-        script: its path.
-        method: the job's.
         settings: those that have no meaning with a script, by name; None where one is not set.
-        measures_all: the script has to measure every model in the end.
+        measures_all: every model is measured in the end.
         evaluate: the function that measures models; None if the script does.
 
     Raises:

@@ -60,7 +60,7 @@ class ClientApps:
     Attributes:
         private: names of the arrays that each site with a script keeps for itself.
         leaving: a filter on what the sites send; None for none.
-        workers: the executor or script runner of each site; one for all sites, unless they have their own settings.
+        workers: the executor or script runner by site; one for all sites, unless they have their own settings.
     """
 
     def __init__(self, plan: RunPlan, shared: Mapping[str, Any], executor: type[ClusteredExecutor]):
@@ -91,32 +91,37 @@ class ClientApps:
         return [] if self.scripted else [worker.source for worker in self.workers.values()]
 
     def set_per_site(self, config: Mapping[str, Mapping[str, Any]]) -> None:
-        """Applies per-site settings.
-
-        Args:
-            config: by site: ``data``, ``data_args``, ``device`` and ``torch_threads``, or those of a script.
+        """Applies settings by site: ``data``, ``data_args``, ``device`` and ``torch_threads``, or those of a script.
 
         Raises:
             ConfigError: a setting cannot be set per site in this job, or has a wrong value.
         """
-        self._check(config)
+        check_site_names(list(config), self.plan.job.min_clients)
+        simulated = self.plan.data.participants is not None
+        reason = " where one source is dealt out to all of them" if simulated else ""
+        known = [*([] if simulated else ["data", "data_args"]), *_per_site(SiteSettings)]
+        known = _per_site(ScriptSettings) if self.scripted else known
+        for site, settings in config.items():
+            unknown = [key for key in settings if key not in known]
+            require(
+                not unknown,
+                f"recipe: per-site config: {site}: {unknown[:1]} cannot be set for a single site{reason}; "
+                f"it can have its own {', '.join(known)}",
+            )
         self.workers = {site: self._worker(site, settings) for site, settings in config.items()}
 
     def add_to(self, job: FedJob) -> None:
         for target, worker in self.workers.items():
             job.to(worker, target, tasks=self.tasks)
-            self._add_private(job, target)
+            travels = sorted(names_of(self.plan.model) - {*self.private}) if self.private else []
+            kinds = (FilterType.TASK_DATA, FilterType.TASK_RESULT) if self.private else ()
+            for kind, task in product(kinds, self.tasks):  # on results, before other filters
+                keeping = PrivateArrays(self.private, self.plan.job.name, self.plan.job.resume_from, travels)
+                job.to(keeping, target, filter_type=kind, tasks=[task])
             for task in self.tasks if self.leaving is not None else ():
                 job.to(self.leaving, target, filter_type=FilterType.TASK_RESULT, tasks=[task])
             if self.scripted:
                 job.to(without_parameters(), target, filter_type=FilterType.TASK_RESULT, tasks=[EVALUATE])
-
-    def _add_private(self, job: FedJob, target: str) -> None:
-        """Adds what keeps private arrays at a site; on results, before other filters."""
-        travels = sorted(names_of(self.plan.model) - {*self.private}) if self.private else []
-        for kind, task in product((FilterType.TASK_DATA, FilterType.TASK_RESULT), self.tasks if self.private else ()):
-            keeping = PrivateArrays(self.private, self.plan.job.name, self.plan.job.resume_from, travels)
-            job.to(keeping, target, filter_type=kind, tasks=[task])
 
     def _worker(self, site: str, settings: Mapping[str, Any]) -> Any:
         plan = self.plan
@@ -132,20 +137,6 @@ class ClientApps:
             source = marked(_source_at(site, settings, source))
         at_site = replace(plan.site, **{key: settings[key] for key in _per_site(SiteSettings) if key in settings})
         return self.executor(**{**self.shared, "source": source, **asdict(at_site), **asdict(plan.executor)})
-
-    def _check(self, config: Mapping[str, Mapping[str, Any]]) -> None:
-        check_site_names(list(config), self.plan.job.min_clients)
-        simulated = self.plan.data.participants is not None
-        reason = " where one source is dealt out to all of them" if simulated else ""
-        known = [*([] if simulated else ["data", "data_args"]), *_per_site(SiteSettings)]
-        known = _per_site(ScriptSettings) if self.scripted else known
-        for site, settings in config.items():
-            unknown = [key for key in settings if key not in known]
-            require(
-                not unknown,
-                f"recipe: per-site config: {site}: {unknown[:1]} cannot be set for a single site{reason}; "
-                f"it can have its own {', '.join(known)}",
-            )
 
 
 def _per_site(cls: type) -> list[str]:
@@ -220,20 +211,10 @@ def names_of(model: Mapping[str, Any]) -> set[str]:
     return set(Layout.of(build(model, nn.Module, "model")).shapes)
 
 
-def _pattern(text: str) -> ExcludeVars:
-    excluding = ExcludeVars(text)
-    excluding.exclude_vars = text  # it keeps a compiled pattern, which cannot be written to a job
-    return excluding
-
-
 def staying(setting: str, pattern: str, model: Mapping[str, Any], method: Method) -> list[str]:
-    """The names of the arrays of a model that do not leave the sites.
+    """The names of a model's arrays that stay at the sites by a setting, ``exclude_vars`` or ``private``.
 
-    Args:
-        setting: ``exclude_vars`` or ``private``.
-        pattern: its value, a regular expression that is searched in the names; for ``private`` also a word.
-        model: ``{"class_path", "args"}``.
-        method: the job's.
+    Its value is a regular expression that is searched in the names; for ``private`` also a word.
 
     Raises:
         ConfigError: it is not a regular expression, or matches none or all of the model, or all that is clustered on.
@@ -262,3 +243,9 @@ def without_parameters() -> ExcludeVars:
     task to train. The filter is FLARE's own, so that such a job's sites need not have cfl_flare.
     """
     return _pattern("^")  # it is found in every name, an empty one as well
+
+
+def _pattern(text: str) -> ExcludeVars:
+    excluding = ExcludeVars(text)
+    excluding.exclude_vars = text  # it keeps a compiled pattern, which cannot be written to a job
+    return excluding

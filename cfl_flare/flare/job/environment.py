@@ -101,11 +101,7 @@ def trust(controller: Any) -> None:
 
 
 def check_floors(plan: RunPlan, named: Sequence[str] = ()) -> None:
-    """Refuses a job that real sites' floors would end before its first round.
-
-    Args:
-        plan: the job's.
-        named: the sites that take part; if they are not known, there may be enough.
+    """Refuses a job that real sites' floors would end before its first round; unknown sites may be enough.
 
     Raises:
         ConfigError: the method's models cannot be held back, or the sites are too few.
@@ -192,10 +188,8 @@ def _source_of(package: str) -> Path | None:
 def place_model(plan: RunPlan, job: FedJob, folder: Path) -> str | None:
     """Sends the model that a job starts from with the job, where that is a local file or was given as arrays.
 
-    As in FLARE's recipes, an absolute path is the server's. The arrays' file is in ``folder`` until the job is made.
-
-    Returns:
-        The path as the server finds it; None if the server makes the model.
+    It returns the path as the server finds it, or None if the server makes the model. As in FLARE's recipes, an
+    absolute path is the server's. The arrays' file is in ``folder`` until the job is made.
 
     Raises:
         ConfigError: a relative path that is not a file here.

@@ -53,8 +53,8 @@ class StudyController(SeveralController):
     """Trains a study's candidates one after the other at the sites of a job, and says whether to cluster.
 
     It is the study's `cfl_flare.engine.study.halving.Trainer`. Each candidate has its own checkpoints and results; the
-    floor of a cluster's sites and the largest weight of one site hold for each. It also takes the settings of
-    `ServerSettings` and `ControllerSettings`.
+    floor of a cluster's sites and the largest weight of one site hold for each. It also takes ``facts``, ``made_by``
+    and the settings of `cfl_flare.flare.controller.ClusteredController`.
 
     Args:
         model: ``{"class_path", "args"}`` of the module that is trained.
@@ -62,8 +62,6 @@ class StudyController(SeveralController):
         more: the user's own candidates: ``[{"method": "ifca", "k": 3}]``.
         study: the settings of `cfl_flare.engine.study.candidates.StudySettings`.
         resume_from: name of the study to resume; None for a new one.
-        facts: about the study; ``data`` and ``training`` must be as the sites' executors have them.
-        made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
     """
 
     @shows(ServerSettings, ControllerSettings, as_fields=True)

@@ -33,19 +33,11 @@ class StudyExecutor(SeveralExecutor):
     Candidates share the data, which is read and checked at the first task. What a participant remembers of one, and
     the models that it is served, are in a folder of that candidate's.
 
-    It also takes the settings of `SiteSettings` and `ExecutorSettings`.
+    It also takes the arguments of `cfl_flare.flare.executor.ClusteredExecutor`, without the method.
 
     Args:
-        model: ``{"class_path", "args"}`` of the module that is trained.
-        source: ``{"class_path", "args"}`` of the site's data source.
-        data: how a simulation deals the source out, and the share of validation samples; see
-            `cfl_flare.data.DataConfig`.
-        training: see `cfl_flare.training.settings.TrainSettings`.
-        run_name: names the folder where participants' memories outlive the job.
         num_rounds: of a candidate that trains to the end.
         more: the user's own candidates: ``[{"method": "ifca", "k": 3}]``.
-        seed: the study's seed.
-        made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
     """
 
     _recorded_as = "study"
