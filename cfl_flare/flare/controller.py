@@ -41,8 +41,6 @@ from cfl_flare.results.store import ARCHIVE
 from cfl_flare.training.settings import TrainSettings
 
 REFUSED = f"site_failed: {DifferenceError.failure}"
-# The settings that sites share with the aggregator.
-OF_AGGREGATOR = ("method", "model", "private")
 # The first task's time limit is at least this, in seconds: it starts the site's process and reads the data.
 CHECK_IN = 300
 
@@ -106,9 +104,9 @@ class ClusteredController(PerSiteController):
         self._schedule = self._scheduled()
         floor, share = self._schedule.floor, self._schedule.max_weight_share
         if not simulated(self.fl_ctx):
-            held = "" if self._schedule.hold_small_clusters else "; models of fewer are not held back"
+            also = "" if self._schedule.hold_small_clusters else "; models of fewer are not held back"
             self.info(
-                f"a cluster needs {floor.sites} sites and {floor.samples} training samples{held}; "
+                f"a cluster needs {floor.sites} sites and {floor.samples} training samples{also}; "
                 f"a site has at most {share:.3g} of a cluster's weight"
             )
 
@@ -127,20 +125,20 @@ class ClusteredController(PerSiteController):
             checkpoint.progress.record = None
         facts = {"name": persistor.run_name, "resumed_at": resumed_at}
         start = Start(self._gathered(), persistor.checkpoints, checkpoint, self.results, facts=facts)
-        server = self.start(self.aggregator, self._schedule, start)
+        server = self.start(self._schedule, start)
         persistor.restore_best()
         if drive(server, self._transport(server), persistor.checkpoints):
             if server.recorder is not None and server.recorder.last is not None:
                 track(self, bounds(server.recorder.intervals), server.recorder.last.record["round"])
             self._finish()
 
-    def start(self, aggregator: ClusteringAggregator, schedule: ServerSettings, start: Start) -> Server:
-        """Starts a run of the job: the only one, or one of several.
+    def start(self, schedule: ServerSettings, start: Start) -> Server:
+        """Starts the run that the aggregator is of.
 
         Raises:
             ConfigError: it cannot be run with these participants.
         """
-        recorder, checkpoint = None, start.checkpoint
+        aggregator, recorder, checkpoint = self.aggregator, None, start.checkpoint
         if start.folder is not None:
             private = {} if aggregator.private is None else {"private": aggregator.private}
             of_run = {"run": asdict(schedule), **start.facts, "sites_left_out": self.left_out}
@@ -287,7 +285,9 @@ class ClusteredController(PerSiteController):
             return True
 
         rounds = self._schedule.num_rounds
-        ours = {"software": compatibility.SOFTWARE, "job": self._shared(), "bounds": self._schedule.bounds}
+        stated = {key: value for key, value in (self.facts or {}).items() if key in ("data", "training")}
+        job = {**unmarked({**self._of_runs(), **stated}), "seed": self.seed}
+        ours = {"software": compatibility.SOFTWARE, "job": job, "bounds": self._schedule.bounds}
         data = {site: wire.message({}, {**ours, **self._hosting[site]}, 0, rounds) for site in sites}
         limit = max(self._controller_settings.task_timeout, CHECK_IN)
         goes_on = self.ask(wire.CHECK_TASK, data, limit, on_result, first=True)
@@ -308,11 +308,10 @@ class ClusteredController(PerSiteController):
         name: str | None = self.persistor.resume_from
         return name
 
-    def _shared(self) -> dict[str, Any]:
-        """The settings that the sites must share; see `cfl_flare.flare.compatibility.SHARED`."""
-        of_aggregator = {key: getattr(self.aggregator, key) for key in OF_AGGREGATOR}
-        stated = {key: value for key, value in (self.facts or {}).items() if key in ("data", "training")}
-        return {**unmarked({**of_aggregator, **stated}), "seed": self.seed, "run_name": self.persistor.run_name}
+    def _of_runs(self) -> dict[str, Any]:
+        """What the job runs. The sites must have the same; see `cfl_flare.flare.compatibility.SHARED`."""
+        settings = {key: getattr(self.aggregator, key) for key in ("method", "model", "private")}
+        return {**settings, "run_name": self.persistor.run_name}
 
     def _finish(self) -> None:
         """The job has its results."""

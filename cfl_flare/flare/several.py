@@ -83,6 +83,7 @@ class SeveralController(ClusteredController):
         super().__init__(facts, made_by, aggregator_id="", persistor_id="", **settings)
         self.model, self.run_name, self.runs, self.initial_ckpt = model, run_name, runs, initial_ckpt
         self.everyone: list[Participant] = []
+        self.resume_from: str | None = None
 
     def _prepare(self) -> None:
         self._training, policy = self._check_job(), component_policy(self.fl_ctx)
@@ -106,7 +107,7 @@ class SeveralController(ClusteredController):
     def _open(self, candidate: Candidate, tag: dict[str, str], start: Start) -> Server:
         """Makes a candidate the one whose rounds come next."""
         self.aggregator, self._tag = self._aggregator(candidate), tag
-        return self.start(self.aggregator, self._schedule_of(candidate), start)
+        return self.start(self._schedule_of(candidate), start)
 
     def _accept(self, answer: FLModel) -> bool:
         """Takes the run's name out of a site's answer.
@@ -136,12 +137,10 @@ class SeveralController(ClusteredController):
         return aggregator
 
     def _memory_of(self) -> str | None:
-        return None
+        return self.resume_from
 
-    def _shared(self) -> dict[str, Any]:
-        stated = {key: value for key, value in (self.facts or {}).items() if key in ("data", "training")}
-        of_runs = {"model": self.model, "runs": self.runs, **stated}
-        return {**unmarked(of_runs), "seed": self._schedule.seed, "run_name": self.run_name}
+    def _of_runs(self) -> dict[str, Any]:
+        return {"model": self.model, "runs": self.runs, "run_name": self.run_name}
 
     def admit(self, server: Server) -> None:
         super().admit(server)

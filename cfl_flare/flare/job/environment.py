@@ -131,12 +131,6 @@ def warn_of_few_sites(plan: RunPlan, sites: int) -> None:
         )
 
 
-def packages_of(class_paths: Iterable[str]) -> list[str]:
-    """The top-level packages of classes, without those that are installed wherever cfl_flare is."""
-    names = [path.partition(".")[0] for path in class_paths]
-    return [name for name in dict.fromkeys(names) if name not in INSTALLED]
-
-
 def stage(job: FedJob, packages: Iterable[str], sites: Iterable[str], folder: Path) -> None:
     """Puts top-level packages into the custom folders of the server and of the client apps' targets ``sites``.
 

@@ -40,8 +40,8 @@ from cfl_flare.flare.egress import check_readable
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.job.client_apps import ClientApps
 from cfl_flare.flare.job.environment import (
+    INSTALLED,
     check_env,
-    packages_of,
     place_model,
     stage,
     too_large,
@@ -324,8 +324,9 @@ class ClusteredRecipe(Recipe):
         """Puts packages, and the user's modules that the job names, into the job's custom folder, once."""
         if not self._has_packages:
             self._has_packages = True
-            paths = [*packages, *packages_of(self.class_paths)]
-            stage(self._job, paths, self._sites.workers, Path(self._carried.name))
+            named = [path.partition(".")[0] for path in self.class_paths]
+            carried = dict.fromkeys([*packages, *(name for name in named if name not in INSTALLED)])
+            stage(self._job, carried, self._sites.workers, Path(self._carried.name))
 
 
 # For help(), as the signature: each setting with its line.

@@ -251,12 +251,8 @@ class StudyController(SeveralController):
         self.counts |= counts
         return hosted
 
-    def _memory_of(self) -> str | None:
-        return self.resume_from
-
-    def _shared(self) -> dict[str, Any]:
-        shared = {key: value for key, value in super()._shared().items() if key != "runs"}
-        return {**shared, "more": unmarked(self.more), "num_rounds": self.rounds}
+    def _of_runs(self) -> dict[str, Any]:
+        return {"model": self.model, "more": self.more, "num_rounds": self.rounds, "run_name": self.run_name}
 
 
 def take_counts(message: FLModel, expected: Collection[str]) -> dict[str, dict[str, int]]:
