@@ -44,12 +44,7 @@ class SiteHistory:
 
 
 def site_report(folder: Path) -> str:
-    """The report of a site's folder, as HTML.
-
-    Raises:
-        ConfigError: there is no line in its history.
-        FileError: the history is damaged.
-    """
+    """The report of a site's folder, as HTML; a `ConfigError` says that its history has no line yet."""
     history = SiteHistory(read_notes(folder))
     require(bool(history.notes), f"{folder / HISTORY} has no line yet; wait for the site's first round")
     title = f"{cut(folder.name)} in {cut(folder.parent.name)}"

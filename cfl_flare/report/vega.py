@@ -185,25 +185,18 @@ SECONDS = 120
 
 @cache
 def script() -> str:
-    """The script with Vega, Vega-Lite and Vega-Embed, which defines ``vegaEmbed``. Takes seconds, once a process.
-
-    Raises:
-        NoPlotsError: vl-convert is not installed, or does not run here.
-    """
+    """The script with Vega, Vega-Lite and Vega-Embed, which defines ``vegaEmbed``. Takes seconds, once a process."""
     made: str = _made(None)
     return made
 
 
 def pictures(specs: Sequence[tuple[str, Spec]]) -> list[bytes]:
-    """The contents of picture files, each given by its ending, ``png``, ``svg`` or ``pdf``, and its specification.
-
-    Raises:
-        NoPlotsError: vl-convert is not installed, or does not run here.
-    """
+    """The contents of picture files, each given by its ending, ``png``, ``svg`` or ``pdf``, and its specification."""
     return [b64decode(content) for content in _made(specs)] if specs else []
 
 
 def _made(wanted: Sequence[tuple[str, Spec]] | None) -> Any:
+    """What `MAKE` prints; a `NoPlotsError` says that vl-convert is not installed, or does not run here."""
     command = [sys.executable, "-c", MAKE]
     try:
         done = subprocess.run(command, input=as_json(wanted).encode(), capture_output=True, timeout=SECONDS, check=True)

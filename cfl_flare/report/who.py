@@ -220,22 +220,19 @@ def cosines(gram: np.ndarray) -> np.ndarray:
 def plane(similar: np.ndarray) -> tuple[np.ndarray, list[float]]:
     """Classical multidimensional scaling: points in a plane whose inner products are nearest to the centred ones.
 
-    Of finite inner products ``(n, n)``: points ``(n, 2)``, each axis turned so that its largest coordinate is positive,
-    and each axis' share.
+    Of finite inner products ``(n, n)``, n > 1: points ``(n, 2)``, each axis turned so that its largest coordinate is
+    positive, and each axis' share.
 
     >>> points, shares = plane(np.array([[1.0, -1.0], [-1.0, 1.0]]))
     >>> np.abs(points).round(3).tolist(), shares
     ([[1.0, 0.0], [1.0, 0.0]], [1.0, 0.0])
     """
-    n = len(similar)
-    centring = np.eye(n) - 1 / n
+    centring = np.eye(len(similar)) - 1 / len(similar)
     values, vectors = np.linalg.eigh(centring @ similar.astype(np.float64) @ centring)
-    values, points, shares = np.maximum(values, 0), np.zeros((n, 2)), [0.0, 0.0]
-    for axis in range(min(2, n)):
-        vector, value = vectors[:, -1 - axis], values[-1 - axis]
-        points[:, axis] = vector * (1 if vector[np.argmax(np.abs(vector))] >= 0 else -1) * np.sqrt(value)
-        shares[axis] = float(value / values.sum()) if values.any() else 0.0
-    return points, shares
+    values = np.maximum(values, 0)
+    axes, lengths = vectors[:, :-3:-1], values[:-3:-1]
+    signs = np.sign(axes[np.abs(axes).argmax(axis=0), [0, 1]])
+    return axes * signs * np.sqrt(lengths), (lengths / (values.sum() or 1.0)).tolist()
 
 
 def tree(similar: np.ndarray) -> tuple[list[int], list[tuple[list[float], list[float]]], list[float]]:

@@ -70,11 +70,7 @@ def write_reports(folder: Path, out: Path | None = None, against: str | None = N
 
 
 def site_folder(folder: Path) -> Path | None:
-    """The folder in which a site keeps its history of a run: this one, or one in it; None if there is none.
-
-    Raises:
-        ConfigError: there are several.
-    """
+    """The folder in which a site keeps its history of a run: this one, or the only one in it; None if there is none."""
     if (folder / SUMMARY).is_file():
         return None
     sites = [path.parent for path in (folder / HISTORY, *sorted(folder.glob(f"*/{HISTORY}"))) if path.is_file()]

@@ -110,11 +110,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, store: Store, layout: Layout) -> tuple[Checkpoint, Mapping[str, Any]]:
-        """The newest intact checkpoint, and the settings of its run.
-
-        Raises:
-            StoreError: there is none.
-        """
+        """The newest intact checkpoint, and the settings of its run; a `StoreError` says that there is none."""
         _, models, metadata = store.latest(layout)
         slots = metadata.get("slots", [*models])  # a job of version 0.2 wrote the server's state alone
         memory: dict[str, dict[str, Params]] = {}

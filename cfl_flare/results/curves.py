@@ -197,11 +197,7 @@ FIELDS: schema.Fields = {
 
 
 def load_curves(folder: Path) -> Curves | None:
-    """The curves of a run; None if it kept none.
-
-    Raises:
-        ConfigError: the file is damaged.
-    """
+    """The curves of a run; None if it kept none. A `ConfigError` says that the file is damaged."""
     path = folder / CURVES
     if not path.is_file():
         return None

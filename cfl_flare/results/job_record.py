@@ -80,11 +80,7 @@ class JobRecord:
         return [cls(root, file.stem) for file in sorted((root / FOLDER).glob("*.jsonl"))]
 
     def lines(self) -> list[dict[str, Any]]:
-        """All lines, oldest first.
-
-        Raises:
-            FileError: a line is damaged, or the file cannot be read.
-        """
+        """All lines, oldest first; a `FileError` says which is damaged, or that the file cannot be read."""
         texts = read_text(self.file, MOST_LINES).split("\n") if self.file.exists() else []
         lines = []
         for number, text in enumerate(texts[:-1] if texts[-1:] == [""] else texts, start=1):
@@ -237,9 +233,6 @@ def unfinished(folder: str | Path) -> list[str]:
     """What is known of the jobs in a folder, or below it, that left no results: lines of text.
 
     The folder is a run's, or a job's as FLARE's ``download`` leaves it.
-
-    Raises:
-        FileError: there are too many files to look at.
     """
     files = sorted(below(Path(folder)))
     lines = [line for path in files if path.name in (ATTEMPT, STARTED) for line in _of_run(path)]

@@ -191,12 +191,7 @@ def _checked(path: Path, needed: schema.Fields, others: schema.Fields | None = N
 
 
 def find_live(folder: Path) -> list[Path]:
-    """The folders of runs and of sites' histories in a folder and below it, sorted; finished or not.
-
-    Raises:
-        ConfigError: the folder does not exist.
-        FileError: there are too many files to look at.
-    """
+    """The folders of runs and of sites' histories in a folder and below it, sorted; finished or not."""
     require(folder.is_dir(), f"{folder} is not a folder; name that of a run, or one with runs below it")
     names = {*RUN_FILES, HISTORY}
     if any((folder / name).is_file() for name in names):

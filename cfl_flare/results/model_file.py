@@ -86,11 +86,7 @@ def read_model(path: Path, model: torch.nn.Module | None = None, imported: bool 
 
 
 def model_path(folder: Path, slot: str) -> Path:
-    """The file of one of a run's models.
-
-    Raises:
-        ConfigError: the run has no such model.
-    """
+    """The file of one of a run's models; a `ConfigError` names those that the run has."""
     path = folder / MODELS / f"{slot}.safetensors"
     if not path.is_file():
         there = ", ".join(sorted(p.stem for p in path.parent.glob("*.safetensors"))) or "none"
@@ -113,11 +109,7 @@ def _check_trained(meta: Mapping[str, Any], path: Path) -> None:
 
 
 def model_of(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The ``{"class_path", "args"}`` that a model's file names; nothing is imported.
-
-    Raises:
-        PayloadError: it names none, or its arguments are too long.
-    """
+    """The ``{"class_path", "args"}`` that a model's file names; nothing is imported."""
     spec: Any = meta.get("model")
     named = isinstance(spec, dict) and isinstance(spec.get("class_path"), str)
     if not named or not isinstance(spec.get("args") or {}, dict):
@@ -197,11 +189,7 @@ def _check_weights(layout: Layout, arrays: Mapping[str, np.ndarray], parts: int,
 
 
 def layout_of(spec: Mapping[str, Any]) -> Layout:
-    """The layout of one of cfl_flare's own networks, without memory for its weights.
-
-    Raises:
-        ConfigError: its arguments do not fit.
-    """
+    """The layout of one of cfl_flare's own networks, without memory for its weights."""
     import torch
 
     with torch.device("meta"):

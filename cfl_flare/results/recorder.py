@@ -194,8 +194,8 @@ class Recorder:
         for slot, served in models.items():
             save_served(self.folder / MODELS, slot, served, self._model, state.round, self._task)
         Store(self.folder / STATE).save(state.round, state.bank, state_metadata(state), state.arrays)
-        last, lines = self.last, read_lines(self.folder / ROUNDS)
-        points = {} if last is None else last.participants
+        last, lines, draws = self.last, read_lines(self.folder / ROUNDS), self._draws
+        points = {p: {} if last is None else last.participants.get(p, {}) for p in participants}
         summary = {
             "method": describe_method(method),
             "label": method.label,
@@ -205,7 +205,7 @@ class Recorder:
             "rounds": state.round,
             "final": {} if last is None else last.scalars(),
             "final_round": None if last is None else last.record["round"],
-            **({} if self._draws is None else {"intervals": self.intervals}),
+            **({} if draws is None else {"intervals": self.intervals}),
             **self._totals,
             **next(({NUMBER: line[NUMBER]} for line in lines if NUMBER in line), {}),
             "missed": {n: asdict(m) for n, m in missed_rounds(lines).items()},
@@ -219,12 +219,8 @@ class Recorder:
                     **recorded(state.assignment.get(p.name)),
                     **({} if p.tested else {"tested": False}),
                     **({} if p.clipped is None else {"clipped": p.clipped}),
-                    **points.get(p.name, {}),
-                    **(
-                        {}
-                        if self._draws is None
-                        else {"intervals": self._draws.intervals(p.name, points.get(p.name, {}))}
-                    ),
+                    **points[p.name],
+                    **({} if draws is None else {"intervals": draws.intervals(p.name, points[p.name])}),
                 }
                 for p in participants.values()
             ],

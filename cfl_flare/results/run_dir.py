@@ -250,11 +250,7 @@ def find_runs(folder: str | Path) -> list[Run]:
 
 
 def the_run(folder: str | Path) -> Path:
-    """The folder of the only run in or below a folder.
-
-    Raises:
-        ConfigError: there is none, or more than one.
-    """
+    """The folder of the only run in or below a folder; a `ConfigError` says that there is none, or several."""
     folders = [run.folder for run in find_runs(folder)]
     if len(folders) > 1:
         raise ConfigError(f"{folder} holds several runs: {', '.join(map(str, folders))}; name one")

@@ -115,10 +115,7 @@ def served_file(run: Path, participant: str) -> Path:
     """The file of what a participant predicted with at the end of a run.
 
     The run is its folder, or one with a single run below it; below a state root a site's folder of the run, or the
-    folder above that.
-
-    Raises:
-        ConfigError: there is none.
+    folder above that. A `ConfigError` says who has such a file if that participant has none.
     """
     name = f"{SERVED}/{participant}.safetensors"
     require(Path(name).parent.name == SERVED, f"there is no participant {shown(participant)}")
