@@ -15,8 +15,7 @@ from cfl_flare.engine.server import Server
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Task
 from cfl_flare.methods.slots import with_parts
-from cfl_flare.results.checkpoints import Checkpoint
-from cfl_flare.results.store import Store
+from cfl_flare.results.store import Checkpoint, Store
 from cfl_flare.training.ensemble import Served
 
 logger = logging.getLogger(__name__)

@@ -29,11 +29,10 @@ from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import Participant, build_method, describe_method
-from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.curves import Scored
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
-from cfl_flare.results.store import ARCHIVE
+from cfl_flare.results.store import ARCHIVE, Checkpoint
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.runtime import Place
 from cfl_flare.training.settings import TrainSettings

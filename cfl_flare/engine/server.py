@@ -26,9 +26,9 @@ from cfl_flare.engine.settings import ServerSettings, count_of
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.state import Download, Predict, without
-from cfl_flare.results.checkpoints import Progress
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
+from cfl_flare.results.store import Progress
 from cfl_flare.training.ensemble import Served
 
 

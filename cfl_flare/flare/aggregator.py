@@ -36,10 +36,10 @@ from cfl_flare.flare.policy import limited_paths
 from cfl_flare.flare.schema import decode_results
 from cfl_flare.methods import Participant, ServerState, build_method
 from cfl_flare.methods.slots import travelling, with_parts
-from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.curves import Scored
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.run_dir import ROUNDS
+from cfl_flare.results.store import Checkpoint
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings

@@ -34,10 +34,9 @@ from cfl_flare.flare.policy import Policy, state_root
 from cfl_flare.flare.schema import decode_check_in
 from cfl_flare.flare.tracking import JobEvents, bounds, track
 from cfl_flare.methods import Participant
-from cfl_flare.results.checkpoints import Progress
 from cfl_flare.results.job_record import READY, SILENT
 from cfl_flare.results.recorder import Recorder
-from cfl_flare.results.store import ARCHIVE
+from cfl_flare.results.store import ARCHIVE, Progress
 from cfl_flare.training.settings import TrainSettings
 
 REFUSED = f"site_failed: {DifferenceError.failure}"

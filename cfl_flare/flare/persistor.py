@@ -26,9 +26,8 @@ from cfl_flare.engine.drive import Checkpoints
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.study.file import differing
 from cfl_flare.flare.policy import store_for
-from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.run_dir import BEST
-from cfl_flare.results.store import ARCHIVE, Store
+from cfl_flare.results.store import ARCHIVE, Checkpoint, Store
 from cfl_flare.results.study import load_study
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,8 @@ from typing import Any
 
 from cfl_flare.clustering.gap import NUMBER, in_words
 from cfl_flare.report import vega
-from cfl_flare.report.page import Plot, Section, Table
+from cfl_flare.report.page import CLUSTERS, Plot, Section, Table, View, cluster_label, line_plot, thinned
 from cfl_flare.report.text import cut, finite, interval, number
-from cfl_flare.report.view import CLUSTERS, View, cluster_label, line_plot, thinned
 
 # Participants and rounds whose cells are drawn.
 PEOPLE, COLUMNS = 80, 50

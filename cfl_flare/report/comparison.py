@@ -14,9 +14,8 @@ from rich import filesize
 from cfl_flare.core.errors import CFLError
 from cfl_flare.report import vega
 from cfl_flare.report.clusters import sizes_plot
-from cfl_flare.report.page import ROWS, Plot, Section, Table, page, sections
+from cfl_flare.report.page import ROWS, Plot, Section, Series, Table, View, line_plot, page, sections, thinned
 from cfl_flare.report.text import cut, finite, interval, measure_name, number, signed, told_apart, unique
-from cfl_flare.report.view import Series, View, line_plot, thinned
 from cfl_flare.results.bootstrap import Difference, paired_difference
 from cfl_flare.results.run_dir import Run
 from cfl_flare.results.schema import number as is_number

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cfl_flare.report import vega
-from cfl_flare.report.page import ROWS, Plot, Section, Table
+from cfl_flare.report.page import ROWS, Plot, Section, Table, View, cluster_label, thinned
 from cfl_flare.report.text import cut, finite, interval, measure_name, named, number
-from cfl_flare.report.view import View, cluster_label, thinned
 from cfl_flare.results.metrics import POOLED, POOLED_F1, of_training
 from cfl_flare.results.remarks import IMPROVING, floor_in_run, missed_rounds
 from cfl_flare.results.schema import number as is_number

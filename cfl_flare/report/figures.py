@@ -16,9 +16,8 @@ from cfl_flare.report import vega
 from cfl_flare.report.clusters import moves, number_of_clusters, quality, sizes
 from cfl_flare.report.comparison import Runs, over_rounds, sizes_of_runs
 from cfl_flare.report.measures import convergence, cross_site
-from cfl_flare.report.page import Plot, Section, Table
+from cfl_flare.report.page import Plot, Section, Table, View
 from cfl_flare.report.text import cut
-from cfl_flare.report.view import View
 from cfl_flare.results.metrics import ACCURACY
 from cfl_flare.results.run_dir import Run
 

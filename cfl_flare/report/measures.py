@@ -15,9 +15,8 @@ from rich import filesize
 from cfl_flare.core.files import read_text
 from cfl_flare.report import vega
 from cfl_flare.report.clusters import PEOPLE
-from cfl_flare.report.page import Plot, Section, Table
+from cfl_flare.report.page import Plot, Section, Table, View, cluster_label, line_plot, thinned
 from cfl_flare.report.text import finite, measure_name, named, number, unique
-from cfl_flare.report.view import View, cluster_label, line_plot, thinned
 from cfl_flare.results.curves import ALL, DIFFERENCE, FEW_SAMPLES, FEW_SITES, NO_SCORES, Curve, Curves, load_curves
 from cfl_flare.results.metrics import POOLED, POOLED_F1, leading
 from cfl_flare.results.pooled import FEWEST

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from cfl_flare.core.config import require
 from cfl_flare.report import vega
-from cfl_flare.report.page import Plot, Section, Table, page, sections
+from cfl_flare.report.page import ROUNDS, Plot, Section, Series, Table, line_plot, page, sections, thinned
 from cfl_flare.report.text import cut, finite, measure_name, number, unique
-from cfl_flare.report.view import ROUNDS, Series, line_plot, thinned
 from cfl_flare.results.metrics import leading, of_training
 from cfl_flare.results.run_dir import HISTORY, Note, read_notes
 

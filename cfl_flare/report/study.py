@@ -13,9 +13,8 @@ from typing import Any, cast
 from cfl_flare.report import vega
 from cfl_flare.report.clusters import number_of_clusters
 from cfl_flare.report.facts import settings_table
-from cfl_flare.report.page import Plot, Section, Table, page, sections
+from cfl_flare.report.page import Plot, Section, Table, View, page, sections, thinned
 from cfl_flare.report.text import cut, finite, interval, measure_name, named, number, signed, told_apart
-from cfl_flare.report.view import View, thinned
 from cfl_flare.report.who import who
 from cfl_flare.results.comparison import CHANCE, GAINS, LOSES, UNKNOWN
 from cfl_flare.results.run_dir import SUMMARY, Run, load_run

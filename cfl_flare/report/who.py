@@ -11,9 +11,8 @@ import numpy as np
 
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.report import vega
-from cfl_flare.report.page import Plot, Section, Table
+from cfl_flare.report.page import Plot, Section, Table, View, cluster_label, thinned
 from cfl_flare.report.text import finite, number
-from cfl_flare.report.view import View, cluster_label, thinned
 from cfl_flare.results.run_dir import read_features
 
 # Participants in a matrix: with more, a cell is smaller than a finger.

@@ -15,11 +15,10 @@ from cfl_flare.report.comparison import comparison_report
 from cfl_flare.report.facts import failures, head, participants, settings
 from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.report.measures import convergence, cross_site, discrimination, traffic
-from cfl_flare.report.page import Section, page, sections
+from cfl_flare.report.page import Section, View, page, sections
 from cfl_flare.report.site import site_report
 from cfl_flare.report.study import study_report
 from cfl_flare.report.text import cut
-from cfl_flare.report.view import View
 from cfl_flare.report.who import who
 from cfl_flare.results.run_dir import HISTORY, SUMMARY, Run, find_runs, load_run
 from cfl_flare.results.study import STUDY

@@ -18,9 +18,8 @@ from cfl_flare.engine.server import Equipment, Server, ServerSettings
 from cfl_flare.flare.aggregator import ClusteringAggregator, Start
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.methods import CFL, FedAvg, Method, Participant, ServerState, WeCFL, describe_method
-from cfl_flare.results.checkpoints import Checkpoint, Progress
 from cfl_flare.results.recorder import Recorder
-from cfl_flare.results.store import Store, state_metadata, state_of
+from cfl_flare.results.store import Checkpoint, Progress, Store, state_metadata, state_of
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
 from tests.flare.kits import kit

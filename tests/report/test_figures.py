@@ -16,7 +16,7 @@ from cfl_flare.methods import IFCA, FedAvg, FeSEM, WeCFL
 from cfl_flare.report.clusters import SMALLER, moves, sizes
 from cfl_flare.report.figures import FIGURES, draw, draw_comparison, draw_partition, figure, save
 from cfl_flare.report.measures import convergence, cross_site
-from cfl_flare.report.view import View
+from cfl_flare.report.page import View
 from cfl_flare.results.run_dir import Run, load_run
 from tests.report import made
 from tests.tiny import rounds

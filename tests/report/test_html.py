@@ -20,11 +20,10 @@ from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.methods import FedAvg, WeCFL
 from cfl_flare.report import site, vega
 from cfl_flare.report.comparison import Runs, comparison_report, result
-from cfl_flare.report.page import Section, Table, page
+from cfl_flare.report.page import Section, Table, View, page
 from cfl_flare.report.site import SiteHistory
 from cfl_flare.report.text import told_apart
 from cfl_flare.report.vega import as_json
-from cfl_flare.report.view import View
 from cfl_flare.report.write import LARGEST, REPORT, SECTIONS, run_report, try_to_write, write
 from cfl_flare.results.run_dir import HISTORY, Note, keep_notes, load_run, read_notes
 from tests.report import made

@@ -17,9 +17,8 @@ from cfl_flare.report import vega
 from cfl_flare.report.clusters import moves, number_of_clusters
 from cfl_flare.report.facts import failures, head, participants
 from cfl_flare.report.measures import convergence, discrimination
-from cfl_flare.report.page import Section, file, sections
+from cfl_flare.report.page import Section, View, file, sections, thinned
 from cfl_flare.report.table import results_table
-from cfl_flare.report.view import View, thinned
 from cfl_flare.report.who import cosines, plane, tree, who
 from cfl_flare.report.write import run_report
 from cfl_flare.results.curves import CURVES, Curve, Curves, save_curves

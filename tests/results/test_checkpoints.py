@@ -19,10 +19,9 @@ from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result
 from cfl_flare.methods import IFCA, Ditto, FedAvg, FedBABU, FedCUAU, FedPer, Local, Method, WeCFL, build_method
-from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.results.store import CHECKSUM, Store, StoreError
+from cfl_flare.results.store import CHECKSUM, Checkpoint, Store, StoreError
 from cfl_flare.training.settings import TrainSettings
 from tests.loop import run_loop
 

@@ -14,8 +14,8 @@ from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import FedAvg
 from cfl_flare.report.facts import head
+from cfl_flare.report.page import View
 from cfl_flare.report.table import results_table
-from cfl_flare.report.view import View
 from cfl_flare.results.metrics import Metric
 from cfl_flare.results.remarks import gain_at_end, improving
 from cfl_flare.results.run_dir import load_run

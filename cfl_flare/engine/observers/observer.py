@@ -15,9 +15,9 @@ from cfl_flare.core.params import Params
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
-from cfl_flare.results.checkpoints import Progress
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
+from cfl_flare.results.store import Progress
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings

@@ -29,11 +29,10 @@ from cfl_flare.engine.study.halving import TEST, VALIDATION
 from cfl_flare.engine.study.plans import check_candidates, of_candidate, study_plan
 from cfl_flare.engine.task import Task
 from cfl_flare.methods.slots import with_parts
-from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.comparison import AtHospital, Measured
 from cfl_flare.results.metrics import RoundMetrics, leading
 from cfl_flare.results.run_dir import ROUNDS, read_lines
-from cfl_flare.results.store import Store, StoreError
+from cfl_flare.results.store import Checkpoint, Store, StoreError
 from cfl_flare.results.study import SEARCH
 from cfl_flare.training.bootstrap import SECONDS
 from cfl_flare.training.runtime import Place

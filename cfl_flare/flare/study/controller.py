@@ -43,10 +43,10 @@ from cfl_flare.flare.schema import malformed
 from cfl_flare.flare.several import CANDIDATE, COUNTS, SPLIT, SPLITS, SeveralController
 from cfl_flare.flare.wire import content_of
 from cfl_flare.methods import Participant, build_method
-from cfl_flare.results.checkpoints import Checkpoint
 from cfl_flare.results.comparison import AtHospital, Measured
 from cfl_flare.results.metrics import leading
 from cfl_flare.results.run_dir import ROUNDS, read_lines
+from cfl_flare.results.store import Checkpoint
 
 
 class StudyController(SeveralController):
