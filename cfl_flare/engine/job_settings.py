@@ -35,7 +35,9 @@ class JobSettings:
     )
     resume_from: str | None = setting(None, help="name of the run to resume, from its last checkpoint")
     task_request_interval: float = setting(
-        0.2, help="seconds between a site's requests for a task; raise it if one server has many sites", gt=0
+        0.2,
+        help="seconds between requests for a task of a site whose requests the server cannot hold, beyond 50 sites",
+        gt=0,
     )
     byoc: bool = setting(False, help="send cfl_flare's code with the job, for sites where it is not installed")
 

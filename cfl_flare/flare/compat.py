@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.utils.config import Config, ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
-from nvflare.private.defs import CellMessageHeaderKeys
+from nvflare.private.defs import CellMessageHeaderKeys, SpecialTaskName, TaskConstant
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
 from cfl_flare.core.config import from_dict, require, unmarked
@@ -213,6 +214,50 @@ def fail_undecodable(engine: Any, fail: Callable[[str, str], None]) -> None:
             message.payload.set_peer_context(peer)
 
     cell.decode_payload = guarded
+
+
+class HeldRequests:
+    """Sites' requests for a task, which the server holds until there is one: a site need not ask again and again.
+
+    It wraps ``ServerRunner.process_task_request`` of this runner, outside its locks. FLARE answers such a request at
+    once. Without this a site asks again only after the job's ``task_request_interval``, and each round waits for it.
+
+    Args:
+        runner: the job's.
+    """
+
+    # The most seconds that a request is held: FLARE's sites wait five seconds for an answer.
+    LONGEST = 1.0
+    # The most requests that are held: FLARE has a hundred threads for all messages.
+    MOST = 50
+    # The seconds after which a site asks again that was held, or has had a task.
+    SOON = 0.01
+
+    def __init__(self, runner: Any):
+        self._changed, self._free = threading.Condition(), threading.BoundedSemaphore(self.MOST)
+        self._changes, self._ended = 0, False
+        self._answer, runner.process_task_request = runner.process_task_request, self._process
+
+    def release(self, ends: bool = False) -> None:
+        """There are new tasks, or the job ends."""
+        with self._changed:
+            self._changes += 1
+            self._ended |= ends
+            self._changed.notify_all()
+
+    def _process(self, client: Any, fl_ctx: FLContext) -> tuple[str, str, Any]:
+        before = self._changes
+        name, task_id, data = self._answer(client, fl_ctx)
+        if name == SpecialTaskName.TRY_AGAIN and not self._ended:
+            if not self._free.acquire(blocking=False):
+                return name, task_id, data
+            with self._changed:
+                self._changed.wait_for(lambda: self._changes != before or self._ended, self.LONGEST)
+            self._free.release()
+            name, task_id, data = self._answer(client, fl_ctx)
+        if data is not None:
+            data.set_header(TaskConstant.WAIT_TIME, self.SOON)
+        return name, task_id, data
 
 
 def hear_heartbeats(communicator: Any, engine: Any, hear: Callable[[str], None]) -> None:

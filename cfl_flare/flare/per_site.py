@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -72,6 +73,8 @@ class PerSiteController(ModelController):
         self._deaf: set[str] = set()
         self._ended: set[str] = set()
         self._asks, self._last_request = False, 0.0
+        self._requests: compat.HeldRequests | None = None
+        self._result_processed = threading.Event()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Prepares a job: it has a record from now on and, at real sites, follows which of them are heard."""
@@ -80,6 +83,8 @@ class PerSiteController(ModelController):
         self._attempt = Attempt(self.results, str(meta.get("name", "job")))
         compat.keep_quiet()
         compat.fail_undecodable(self.engine, self._give_up)
+        runner = fl_ctx.get_prop(FLContextKey.RUNNER)
+        self._requests = None if runner is None else compat.HeldRequests(runner)
         if compat.simulated(fl_ctx):
             return
         self._attendance, self._asks = Attendance(), True
@@ -177,6 +182,7 @@ class PerSiteController(ModelController):
             super()._process_result(client_task, fl_ctx)
         finally:
             self._processing -= 1
+            self._result_processed.set()
 
     def ask(
         self,
@@ -208,12 +214,16 @@ class PerSiteController(ModelController):
             self.set_fl_context(model)
             self._tasks[site] = self._prepare_task(model, task_name, timeout, on_result)
             self.send(self._tasks[site], fl_ctx=self.fl_ctx, targets=[site])
+        if self._requests is not None:
+            self._requests.release()
         waited_for = self.patience.waited_for(self._tasks)
         before = time.monotonic()
         while self.get_num_standing_tasks():
             if self.abort_signal.triggered:
                 return False
-            time.sleep(self._task_check_period / 2)
+            if self._result_processed.wait(self._task_check_period / 2):
+                self._result_processed.clear()
+                self.communicator.check_tasks()  # else the task stands until FLARE looks at it again
             now = time.monotonic()
             self._go_on_without_lost(0.0 if self._processing else now - before)
             if first:
@@ -263,6 +273,8 @@ class PerSiteController(ModelController):
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Ends the job; the server is told for which sites it need not wait."""
         super().stop_controller(fl_ctx)
+        if self._requests is not None:
+            self._requests.release(ends=True)
         if self._asks:
             self._ask_server(ends=True)
 

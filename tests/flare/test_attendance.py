@@ -4,17 +4,19 @@
 
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet import cell
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
-from nvflare.private.defs import CellMessageHeaderKeys
+from nvflare.private.defs import CellMessageHeaderKeys, SpecialTaskName, TaskConstant
 
 from cfl_flare.flare.attendance import FETCHES, LONGEST_STEP, SILENCE, START, Attendance, Patience
-from cfl_flare.flare.compat import fail_undecodable
+from cfl_flare.flare.compat import HeldRequests, fail_undecodable
 
 SITES = ["site-1", "site-2"]
 
@@ -158,3 +160,62 @@ def test_an_answer_that_cannot_be_decoded_fails_its_site_alone(said, reason, mon
     assert site == "site-2" and re.fullmatch(f"undecodable: ValueError{reason}", why)
     with pytest.raises(ValueError, match="not allowed"):  # what is no answer is FLARE's to handle
         cell.decode_payload(Message({}, b"?"))
+
+
+class Runner:
+    """In place of FLARE's: it has a task for a site once somebody puts one there."""
+
+    def __init__(self):
+        self.tasks: dict[str, Shareable] = {}
+        self.requests = 0
+
+    def process_task_request(self, client, fl_ctx):
+        self.requests += 1
+        if client in self.tasks:
+            return "train", "1", self.tasks.pop(client)
+        again = Shareable()
+        again.set_header(TaskConstant.WAIT_TIME, 7.0)
+        return SpecialTaskName.TRY_AGAIN, "", again
+
+
+def held(runner: Runner, most: int = 50) -> HeldRequests:
+    class Few(HeldRequests):
+        MOST = most
+        LONGEST = 60.0
+
+    return Few(runner)
+
+
+def test_a_held_request_is_answered_by_the_task_that_comes():
+    runner = Runner()
+    requests = held(runner)
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(runner.process_task_request, site, None) for site in ("a", "b")]
+        while runner.requests < 2:
+            pass
+        runner.tasks["a"] = Shareable()
+        requests.release()
+        name, _, data = answers[0].result(30)
+        assert name == "train" and data.get_header(TaskConstant.WAIT_TIME) == HeldRequests.SOON
+        name, _, data = answers[1].result(30)  # it asks again at once, and is held again
+        assert name == SpecialTaskName.TRY_AGAIN and data.get_header(TaskConstant.WAIT_TIME) == HeldRequests.SOON
+
+
+def test_beyond_so_many_requests_a_site_asks_again_after_the_job_s_interval():
+    runner = Runner()
+    requests = held(runner, most=0)
+    name, _, data = runner.process_task_request("b", None)
+    assert name == SpecialTaskName.TRY_AGAIN and data.get_header(TaskConstant.WAIT_TIME) == 7.0
+    requests.release()
+
+
+def test_a_job_that_ends_holds_nothing():
+    runner = Runner()
+    requests = held(runner)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(runner.process_task_request, "a", None)
+        while runner.requests < 1:
+            pass
+        requests.release(ends=True)
+        assert first.result(30)[0] == SpecialTaskName.TRY_AGAIN
+    assert runner.process_task_request("a", None)[0] == SpecialTaskName.TRY_AGAIN

@@ -46,9 +46,8 @@ def at_the_end(ranges=RANGES) -> Server:
     for name, samples in (("a", 1), ("b", 3)):
         server.accept(Result(name, update(name, samples, "global", 1, 1)), "site-1")
     server.finish_round()
-    assert server.tasks() == {
-        name: Task(("global",), False, True, questions={"bootstrap": {"times": TIMES, "measures": []}}) for name in "ab"
-    }
+    questions = {"bootstrap": {"times": TIMES, "measures": []}, "test_classes": {}}
+    assert server.tasks() == {name: Task(("global",), False, True, questions=questions) for name in "ab"}
     return server
 
 
@@ -68,7 +67,12 @@ def arrived(answer: Result, change: Change = lambda said: None) -> Result:
 
 def test_a_task_and_its_draws_arrive_as_they_were_sent():
     order = {
-        "a": Task(("global",), False, True, questions={"bootstrap": {"times": TIMES, "measures": ["loss"]}}),
+        "a": Task(
+            ("global",),
+            False,
+            True,
+            questions={"bootstrap": {"times": TIMES, "measures": ["loss"]}, "test_classes": {}},
+        ),
         "b": Task(("global",), False, True),
     }
     said = wire.encode_tasks(order)
