@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import mkstemp
 from typing import Any
 
 from cfl_flare.core.config import one_line
@@ -185,9 +190,26 @@ SECONDS = 120
 
 @cache
 def script() -> str:
-    """The script with Vega, Vega-Lite and Vega-Embed, which defines ``vegaEmbed``. Takes seconds, once a process."""
+    """The script with Vega, Vega-Lite and Vega-Embed, which defines ``vegaEmbed``.
+
+    It takes seconds to make, and is the same for each report: the user's cache folder keeps it.
+    """
+    with suppress(OSError, ValueError, RuntimeError, ImportError):  # it is not there, or damaged, or there is no home
+        return cached_script().read_text("utf-8")
     made: str = _made(None)
+    with suppress(OSError, RuntimeError):
+        cached_script().parent.mkdir(0o700, parents=True, exist_ok=True)
+        file, temporary = mkstemp(dir=cached_script().parent)  # others may write it at the same time
+        with open(file, "w", encoding="utf-8") as stream:
+            stream.write(made)
+        os.replace(temporary, cached_script())
     return made
+
+
+def cached_script() -> Path:
+    """Where the script is kept; only the user can write there."""
+    cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache_folder / "cfl_flare" / f"vega-{version('vl-convert-python')}.js"
 
 
 def pictures(specs: Sequence[tuple[str, Spec]]) -> list[bytes]:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
@@ -233,7 +233,7 @@ def gains(measured: Measured, reference: Measured, mode: str = "max", margin: fl
     """
     pairs = _paired(measured, reference, mode)
     judged = sum(drawn is not None and measured[name].tested >= FEWEST_TESTED for name, (_, drawn) in pairs.items())
-    reach = float(norm.isf(ALPHA / 2 / max(1, judged)))
+    reach = float(-ndtri(ALPHA / 2 / max(1, judged)))
     return {name: _judged(*pair, measured[name].tested, reach, margin) for name, pair in pairs.items()}
 
 

@@ -54,6 +54,7 @@ def test_a_report_that_cannot_be_written_leaves_the_verdict(cfl, tmp_path, monke
     from cfl_flare.report import vega
 
     monkeypatch.setattr(vega, "MAKE", "raise SystemExit('no engine here')")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     vega.script.cache_clear()
     status, printed, error = cfl(*WORDS, "--out", str(tmp_path / "out"))
     assert status == 0, error

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfl_flare.cli import main
-from cfl_flare.core.errors import ConfigError, FileError
+from cfl_flare.core.errors import ConfigError, FileError, NoPlotsError
 from cfl_flare.methods import FedAvg, WeCFL
 from cfl_flare.report import site, vega
 from cfl_flare.report.comparison import Runs, comparison_report, result
@@ -192,6 +192,7 @@ def test_a_report_that_is_too_large_is_refused(tmp_path):
 
 def test_a_report_that_cannot_be_made_fails_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(vega, "MAKE", "raise SystemExit('no engine here')")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     vega.script.cache_clear()
     why = try_to_write(made.run(tmp_path / "a", NAMES))
     assert "no engine here" in why and "cfl-flare report" in why and not (tmp_path / "a" / REPORT).exists()
@@ -273,8 +274,9 @@ def test_what_cannot_be_reported_is_one_line(tmp_path, capsys, arguments, said):
     assert said in line
 
 
-def test_what_draws_is_asked_for_where_it_is_missing(monkeypatch):
+def test_what_draws_is_asked_for_where_it_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(vega, "MAKE", "import no_such_module_here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     vega.script.cache_clear()
     with pytest.raises(ConfigError, match=r"no_such_module_here.*pip install vl-convert-python"):
         vega.script()
@@ -323,3 +325,19 @@ def test_the_command_finds_the_site_s_folder(tmp_path, capsys):
     (tmp_path / "run" / "site-2" / HISTORY).write_text("")
     assert main(["report", str(tmp_path / "run" / "site-2")]) == 2
     assert "has no line yet" in capsys.readouterr().err
+
+
+def test_the_script_is_made_once_and_kept_for_all_reports(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    vega.script.cache_clear()
+    script = vega.script()
+    (file,) = (tmp_path / "cfl_flare").iterdir()
+    assert file.read_text() == script and file.parent.stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(vega, "MAKE", "raise SystemExit('it would be made again')")
+    vega.script.cache_clear()
+    assert vega.script() == script
+    file.write_bytes(b"\xff")
+    vega.script.cache_clear()
+    with pytest.raises(NoPlotsError, match="it would be made again"):
+        vega.script()
+    vega.script.cache_clear()

@@ -192,6 +192,7 @@ def test_the_command_writes_it_and_a_study_has_no_other_run_to_be_compared_with(
 
 def test_a_report_that_cannot_be_made_fails_no_study(tmp_path, monkeypatch):
     monkeypatch.setattr(vega, "MAKE", "raise SystemExit('no engine here')")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     vega.script.cache_clear()
     why = try_to_write(made.study(tmp_path / "a", NAMES))
     assert "no engine here" in why and not (tmp_path / "a" / REPORT).exists()
