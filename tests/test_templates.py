@@ -10,7 +10,7 @@ import pytest
 from cfl_flare.cli import export as templates
 from cfl_flare.cli import main
 from cfl_flare.core.config import unmarked
-from cfl_flare.flare.compatibility import SHARED, check_settings
+from cfl_flare.flare.policy import SHARED, check_same_settings
 from cfl_flare.methods import build_method
 
 TRACKED = Path(__file__).parents[1] / "job_templates"
@@ -45,7 +45,7 @@ def test_the_two_files_of_a_template_agree(folder, name):
     (executor,) = (c["args"] for c in templates.components(config(folder, name, "client")))
     server = {**controller, **controller["facts"], **aggregator, **persistor}
     assert set(SHARED) <= server.keys() & executor.keys()
-    check_settings(server, executor, "site-1")
+    check_same_settings(server, executor, "site-1")
     assert build_method(unmarked(executor["method"]))
     assert config(folder, name, "server")["components"][2]["id"] == "aggregator"  # the long names of info.md
     assert config(folder, name, "server")["model_class"] == config(folder, name, "client")["model_class"]

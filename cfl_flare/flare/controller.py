@@ -22,7 +22,7 @@ from cfl_flare.engine.means import FOLDER, Means
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.task import Task
-from cfl_flare.flare import compatibility, wire
+from cfl_flare.flare import wire
 from cfl_flare.flare.aggregator import ClusteringAggregator, Start
 from cfl_flare.flare.attendance import Patience
 from cfl_flare.flare.client_api.controller import Scripts
@@ -30,7 +30,7 @@ from cfl_flare.flare.client_api.results import check_failure
 from cfl_flare.flare.compat import component_policy, data_config, simulated
 from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
-from cfl_flare.flare.policy import Policy, state_root
+from cfl_flare.flare.policy import SOFTWARE, Policy, check_known, check_software, state_root, unused_copy
 from cfl_flare.flare.schema import decode_check_in
 from cfl_flare.flare.tracking import JobEvents, bounds, track
 from cfl_flare.methods import Participant
@@ -52,7 +52,7 @@ class ClusteredController(PerSiteController):
 
     Args:
         facts: about the run, for its summary; ``data`` and ``training`` must be as the sites' executors have them.
-        made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
+        made_by: the software that made the job; see `cfl_flare.flare.policy.SOFTWARE`.
         judge: if the sites run a training script of FLARE's Client API, the settings of
             `cfl_flare.engine.job_settings.AssignSettings`; None if they run cfl_flare's own executor.
         aggregator_id: the ClusteringAggregator's id in the job.
@@ -95,7 +95,7 @@ class ClusteredController(PerSiteController):
         """Checks the job, and settles its schedule."""
         self.aggregator: ClusteringAggregator = self.get_component(self.aggregator_id)
         self._training = self._check_job()
-        compatibility.check_known(self.aggregator.unknown, "aggregator", "the server")
+        check_known(self.aggregator.unknown, "aggregator", "the server")
         self.aggregator.ranged = self.judge is None
         if self.judge is None:
             task = self._training.built_task(component_policy(self.fl_ctx))
@@ -189,11 +189,10 @@ class ClusteredController(PerSiteController):
 
     def _check_job(self) -> TrainSettings:
         """Checks the job's software and settings; returns how participants train."""
-        unused = compatibility.unused_copy(self.fl_ctx)
-        if unused:
-            self.warning(unused)
-        compatibility.check_software(unmarked(self.made_by or {}), "the job was made by", "the server")
-        compatibility.check_known(self._unknown, "controller", "the server")
+        if (remark := unused_copy(self.fl_ctx)) is not None:
+            self.warning(remark)
+        check_software(unmarked(self.made_by or {}), "the job was made by", "the server")
+        check_known(self._unknown, "controller", "the server")
         stated = unmarked(self.facts or {}).get("training") if self.judge is None else None
         training = from_dict(TrainSettings, stated or {}, "training")
         training.lr_at(0)  # sites have the same, and of an error say no more than a code
@@ -286,7 +285,7 @@ class ClusteredController(PerSiteController):
         rounds = self._schedule.num_rounds
         stated = {key: value for key, value in (self.facts or {}).items() if key in ("data", "training")}
         job = {**unmarked({**self._of_runs(), **stated}), "seed": self.seed}
-        ours = {"software": compatibility.SOFTWARE, "job": job, "bounds": self._schedule.bounds}
+        ours = {"software": SOFTWARE, "job": job, "bounds": self._schedule.bounds}
         data = {site: wire.message({}, {**ours, **self._hosting[site]}, 0, rounds) for site in sites}
         limit = max(self._controller_settings.task_timeout, CHECK_IN)
         goes_on = self.ask(wire.CHECK_TASK, data, limit, on_result, first=True)
@@ -308,7 +307,7 @@ class ClusteredController(PerSiteController):
         return name
 
     def _of_runs(self) -> dict[str, Any]:
-        """What the job runs. The sites must have the same; see `cfl_flare.flare.compatibility.SHARED`."""
+        """What the job runs. The sites must have the same; see `cfl_flare.flare.policy.SHARED`."""
         settings = {key: getattr(self.aggregator, key) for key in ("method", "model", "private")}
         return {**settings, "run_name": self.persistor.run_name}
 

@@ -34,10 +34,21 @@ from cfl_flare.engine.settings import FEWEST_SCORED, SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.study.candidates import Candidate
 from cfl_flare.engine.task import Result
-from cfl_flare.flare import compatibility, wire
+from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy, data_config, on_one_machine, simulated, study_of
 from cfl_flare.flare.egress import check_filters
-from cfl_flare.flare.policy import Policy, check_floor, limited_paths, state_root, store_for
+from cfl_flare.flare.policy import (
+    SHARED,
+    Policy,
+    check_floor,
+    check_known,
+    check_same_settings,
+    check_software,
+    limited_paths,
+    state_root,
+    store_for,
+    unused_copy,
+)
 from cfl_flare.flare.schema import CLIPPED
 from cfl_flare.flare.site_run import RoundTask, SiteRun, log_failure
 from cfl_flare.methods import build_method
@@ -65,12 +76,12 @@ class ClusteredExecutor(Executor):
         training: see `cfl_flare.training.settings.TrainSettings`.
         run_name: names the folder where participants' memories outlive the job.
         seed: the run's seed.
-        made_by: the software that made the job; see `cfl_flare.flare.compatibility`.
+        made_by: the software that made the job; see `cfl_flare.flare.policy.SOFTWARE`.
         private: the layers that each participant has for itself; None for none.
     """
 
     # The settings that must be equal to the server's.
-    shared: ClassVar[tuple[str, ...]] = compatibility.SHARED
+    shared: ClassVar[tuple[str, ...]] = SHARED
 
     @shows(SiteSettings, ExecutorSettings, as_fields=True)
     def __init__(
@@ -153,13 +164,12 @@ class ClusteredExecutor(Executor):
     def _agree(self, content: dict[str, Any], fl_ctx: FLContext) -> None:
         """Checks that job and server are compatible with what is installed here, and have the same settings."""
         place = fl_ctx.get_identity_name()
-        unused = compatibility.unused_copy(fl_ctx)
-        if unused:
-            self.log_warning(fl_ctx, unused)
-        compatibility.check_software(unmarked(self.made_by or {}), "the job was made by", place)
-        compatibility.check_software(content["software"], "the server runs", place)
-        compatibility.check_known(self._unknown, "executor", place)
-        compatibility.check_settings(content["job"], {key: getattr(self, key) for key in self.shared}, place)
+        if (remark := unused_copy(fl_ctx)) is not None:
+            self.log_warning(fl_ctx, remark)
+        check_software(unmarked(self.made_by or {}), "the job was made by", place)
+        check_software(content["software"], "the server runs", place)
+        check_known(self._unknown, "executor", place)
+        check_same_settings(content["job"], {key: getattr(self, key) for key in self.shared}, place)
         check_filters(fl_ctx)
         check_floor(content.get("bounds"), fl_ctx)
 

@@ -18,9 +18,10 @@ from nvflare.apis.workspace import Workspace
 
 from cfl_flare.core.config import describe, marked
 from cfl_flare.data import DataSource
-from cfl_flare.flare import compatibility, wire
+from cfl_flare.flare import wire
 from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.executor import ClusteredExecutor
+from cfl_flare.flare.policy import SOFTWARE
 from cfl_flare.models import Logistic
 
 SITE = "site-1"
@@ -66,7 +67,7 @@ BOUNDS |= {"max_weight_share": 1 / 3}
 
 def check_in(**changes: Any) -> Shareable:
     """The server's first task, of a job with the defaults at real sites."""
-    content = {"software": compatibility.SOFTWARE, "job": JOB, "memory_of": None, "index": 0, "sites": 1}
+    content = {"software": SOFTWARE, "job": JOB, "memory_of": None, "index": 0, "sites": 1}
     return wire.to_shareable({}, {**content, "bounds": BOUNDS, **changes})
 
 

@@ -15,10 +15,10 @@ from nvflare.apis.fl_context import FLContext
 from cfl_flare import __version__
 from cfl_flare.core.config import marked
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.flare import compat, compatibility
+from cfl_flare.flare import compat, policy
 from cfl_flare.flare import executor as module
-from cfl_flare.flare.compatibility import check_settings, check_software, unused_copy
 from cfl_flare.flare.executor import ClusteredExecutor
+from cfl_flare.flare.policy import check_same_settings, check_software, unused_copy
 from tests.flare.kits import answer, check_in, context, kit
 
 JOB = {"method": {"method": "wecfl", "k": 3, "penalties": [{"penalty": "proximal", "mu": 0.1}]}, "model": {"args": {}}}
@@ -27,7 +27,7 @@ JOB |= {"data": {"seed": 0}, "training": {"lr": 0.1, "lr_milestones": [3]}, "see
 
 @pytest.fixture
 def installed(monkeypatch):
-    monkeypatch.setattr(compatibility, "SOFTWARE", {"cfl_flare": "0.2.1", "nvflare": "2.9"})
+    monkeypatch.setattr(policy, "SOFTWARE", {"cfl_flare": "0.2.1", "nvflare": "2.9"})
 
 
 @pytest.mark.parametrize("theirs", [{"cfl_flare": "0.2.7", "nvflare": "2.9.4"}, {"cfl_flare": "0.2"}, {}])
@@ -57,8 +57,8 @@ def test_a_site_and_a_server_of_two_versions_do_not_go_together(installed):
 
 def test_what_a_config_file_does_to_settings_does_not_matter():
     own = {**JOB, "training": {"lr": 0.1, "lr_milestones": [3], "local_epochs": None}, "device": "cpu"}
-    check_settings(marked(JOB), marked(own), "site-1")
-    check_settings({}, own, "site-1")
+    check_same_settings(marked(JOB), marked(own), "site-1")
+    check_same_settings({}, own, "site-1")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_a_config_file_does_to_settings_does_not_matter():
 )
 def test_two_sets_of_settings_are_refused(change, says):
     with pytest.raises(ConfigError, match=says):
-        check_settings(JOB, {**JOB, **change}, "site-1")
+        check_same_settings(JOB, {**JOB, **change}, "site-1")
 
 
 @pytest.fixture

@@ -34,7 +34,6 @@ from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.client_api.rules import check_script, evaluates, fedprox_mu, has_terms
 from cfl_flare.flare.compat import apps_of
-from cfl_flare.flare.compatibility import SOFTWARE
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.egress import check_readable
 from cfl_flare.flare.executor import ClusteredExecutor
@@ -51,6 +50,7 @@ from cfl_flare.flare.job.environment import (
 from cfl_flare.flare.kit import allow
 from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
+from cfl_flare.flare.policy import SOFTWARE
 from cfl_flare.flare.tracking import ServerRun, opens_runs_of_sites
 from cfl_flare.methods import Method, describe_method
 from cfl_flare.training.settings import TrainSettings

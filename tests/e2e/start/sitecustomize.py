@@ -28,7 +28,7 @@ def install(faults: dict[str, str]) -> None:
     from nvflare.apis.shareable import make_reply
     from nvflare.fuel.utils import fobs
 
-    from cfl_flare.flare import compatibility
+    from cfl_flare.flare import policy
     from cfl_flare.flare.executor import ClusteredExecutor
 
     class Odd:
@@ -45,7 +45,7 @@ def install(faults: dict[str, str]) -> None:
             return Odd()
 
     fobs.register(OddDecomposer)
-    compatibility.SOFTWARE["cfl_flare"] = faults.get("version", compatibility.SOFTWARE["cfl_flare"])
+    policy.SOFTWARE["cfl_flare"] = faults.get("version", policy.SOFTWARE["cfl_flare"])
     execute = ClusteredExecutor.execute
 
     def wrong(self, task_name, shareable, fl_ctx, abort_signal):
