@@ -53,8 +53,6 @@ class Start:
     """Where a run of a job starts, and with whom.
 
     Attributes:
-        participants: all of them.
-        checkpoints: where its checkpoints go.
         checkpoint: where it goes on; None starts it.
         folder: of its results; None writes none.
         recorded: the rounds that an earlier attempt left in that folder.
@@ -203,11 +201,7 @@ class ClusteringAggregator(ModelAggregator):
         return {"together": together, "sampled": sampled, "averaged": sorted(averaged) if averaged < everyone else []}
 
     def accept_model(self, model: FLModel) -> bool:
-        """Checks a site's results one by one; what does not fit is left out, with its reason.
-
-        Returns:
-            Whether anything of it was accepted.
-        """
+        """Checks a site's results one by one, and returns whether it accepted any; of others it logs the reason."""
         server, site = self.running, model.meta.get("client_name", "?")
         accepted, refused, hosted = 0, list[str](), set(server.hosted_by(site))
         try:
@@ -231,10 +225,7 @@ class ClusteringAggregator(ModelAggregator):
         return accepted > 0
 
     def aggregate_model(self) -> FLModel:
-        """Ends the round: E-step, M-step.
-
-        Returns:
-            The metrics of the round before, measured on the models that this round started from; without parameters.
+        """Ends the round; returns the metrics of the models that it started from, without parameters.
 
         Raises:
             TooFewAnswersError: too many rounds in a row had too few valid results.

@@ -144,8 +144,10 @@ class ClusteredController(PerSiteController):
             facts = {**(self.facts or {}), **private, **of_run}
             last = None if checkpoint is None else checkpoint.last
             recorder = Recorder(start.folder, facts, aggregator.model, start.recorded, last)
-        if self._means is None and not simulated(self.fl_ctx):
-            self._means = self._earlier_means()
+        if self._means is None and not simulated(self.fl_ctx):  # what this server has averaged in all its jobs
+            floor = self._schedule.floor.sites if self._schedule.hold_small_clusters else 1  # 1: noted, never refused
+            file = state_root(self.fl_ctx) / FOLDER / f"{self.fl_ctx.get_identity_name()}.jsonl"
+            self._means = Means(file, floor)
         store = start.checkpoints.store
         equipment = Equipment(
             recorder,
@@ -206,11 +208,6 @@ class ClusteredController(PerSiteController):
         if simulated(self.fl_ctx):
             return self._settings.in_simulation()
         return self._settings.at_real_sites(self.judge is None)
-
-    def _earlier_means(self) -> Means:
-        """What this server has averaged in all its jobs; a job that holds nothing back is noted, and never refused."""
-        floor = self._schedule.floor.sites if self._schedule.hold_small_clusters else 1
-        return Means(state_root(self.fl_ctx) / FOLDER / f"{self.fl_ctx.get_identity_name()}.jsonl", floor)
 
     def _gathered(self) -> list[Participant]:
         """All participants, of the sites that can take part."""

@@ -74,13 +74,9 @@ def track(component: FLComponent, scalars: Mapping[str, float], number: int) -> 
 
 
 class JobEvents(Observer):
-    """Tells FLARE's other components, experiment tracking and the log of each round.
+    """Tells FLARE's other components, experiment tracking (if it ``announces``) and the log of each round.
 
-    Args:
-        job: the controller.
-        aggregator: of the run.
-        announces: FLARE's metrics and experiment tracking hear of it.
-        memory_gc_rounds: rounds between clean-ups of the server's memory; 0 for none.
+    It also cleans up the server's memory every ``memory_gc_rounds``.
     """
 
     def __init__(
@@ -104,9 +100,11 @@ class JobEvents(Observer):
         words = ""
         if measured is not None:
             announcement = self._aggregator.announcement(measured)
-            value = (announcement.metrics or {}).get(name := f"served_{server.progress.judged_by.name}")
-            words = "" if value is None else f"; {name} = {value:.4f} after round {announcement.current_round}"
-            self._announce(announcement)
+            metrics, name = announcement.metrics or {}, f"served_{server.progress.judged_by.name}"
+            if name in metrics:
+                words = f"; {name} = {metrics[name]:.4f} after round {announcement.current_round}"
+            if self._announces and metrics:
+                self._announce(announcement)
         if self._last:
             self._job.info(f"all rounds are done{words}")
             return
@@ -118,12 +116,10 @@ class JobEvents(Observer):
         self._job.event(AppEventType.ROUND_DONE)
 
     def _announce(self, announcement: FLModel) -> None:
-        job = self._job
-        if self._announces and announcement.metrics:
-            job.set_fl_context(announcement)
-            key = AppConstants.AGGREGATION_RESULT
-            job.fire_event_with_data(AppEventType.AFTER_AGGREGATION, job.fl_ctx, key, announcement)
-            track(job, announcement.metrics, announcement.current_round)
+        job, key = self._job, AppConstants.AGGREGATION_RESULT
+        job.set_fl_context(announcement)
+        job.fire_event_with_data(AppEventType.AFTER_AGGREGATION, job.fl_ctx, key, announcement)
+        track(job, announcement.metrics, announcement.current_round)
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:
         facts["sites_left_out"] = self._job.left_out
