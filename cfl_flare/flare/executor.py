@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -32,7 +33,6 @@ from cfl_flare.engine.job_settings import ExecutorSettings
 from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.settings import FEWEST_SCORED, SiteSettings
 from cfl_flare.engine.site import Site
-from cfl_flare.engine.study.candidates import Candidate
 from cfl_flare.engine.task import Result
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy, data_config, on_one_machine, simulated, study_of
@@ -51,7 +51,7 @@ from cfl_flare.flare.policy import (
 )
 from cfl_flare.flare.schema import CLIPPED
 from cfl_flare.flare.site_run import RoundTask, SiteRun, log_failure
-from cfl_flare.methods import build_method
+from cfl_flare.methods import Method, build_method
 from cfl_flare.results.job_record import MEAN, ROUND, JobRecord
 from cfl_flare.results.schema import LONGEST
 from cfl_flare.results.store import Store
@@ -103,6 +103,8 @@ class ClusteredExecutor(Executor):
         self.run_name, self.seed, self.made_by = run_name, seed, made_by
         self._unknown = keep(self, settings, SiteSettings, ExecutorSettings)
         self._site: Site | None = None
+        # By name, the job's runs, and those of them that have begun here; the name is empty if there is but one.
+        self._known: Mapping[str, Any] = {"": None}
         self._runs: dict[str, SiteRun] = {}
         self._abort_signal = Signal()
         self._together: tuple[list[str], bool] | None = None
@@ -135,8 +137,8 @@ class ClusteredExecutor(Executor):
             least = f"fewer than {FEWEST_SCORED} test samples"
             self.log_info(fl_ctx, f"{', '.join(kept_back)}: no histograms of scores are sent, of {least}")
         if content["memory_of"] != self.run_name:  # memories of an earlier run of this name are not this one's
-            for store in self._stores(fl_ctx):
-                store.keep_previous()
+            for name in self._known:
+                Store(store_for(self.run_name, fl_ctx).folder / name).keep_previous()
         for hosted in site.hosted.values() if len(site.hosted) == 1 else ():
             summary = DataSummary.of(hosted)
             for line in (
@@ -156,10 +158,6 @@ class ClusteredExecutor(Executor):
             if self.data.get("partition") is not None:  # real patients' numbers are counted in the site's own log
                 hosted[-1][CLIPPED] = data.clipped
         return {"participants": hosted}
-
-    def _stores(self, fl_ctx: FLContext) -> list[Store]:
-        """Where participants' memories are kept."""
-        return [store_for(self.run_name, fl_ctx)]
 
     def _agree(self, content: dict[str, Any], fl_ctx: FLContext) -> None:
         """Checks that job and server are compatible with what is installed here, and have the same settings."""
@@ -255,8 +253,7 @@ class ClusteredExecutor(Executor):
                 self._data = "" if source.path is not None else str(source.located()[0].resolve())[-LONGEST:]
             together = content["sites"] if simulated(fl_ctx) else None
             self._place = Place.of(at_site.device, at_site.gpu_memory, content["index"], together)
-            method = build_method(unmarked(self.method), policy)
-            site = self._empty_site(Candidate(self.run_name, method, self.private), fl_ctx)
+            site = self._empty_site(build_method(unmarked(self.method), policy), self.private, fl_ctx)
             self._place.limit()
             self.log_info(fl_ctx, f"{fl_ctx.get_identity_name()} computes on {self._place}")
             with limited_paths(fl_ctx):
@@ -264,18 +261,18 @@ class ClusteredExecutor(Executor):
             self._site = site
         return self._site
 
-    def _empty_site(self, run: Candidate, fl_ctx: FLContext) -> Site:
+    def _empty_site(self, method: Method, private: str | None, fl_ctx: FLContext) -> Site:
         """A run's site that hosts nobody yet."""
         policy = component_policy(fl_ctx)
         return Site(
-            run.method,
+            method,
             partial(build, self.model, torch.nn.Module, "model", policy),
             from_dict(TrainSettings, unmarked(self.training), "training"),
             self.seed,
             self._at_site.evaluate_trained,
             self._place.device,
             should_stop=lambda: bool(self._abort_signal.triggered),
-            private=run.private,
+            private=private,
             authorize=policy,
             fewest_scored=1 if simulated(fl_ctx) else FEWEST_SCORED,
         )

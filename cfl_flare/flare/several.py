@@ -29,10 +29,8 @@ from cfl_flare.flare.aggregator import ClusteringAggregator, Start
 from cfl_flare.flare.compat import component_policy
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
-from cfl_flare.flare.policy import store_for
 from cfl_flare.flare.site_run import SiteRun
 from cfl_flare.methods import Participant, build_method, describe_method
-from cfl_flare.results.store import Store
 
 # Fields of a task, and of its answer, that say of which run it is and, in a study, which samples it is measured on.
 CANDIDATE: Final = "candidate"
@@ -174,14 +172,10 @@ class SeveralExecutor(ClusteredExecutor):
     ):
         super().__init__({"method": "fedavg"}, model, source, data, training, run_name, seed, made_by, **settings)
         self.runs = runs
-        self._known: dict[str, Candidate] = {}
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
         super()._host(site, source, content, fl_ctx)
         self._known = candidates_of(unmarked(self.runs or []), component_policy(fl_ctx))
-
-    def _stores(self, fl_ctx: FLContext) -> list[Store]:
-        return [Store(store_for(self.run_name, fl_ctx).folder / name) for name in self._known]
 
     def _run_of(self, content: dict[str, Any], site: Site, fl_ctx: FLContext) -> tuple[SiteRun, dict[str, str]]:
         """The run that a task names, with the data of this job's ``site``.
@@ -191,7 +185,9 @@ class SeveralExecutor(ClusteredExecutor):
         """
         name = known_run(content, self._known)
         if name not in self._runs:
-            self._runs[name] = self._site_run(self._empty_site(self._known[name], fl_ctx).with_data_of(site), name)
+            run: Candidate = self._known[name]
+            empty = self._empty_site(run.method, run.private, fl_ctx)
+            self._runs[name] = self._site_run(empty.with_data_of(site), name)
         return self._runs[name], {CANDIDATE: name}
 
 

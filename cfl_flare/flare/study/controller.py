@@ -38,9 +38,9 @@ from cfl_flare.engine.study.halving import TEST, VALIDATION, Journal, Study
 from cfl_flare.engine.task import Result
 from cfl_flare.flare.aggregator import Start
 from cfl_flare.flare.compat import component_policy, simulated
-from cfl_flare.flare.persistor import StudyFolder
 from cfl_flare.flare.schema import malformed
 from cfl_flare.flare.several import CANDIDATE, COUNTS, SPLIT, SPLITS, SeveralController
+from cfl_flare.flare.study.folder import StudyFolder
 from cfl_flare.flare.wire import content_of
 from cfl_flare.methods import Participant, build_method
 from cfl_flare.results.comparison import AtHospital, Measured

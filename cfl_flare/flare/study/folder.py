@@ -1,0 +1,107 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""A study's folder at the server, outside the job's workspace: it outlives the job, and a later job resumes from it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_context import FLContext
+
+from cfl_flare.core.config import check_run_name, require
+from cfl_flare.core.files import make_folder, writing
+from cfl_flare.engine.study.file import differing
+from cfl_flare.flare.policy import store_for
+from cfl_flare.results.store import Store
+from cfl_flare.results.study import load_study
+
+CHECKPOINTS, PREVIOUS, LOCK = "checkpoints", "previous", "lock"
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """``study.json``, a folder of results for each candidate, and their checkpoints.
+
+    Attributes:
+        path: where it is.
+        earlier: what the study that is resumed has found; None for a new one.
+    """
+
+    path: Path
+    earlier: dict[str, Any] | None
+
+    @classmethod
+    def open(cls, run_name: str, resume_from: str | None, facts: Mapping[str, Any], fl_ctx: FLContext) -> StudyFolder:
+        """Locks the study's folder for this job. A new study moves an earlier one of its name aside.
+
+        Raises:
+            StoreError: the folder is in use.
+            ConfigError: there is no study to resume, or it has other settings.
+            FileError: a file cannot be written.
+        """
+        for name in filter(None, (run_name, resume_from)):
+            check_run_name(name)
+        store = store_for(run_name, fl_ctx)
+        earlier, source = None, None
+        if resume_from is not None:
+            source = store_for(resume_from, fl_ctx).folder
+            earlier = load_study(source)
+            what = differing(earlier, facts)
+            require(
+                not what,
+                f"run: resume_from = {resume_from!r} names a study with other settings ({what}); give the job the "
+                "same ones, or leave resume_from out",
+            )
+        store.lock()
+        path = store.folder
+        if source != path:
+            _set_aside(path)
+        if source is not None and source != path:
+            _copy(source, path, PREVIOUS, LOCK)
+        return cls(path, earlier)
+
+    def checkpoints(self, candidate: str) -> Store:
+        """Where a candidate's checkpoints are."""
+        return Store(self.path / CHECKPOINTS / candidate)
+
+    def publish(self, results: Path) -> None:
+        """Copies what the study has found so far to the job's results.
+
+        Raises:
+            FileError: it cannot be written.
+        """
+        _copy(self.path, results, PREVIOUS, LOCK, CHECKPOINTS)
+
+    def clean(self) -> None:
+        """Deletes the checkpoints of a finished study."""
+        shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
+
+
+def _set_aside(path: Path) -> None:
+    """Moves what an earlier study of this name left to ``previous``, in place of what was there before."""
+    old = [entry for entry in path.iterdir() if entry.name not in (PREVIOUS, LOCK)]
+    if not old:
+        return
+    with writing(path / PREVIOUS):
+        shutil.rmtree(path / PREVIOUS, ignore_errors=True)
+        (path / PREVIOUS).mkdir()
+        for entry in old:
+            entry.rename(path / PREVIOUS / entry.name)
+
+
+def _copy(source: Path, target: Path, *without: str) -> None:
+    """Copies a folder but for what is directly in it and has one of these names."""
+    make_folder(target)
+    with writing(target):
+        for entry in source.iterdir():
+            if entry.name in without:
+                continue
+            if entry.is_dir():
+                shutil.rmtree(target / entry.name, ignore_errors=True)  # an earlier rung's
+                shutil.copytree(entry, target / entry.name)
+            else:
+                shutil.copy2(entry, target / entry.name)
