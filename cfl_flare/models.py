@@ -97,12 +97,7 @@ def _convolution(channels: int, width: int, padding: int = 0, norm: bool = False
 
 
 class ImageNetwork(Network):
-    """A network for images.
-
-    Args:
-        input_shape: ``(channels, height, width)``; height and width at least `smallest`.
-        num_classes: number of outputs.
-    """
+    """A network for images ``(channels, height, width)`` that are at least `smallest` high and wide."""
 
     name: ClassVar[str]
     smallest: ClassVar[int]

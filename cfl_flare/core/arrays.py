@@ -34,17 +34,18 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str,
     Raises:
         FileError: it cannot be written; an old file of that name is left.
     """
-    ordered = {name: _plain(array) for name, array in arrays.items()}
     header: dict[str, Any] = {"__metadata__": {CHECKSUM: BLANK, META: json.dumps(dict(meta))}}
-    names, end = sorted(ordered, key=lambda name: (-ordered[name].itemsize, name)), 0  # so that each is aligned
-    for name in names:
-        array = ordered[name]
-        header[name] = {"dtype": _dtype(array), "shape": array.shape, "data_offsets": (end, end + array.nbytes)}
-        end += array.nbytes
+    parts, end = [], 0
+    for name, array in sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])):  # so that each is aligned
+        kind, nbytes = array.dtype.kind.upper(), array.nbytes
+        dtype = "BOOL" if kind == "B" else f"{kind}{8 * array.itemsize}"
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": (end, end + nbytes)}
+        end += nbytes
+        plain = np.asarray(array, array.dtype.newbyteorder("<"), order="C")  # itself, if it lies so in memory
+        parts.append(plain.reshape(-1).view(np.uint8).data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
-    parts = [ordered[name].reshape(-1).view(np.uint8).data for name in names]
     digest = hashlib.sha256(head)
     for part in parts:
         digest.update(part)
@@ -56,17 +57,6 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str,
             file.write(part)
 
     atomic_write(path, write)
-
-
-def _plain(array: Any) -> np.ndarray:
-    """An array as its file holds it; itself, if it lies so in memory."""
-    array = np.asarray(array, order="C")
-    return array.astype(array.dtype.newbyteorder("<"), copy=False)
-
-
-def _dtype(array: np.ndarray) -> str:
-    kind = array.dtype.kind
-    return "BOOL" if kind == "b" else f"{kind.upper()}{8 * array.itemsize}"
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -188,10 +178,7 @@ class Archive:
 class LatestModels:
     """The latest known model of each participant, in an archive; one at a time is in memory.
 
-    Args:
-        archive: holds the models.
-        layout: of each model.
-        versions: by participant, the round of its model and its number of samples.
+    Its ``versions`` are, by participant, the round of its model and its number of samples.
     """
 
     def __init__(self, archive: Archive, layout: Layout, versions: Mapping[str, tuple[int, float]]):

@@ -51,8 +51,8 @@ def unmarked(value: Any) -> Any:
     return [unmarked(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def require(condition: bool, message: str, kind: type[ConfigError] = ConfigError) -> None:
-    """Raises a ConfigError, or one of that kind, with the message unless the condition holds."""
+def require(condition: bool, message: str, kind: Callable[[str], CFLError] = ConfigError) -> None:
+    """Raises a ConfigError, or an error of that kind, with the message unless the condition holds."""
     if not condition:
         raise kind(message)
 
@@ -192,10 +192,7 @@ def class_path(obj: Any, what: str) -> str:
 def plain_value(value: Any, where: str, inner: Callable[[Any], Any] = lambda value: MISSING) -> Any:
     """The value as JSON can hold it; an enumeration's by its value, a configuration by its class and arguments.
 
-    Args:
-        value: the value.
-        where: what it is, for the error.
-        inner: describes further objects; MISSING for those that it does not know.
+    ``inner`` describes further objects, and returns MISSING for those that it does not know.
     """
     value = value.value if isinstance(value, Enum) else value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -231,7 +228,6 @@ def build(
     what: str,
     authorize: Callable[[str], None] | None = None,
     inside: bool = False,
-    **extra: Any,
 ) -> T:
     """The one way in which a class that a job names becomes an object.
 
@@ -245,7 +241,6 @@ def build(
         what: what it is ("model", "data"), for the errors.
         authorize: called with the class path before the import; raises to refuse it. None where there is no policy.
         inside: whether it is an argument of another class.
-        **extra: further arguments, in addition to those of the spec.
     """
     try:
         spec = unmarked(spec)
@@ -274,7 +269,7 @@ def build(
     args = {key: _built(value, base, what, authorize) for key, value in args.items()}
     first = args.pop(POSITIONAL, ())
     cls = partial(cls, *first) if first else cls
-    return from_dict(cls, {**args, **extra}, f"{what} {name}")
+    return from_dict(cls, args, f"{what} {name}")
 
 
 def made_by(named: Any) -> Any:
@@ -307,13 +302,7 @@ def _built(value: Any, base: type, what: str, authorize: Callable[[str], None] |
 
 
 def check_run_name(name: str, what: str = "name") -> None:
-    """A run's name becomes a folder under the operator's state root, and nothing else.
-
-    Args:
-        name: the name.
-        what: which setting it is, for the error.
-    """
-    require(
-        isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) is not None,
-        f"run: {what} = {name!r} should be letters, digits, '.', '_' and '-', beginning with a letter or a digit",
-    )
+    """A run's name becomes a folder under the operator's state root, and nothing else; ``what`` is the setting."""
+    is_name = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) is not None
+    wanted = "letters, digits, '.', '_' and '-', beginning with a letter or a digit"
+    require(is_name, f"run: {what} = {name!r} should be {wanted}")

@@ -131,11 +131,9 @@ class UnfitError(CFLError):
 
 
 def failure_of(error: BaseException, otherwise: str = "unexpected") -> str:
-    """The code by which a site reports an error. A full disk or memory counts as the cause of another error, too.
+    """The code by which a site reports an error; ``otherwise`` is that of an error that is none of cfl_flare's own.
 
-    Args:
-        error: what was raised.
-        otherwise: the code of an error that is none of cfl_flare's own.
+    A full disk or memory counts as the cause of another error, too.
 
     >>> failure_of(DataError("ward.csv: no column 'diagnosis'"))
     'data'
@@ -148,8 +146,8 @@ def failure_of(error: BaseException, otherwise: str = "unexpected") -> str:
         elif _is_out_of_memory(cause):
             codes.add("memory")
         cause = cause.__cause__
-    own_code = error.failure if isinstance(error, CFLError) else otherwise
-    return min(codes, default=own_code)  # a full disk before a full memory
+    code = error.failure if isinstance(error, CFLError) else otherwise
+    return min(codes, default=code)  # a full disk before a full memory
 
 
 def failure_text(code: str) -> str:

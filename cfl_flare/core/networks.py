@@ -32,14 +32,9 @@ SIDES = {1: (64,), 2: (28, 32, 64, 224), 3: (16, 32, 64)}
 
 
 def describe_network(network: Any, what: str = "model") -> dict[str, Any]:
-    """The ``{"class_path", "args"}`` of a network.
+    """The ``{"class_path", "args"}`` of a network, a module or already such a dictionary.
 
-    Args:
-        network: the module, or already such a dictionary.
-        what: what it is, for the error.
-
-    Raises:
-        ConfigError: its arguments are not known, or build another network; the message has the dictionary to pass.
+    A ConfigError if its arguments are not known, or build another network. The message has the dictionary to pass.
     """
     from torch import nn
 

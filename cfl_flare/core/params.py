@@ -36,7 +36,6 @@ class Entry:
 
     Attributes:
         name: as in the module's ``state_dict``.
-        shape: of the array.
         kind: ``"parameter"``, ``"buffer"`` (float) or ``"counter"`` (integer buffer).
         head: whether it belongs to the last fully connected layer.
         fc: whether it belongs to a fully connected layer.
@@ -101,7 +100,9 @@ class Layout:
             if first.setdefault(place, name) != name:
                 tied.append((name, first[place]))
                 continue
-            kind, layer = _kind(tensor, name_in_module in buffers), name_in_module.rpartition(".")[0]
+            kind, layer = "buffer" if name_in_module in buffers else "parameter", name_in_module.rpartition(".")[0]
+            if not tensor.is_floating_point() and not isinstance(tensor, nn.Parameter):
+                kind = "counter"
             entries.append(Entry(name, tuple(tensor.shape), kind, layer in linear[-1:], layer in linear))
         if not any(e.kind == "parameter" for e in entries):
             raise ConfigError(f"model {type(module).__name__} has no parameters to train")
@@ -231,9 +232,7 @@ class Layout:
             raise PayloadError("missing_parameter", f"parameter {missing[0]!r} is missing ({len(missing)} in all)")
         vector = np.zeros(self.size, np.float32)
         counters = np.zeros(self.counter_size, np.int64)
-        for entry in self.entries:
-            if entry.name not in arrays:
-                continue
+        for entry in (e for e in self.entries if e.name in arrays):
             array = np.asarray(arrays[entry.name])
             if array.dtype.kind not in "fiub":
                 raise PayloadError("dtype", f"parameter {entry.name!r} has dtype {array.dtype}, not a real number type")
@@ -326,14 +325,6 @@ def _place(tensor: torch.Tensor) -> Any:
     """Equal for tensors that are one and the same weight: the same object, or the same memory seen the same way."""
     pointer = tensor.data_ptr() if tensor.numel() and not tensor.is_meta else 0
     return (pointer, tensor.shape, tensor.stride(), tensor.dtype) if pointer else id(tensor)
-
-
-def _kind(tensor: torch.Tensor, buffer: bool) -> str:
-    from torch.nn import Parameter
-
-    if isinstance(tensor, Parameter):
-        return "parameter"
-    return "counter" if not tensor.is_floating_point() else "buffer" if buffer else "parameter"
 
 
 class WeightedMean:

@@ -45,12 +45,7 @@ class Division:
 
     @classmethod
     def of(cls, module: torch.nn.Module, pattern: str | None) -> Division:
-        """Divides a model.
-
-        Args:
-            module: the model.
-            pattern: the setting ``private``; None for nothing that is private.
-        """
+        """Divides a model by the setting ``private``, a pattern; None for nothing that is private."""
         layout = Layout.of(module)
         if pattern is None:
             return cls(layout, layout)
@@ -78,11 +73,7 @@ class Division:
         return self.whole.restricted(names).join(model, private)
 
     def complete(self, first: Callable[[], Params]) -> Callable[[Params], Params] | None:
-        """Adds to models that travel what stays, as a run begins with it; None where nothing stays.
-
-        Args:
-            first: makes the run's first untrained model.
-        """
+        """Adds what stays to models that travel, as in the run's ``first`` model; None where nothing stays."""
         if not self.names:
             return None
         private = first().take(self.whole.restricted(self.names))
@@ -92,12 +83,8 @@ class Division:
 def matching(module: torch.nn.Module, pattern: str, where: str, words: bool = True) -> set[str]:
     """The arrays of a model that a word or a pattern names, each tied weight under the name of its entry.
 
-    Args:
-        module: the model.
-        pattern: ``"norm"``, ``"bias"`` or ``"head"`` for layers of that kind; else, and where there are none, a regular
-            expression that is searched in the names.
-        where: the beginning of the error message.
-        words: whether it may be a word.
+    With ``words``, ``"norm"``, ``"bias"`` or ``"head"`` are the layers of that kind. Other patterns, and these where
+    there is no such layer, are regular expressions that are searched in the names.
     """
     layout = Layout.of(module)
     names = _of_kind(module, layout, pattern) if words else set()

@@ -52,11 +52,9 @@ def bounded_weights(weights: Mapping[str, float], sites: Mapping[str, str], shar
 
 
 def reached(values: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Values as at most `REACH` times the median deviation away from the median of all.
+    """Values as at most `REACH` times the median deviation away from the median of all sites', ``among (n, ...)``.
 
-    Args:
-        values: what is bounded, of any shape.
-        among: ``(n, ...)``, of n sites; fewer than `FEWEST_VALUES` bound nothing.
+    Fewer than `FEWEST_VALUES` sites bound nothing.
 
     >>> reached(np.array([1.0, 1.25, 1e9]), np.array([1.0, 1.25, 1e9]))
     array([1. , 1.25, 2.5 ])

@@ -82,13 +82,13 @@ class Column:
         is_count = isinstance(self.rows, int) and not isinstance(self.rows, bool) and 0 <= self.rows <= MOST_ROWS
         self._check("kind", isinstance(self.kind, str) and self.kind in KINDS, f"one of {', '.join(KINDS)}")
         self._check("missing", isinstance(self.missing, bool), "true or false")
-        self._check("categories", _are_names(self.categories), f"different {TEXTS}")
+        are_names = isinstance(self.categories, tuple) and all(map(_is_name, self.categories))
+        self._check("categories", are_names and len({*self.categories}) == len(self.categories), f"different {TEXTS}")
         self._check("range", is_range, f"the smallest and the largest of {NUMBERS}")
         self._check("rows", is_count, f"a whole number from 0 to {MOST_ROWS:,}")
         count, most = len(self.categories), {"boolean": 2, "number": 0, "date": 0}.get(self.kind, MOST_CATEGORIES)
-        wanted = {2: "two", 0: "none; leave them out"}.get(most, f"up to {most}")
-        possible = count == 2 if self.kind == "boolean" else count <= most
-        if not possible:
+        if count > most or (self.kind == "boolean" and count < most):
+            wanted = {2: "two", 0: "none; leave them out"}.get(most, f"up to {most}")
             what = f"{count} categories; a column of kind {self.kind} has {wanted}"
             raise ConfigError(f"columns: {shown(self.column)}: {what}")
         if self.mean is not None or self.deviation is not None:
@@ -187,7 +187,6 @@ class Columns(Reading):
 
     @classmethod
     def read(cls, path: Path) -> Columns:
-        """From a JSON file."""
         try:
             return cls.of(read_json(path))
         except FileError as error:
@@ -256,27 +255,20 @@ class Columns(Reading):
 
 
 def agreed(sites: Mapping[str, Columns]) -> Columns:
-    """The columns that all sites can use: their categories together, a common mean and deviation.
+    """The columns that all sites can use: their categories together, a common mean and deviation of all sites' rows.
 
-    Mean and deviation are those of all sites' rows, from each site's own.
-
-    Args:
-        sites: what each site's table has, by a name for messages.
-
-    Raises:
-        ConfigError: a column is missing at a site, or of another kind.
+    ``sites`` has each site's by a name for messages. A ConfigError if a site lacks a column, or has it of another kind.
     """
     require(bool(sites), "columns: no site's; name at least one file")
-    (first, model), *others = sites.items()
-    names = dict.fromkeys(c.column for c in model.columns)
-    for site, columns in others:
-        theirs = dict.fromkeys(c.column for c in columns.columns)
-        for name in [name for name in (*names, *theirs) if name not in names or name not in theirs]:
+    first, model = next(iter(sites.items()))
+    by_site = {site: {c.column: c for c in columns.columns} for site, columns in sites.items()}
+    names = by_site[first]
+    for site, theirs in by_site.items():
+        for name in (name for name in (*names, *theirs) if name not in names or name not in theirs):
             has, lacks = (first, site) if name in names else (site, first)
             way_out = "add it there, or let all sites leave it out"
             raise ConfigError(f"columns: {shown(name)} is at {has} and not at {lacks}; {way_out}")
     _check_equal(sites, ("label", "positive", "absent"), "columns")  # how a file is written is a site's own matter
-    by_site = {site: {c.column: c for c in columns.columns} for site, columns in sites.items()}
     merged = tuple(_together({site: columns[name] for site, columns in by_site.items()}) for name in names)
     leave = tuple(dict.fromkeys(name for columns in sites.values() for name in columns.leave))
     classes = _all_of([columns.classes for columns in sites.values()])
@@ -370,10 +362,6 @@ def as_texts(values: Iterable[Any]) -> list[Any]:
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= MOST_TEXT
-
-
-def _are_names(values: Any) -> bool:
-    return isinstance(values, tuple) and all(map(_is_name, values)) and len({*values}) == len(values)
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

@@ -11,14 +11,14 @@ samples afterwards. Samples that no share covers stay unused.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from cfl_flare.core.config import from_dict, require
-from cfl_flare.core.errors import DataError
+from cfl_flare.core.errors import CFLError, ConfigError, DataError
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.settings import check_settings
 from cfl_flare.data.files import find, read_npz
@@ -89,26 +89,23 @@ class Partition(ABC):
 
     def check(self, participants: int) -> None:
         """Raises a ConfigError if the rule does not work for this number of participants."""
-        require(participants >= 1, f"partition {self.name}: participants = {participants} should be >= 1")
+        self.require(participants >= 1, f"participants = {participants} should be >= 1")
 
     def check_each_has_one(self, groups: int, what: str, participants: int) -> None:
         """Raises a ConfigError if there are fewer participants than groups; ``what`` names the groups in it."""
-        require(
-            groups <= participants,
-            f"partition {self.name}: {what} need at least as many participants, not {participants}",
-        )
+        self.require(groups <= participants, f"{what} need at least as many participants, not {participants}")
+
+    @classmethod
+    def require(cls, condition: bool, message: str, kind: Callable[[str], CFLError] = ConfigError) -> None:
+        """As `cfl_flare.core.config.require`, with a message about this rule."""
+        require(condition, f"partition {cls.name}: {message}", kind)
 
     @abstractmethod
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-        """The share of each class that each participant gets.
+        """The share of each class that each participant gets, ``(participants, classes)``.
 
-        Returns:
-            ``(participants, classes)``, columns that sum to one, or to less where samples stay unused; None if the
-            shares must be drawn again.
-
-        Raises:
-            ConfigError: the settings do not fit the data.
-            DataError: the data does not fit the rule.
+        Columns sum to one, or to less where samples stay unused. None if the shares must be drawn again. A ConfigError
+        if the settings do not fit the data, a DataError if the data does not fit the rule.
         """
 
     def strata(self, train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray]:
@@ -122,10 +119,8 @@ class Partition(ABC):
     def truth_of(self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
         """The true group of each participant after the draw.
 
-        Args:
-            counts: its training samples of each class, ``(participants, classes)``.
-            train: the source's training samples.
-            parts: the indices of each participant's training samples.
+        It follows from its training samples of each class, ``counts (participants, classes)``, and their indices
+        ``parts`` among the source's.
         """
         return self.truth(len(counts))
 
@@ -216,12 +211,7 @@ def deal(stratum: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> l
 def split(counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Draws which of each participant's samples it is tested on: a fifth of them, rounded, and at least one.
 
-    Args:
-        counts: ``(participants, classes)`` samples of each participant.
-        rng: draws.
-
-    Returns:
-        Its training and its test samples of each class, which add up to ``counts``.
+    Returns its training and its test samples of each class, which add up to ``counts (participants, classes)``.
     """
     sizes = counts.sum(axis=1)
     test_sizes = np.clip(np.round(TEST_SHARE * sizes).astype(np.int64), 1, sizes)  # none where there is none
@@ -232,12 +222,8 @@ def split(counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.
 def dealt(train: Samples, test: Samples, rule: Partition, participants: int, seed: int, min_samples: int) -> Deal:
     """Deals training and test samples by a rule's shares, redrawn until no participant has too few.
 
-    Each participant gets at least ``min_samples`` training samples and one test sample. The result depends only on the
-    arguments, so that all sites draw the same.
-
-    Raises:
-        ConfigError: the rule does not work for this number of participants, or for this data.
-        DataError: no draw gave all participants enough samples.
+    Each participant gets at least ``min_samples`` training samples and one test sample; a DataError if no draw gives
+    that. The result depends only on the arguments, so that all sites draw the same.
     """
     rule.check(participants)
     stratum, test_stratum = rule.strata(train, test)
@@ -283,11 +269,8 @@ def draw_indicator(labels: np.ndarray, per_class: int, seed: int, where: str, sp
     """Indices of ``per_class`` samples (N_c) of each class, one class after the other (FedDSMIC sec. 4.2).
 
     A server compares models' predictions on these. They depend on the labels and the seed alone, and a larger draw
-    contains the smaller ones. ``spare`` samples must be left of each class.
-
-    Raises:
-        ConfigError: a class has too few.
-        DataError: the labels are no class numbers.
+    contains the smaller ones. ``spare`` samples must be left of each class. A ConfigError if a class has too few, a
+    DataError if the labels are no class numbers.
     """
     chosen = [np.zeros(0, np.int64)]
     if per_class and (form := form_of(labels, where)) != "class":

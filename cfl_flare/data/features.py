@@ -7,7 +7,7 @@ In these functions ``where`` names the file, or the file and the column, for tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -56,16 +56,12 @@ def numbers(values: pd.Series, where: str) -> np.ndarray:
     amounts = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     present = (values.notna() & (values.astype(str).str.strip() != "")).to_numpy()
     words = np.flatnonzero(present & np.isnan(amounts))
-    if len(words) and (hint := looks_like(values.iloc[words])):
-        raise DataError(f"{where}: {hint}")
     if len(words):
-        row = int(words[0])
-        raise DataError(
-            f"{where}: row {row + 1} holds {str(values.iloc[row])!r} among numbers; fix it, leave the row out, or let "
-            "absent name what means that a value is missing"
-        )
+        reason = f"row {words[0] + 1} holds {str(values.iloc[words[0]])!r} among numbers; fix it, leave the row out, or"
+        reason += " let absent name what means that a value is missing"
+        raise DataError(f"{where}: {looks_like(values.iloc[words]) or reason}")
     if np.isinf(amounts).any():
-        row = int(np.flatnonzero(np.isinf(amounts))[0])
+        row = np.isinf(amounts).argmax()
         raise DataError(f"{where}: row {row + 1} is infinite; fix it or leave the row out")
     return amounts
 
@@ -78,9 +74,9 @@ def days(values: pd.Series, where: str) -> np.ndarray:
     if values.dtype.kind != "M":
         written = texts(values)
         dates = pd.to_datetime(written, format="ISO8601", errors="coerce", utc=True)
-        wrong = np.flatnonzero((written.notna() & dates.isna()).to_numpy())
-        if len(wrong):
-            row = int(wrong[0])
+        wrong = (written.notna() & dates.isna()).to_numpy()
+        if wrong.any():
+            row = wrong.argmax()
             reason = f"row {row + 1} holds {written.iloc[row]!r}, no date; write it like 1996-12-31"
             raise DataError(f"{where}: {looks_like(written) or reason}")
     start = pd.Timestamp(EPOCH, tz=getattr(dates.dt, "tz", None))
@@ -141,10 +137,8 @@ def _inferred(name: str, values: pd.Series, where: str, is_category: bool) -> Co
         if pd.to_datetime(written, format="ISO8601", errors="coerce", utc=True).notna().all():
             return Column(name, "date")
     if len(categories) > MOST_CATEGORIES or len(categories) > max(FEW, len(written) / 2):
-        raise DataError(
-            f"{where}: holds {len(categories)} different texts in {len(written)} rows, too many for categories; leave "
-            f"it out with leave=[{name}]"
-        )
+        reason = f"holds {len(categories)} different texts in {len(written)} rows, too many for categories"
+        raise DataError(f"{where}: {reason}; leave it out with leave=[{name}]")
     return Column(name, "category", tuple(categories))
 
 
@@ -157,10 +151,8 @@ def check_columns(frame: pd.DataFrame, columns: Columns, where: str, known: Coll
     expected = {c.column for c in columns.columns} | {*columns.leave, *known}
     new = [name for name in frame if name not in expected]
     if new:
-        raise ColumnsError(
-            f"{where}: column {shown(new[0])} is new: it is none of those that the sites agreed on; remove it, or name "
-            "it in leave"
-        )
+        reason = "is new: it is none of those that the sites agreed on; remove it, or name it in leave"
+        raise ColumnsError(f"{where}: column {shown(new[0])} {reason}")
 
 
 def names_of(frame: pd.DataFrame) -> str:
@@ -194,14 +186,13 @@ def encoded(frame: pd.DataFrame, columns: Columns, where: str) -> tuple[np.ndarr
         for column in run:
             block, unknown = _block(frame[column.column], column, f"{where}: column {shown(column.column)}")
             blocks.append(block)
-            if unknown:
-                others[column.column] = unknown
+            others[column.column] = unknown
     x = np.concatenate(blocks, axis=1)
     if np.isinf(x).any():
-        row, place = (int(i[0]) for i in np.nonzero(np.isinf(x)))
+        row, place = np.argwhere(np.isinf(x))[0]
         name = columns.features[place]
         raise DataError(f"{where}: column {shown(name)}: row {row + 1} is infinite; fix it or leave the row out")
-    return x, others
+    return x, {name: rows for name, rows in others.items() if rows}
 
 
 def _block(values: pd.Series, column: Column, where: str) -> tuple[np.ndarray, int]:
@@ -219,11 +210,11 @@ def _block(values: pd.Series, column: Column, where: str) -> tuple[np.ndarray, i
     else:
         block = (days if column.kind == "date" else numbers)(values, where)[:, None]
         low, high = column.range or (-np.inf, np.inf)
-        outside = np.flatnonzero((block < low) | (block > high))
-        if len(outside) and column.range is not None:
-            row = int(outside[0])
+        outside = ((block < low) | (block > high))[:, 0]
+        if outside.any():
+            row = outside.argmax()
             raise DataError(
-                f"{where}: row {row + 1} holds {values.iloc[row]}, and {len(outside)} of {len(block)} rows are not in "
+                f"{where}: row {row + 1} holds {values.iloc[row]}, and {outside.sum()} of {len(block)} rows are not in "
                 f"{low:g} to {high:g}; look at the unit, and correct them or the range"
             )
     if column.missing:
@@ -245,13 +236,7 @@ def shared(columns: Columns, frame: pd.DataFrame, fewest: int) -> Columns:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Labels, and the rows that have one.
-
-    Attributes:
-        y: the labels of these rows, in one of the forms of `cfl_flare.data.labels`.
-        rows: ``(rows,)`` bool.
-        names: of the classes, if they are text.
-    """
+    """Labels ``y`` of the rows that have one, ``rows (n,)`` bool; and the names of the classes, if they are text."""
 
     y: np.ndarray
     rows: np.ndarray
@@ -259,14 +244,9 @@ class Outcomes:
 
 
 def outcomes(frame: pd.DataFrame, path: Path, columns: Columns, event: str | None, leave: bool) -> Outcomes:
-    """The labels of a table: classes, numbers to predict, or times with events.
+    """The labels of a table: classes, numbers to predict, or times if there is a column of events.
 
-    Args:
-        frame: the table.
-        path: names it in errors.
-        columns: names the column of labels, and says how they are read.
-        event: the column of events, if the labels are times.
-        leave: leave out rows without a label.
+    With ``leave``, rows without a label are left out, and otherwise refused.
     """
     where = f"{path}: column {columns.label!r}"
     labels = frame[columns.label]
@@ -280,11 +260,8 @@ def outcomes(frame: pd.DataFrame, path: Path, columns: Columns, event: str | Non
     labels = labels[rows]
     missing = np.flatnonzero(texts(labels).isna())
     if len(missing):
-        what = "label" if event is None else "time"
-        raise DataError(
-            f"{where}: row {labels.index[missing[0]] + 1} has no {what}; fill it in, leave the row out, or set "
-            "unlabelled=leave"
-        )
+        reason = f"row {labels.index[missing[0]] + 1} has no {'label' if event is None else 'time'}"
+        raise DataError(f"{where}: {reason}; fill it in, leave the row out, or set unlabelled=leave")
     if event is not None:
         events = _events(frame[event][rows], f"{path}: column {event!r}")
         times = _times(labels, where, columns.zero_times)
@@ -293,22 +270,17 @@ def outcomes(frame: pd.DataFrame, path: Path, columns: Columns, event: str | Non
     if columns.positive is not None:
         return Outcomes((numbers(labels, where) > columns.positive).astype(np.int64), rows)
     if columns.classes:
-        return Outcomes(_numbered(labels, columns.classes, where), rows, columns.classes)
+        written = texts(labels)
+        places = written.map({name: i for i, name in enumerate(columns.classes)})
+        if places.isna().any():
+            name = written[places.isna()].iloc[0]
+            raise DataError(
+                f"{where}: {name!r} is none of the {len(columns.classes)} classes that the sites agreed on; add it to "
+                "classes in columns, at all sites, or leave its rows out"
+            )
+        return Outcomes(places.to_numpy(np.int64), rows, columns.classes)
     y, names = _classes_or_numbers(labels, where, not rows.all())
     return Outcomes(y, rows, names)
-
-
-def _numbered(values: pd.Series, classes: Sequence[str], where: str) -> np.ndarray:
-    """The numbers of classes that were agreed on."""
-    written = texts(values)
-    places = written.map({name: i for i, name in enumerate(classes)})
-    if places.isna().any():
-        name = written[places.isna()].iloc[0]
-        raise DataError(
-            f"{where}: {name!r} is none of the {len(classes)} classes that the sites agreed on; add it to classes in "
-            "columns, at all sites, or leave its rows out"
-        )
-    return places.to_numpy(np.int64)
 
 
 def _classes_or_numbers(values: pd.Series, where: str, some_missing: bool) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -317,7 +289,8 @@ def _classes_or_numbers(values: pd.Series, where: str, some_missing: bool) -> tu
         return values.to_numpy(np.float64 if values.min() < 0 else np.int64), ()
     if values.dtype.kind != "f":
         written = texts(values)
-        if not any(_is_number(text) and not text.lstrip("+-").isdigit() for text in written.unique()):
+        decimals = (text for text in written.unique() if not in_order(text)[0] and not text.lstrip("+-").isdigit())
+        if not any(decimals):
             names, y = np.unique(written.to_numpy().astype(str), return_inverse=True)
             return y.astype(np.int64), tuple(map(str, names))
     amounts = numbers(values, where)
@@ -346,17 +319,8 @@ def _events(values: pd.Series, where: str) -> np.ndarray:
     written = texts(values.astype(int) if values.dtype == bool else values)
     known = written.isin(("0", "1")).to_numpy()
     if not known.all():
-        row = int(np.flatnonzero(~known)[0])
+        row = known.argmin()
         value = "no value" if written.iloc[row] is None else repr(written.iloc[row])
-        raise DataError(
-            f"{where}: row {row + 1} holds {value}; write 1 where the event happened, 0 where the row was censored"
-        )
+        way_out = "write 1 where the event happened, 0 where the row was censored"
+        raise DataError(f"{where}: row {row + 1} holds {value}; {way_out}")
     return written.to_numpy().astype(np.float64)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

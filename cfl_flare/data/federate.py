@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.samples import DataSource, Samples, check_values, normalised, read, split_by_class, taken
 from cfl_flare.data.summary import ParticipantData, PartitionReport, participant_names, report_of
 
+T = TypeVar("T")
 UNSEEN = Bounds(
     "a share in [0.0, 1.0) or a count", lambda value: 0 <= value < 1 if isinstance(value, float) else value >= 0
 )
@@ -71,16 +72,12 @@ class DataConfig:
         if isinstance(self.partition, str):
             object.__setattr__(self, "partition", as_spec(self.partition, "partition"))
         check_settings(self, "data")
-        require(
-            self.measured_on == "test" or self.validation > 0,
-            "data: measured_on = 'validation', but no samples are set aside for it; give validation a share, as 0.25",
-        )
+        reason = "but no samples are set aside for it; give validation a share, as 0.25"
+        require(self.measured_on == "test" or self.validation > 0, f"data: measured_on = 'validation', {reason}")
         object.__setattr__(self, "owners", list(self.owners))
         are_names = all(isinstance(name, str) for name in self.owners) and len(self.owners) in (0, self.participants)
-        require(
-            are_names and unique_names(self.owners) == self.owners,
-            f"data: owners = {shown(self.owners)} should be the names of all participants, as a run writes them",
-        )
+        wanted = f"owners = {shown(self.owners)} should be the names of all participants, as a run writes them"
+        require(are_names and unique_names(self.owners) == self.owners, f"data: {wanted}")
         if self.participants is None and self._natural:
             return
         require(
@@ -90,27 +87,21 @@ class DataConfig:
         )
         if self.partition is not None and self.participants is not None:
             build_partition(self.partition).check(self.participants)
-        require(
-            not self.indicator_samples or self.partition is not None,
-            f"data: indicator_samples = {self.indicator_samples} can be taken out of a simulation's data only; where "
-            "each site has its own, give the method an indicator_file",
-        )
-        if self.unseen:
-            require(
-                self.participants is not None,
-                f"data: unseen = {self.unseen} participants can be held back in a simulation only; a site that was not "
-                "in training joins by 'cfl-flare onboard'",
-            )
-            left = f"leaves none of {self.participants} participants to train; hold back fewer"
-            require(bool(self.names), f"data: unseen = {self.unseen} {left}")
+        reason = f"indicator_samples = {self.indicator_samples} can be taken out of a simulation's data only"
+        way_out = "where each site has its own, give the method an indicator_file"
+        require(not self.indicator_samples or self.partition is not None, f"data: {reason}; {way_out}")
+        reason = f"unseen = {self.unseen} participants can be held back in a simulation only"
+        way_out = "a site that was not in training joins by 'cfl-flare onboard'"
+        require(not self.unseen or self.participants is not None, f"data: {reason}; {way_out}")
+        reason = f"unseen = {self.unseen} leaves none of {self.participants} participants to train"
+        require(not self.unseen or bool(self.names), f"data: {reason}; hold back fewer")
 
     def check_public(self, source: DataSource | None) -> None:
         """Raises a ConfigError if a site's own data would be dealt out: the sizes of its parts tell its labels."""
-        require(
-            self.partition is None or source is None or source.public,
-            f"data: partition = {shown(self.partition)} deals out what {type(source).__name__} reads, the site's own; "
-            "that is for simulations: leave participants and partition out, as each real site is one participant",
-        )
+        reason = f"partition = {shown(self.partition)} deals out what {type(source).__name__} reads, the site's own"
+        way_out = "leave participants and partition out, as each real site is one participant"
+        is_dealt = self.partition is not None and source is not None and not source.public
+        require(not is_dealt, f"data: {reason}; that is for simulations: {way_out}")
 
     @property
     def _natural(self) -> bool:
@@ -126,11 +117,8 @@ class DataConfig:
     @property
     def names(self) -> list[str]:
         """The names of a simulation's participants that train; empty where they are not known in advance."""
-        return [self._everyone[i] for i in self._indices(unseen=False)]
-
-    @property
-    def _everyone(self) -> Sequence[str]:
-        return self.owners or participant_names(self.participants or 0)
+        everyone = self.owners or participant_names(self.participants or 0)
+        return [everyone[i] for i in self._indices(unseen=False)]
 
     @property
     def who_trains(self) -> str:
@@ -141,32 +129,22 @@ class DataConfig:
     def _indices(self, unseen: bool) -> list[int]:
         """The indices of the participants that are held back, or of the others; they depend on the seed alone."""
         count = self.participants or 0
-        unseen_count = self.unseen
-        if isinstance(self.unseen, float) and self.unseen:
-            unseen_count = max(1, round(self.unseen * count))
-        held_back = set(stream(self.seed, "unseen").permutation(count)[: int(unseen_count)].tolist())
+        is_share = isinstance(self.unseen, float) and self.unseen > 0
+        unseen_count = max(1, round(self.unseen * count)) if is_share else int(self.unseen)
+        held_back = set(stream(self.seed, "unseen").permutation(count)[:unseen_count].tolist())
         return [i for i in range(count) if (i in held_back) == unseen]
-
-    def _block(self, index: int, sites: int) -> list[int]:
-        """The indices of a simulation's participants that a site hosts."""
-        block = self._indices(unseen=False)
-        return block[index * len(block) // sites : (index + 1) * len(block) // sites]
 
     def names_at(self, site: str, index: int, sites: int) -> list[str]:
         """The names of the participants that `host` gives a site."""
-        if self.partition is None:
-            return [site]
-        return [self._everyone[i] for i in self._block(index, sites)]
+        return [site] if self.partition is None else _block(self.names, index, sites)
 
     def host(self, source: DataSource, site: str, index: int, sites: int) -> list[ParticipantData]:
         """The participants that a site hosts: its block of a simulation's, by its index among the sites, or itself."""
         if self.partition is not None:
-            return self._people(source, self._block(index, sites))
-        train, test = _read(source)
-        require(
-            len(train) >= self.min_samples,
-            f"data: {site} has {len(train)} training samples, fewer than min_samples = {self.min_samples}; lower that",
-        )
+            return self._people(source, _block(self._indices(unseen=False), index, sites))
+        train, test = read(source)
+        few = f"{site} has {len(train)} training samples, fewer than min_samples = {self.min_samples}"
+        require(len(train) >= self.min_samples, f"data: {few}; lower that")
         return [self._prepared(source, site, train, test)]
 
     def newcomers(self, source: DataSource) -> list[ParticipantData]:
@@ -178,10 +156,8 @@ class DataConfig:
         classes = outputs_for(train.y, test.y)
         streams, people = participant_names(len(deal.truth)), []
         names = self.owners or streams
-        require(
-            not self.owners or Natural.names(train, deal.train) == self.owners,
-            "data: the owners of the samples are not those that the run names; name the data that it was made with",
-        )
+        others = "data: the owners of the samples are not those that the run names; name the data that it was made with"
+        require(not self.owners or Natural.names(train, deal.train) == self.owners, others)
         everyone = None
         if source.prepares:
             everyone = taken(train, test, np.sort(np.concatenate([deal.train[i] for i in self._indices(unseen=False)])))
@@ -217,7 +193,7 @@ class DataConfig:
         """The rule, the samples without the indicator samples, and how the rule deals them out."""
         if self.partition is None:
             raise ConfigError("data: without a partition there is nothing to report; each site has its own data")
-        train, test = _read(source)
+        train, test = read(source)
         participants = self.participants or Natural.able(train, test, self.min_samples)
         if self.indicator_samples:
             indicator = draw_indicator(train.y, self.indicator_samples, self.seed, "data", spare=1)
@@ -229,7 +205,7 @@ class DataConfig:
         """What became of a source's columns and, where samples go to their owners, of those that are too small."""
         if not self._natural:
             return source.described()
-        return [*source.described(), Natural.described(*_read(source), self.min_samples)]
+        return [*source.described(), Natural.described(*read(source), self.min_samples)]
 
     def report(self, source: DataSource) -> PartitionReport:
         """How a source is dealt out to the participants of a simulation."""
@@ -239,17 +215,16 @@ class DataConfig:
     def indicator(self, source: DataSource, per_class: int) -> Samples:
         """The indicator samples on which a simulation's method compares models, as these see them.
 
-        Args:
-            source: the source that the simulation deals out.
-            per_class: how many of each class; at most ``indicator_samples``.
+        ``per_class`` is at most ``indicator_samples``.
         """
-        train, _ = _read(source)
+        train, _ = read(source)
         chosen = train.take(draw_indicator(train.y, per_class, self.seed, "data", spare=1))
         return _as_seen("data", chosen, source.preparation(train, train) if source.prepares else None)
 
 
-def _read(source: DataSource) -> tuple[Samples, Samples]:
-    return read(source, f"data {type(source).__name__}")
+def _block(participants: list[T], index: int, sites: int) -> list[T]:
+    """Those of a simulation's participants that a site hosts."""
+    return participants[index * len(participants) // sites : (index + 1) * len(participants) // sites]
 
 
 def _as_seen(name: str, samples: Samples, preparation: Preparation | None) -> Samples:

@@ -85,14 +85,12 @@ def from_here(settings: dict[str, Any]) -> None:
 def find(path: str, where: str, folder: bool | None = False) -> Path:
     """Finds a file or a folder; a relative path that does not exist is looked up in ``$CFL_DATA_ROOT``.
 
+    A PathError if the operator does not allow it. A DataError if it does not exist, which names all that was tried.
+
     Args:
         path: as the job has it; nothing in it is expanded.
         where: the source, for the error.
         folder: whether it should be a folder; None for either.
-
-    Raises:
-        PathError: the operator does not allow it.
-        DataError: it does not exist; the message names all paths that were tried.
     """
     tried = [Path(path)]
     root = os.environ.get(ROOT)
@@ -119,16 +117,10 @@ def find(path: str, where: str, folder: bool | None = False) -> Path:
 
 
 def find_root(root: str | None, where: str, writes: bool = False) -> Path:
-    """The folder in which sets are looked up by their name: ``root``, else ``$CFL_DATA_ROOT``.
+    """The folder in which sets are looked up by their name: ``root`` as the job has it, else ``$CFL_DATA_ROOT``.
 
-    Args:
-        root: as the job has it; nothing in it is expanded.
-        where: the source, for the error.
-        writes: whether the set is to be downloaded into it.
-
-    Raises:
-        PathError: the operator does not allow it.
-        DataError: neither is given, or it is not a folder.
+    A PathError if the operator does not allow it, or a job would download a set into it (``writes``). A DataError if
+    neither is given, or it is not a folder.
     """
     given = root or os.environ.get(ROOT)
     if not given:
@@ -151,14 +143,9 @@ def entries(folder: Path, where: str) -> list[Path]:
 
 
 def read_npz(path: Path, required: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """Reads arrays of an npz file. Nothing is unpickled, and no array is read before its size is known and bounded.
+    """Reads the ``required`` arrays of an npz file, or all; none is unpickled, or read before its size is bounded.
 
-    Args:
-        path: the file.
-        required: names of the arrays to read; None for all.
-
-    Raises:
-        DataError: it is not an npz file, contains pickled objects, lacks an array, or would be too large.
+    A DataError if it is not an npz file, contains pickled objects, lacks an array, or would be too large.
     """
     try:
         with open_regular(path) as file:

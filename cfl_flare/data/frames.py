@@ -13,6 +13,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -47,13 +48,9 @@ DAY_OR_MONTH_FIRST = r"(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?=$|\D)"
 
 
 def _is_encoding(name: str) -> bool:
-    if not re.fullmatch(ENCODINGS, name.lower()):
-        return False
-    try:
-        codecs.lookup(name)
-    except LookupError:
-        return False
-    return True
+    with suppress(LookupError):
+        return bool(re.fullmatch(ENCODINGS, name.lower()) and codecs.lookup(name))
+    return False
 
 
 def _one_of(named: dict[str, str]) -> Bounds:
@@ -126,22 +123,21 @@ def read_frame(
 ) -> pd.DataFrame:
     """The columns of a table, each of numbers, booleans, dates or text; a missing value is NaN.
 
+    What is neither .npz nor .parquet is read as CSV. A DataError if it cannot be read, has no rows, or two columns of
+    one name.
+
     Args:
-        path: the file; what is neither .npz nor .parquet is read as CSV.
+        path: the file.
         names: the columns' names, for a file without a line of names: one whose first line is no such names.
         absent: texts that mean that a value is missing, besides nothing at all.
         reading: how the file is written; None for the defaults.
         as_text: columns of a text file whose values are left as they are written: 007 is no 7.
-
-    Raises:
-        DataError: it cannot be read, has no rows, or two columns of one name.
     """
-    reading, ending = reading or Reading(), path.suffix.lower()
+    reading, readers = reading or Reading(), {".npz": _of_arrays, ".parquet": _of_parquet}
     try:
         with open_regular(path) as file:
-            if ending in (".npz", ".parquet"):
-                frame = _without(_of_arrays(path) if ending == ".npz" else _of_parquet(path), absent)
-                return _with_dates(path, frame, reading.dayfirst)
+            if reader := readers.get(path.suffix.lower()):
+                return _with_dates(path, _without(reader(path), absent), reading.dayfirst)
             is_packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             if not is_packed:
@@ -172,9 +168,8 @@ def _unpacked(path: Path) -> bytes:
     with gzip.open(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise DataError(
-            f"{path}: holds more than {limit:,} bytes, which no table in a file of this size has; unpack it"
-        )
+        reason = f"holds more than {limit:,} bytes, which no table in a file of this size has"
+        raise DataError(f"{path}: {reason}; unpack it")
     return content
 
 
@@ -302,9 +297,8 @@ def _of_parquet(path: Path) -> pd.DataFrame:
         file = parquet.ParquetFile(path)
         size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
         if size > limit:
-            raise DataError(
-                f"{path}: says that it holds {size:,} bytes, which no file of this size does; write it again"
-            )
+            reason = f"says that it holds {size:,} bytes, which no file of this size does"
+            raise DataError(f"{path}: {reason}; write it again")
         check_memory(TEXT_IN_MEMORY * size, str(path))
         frame = file.read().to_pandas()
     except DataError:
@@ -313,7 +307,7 @@ def _of_parquet(path: Path) -> pd.DataFrame:
         raise DataError(f"{path}: cannot be read as a parquet file ({one_line(error)}); write it again") from error
     if not len(frame):
         raise DataError(f"{path}: no rows; a table has one row per sample")
-    frame.columns = [str(name) for name in frame.columns]
+    frame.columns = frame.columns.map(str)
     _check_unique(path, frame.columns)
     return frame
 

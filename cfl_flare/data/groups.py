@@ -7,18 +7,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.core.config import require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.seeds import stream
-from cfl_flare.core.settings import setting
+from cfl_flare.core.settings import Bounds, setting
 from cfl_flare.data.deal import Partition, Pool
 from cfl_flare.data.label_skew import IID, balanced_choices, blocks, split_evenly, used_classes
 from cfl_flare.data.labels import FORMS, form_of
-from cfl_flare.data.samples import Samples
+from cfl_flare.data.samples import Samples, scaled
 
 # A draw is rejected if a group has less than this share of its expected size.
 SMALLEST_GROUP = 0.3
@@ -38,34 +37,28 @@ class Grouped(Partition):
         return blocks(participants, self.groups)
 
 
+def _are_sizes(sizes: Any) -> bool:
+    is_whole = isinstance(sizes, (list, tuple)) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
+    return is_whole and len(sizes) > 0 and min(sizes) >= 1
+
+
 @dataclass(frozen=True)
 class Skewed(Grouped):
     """A rule with true groups that may have given sizes (thesis Fig. 7.6: 10, 10, 10, 10, 20, 30, 30, 70)."""
 
     group_sizes: Sequence[int] | None = setting(
-        None, help="participants of each group, in place of equal groups; groups is then ignored"
+        None,
+        help="participants of each group, in place of equal groups; groups is then ignored",
+        bounds=Bounds("whole numbers >= 1 such as [10, 20, 70]", _are_sizes),
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        sizes = self.group_sizes
-        if sizes is None:
-            return
-        is_whole = isinstance(sizes, Sequence) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
-        require(
-            is_whole and len(sizes) > 0 and min(sizes) >= 1,
-            f"partition {self.name}: group_sizes = {sizes!r} should be whole numbers >= 1 such as [10, 20, 70]",
-        )
 
     def check(self, participants: int) -> None:
         if self.group_sizes is None:
             super().check(participants)
             return
-        require(
-            sum(self.group_sizes) == participants,
-            f"partition {self.name}: group_sizes = {list(self.group_sizes)} add up to {sum(self.group_sizes)}, not to "
-            f"participants = {participants}",
-        )
+        total = sum(self.group_sizes)
+        differ = f"add up to {total}, not to participants = {participants}"
+        self.require(total == participants, f"group_sizes = {list(self.group_sizes)} {differ}")
 
     def truth(self, participants: int) -> list[int | None]:
         if self.group_sizes is None:
@@ -121,10 +114,8 @@ class ClusterNClass(Skewed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            1 <= self.n_client <= self.n_group,
-            f"partition cluster_n_class: n_client = {self.n_client} should be between 1 and n_group = {self.n_group}",
-        )
+        wanted = f"between 1 and n_group = {self.n_group}"
+        self.require(1 <= self.n_client <= self.n_group, f"n_client = {self.n_client} should be {wanted}")
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
         used = used_classes(pool, self.n_group, "partition cluster_n_class: n_group")
@@ -176,10 +167,8 @@ class ClassGroups(Grouped):
         return np.arange(classes) * self.groups // classes
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        require(
-            self.groups <= pool.classes,
-            f"partition class_groups: groups = {self.groups} is more than the data's {pool.classes} classes",
-        )
+        excess = f"groups = {self.groups} is more than the data's {pool.classes} classes"
+        self.require(self.groups <= pool.classes, excess)
         division = self.division(pool.classes)
         drawn = np.zeros((participants, self.groups))
         for g in range(self.groups):
@@ -203,13 +192,8 @@ class ClassGroups(Grouped):
 
 
 @dataclass(frozen=True)
-class Shift(Grouped):
+class Shift(Grouped, IID):
     """A rule whose groups differ in their samples only: every participant gets the same share of every class."""
-
-    random: ClassVar[bool] = False
-
-    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
-        return IID().shares(participants, pool, rng)
 
 
 @dataclass(frozen=True)
@@ -224,20 +208,14 @@ class LabelPermutation(Shift):
 
     def strata(self, train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray]:
         form = form_of(train.y, "partition label_permutation")
-        if form != "class":
-            raise DataError(
-                f"partition label_permutation: labels are {FORMS[form]}, and it exchanges class numbers; take scanner "
-                "or another rule"
-            )
+        other = f"labels are {FORMS[form]}, and it exchanges class numbers; take scanner or another rule"
+        self.require(form == "class", other, DataError)
         return super().strata(train, test)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
         most = math.factorial(min(pool.classes, 20))
-        require(
-            self.groups <= most,
-            f"partition label_permutation: groups = {self.groups} is more than the {most} orders of {pool.classes} "
-            "classes",
-        )
+        excess = f"groups = {self.groups} is more than the {most} orders of {pool.classes} classes"
+        self.require(self.groups <= most, excess)
         return super().shares(participants, pool, rng)
 
     def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
@@ -270,26 +248,22 @@ class Scanner(Shift):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.rotation or self.contrast or self.inversion or self.blur,
-            "partition scanner: rotation, contrast, inversion and blur are all off; leave one on",
-        )
-        require(
-            self.rotation or self.contrast or self.blur or self.groups <= 2,
-            f"partition scanner: groups = {self.groups} cannot differ by inversion alone; turn another shift on",
-        )
+        many = self.rotation or self.contrast or self.blur
+        self.require(many or self.inversion, "rotation, contrast, inversion and blur are all off; leave one on")
+        alone = f"groups = {self.groups} cannot differ by inversion alone; turn another shift on"
+        self.require(many or self.groups <= 2, alone)
 
     def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
         x = samples.x
-        if x.ndim != 4:
-            raise DataError(f"partition scanner: samples have shape {x.shape[1:]}; it needs images (channels, h, w)")
-        if self.rotation and x.shape[2] != x.shape[3]:
-            raise DataError(f"partition scanner: images are {x.shape[2]}x{x.shape[3]}; to turn them, square them first")
+        self.require(x.ndim == 4, f"samples have shape {x.shape[1:]}; it needs images (channels, h, w)", DataError)
+        height, width = x.shape[2:]
+        square = f"images are {height}x{width}; to turn them, square them first"
+        self.require(not self.rotation or height == width, square, DataError)
         if x.dtype != np.uint8 and (x.min() < 0 or x.max() > 1):
             raise DataError(f"partition scanner: images go from {x.min():.3g} to {x.max():.3g}; it needs [0, 1]")
         if not group:
             return samples
-        bright = x.astype(np.float32) / 255 if x.dtype == np.uint8 else x.astype(np.float32)
+        bright = scaled(x)
         rng = stream(seed, "scanner", group)
         # All amounts are drawn first, so that no switch changes another's; none is close to zero.
         angle, gamma = rng.choice((-1, 1), 2) * rng.uniform((4, 0.5), (10, 1))

@@ -16,9 +16,9 @@ import numpy as np
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import DataError, FileError
 from cfl_flare.core.files import check_memory, open_regular
-from cfl_flare.core.settings import check_settings, setting
+from cfl_flare.core.settings import setting
 from cfl_flare.data.files import entries, find
-from cfl_flare.data.samples import DataSource, Samples, split_by_class
+from cfl_flare.data.samples import NamedSource, Samples, split_by_class
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 # What Pillow may take such files for, whatever their names say; its other formats run programs, or are videos.
@@ -80,9 +80,8 @@ def decoded(
         except FileError as error:
             raise DataError(f"{error}, or remove it") from error
         except Exception as error:  # Pillow raises many kinds of errors for a file that it cannot read
-            raise DataError(
-                f"{label(i)}: cannot be read as an image ({one_line(error)}); repair or remove it"
-            ) from error
+            reason = f"cannot be read as an image ({one_line(error)})"
+            raise DataError(f"{label(i)}: {reason}; repair or remove it") from error
         pixels = np.asarray(converted)
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
         if images is None:
@@ -109,7 +108,7 @@ CONVERT = "convert images of a folder to 1 (grey) or 3 (colour) channels; None i
 
 
 @dataclass(frozen=True)
-class Folder(DataSource):
+class Folder(NamedSource):
     """Image files by class: ``train/<class>/*.png`` and ``test/<class>/*.png``, or ``<class>/*.png`` split here.
 
     Classes are numbered in the sorted order of their folders' names. Hidden files are ignored.
@@ -124,9 +123,6 @@ class Folder(DataSource):
         0.2, help="share of each class that is used for testing if there are no folders train and test", gt=0, lt=1
     )
     seed: int = setting(0, help="seed of that split")
-
-    def __post_init__(self) -> None:
-        check_settings(self, "data folder")
 
     def load(self) -> tuple[Samples, Samples]:
         root = find(self.path, "data folder", folder=True)

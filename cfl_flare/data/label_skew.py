@@ -72,11 +72,8 @@ class NClass(Partition):
         if self.sets is None:
             return split_evenly([rng.choice(used, self.n, replace=False) for _ in range(participants)], pool)
         different = len(used) if self.n < len(used) else 1
-        require(
-            self.sets <= different,
-            f"partition n_class: sets = {self.sets} should be <= {different}: of n = {self.n} classes in a row, the "
-            f"data's {len(used)} classes have no more different sets",
-        )
+        reason = f"of n = {self.n} classes in a row, the data's {len(used)} classes have no more different sets"
+        self.require(self.sets <= different, f"sets = {self.sets} should be <= {different}: {reason}")
         starts = np.arange(participants) % self.sets
         return split_evenly([used[(start + np.arange(self.n)) % len(used)] for start in starts], pool)
 
@@ -114,12 +111,11 @@ class HeterogeneityTiers(Partition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where = "partition heterogeneity_tiers: alphas"
-        listed = isinstance(self.alphas, Sequence) and not isinstance(self.alphas, str) and len(self.alphas) > 0
-        require(listed, f"{where} = {self.alphas!r} should be a list of numbers such as [1000, 1, 0.5, 0.1]")
+        listed = isinstance(self.alphas, (list, tuple)) and len(self.alphas) > 0
+        self.require(listed, f"alphas = {self.alphas!r} should be a list of numbers such as [1000, 1, 0.5, 0.1]")
         for i, alpha in enumerate(self.alphas):
             number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
-            require(number and 0 < alpha < math.inf, f"{where}[{i}] = {alpha!r} should be a finite number > 0")
+            self.require(number and 0 < alpha < math.inf, f"alphas[{i}] = {alpha!r} should be a finite number > 0")
 
     def check(self, participants: int) -> None:
         super().check(participants)

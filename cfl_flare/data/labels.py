@@ -59,10 +59,8 @@ def form_of(y: np.ndarray, where: str) -> str:
     if y.min(initial=0) < 0:
         raise DataError(f"{where}: a mask has the label {y.min()}, below 0; number the classes from 1, the rest is 0")
     if y.max(initial=0) >= MOST_CLASSES:
-        raise DataError(
-            f"{where}: label {y.max()} is not a class number; number the classes from 0, and give numbers to predict "
-            "as floats"
-        )
+        way_out = "number the classes from 0, and give numbers to predict as floats"
+        raise DataError(f"{where}: label {y.max()} is not a class number; {way_out}")
     return "class" if y.ndim == 1 else "mask"
 
 
@@ -70,29 +68,24 @@ def check_labels(y: np.ndarray, x: np.ndarray, where: str) -> None:
     """Raises a DataError if labels have none of the forms, or do not fit it or the samples ``(n, *input_shape)``."""
     form = form_of(y, where)
     if form == "mask" and (x.ndim != 4 or x.shape[2:] != y.shape[1:]):
-        raise DataError(
-            f"{where}: masks are {y.shape[1]}x{y.shape[2]}, and samples have shape {x.shape[1:]}; give each image "
-            "(channels, h, w) a mask of its height and width"
-        )
+        reason = f"masks are {y.shape[1]}x{y.shape[2]}, and samples have shape {x.shape[1:]}"
+        raise DataError(f"{where}: {reason}; give each image (channels, h, w) a mask of its height and width")
     if form not in ("number", "time"):
         return
-    values = np.abs(y.reshape(len(y), -1).astype(np.float64)).max(axis=1)
-    if not (values <= LARGEST).all():  # NaN is not
-        bad = int(np.flatnonzero(~(values <= LARGEST))[0])
+    valid = np.abs(y.reshape(len(y), -1).astype(np.float64)).max(axis=1) <= LARGEST  # NaN is not
+    if not valid.all():
+        bad = valid.argmin()
         raise DataError(f"{where}: sample {bad} has the label {y[bad]}; labels are finite numbers up to {LARGEST:g}")
     if form == "number":
         return
-    not_positive = np.flatnonzero(y[:, 0] <= 0)
-    if len(not_positive):
-        bad = int(not_positive[0])
-        raise DataError(f"{where}: sample {bad} has the time {y[bad, 0]}; times are above 0")
-    unknown = np.flatnonzero((y[:, 1] != 0) & (y[:, 1] != 1))
-    if len(unknown):
-        bad = int(unknown[0])
-        raise DataError(
-            f"{where}: sample {bad} has the event {y[bad, 1]}; write 1 where it happened, 0 where the sample was "
-            "censored"
-        )
+    time, event = y.T
+    if (time <= 0).any():
+        bad = (time <= 0).argmax()
+        raise DataError(f"{where}: sample {bad} has the time {time[bad]}; times are above 0")
+    if not np.isin(event, (0, 1)).all():
+        bad = np.isin(event, (0, 1)).argmin()
+        advice = "write 1 where it happened, 0 where the sample was censored"
+        raise DataError(f"{where}: sample {bad} has the event {event[bad]}; {advice}")
 
 
 def of_one_form(train: np.ndarray, test: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
@@ -102,14 +95,11 @@ def of_one_form(train: np.ndarray, test: np.ndarray, where: str) -> tuple[np.nda
         y, test_y = (labels if labels.dtype.kind == "f" else labels.astype(np.float64) for labels in (train, test))
         return y, test_y
     if form != other:
-        raise DataError(
-            f"{where}: training labels are {FORMS[form]} {train.shape}, test labels {FORMS[other]} {test.shape}; give "
-            "both the same form"
-        )
+        reason = f"training labels are {FORMS[form]} {train.shape}, test labels {FORMS[other]} {test.shape}"
+        raise DataError(f"{where}: {reason}; give both the same form")
     if train.shape[1:] != test.shape[1:]:
-        raise DataError(
-            f"{where}: training labels have shape {train.shape}, test labels {test.shape}; give both the same findings"
-        )
+        reason = f"training labels have shape {train.shape}, test labels {test.shape}"
+        raise DataError(f"{where}: {reason}; give both the same findings")
     y, test_y = (labels.astype(np.uint8) if labels.dtype == bool else labels for labels in (train, test))
     return y, test_y
 

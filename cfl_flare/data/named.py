@@ -14,9 +14,9 @@ import numpy as np
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import DataError
-from cfl_flare.core.settings import check_settings, setting
+from cfl_flare.core.settings import setting
 from cfl_flare.data.files import authorised, find_root
-from cfl_flare.data.samples import DataSource, Samples, checked
+from cfl_flare.data.samples import NamedSource, Samples, checked
 
 
 @contextmanager
@@ -36,19 +36,15 @@ def _npz_hint(root: Path, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Torchvision(DataSource):
+class Torchvision(NamedSource):
     """A set that torchvision reads, in torchvision's own layout."""
 
-    name: ClassVar[str]
     public: ClassVar[bool] = True
     # Where torchvision keeps the files below the root.
     folder: ClassVar[str]
 
     root: str | None = setting(None, help="folder that holds the set's folder; default $CFL_DATA_ROOT")
     download: bool = setting(False, help="download the set if it is not there")
-
-    def __post_init__(self) -> None:
-        check_settings(self, f"data {self.name}")
 
     def load(self) -> tuple[Samples, Samples]:
         from torchvision import datasets
@@ -123,7 +119,7 @@ class EMNIST(Torchvision):
 
 
 @dataclass(frozen=True)
-class MedMNIST(DataSource):
+class MedMNIST(NamedSource):
     """A set of MedMNIST by its flag, e.g. pathmnist, tissuemnist, bloodmnist; needs the package medmnist.
 
     Sets of 2-D images with one label each, or with several findings (chestmnist); the validation split is not used.
@@ -138,7 +134,7 @@ class MedMNIST(DataSource):
     download: bool = setting(False, help="download the set if it is not there")
 
     def __post_init__(self) -> None:
-        check_settings(self, "data medmnist")
+        super().__post_init__()
         is_name = self.flag.isidentifier()
         require(is_name, f"data medmnist: flag = {self.flag!r} should be a set's name such as pathmnist")
 

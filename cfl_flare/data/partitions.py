@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.core.config import as_spec, require
+from cfl_flare.core.config import as_spec
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.settings import setting
 from cfl_flare.core.text import unique_names
@@ -61,11 +61,8 @@ class Natural(Partition):
         """How many users have enough training samples; a DataError if none has."""
         counts, _ = cls.sizes(train, test)
         able = int((counts >= min_samples).sum())
-        if not able:
-            raise DataError(
-                f"partition natural: none of {len(counts)} keys has {min_samples} training samples, the largest has "
-                f"{counts.max()}; lower min_samples"
-            )
+        none = f"none of {len(counts)} keys has {min_samples} training samples, the largest has {counts.max()}"
+        cls.require(able > 0, f"{none}; lower min_samples", DataError)
         return able
 
     @classmethod
@@ -93,10 +90,8 @@ class Natural(Partition):
             groups = np.unique(train.group[part])
             if len(groups) > 1:
                 assert train.key is not None
-                raise DataError(
-                    f"partition natural: the samples of key {str(train.key[part[0]])!r} are of {len(groups)} groups; "
-                    "name a column that has one group for each key"
-                )
+                several = f"the samples of key {str(train.key[part[0]])!r} are of {len(groups)} groups"
+                raise DataError(f"partition natural: {several}; name a column that has one group for each key")
             truth.append(int(groups[0]))
         return truth
 
@@ -104,11 +99,9 @@ class Natural(Partition):
         able = np.flatnonzero(pool.train >= pool.min_samples)
         if participants < len(able):
             able = np.flatnonzero((pool.train >= pool.min_samples) & (pool.test >= 1))
-        if len(able) < participants:
-            raise DataError(
-                f"partition natural: {len(able)} of {pool.classes} keys have {pool.min_samples} training samples and a "
-                f"test sample, fewer than participants = {participants}; take fewer, or a lower min_samples"
-            )
+        few = f"{len(able)} of {pool.classes} keys have {pool.min_samples} training samples and a test sample, fewer"
+        way_out = "take fewer, or a lower min_samples"
+        self.require(len(able) >= participants, f"{few} than participants = {participants}; {way_out}", DataError)
         shares = np.zeros((participants, pool.classes))
         shares[np.arange(participants), np.sort(rng.choice(able, participants, replace=False))] = 1
         return shares
@@ -127,23 +120,19 @@ class Outer(Partition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            isinstance(self.rule, (str, Mapping)),
-            f"partition {self.name}: rule = {self.rule!r} should be a rule's name; give its settings together with it",
-        )
-        require(
-            not isinstance(self.inner, (Outer, Natural)),
-            f"partition {self.name}: rule = {self.inner.name!r} is not a rule for labels; name one that is",
-        )
+        wanted = "should be a rule's name; give its settings together with it"
+        self.require(isinstance(self.rule, (str, Mapping)), f"rule = {self.rule!r} {wanted}")
+        is_for_labels = not isinstance(self.inner, (Outer, Natural))
+        self.require(is_for_labels, f"rule = {self.inner.name!r} is not a rule for labels; name one that is")
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Partition:
         names = {field.name for field in fields(cls)}
         mine = {key: value for key, value in settings.items() if key in names}
-        of_label_rule = {key: value for key, value in settings.items() if key not in names}
-        if of_label_rule:
+        if mine.keys() != settings.keys():
             rule = mine.get("rule", cls.rule)
-            mine["rule"] = {**(rule if isinstance(rule, Mapping) else {"partition": rule}), **of_label_rule}
+            rule = rule if isinstance(rule, Mapping) else {"partition": rule}
+            mine["rule"] = {**rule, **{key: value for key, value in settings.items() if key not in names}}
         return super().of(mine)
 
     @property
@@ -186,15 +175,14 @@ class Quantity(Outer):
     hi: int = setting(350, help="most training samples of a participant")
 
     def __post_init__(self) -> None:
-        require(1 <= self.lo <= self.hi, f"partition quantity: lo = {self.lo}, hi = {self.hi} should be 1 <= lo <= hi")
+        self.require(1 <= self.lo <= self.hi, f"lo = {self.lo}, hi = {self.hi} should be 1 <= lo <= hi")
         super().__post_init__()
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-        if self.lo * participants > pool.train.sum():
-            raise DataError(
-                f"partition quantity: {participants} participants of lo = {self.lo} training samples or more need "
-                f"{self.lo * participants}, the data has {pool.train.sum()}; take fewer participants or a lower lo"
-            )
+        needed, there = self.lo * participants, pool.train.sum()
+        need = f"{participants} participants of lo = {self.lo} training samples or more need {needed}"
+        way_out = "take fewer participants or a lower lo"
+        self.require(needed <= there, f"{need}, the data has {there}; {way_out}", DataError)
         inner = self.inner.shares(participants, pool, rng)
         sizes = rng.integers(self.lo, self.hi, size=participants, endpoint=True)
         if inner is None or sizes.sum() > pool.train.sum():
@@ -219,21 +207,16 @@ class Crossed(Outer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            isinstance(self.inner, (Skewed, LabelPermutation)),
-            f"partition crossed: rule = {self.inner.name!r} has no groups by labels that are known in advance; take "
-            "cluster_dirichlet, cluster_n_class or label_permutation",
-        )
+        has_none = f"rule = {self.inner.name!r} has no groups by labels that are known in advance"
+        way_out = "take cluster_dirichlet, cluster_n_class or label_permutation"
+        self.require(isinstance(self.inner, (Skewed, LabelPermutation)), f"{has_none}; {way_out}")
 
     def check(self, participants: int) -> None:
         super().check(participants)
         groups = [g for g in self.inner.truth(participants) if g is not None]
         smallest = min(groups.count(g) for g in set(groups))
-        require(
-            self.scanners <= smallest,
-            f"partition crossed: scanners = {self.scanners} are more than the {smallest} participants of the smallest "
-            "group; take fewer",
-        )
+        excess = f"scanners = {self.scanners} are more than the {smallest} participants of the smallest group"
+        self.require(self.scanners <= smallest, f"{excess}; take fewer")
 
     def truth(self, participants: int) -> list[int | None]:
         inner = [g or 0 for g in self.inner.truth(participants)]
@@ -249,24 +232,9 @@ class Crossed(Outer):
         return Scanner(groups=self.scanners).alter(altered, device, classes, seed)
 
 
-PARTITIONS: dict[str, type[Partition]] = {
-    cls.name: cls
-    for cls in (
-        IID,
-        Dirichlet,
-        NClass,
-        ClusterDirichlet,
-        ClusterNClass,
-        LDA,
-        HeterogeneityTiers,
-        ClassGroups,
-        Quantity,
-        Crossed,
-        Scanner,
-        LabelPermutation,
-        Natural,
-    )
-}
+OF_PARTICIPANTS = (IID, Dirichlet, NClass, LDA, HeterogeneityTiers, Quantity, Natural)
+OF_GROUPS = (ClusterDirichlet, ClusterNClass, ClassGroups, Crossed, Scanner, LabelPermutation)
+PARTITIONS: dict[str, type[Partition]] = {rule.name: rule for rule in (*OF_PARTICIPANTS, *OF_GROUPS)}
 
 
 def build_partition(spec: Mapping[str, Any] | str) -> Partition:

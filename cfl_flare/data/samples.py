@@ -17,6 +17,7 @@ import numpy as np
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import CFLError, DataError
 from cfl_flare.core.seeds import stream
+from cfl_flare.core.settings import check_settings
 from cfl_flare.core.text import shown
 from cfl_flare.data.labels import LARGEST, check_labels, of_one_form, strata
 
@@ -167,7 +168,16 @@ class DataSource(ABC):
         return []
 
 
-class Wrapped(DataSource):
+class NamedSource(DataSource):
+    """A source of cfl_flare's own, a dataclass whose fields are its settings."""
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_settings(self, f"data {self.name}")
+
+
+class Wrapped(NamedSource):
     """A source that reads by another one."""
 
     @cached_property
@@ -196,23 +206,18 @@ class ReadOnce(Wrapped):
     """A source whose samples are read once, for a run that uses them in several ways."""
 
     def __init__(self, source: DataSource):
-        self._source = source
-        self.prepares = source.prepares  # type: ignore[misc]
-
-    @cached_property
-    def inner(self) -> DataSource:
-        return self._source
+        self.inner, self.prepares = source, source.prepares  # type: ignore[misc]
 
     @cached_property
     def _loaded(self) -> tuple[Samples, Samples]:
-        return self._source.load()
+        return self.inner.load()
 
     def load(self) -> tuple[Samples, Samples]:
         return self._loaded
 
     @property
     def positive(self) -> str | None:
-        return self._source.positive
+        return self.inner.positive
 
 
 def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samples, Samples]:
@@ -220,25 +225,18 @@ def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samp
 
     If the samples have owners, it is the same share of each owner's samples, spread over its classes.
     """
-    rng = stream(seed, "test split")
-    if samples.key is not None:
-        return _split_by_owner(samples, samples.key, test_share, rng)
-    train, test, stratum = [], [], strata(samples.y)
-    for c in np.unique(stratum):
-        order = rng.permutation(np.flatnonzero(stratum == c))
-        count = round(len(order) * test_share)
-        test.append(order[:count])
-        train.append(order[count:])
-    return samples.take(np.concatenate(train)), samples.take(np.concatenate(test))
-
-
-def _split_by_owner(
-    samples: Samples, owner: np.ndarray, test_share: float, rng: np.random.Generator
-) -> tuple[Samples, Samples]:
-    """The same share of each owner's samples, rounded: equally spaced ones, once they are sorted by their classes."""
+    rng, stratum = stream(seed, "test split"), strata(samples.y)
+    if samples.key is None:
+        train, test = [], []
+        for c in np.unique(stratum):
+            order = rng.permutation(np.flatnonzero(stratum == c))
+            count = round(len(order) * test_share)
+            test.append(order[:count])
+            train.append(order[count:])
+        return samples.take(np.concatenate(train)), samples.take(np.concatenate(test))
     tested = np.zeros(len(samples), bool)
-    for rows in _by_owner(owner, np.lexsort((rng.permutation(len(samples)), strata(samples.y), owner))):
-        count = round(len(rows) * test_share)
+    for rows in _by_owner(samples.key, np.lexsort((rng.permutation(len(samples)), stratum, samples.key))):
+        count = round(len(rows) * test_share)  # equally spaced rows, sorted by their classes
         places = (np.arange(count) + rng.random()) * len(rows) / max(1, count)
         tested[rows[places.astype(np.int64)]] = True
     return _split(samples, tested)
@@ -256,14 +254,10 @@ def _by_owner(owner: np.ndarray, order: np.ndarray) -> list[np.ndarray]:
 def split_by_time(
     samples: Samples, when: np.ndarray, test_share: float, first_days: int | None, where: str
 ) -> tuple[Samples, Samples]:
-    """Splits each owner's samples by their date: the earlier ones train, the later ones are for testing.
+    """Splits each owner's samples by their days ``when (n,)``: the earlier ones train, the later ones are for testing.
 
-    Args:
-        samples: the samples; without owners they are split as one's.
-        when: ``(n,)`` days.
-        test_share: share of each owner's samples that is for testing, where ``first_days`` is None.
-        first_days: this many days from an owner's first sample on train.
-        where: names the samples in errors.
+    Samples without owners are split as one's. The first ``first_days`` days of an owner train; if it is None,
+    ``test_share`` of its samples are for testing.
     """
     if np.isnan(when).any():
         row = int(np.flatnonzero(np.isnan(when))[0])
@@ -307,8 +301,9 @@ def normalised(x: np.ndarray) -> np.ndarray:
     return (scaled(x) - 0.5) / 0.5
 
 
-def read(source: DataSource, where: str) -> tuple[Samples, Samples]:
+def read(source: DataSource, where: str = "") -> tuple[Samples, Samples]:
     """Loads a source, perhaps the user's own; a DataError if that fails, or what it returns is not valid."""
+    where = where or f"data {type(source).__name__}"
     try:
         loaded = source.load()
     except CFLError:
@@ -333,10 +328,8 @@ def checked(load: Any, where: str, missing: bool = False) -> tuple[Samples, Samp
     test = load[1].check(f"{where}: test", missing, fewest=0)
     test = test if len(test) else train.take(np.arange(0))
     if train.x.shape[1:] != test.x.shape[1:]:
-        raise DataError(
-            f"{where}: training samples are {train.x.shape[1:]}, test samples {test.x.shape[1:]}; give them the same "
-            "shape"
-        )
+        reason = f"training samples are {train.x.shape[1:]}, test samples {test.x.shape[1:]}"
+        raise DataError(f"{where}: {reason}; give them the same shape")
     if (train.key is None) != (test.key is None):
         raise DataError(f"{where}: only one of training and test samples has keys; give both or neither")
     y, test_y = of_one_form(train.y, test.y, where)

@@ -19,7 +19,7 @@ import numpy as np
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ColumnsError, MissingDataError
-from cfl_flare.core.settings import check_settings, setting
+from cfl_flare.core.settings import setting
 from cfl_flare.data.columns import Columns
 from cfl_flare.data.files import expanded, find, read_npz, reading_within
 from cfl_flare.data.frames import is_table
@@ -27,7 +27,7 @@ from cfl_flare.data.hospitals import Heart, Stroke
 from cfl_flare.data.images import CONVERT, RESIZE, Folder
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
 from cfl_flare.data.preparation import UNSAID, Scaling
-from cfl_flare.data.samples import DataSource, Samples, Wrapped, checked, split_by_class
+from cfl_flare.data.samples import DataSource, NamedSource, Samples, Wrapped, checked, split_by_class
 from cfl_flare.data.table import Table, columns_of
 
 __all__ = ["SOURCES", "DataSource", "Digits", "Npz", "Samples", "SiteData"]
@@ -43,7 +43,7 @@ MOUNTS = Path("/data")
 
 
 @dataclass(frozen=True)
-class Digits(DataSource):
+class Digits(NamedSource):
     """Scikit-learn's bundled handwritten digits: 1,797 images of 8x8, 10 classes; nothing is downloaded."""
 
     name: ClassVar[str] = "digits"
@@ -51,9 +51,6 @@ class Digits(DataSource):
 
     test_share: float = setting(0.25, help="share of each class that is used for testing", gt=0, lt=1)
     seed: int = setting(0, help="seed of that split")
-
-    def __post_init__(self) -> None:
-        check_settings(self, "data digits")
 
     def load(self) -> tuple[Samples, Samples]:
         # as ``sklearn.datasets.load_digits`` reads it, without a second of importing scikit-learn
@@ -64,7 +61,7 @@ class Digits(DataSource):
 
 
 @dataclass(frozen=True)
-class Npz(DataSource):
+class Npz(NamedSource):
     """A file in MedMNIST's layout: ``train_images, train_labels, test_images, test_labels``, uint8 or float.
 
     Images are ``(n, h, w)`` or ``(n, h, w, 3)``. Labels are class numbers or, as floats, numbers to predict, ``(n,)``
@@ -78,13 +75,9 @@ class Npz(DataSource):
     key: str | None = setting(
         None, help="the owner of each sample is in the arrays `train_<key>, test_<key>`, for the partition natural"
     )
-
     labels: str = setting(
         "labels", help="the labels are in the arrays `train_<labels>, test_<labels>`: `masks` for segmentation"
     )
-
-    def __post_init__(self) -> None:
-        check_settings(self, "data npz")
 
     def load(self) -> tuple[Samples, Samples]:
         path = find(self.path, "data npz")
@@ -131,7 +124,7 @@ class SiteData(Wrapped):
     scaling: Scaling = setting("auto", help="of a table, as of the source table")
 
     def __post_init__(self) -> None:
-        check_settings(self, "data site")
+        super().__post_init__()
         if self.agreed_columns is not None:  # what is in the file, as a job's sites do not have it
             object.__setattr__(self, "columns", self.agreed_columns.to_dict())
         require(self.path is None or bool(self.path), "data site: path = '' should name a file or a folder")
@@ -169,18 +162,15 @@ class SiteData(Wrapped):
         if not named:
             return None if of_job is None else of_job.to_dict()
         if self.scaling == "none":
-            raise ColumnsError(
-                f"data site: scaling = 'none': {COLUMNS} is set here, and numbers are scaled; leave it out"
-            )
+            reason = f"scaling = 'none': {COLUMNS} is set here, and numbers are scaled"
+            raise ColumnsError(f"data site: {reason}; leave it out")
         with reading_within(None):
             columns = Columns.read(find(str(expanded(named)), f"data site: {COLUMNS}"))
         # How its file is written, and what it leaves out, is a site's own matter.
         site_settings = {"names": columns.names, "leave": columns.leave, **asdict(columns.reading)}
         if of_job is not None and replace(of_job, **site_settings) != columns:
-            raise ColumnsError(
-                f"data site: the job's columns are not those of {COLUMNS} here; agree with its author, or set "
-                f"{COLUMNS} to the file that the job was made with"
-            )
+            way_out = f"agree with its author, or set {COLUMNS} to the file that the job was made with"
+            raise ColumnsError(f"data site: the job's columns are not those of {COLUMNS} here; {way_out}")
         return columns.to_dict()
 
     def located(self) -> tuple[Path, str]:
@@ -203,18 +193,6 @@ class SiteData(Wrapped):
         )
 
 
-SOURCES: dict[str, type[DataSource]] = {
-    "digits": Digits,
-    "npz": Npz,
-    "site": SiteData,
-    "folder": Folder,
-    "table": Table,
-    "stroke": Stroke,
-    "heart": Heart,
-    "mnist": MNIST,
-    "fashion-mnist": FashionMNIST,
-    "emnist": EMNIST,
-    "cifar10": CIFAR10,
-    "cifar100": CIFAR100,
-    "medmnist": MedMNIST,
-}
+OWN = (Digits, Npz, SiteData, Folder, Table, Stroke, Heart)
+PUBLIC_IMAGES = (MNIST, FashionMNIST, EMNIST, CIFAR10, CIFAR100, MedMNIST)
+SOURCES: dict[str, type[DataSource]] = {source.name: source for source in (*OWN, *PUBLIC_IMAGES)}

@@ -11,7 +11,7 @@ import numpy as np
 
 from cfl_flare.data.deal import Deal
 from cfl_flare.data.labels import form_of, outputs_for, strata
-from cfl_flare.data.preparation import Preparation
+from cfl_flare.data.preparation import CLIP, Preparation
 from cfl_flare.data.samples import Samples
 
 # Normalised samples are in [-1, 1], or within a few deviations; beyond this they were never scaled.
@@ -31,9 +31,6 @@ class ParticipantData:
     """One participant's samples, normalised, float32.
 
     Attributes:
-        name: its name.
-        train: its training split.
-        test: its test split.
         group: its true group in a simulation, else None.
         preparation: how its samples were filled up and scaled; None if the source has no such step.
         stream: names its random streams, so that they do not depend on what a hospital is called; empty for its name.
@@ -112,17 +109,11 @@ class DataSummary:
     @property
     def remarks(self) -> list[str]:
         """What is unusual but does not prevent a job from running, each with its way out."""
-        lines = []
-        if not self.samples[1]:
-            lines.append(
-                "no test samples: it trains, and no figure says how good its model is here; keep some samples back"
-            )
-        absent = [c for c, (n, m) in enumerate(zip(self.train, self.test)) if m and not n]
-        if absent and self.form != "time":
-            lines.append(f"test labels {absent} never occur in training; check how the two were split")
-        lines.append(self._alike)
-        if self.identical:
-            lines.append("all training samples are the same; check how they were written")
+        untested = "no test samples: it trains, and no figure says how good its model is here; keep some samples back"
+        absent = [c for c, (n, m) in enumerate(zip(self.train, self.test)) if m and not n and self.form != "time"]
+        unknown = f"test labels {absent} never occur in training; check how the two were split"
+        identical = "all training samples are the same; check how they were written"
+        lines = [untested * (not self.samples[1]), unknown * bool(absent), self._alike, identical * self.identical]
         return [line for line in (*lines, self.unscaled) if line]
 
     @property
@@ -163,11 +154,9 @@ def _counts(y: np.ndarray, form: str, outputs: int) -> tuple[int, ...]:
 
 def clipped_line(people: Iterable[ParticipantData]) -> list[str]:
     """How many numbers of tables are clipped, in one line; none if none is ever clipped."""
-    clips = [(data.clipped, data.preparation.clip) for data in people if data.clipped is not None and data.preparation]
-    if not clips:
-        return []
-    count = sum(clipped for clipped, _ in clips)
-    return [f"{count} numbers are further from their mean than {clips[0][1]:g} deviations, and clipped"]
+    counts = [data.clipped for data in people if data.clipped is not None]
+    line = f"{sum(counts)} numbers are further from their mean than {CLIP:g} deviations, and clipped"
+    return [line] if counts else []
 
 
 @dataclass(frozen=True)
@@ -180,12 +169,9 @@ class PartitionReport:
         rule: the rule's name.
         names: the participants.
         truth: their true groups, None where the rule has none.
-        train: ``(participants, classes)`` training samples of each class.
-        test: ``(participants, classes)`` test samples of each class.
-        train_total: ``(classes,)`` training samples of the source.
-        test_total: ``(classes,)`` test samples of the source.
-        train_unused: training samples of the source that no participant has.
-        test_unused: test samples of the source that no participant has.
+        train: ``(participants, classes)`` training samples of each class; ``test`` likewise.
+        train_total: ``(classes,)`` training samples of the source; ``test_total`` likewise.
+        train_unused: training samples of the source that no participant has; ``test_unused`` likewise.
         disjoint: no sample was given to two participants, or to one for training and for testing.
     """
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import CFLError, ColumnsError, DataError
-from cfl_flare.core.settings import check_settings, setting
+from cfl_flare.core.settings import setting
 from cfl_flare.core.text import shown
 from cfl_flare.data.columns import Columns, as_texts
 from cfl_flare.data.features import (
@@ -33,14 +33,14 @@ from cfl_flare.data.features import (
 from cfl_flare.data.files import find
 from cfl_flare.data.frames import Reading, read_frame
 from cfl_flare.data.preparation import UNSAID, Preparation, Scaling
-from cfl_flare.data.samples import DataSource, Samples, split_as_named, split_by_class, split_by_time
+from cfl_flare.data.samples import NamedSource, Samples, split_as_named, split_by_class, split_by_time
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 @dataclass(frozen=True)
-class Table(Reading, DataSource):
+class Table(Reading, NamedSource):
     """Rows of a .csv, .csv.gz or .parquet file, or of an .npz file with one array per column.
 
     All columns but those named for another purpose are features: numbers, which each participant scales by its own
@@ -108,29 +108,22 @@ class Table(Reading, DataSource):
             if name == "absent" and isinstance(values, (list, tuple)):
                 values = as_texts(values)
             is_list = isinstance(values, (list, tuple)) and all(isinstance(text, str) for text in values)
-            require(
-                is_list or values is None, f"data table: {name} = {shown(values)} should be a list of text, as [a,b]"
-            )
+            wanted = f"{name} = {shown(values)} should be a list of text, as [a,b]"
+            require(is_list or values is None, f"data table: {wanted}")
             object.__setattr__(self, name, values)
-        check_settings(self, "data table")
+        super().__post_init__()
         purposes = {name: getattr(self, name) for name in ("label", "key", "event", "group", "time", "split")}
         for (purpose, name), (other, same) in combinations(purposes.items(), 2):
             differ = name is None or name != same or {purpose, other} == {"key", "group"}
             require(differ, f"data table: {purpose} and {other} are both {same!r}; they are different columns")
-        require(
-            self.split is None or self.time is None,
-            f"data table: split = {self.split!r} and time = {self.time!r} both say which rows test; leave one out",
-        )
+        both = f"split = {self.split!r} and time = {self.time!r} both say which rows test; leave one out"
+        require(self.split is None or self.time is None, f"data table: {both}")
         require(self.take is None or self.leave is None, "data table: take and leave are both given; give one of them")
         chosen = [name for name in ("take", "categories", "missing") if getattr(self, name)]
-        require(
-            self.columns is None or not chosen,
-            f"data table: columns says what the columns mean, and so does {', '.join(chosen)}; leave one out",
-        )
-        require(
-            self.first_days is None or self.time is not None,
-            f"data table: first_days = {self.first_days} counts from a date; name its column with time",
-        )
+        both = f"columns says what the columns mean, and so does {', '.join(chosen)}; leave one out"
+        require(self.columns is None or not chosen, f"data table: {both}")
+        alone = f"first_days = {self.first_days} counts from a date; name its column with time"
+        require(self.first_days is None or self.time is not None, f"data table: {alone}")
         if self.agreed_columns is not None:  # what is in the file, as a job's sites do not have it
             object.__setattr__(self, "columns", self.agreed_columns.to_dict())
 
@@ -150,7 +143,7 @@ class Table(Reading, DataSource):
 
     def load(self) -> tuple[Samples, Samples]:
         """Both splits: features ``(n, d)`` float64, as `preparation` takes them, NaN where a value is missing."""
-        path, frame, columns, labels = self._whole
+        path, frame, columns, labels = self._contents
         frame = frame[labels.rows]
         x, _ = encoded(frame, columns, str(path))
         samples = Samples(x, labels.y, self._owners(frame, path), self._groups(frame))
@@ -174,7 +167,7 @@ class Table(Reading, DataSource):
         return [name for name in (self.key, self.event, self.group, self.time, self._read.split) if name]
 
     @cached_property
-    def _whole(self) -> tuple[Path, pd.DataFrame, Columns, Outcomes]:
+    def _contents(self) -> tuple[Path, pd.DataFrame, Columns, Outcomes]:
         """The file, its table, what the columns mean, and the labels; read once, for all participants."""
         path = find(self.path, "data table")
         frame, columns = self._frame(path)
@@ -191,10 +184,9 @@ class Table(Reading, DataSource):
         ways_out |= {name: setting for setting, name in settings.items() if name}
         for name, way_out in ways_out.items():
             if name not in frame:
+                there = f"it has {names_of(frame)}; set {way_out}"
                 variable = " together with CFL_DATA" if "CFL" in way_out else ""
-                raise ColumnsError(
-                    f"{path}: no column {shown(name)}; it has {names_of(frame)}; set {way_out}{variable}"
-                )
+                raise ColumnsError(f"{path}: no column {shown(name)}; {there}{variable}")
         known = [self._label(), *self._others()]
         if agreed is not None:
             check_columns(frame, agreed, str(path), [*known, *leave])
@@ -235,7 +227,7 @@ class Table(Reading, DataSource):
         names = () if agreed is None else agreed.classes
         if not names:
             try:
-                _, _, _, labels = self._whole
+                _, _, _, labels = self._contents
             except CFLError:
                 return None
             names = labels.names
@@ -245,7 +237,7 @@ class Table(Reading, DataSource):
 
     def described(self) -> list[str]:
         """What each column became, and which rows are left out."""
-        path, frame, columns, labels = self._whole
+        path, frame, columns, labels = self._contents
         labelled = frame[labels.rows]
         _, unknown = encoded(labelled, columns, str(path))
         used = {*(c.column for c in columns.columns), self._label(), *self._others()}
@@ -261,17 +253,14 @@ class Table(Reading, DataSource):
         return lines if self.positive is None else [*lines, f"class 1, the positive one: {self.positive}"]
 
     def own_columns(self, fewest: int, scale: bool = False) -> Columns:
-        """What this site's table has, for the sites to agree on: no row, and no category of fewer rows than this.
+        """What this site's table has, for the sites to agree on: no row, and no category of fewer rows than ``fewest``.
 
-        Categories and classes that ``columns`` names are the study's, and stay, whether this site has them or not.
-
-        Args:
-            fewest: rows of a category, or with a number.
-            scale: with mean and deviation of each number, for the scaling ``federation``. They are of the training
-                rows, so that no test row has a part in the common scale.
+        Categories and classes that ``columns`` names are the study's, and stay, whether this site has them or not. With
+        ``scale``, numbers that so many rows have get their mean and deviation, for the scaling ``federation``. Both are
+        of the training rows, so that no test row has a part in the common scale.
         """
         require(fewest > 0, f"--min-rows = {fewest} should be > 0")
-        path, frame, columns, labels = self._whole
+        path, frame, columns, labels = self._contents
         if len(frame) < fewest:
             raise DataError(f"{path}: has {len(frame)} rows, and says nothing of fewer than {fewest}; lower --min-rows")
         train, _ = self.load()  # each value is read, and is what its column holds
@@ -285,7 +274,7 @@ class Table(Reading, DataSource):
 
     def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation:
         """Fits to a participant's training rows; at a real site only if something says what the sites agreed on."""
-        _, _, columns, labels = self._whole
+        _, _, columns, labels = self._contents
         leave = tuple(dict.fromkeys((*columns.leave, *self._others())))
         columns = replace(columns, split=None, leave=leave, classes=columns.classes or labels.names)
         if federation is None:

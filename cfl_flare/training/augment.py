@@ -47,15 +47,9 @@ class Augment:
         self._chain = [_built(text, masks) for text in texts]
 
     def __call__(self, x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """A batch, transformed.
+        """Images ``(n, channels, height, width)`` float32 in [-1, 1] and labels, transformed with draws from a seed.
 
-        Args:
-            x: images ``(n, channels, height, width)`` float32 in [-1, 1].
-            y: labels; masks ``(n, height, width)`` are transformed, too.
-            seed: of all draws.
-
-        Returns:
-            Images and labels of the same shapes, dtypes and device.
+        Masks ``(n, height, width)`` are transformed, too. Shapes, dtypes and device stay.
         """
         images, labels = x.cpu(), y.cpu() if self._masks else y
         with _drawing(seed):
@@ -66,19 +60,13 @@ class Augment:
         return made, torch.stack([label for _, label in pairs]).to(y.device) if self._masks else y
 
     def check(self, x: np.ndarray, y: Tensor, where: str) -> None:
-        """Checks that the chain fits a participant's samples, and tries it on the first one.
+        """Checks that the chain fits a participant's training samples ``(n, *input_shape)``, and tries it on the first.
 
-        Args:
-            x: training samples ``(n, *input_shape)`` float32, images in [-1, 1].
-            y: the first one's label as the run's task has targets, ``(1, ...)``.
-            where: whose they are, for errors.
+        ``y (1, ...)`` is the first one's label, as the run's task has targets.
         """
         shape = tuple(x.shape[1:])
-        require(
-            len(shape) == 3,
-            f"{where}: {self._title} takes images (channels, height, width), and samples have shape {shape}; leave "
-            "augment out",
-        )
+        other = f"takes images (channels, height, width), and samples have shape {shape}; leave augment out"
+        require(len(shape) == 3, f"{where}: {self._title} {other}")
         for text in self._texts:
             self._check_sizes(text, shape)
             self._check_range(text, x, where)
@@ -113,11 +101,9 @@ class Augment:
 
     def _check_range(self, text: str, x: np.ndarray, where: str) -> None:
         name = parsed(text)[0]
-        if name not in COLOUR and name not in POLICIES:
-            return
         low, high = float(x.min()) / 2 + 0.5, float(x.max()) / 2 + 0.5
         require(
-            low >= -ROUNDING and high <= 1 + ROUNDING,
+            (name not in COLOUR and name not in POLICIES) or (low >= -ROUNDING and high <= 1 + ROUNDING),
             f"{where}: {named(text)} takes images in [0, 1], and these are in [{low:.3g}, {high:.3g}]; scale them, or "
             f"leave {name} out",
         )
@@ -156,10 +142,8 @@ def _built(text: str, masks: bool, surely: bool = False) -> v2.Transform:
         raise ConfigError(
             f"{named(text)}: torchvision {torchvision.__version__} has no {name}; install a newer one, or leave it out"
         )
-    require(
-        not masks or name not in WITHOUT_MASKS,
-        f"{named(text)}: {name} cannot transform masks with their images; leave it out",
-    )
+    alone = f"{name} cannot transform masks with their images; leave it out"
+    require(not masks or name not in WITHOUT_MASKS, f"{named(text)}: {alone}")
     if "interpolation" in settings:
         settings["interpolation"] = v2.InterpolationMode(settings["interpolation"])
     if "policy" in settings:

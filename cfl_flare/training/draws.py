@@ -39,14 +39,7 @@ OF_OUTPUTS: dict[tuple[Any, str], Callable[[Tensor, Tensor, Tensor], Tensor]] = 
 def counted(task: LearningTask, name: str, outputs: Tensor, targets: Tensor) -> Callable[[Tensor], Tensor] | None:
     """A function that measures all draws at once: counts ``(n, draws)`` float64 to ``(draws,)``, NaN where not defined.
 
-    Args:
-        task: the run's.
-        name: of the measure.
-        outputs: of the model, ``(n, classes, ...)``.
-        targets: labels, as `LearningTask.targets` returns them.
-
-    Returns:
-        None where there is no such way: for the task, for the measure, or for values that are huge or not finite.
+    None where there is no such way: for the task, for the measure, or for values that are huge or not finite.
     """
     measure, loss = type(task).measure, OF_LOSSES.get(type(task).loss)
     small = bool(outputs.abs().max() < HUGE) and bool(targets.abs().max() < HUGE)

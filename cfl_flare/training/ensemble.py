@@ -60,13 +60,7 @@ def _log_mean(logarithms: Tensor) -> Tensor:
 
 
 class Ensemble(nn.Module):
-    """Modules that predict together, as one module.
-
-    Args:
-        parts: modules that take the same samples and return outputs of the same shape.
-        vote: see `combined`.
-        link: see `combined`.
-    """
+    """Modules that predict together, as one module: they take the same samples, and their outputs are `combined`."""
 
     def __init__(self, parts: Iterable[nn.Module], vote: str = "logits", link: str = "softmax"):
         super().__init__()

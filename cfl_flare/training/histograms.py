@@ -27,12 +27,7 @@ NARROW, REACH = 0.1, 60.0
 def score_shape(settings: TrainSettings, layout: Layout) -> tuple[int, int, int] | None:
     """The shape ``(classes, 2, bins)`` of a participant's histograms; None where none are asked for.
 
-    Args:
-        settings: the run's.
-        layout: of all of the model, private layers included.
-
-    Raises:
-        ConfigError: the model has no fully connected layer, whose outputs would be the classes.
+    The layout is that of all of the model, private layers included. A ConfigError if it has no fully connected layer.
     """
     if not settings.score_bins:
         return None
@@ -49,11 +44,7 @@ def log_odds(outputs: Tensor, link: str) -> Tensor:
     """The logarithm of each class's odds against the rest, ``(n, classes)`` float64 on the CPU.
 
     They are computed from logarithms: a probability that is rounded to 1 has lost its rank. Those of a softmax are
-    relative to classes of equal probability, so that 0 is what a model says that knows nothing.
-
-    Args:
-        outputs: of a model, ``(n, classes)``.
-        link: ``softmax`` or ``sigmoid``; see `cfl_flare.training.losses.LINKS`.
+    relative to classes of equal probability, so that a model that knows nothing has 0. The other link is ``sigmoid``.
     """
     outputs = outputs.detach().cpu().double()
     if link == "sigmoid":
@@ -70,10 +61,6 @@ def probabilities(shape: tuple[int, int, int], link: str) -> np.ndarray:
 
     >>> probabilities((1, 2, 5), "sigmoid").round(4).tolist()
     [0.0, 0.2995, 0.5, 0.7005, 1.0]
-
-    Args:
-        shape: of a participant's histograms, ``(classes, 2, bins)``.
-        link: see `log_odds`.
     """
     classes, _, bins = shape
     share = (np.arange(bins) + 0.5) / bins
@@ -114,5 +101,5 @@ def score_counts(outputs: Tensor, targets: Tensor, link: str, bins: int, thresho
         decided = (predicted(outputs, link) >= threshold).long().cpu()
     else:
         decided = torch.nn.functional.one_hot(outputs.argmax(dim=1), outputs.shape[1]).cpu()
-    said = torch.stack((decided * (1 - labels), decided * labels), dim=2).sum(dim=0)
-    return torch.cat((counts.view(-1, 2, bins), said[..., None]), dim=2).numpy().astype(np.int32)
+    named = torch.stack((decided * (1 - labels), decided * labels), dim=2).sum(dim=0)
+    return torch.cat((counts.view(-1, 2, bins), named[..., None]), dim=2).numpy().astype(np.int32)

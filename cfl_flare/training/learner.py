@@ -164,7 +164,8 @@ class Learner:
         with self._dropout(self._stream(f"{purpose} compared")) if drawn else nullcontext():
             fixed = self._fixed(data, terms)  # before the model is loaded: it may need the module
         complete = self.with_private(start)
-        self._load(complete)
+        runtime.resident.load(complete)
+        runtime.resident.module.train()
         runtime.optimizer.recall(self.memory if settings.keep_momentum else {})
         held = runtime.resident.layout.select(frozen) if frozen else []
         watching = runtime.resident.watching_head(any(term.compares for term in terms))
@@ -198,15 +199,16 @@ class Learner:
         """
         if not steps:
             return start
-        rng = self._stream("adapt")
+        rng, resident = self._stream("adapt"), self._runtime.resident
         data = self._drawn(self._batches(rng, steps), "adapt")
         (beside,) = self._fixed(data, ())
-        self._load(self.with_private(start))
+        resident.load(self.with_private(start))
+        resident.module.train()
         with self._dropout(rng):
             for i in range(len(data)):
                 self._backward(data, i, (), [None if beside is None else beside[i]], ())
-                descend(self._runtime.resident, lr)
-        return self._runtime.resident.read()
+                descend(resident, lr)
+        return resident.read()
 
     @torch.no_grad()
     def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
@@ -273,10 +275,6 @@ class Learner:
     def _stream(self, purpose: str) -> np.random.Generator:
         return stream(self._runtime.seed, self._drawer, self.round, self._part + purpose)
 
-    def _load(self, start: Params) -> None:
-        self._runtime.resident.load(start)
-        self._runtime.resident.module.train()
-
     @contextmanager
     def _dropout(self, rng: np.random.Generator) -> Iterator[None]:
         """Inside it, the modules' own random draws come from a stream, too."""
@@ -295,15 +293,14 @@ class Learner:
         """
         x = data.samples() if self._beside or any(t.compares for t in terms) else self._train.x[:0]
         sizes = data.sizes
-        beside = None if self._beside is None else self._predict([self._beside], x)[0].split(sizes)
-        return [beside, *(self._compared(term, x, sizes) if term.compares else None for term in terms)]
 
-    def _compared(self, term: Term, x: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-        """The features ``(K, n, d)`` of the models that a term compares, for each batch of its samples."""
-        models = [self.with_private(model) for model in term.compares]
-        if term.training:  # where they depend on the whole batch, and on no other
-            return tuple(self._predict(models, batch, features=True, training=True) for batch in x.split(sizes))
-        return self._predict(models, x, features=True).split(sizes, 1)
+        def compared(term: Term) -> tuple[Tensor, ...]:  # features (K, n, d) for each batch
+            if term.training:  # where they depend on the whole batch, and on no other
+                return tuple(self._predict(term.compares, batch, True, training=True) for batch in x.split(sizes))
+            return self._predict(term.compares, x, features=True).split(sizes, 1)
+
+        beside = None if self._beside is None else self._predict([self._beside], x)[0].split(sizes)
+        return [beside, *(compared(term) if term.compares else None for term in terms)]
 
     def _backward(
         self, data: Batches, number: int, terms: Sequence[Term], fixed: list[Tensor | None], seen: Sequence[Tensor]

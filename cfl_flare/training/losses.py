@@ -74,15 +74,8 @@ def _log_sums(values: Tensor, group: Tensor, groups: int) -> Tensor:
 def concordance(risk: Tensor, time: Tensor, event: Tensor) -> float | None:
     """Harrell's C: among the pairs whose first event is known, the share where that sample has the higher risk.
 
-    Equal risks count half. Of two equal times, an observed event comes before the end of observation.
-
-    Args:
-        risk: ``(n,)``, higher for earlier events.
-        time: ``(n,)`` until the event, or until the end of observation.
-        event: ``(n,)`` 1 where the event happened, else 0.
-
-    Returns:
-        The share; None where there is no such pair.
+    Equal risks count half. Of two equal times, an observed event comes before the end of observation. None where there
+    is no such pair. The arguments are those of `cox_loss`.
     """
     value = float(concordances(risk, time, event, torch.ones(len(time), 1, device=time.device)))
     return None if math.isnan(value) else value
@@ -108,9 +101,7 @@ def concordances(risk: Tensor, time: Tensor, event: Tensor, counts: Tensor) -> T
 def soft_dice(outputs: Tensor, targets: Tensor) -> Tensor:
     """Dice of probabilities, (2 sum p t + 1) / (sum p + sum t + 1): the mean over all classes but the background.
 
-    Args:
-        outputs: logits ``(n, classes, h, w)``.
-        targets: ``(n, h, w)`` int64.
+    Outputs are logits ``(n, classes, h, w)``, and targets ``(n, h, w)`` int64.
     """
     shares = outputs.softmax(dim=1)[:, 1:]
     there = torch.stack([targets == c for c in range(1, outputs.shape[1])], dim=1).to(shares.dtype)
@@ -164,13 +155,7 @@ class Term(Protocol):
 
 
 class Pull(Term):
-    """``strength/2 * ||theta - anchor||^2`` over some of the parameters, never over buffers.
-
-    Args:
-        strength: the coefficient.
-        anchor: the parameters towards which it pulls, ``(d,)``.
-        slices: which of the flat parameters these are.
-    """
+    """``strength/2 * ||theta - anchor||^2`` over some of the parameters ``slices``, ``(d,)``, never over buffers."""
 
     def __init__(self, strength: float, anchor: np.ndarray, slices: Sequence[slice]):
         self._strength, self._anchor, self._slices = strength, torch.from_numpy(anchor), slices
@@ -183,12 +168,7 @@ class Pull(Term):
 class ParameterContrast(Term):
     """``mu * -log( exp(cos(theta, Theta_own)/tau) / sum_k exp(cos(theta, Theta_k)/tau) )`` (thesis Eq. 4.3).
 
-    Args:
-        mu: the coefficient.
-        tau: the temperature.
-        index: of the participant's own centre.
-        centres: ``(K, d)``.
-        slices: which of the flat parameters these are.
+    Theta are the ``centres (K, d)`` of some of the parameters, ``slices``. The participant's own centre has ``index``.
     """
 
     def __init__(self, mu: float, tau: float, index: int, centres: np.ndarray, slices: Sequence[slice]):
@@ -204,12 +184,7 @@ class ParameterContrast(Term):
 class RepresentationContrast(Term):
     """`ParameterContrast` with cosines of backbone outputs, per sample, averaged over the batch (thesis Eq. 4.4).
 
-    Args:
-        mu: the coefficient.
-        tau: the temperature.
-        index: of the participant's own centre.
-        centres: the K models.
-        training: compare what the models compute in training mode, not in evaluation mode.
+    With ``training``, these are the outputs that the models compute in training mode, and not in evaluation mode.
     """
 
     def __init__(self, mu: float, tau: float, index: int, centres: Sequence[Params], training: bool = False):

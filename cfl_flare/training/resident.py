@@ -98,10 +98,8 @@ class ResidentModel:
     def holding(self, part: str | Sequence[str]) -> Iterator[Callable[[], None]]:
         """Inside it, a part of the loaded parameters gets no gradients. Yields a function that restores that part.
 
-        It is to be called after each step: weight decay, momentum and penalties also change what has no gradient.
-
-        Args:
-            part: as for `Layout.select`; nothing if empty.
+        It is to be called after each step: weight decay, momentum and penalties also change what has no gradient. The
+        part is as for `Layout.select`, or nothing if empty.
         """
         slices = self.layout.select(part) if part else []
         starts, named = {s.start for s in slices}, dict(self.module.named_parameters())
@@ -135,12 +133,9 @@ class ResidentModel:
 
     def read(self) -> Params:
         """A copy of the loaded model."""
-        counters = [c.detach().cpu().numpy().reshape(-1) for c in self._counters]
-        return Params(
-            self.layout,
-            self.flat.detach().cpu().numpy().copy(),
-            np.concatenate(counters).astype(np.int64) if counters else np.zeros(0, np.int64),
-        )
+        counters = [np.zeros(0, np.int64), *(c.detach().cpu().numpy().reshape(-1) for c in self._counters)]
+        vector = self.flat.detach().cpu().numpy().copy()
+        return Params(self.layout, vector, np.concatenate(counters).astype(np.int64))
 
 
 def untrained(make_model: Callable[[], nn.Module], seed: int, index: int) -> Params:
@@ -169,12 +164,7 @@ def ahead(resident: ResidentModel, lr: float, backward: Callable[[], None]) -> I
     Inside the context the model is w_hat, and a gradient that is computed there is that of Eq. 16. After it the model
     is w again, from which the run's optimizer steps, with its learning rate eps, momentum and weight decay. Penalties
     are part of l in both. D' is the batch that plain SGD draws, so that eta = 0 is plain SGD; D has a random stream of
-    its own. D' alone updates BatchNorm's running statistics.
-
-    Args:
-        resident: holds w.
-        lr: eta.
-        backward: computes grad l(w; D).
+    its own. D' alone updates BatchNorm's running statistics. ``lr`` is eta, and ``backward`` computes grad l(w; D).
     """
     before = resident.parameters.detach().clone()
     with resident.keeping_statistics():
@@ -188,12 +178,7 @@ def ahead(resident: ResidentModel, lr: float, backward: Callable[[], None]) -> I
 
 
 class Optimizer(ABC):
-    """Steps of the resident model. Its state is that of the participant that trains, from `recall` to `keep`.
-
-    Args:
-        settings: how a participant trains.
-        resident: the model.
-    """
+    """Steps of the resident model. Its state is that of the participant that trains, from `recall` to `keep`."""
 
     def __init__(self, settings: TrainSettings, resident: ResidentModel):
         self._settings, self._resident = settings, resident
@@ -202,9 +187,7 @@ class Optimizer(ABC):
     def step(self, lr: float, held: Sequence[slice] = ()) -> None:
         """One step along the gradient, which is clipped first.
 
-        Args:
-            lr: the learning rate.
-            held: the parameters that the caller puts back; their gradients do not count in the norm.
+        The gradients of ``held`` parameters, which the caller puts back, do not count in the norm.
         """
         gradient, most = self._resident.gradient, self._settings.clip_grad
         for part in held:
@@ -216,8 +199,7 @@ class Optimizer(ABC):
         self._move(lr)
 
     @abstractmethod
-    def _move(self, lr: float) -> None:
-        """One step."""
+    def _move(self, lr: float) -> None: ...
 
     @abstractmethod
     def _state(self) -> dict[str, Tensor]:

@@ -102,14 +102,8 @@ class Split:
 class Batches:
     """Batches of a training split, each of them transformed if there are transforms.
 
-    A transformed batch is made when it is asked for, and equal each time. All are kept at once only where `samples`,
-    which other models need beforehand, has made them.
-
-    Args:
-        data: the training split.
-        indices: the samples of each batch.
-        augment: the transforms; None for none.
-        seeds: of each batch's draws.
+    A transformed batch is made when it is asked for, and equal each time, as it has a seed. All are kept at once only
+    where `samples`, which other models need beforehand, has made them.
     """
 
     def __init__(self, data: Split, indices: list[Tensor], augment: Augment | None = None, seeds: Sequence[int] = ()):
@@ -140,12 +134,7 @@ class Batches:
 
 
 class MemoryView(MutableMapping[str, Params]):
-    """A part of a participant's memory: the names that begin with a prefix, without it.
-
-    Args:
-        memory: the whole memory.
-        prefix: of this part's names.
-    """
+    """A part of a participant's memory: the names that begin with a prefix, without it."""
 
     def __init__(self, memory: MutableMapping[str, Params], prefix: str):
         self._memory, self._prefix = memory, prefix
@@ -221,17 +210,13 @@ class Runtime:
         """The layers that stay at every participant, as in the run's first untrained model."""
         return self.untrained(0).take(self.division.whole.restricted(self.division.names))
 
-    @cached_property
-    def _places(self) -> list[slice]:
-        """The places of the parameters that travel among the resident model's."""
-        names = [e.name for e in self.division.public.entries if e.kind == "parameter"]
-        return self.resident.layout.select(names)
-
     @property
     def shared_parameters(self) -> Tensor:
         """The resident model's parameters that travel: what penalties act on, with their gradient."""
-        parameters = self.resident.parameters
-        return parameters if self.division.private is None else torch.cat([parameters[s] for s in self._places])
+        if self.division.private is None:
+            return self.resident.parameters
+        names = [e.name for e in self.division.public.entries if e.kind == "parameter"]
+        return torch.cat([self.resident.parameters[s] for s in self.resident.layout.select(names)])
 
     def predictor(self, models: Sequence[Params], features: bool = False, training: bool = False) -> Predictor:
         """A predictor of these models; the last few are cached, as a site's participants compare the same models."""

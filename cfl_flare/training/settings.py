@@ -110,24 +110,20 @@ class TrainSettings:
         object.__setattr__(self, "augment", check_augment(self.augment))
         check_settings(self, "training")
         self._check_task()
-        require(
-            self.local_steps is None or self.local_epochs is None,
-            f"training: give local_steps = {self.local_steps} or local_epochs = {self.local_epochs}, not both",
-        )
+        either = f"local_steps = {self.local_steps} or local_epochs = {self.local_epochs}, not both"
+        require(self.local_steps is None or self.local_epochs is None, f"training: give {either}")
         if self.optimizer == "sgd":
             self._only("beta1", "beta2", "adam_eps", of="optimizer = 'adam' or 'adamw'")
         else:
             self._only("momentum", of="optimizer = 'sgd', and Adam has beta1 in its place")
         if self.lr_schedule == "cosine":
             self._only("lr_decay", "lr_milestones", of="lr_schedule = 'steps'")
-            require(
-                self.lr_end <= self.lr, f"training: lr_end = {self.lr_end} should be at most lr = {self.lr}; lower it"
-            )
+            most = f"at most lr = {self.lr}"
+            require(self.lr_end <= self.lr, f"training: lr_end = {self.lr_end} should be {most}; lower it")
             rounds = self.lr_rounds
-            require(
-                rounds is None or self.lr_warmup < rounds,
-                f"training: lr_warmup = {self.lr_warmup} leaves none of lr_rounds = {rounds} for the cosine; lower it",
-            )
+            left = f"leaves none of lr_rounds = {rounds} for the cosine"
+            fits_in = rounds is None or self.lr_warmup < rounds
+            require(fits_in, f"training: lr_warmup = {self.lr_warmup} {left}; lower it")
         else:
             self._only("lr_rounds", "lr_end", of="lr_schedule = 'cosine'")
 
@@ -145,15 +141,11 @@ class TrainSettings:
         task = build_task(self.task, authorize)
         title, known = repr(task.name or type(task).__name__), [*dict.fromkeys((*task.always, *task.measures))]
         for name in self.measures:
-            require(
-                name in known,
-                f"training: measures = {name!r} is not one of task {title}; it has {', '.join(known)}",
-            )
+            there = f"is not one of task {title}; it has {', '.join(known)}"
+            require(name in known, f"training: measures = {name!r} {there}")
         for what, value in (("class_weights", self.class_weights), ("label_smoothing", self.label_smoothing)):
-            require(
-                task.classes or not value,
-                f"training: {what} = {value!r} is for tasks with classes, and task {title} has none; leave it out",
-            )
+            reason = f"is for tasks with classes, and task {title} has none; leave it out"
+            require(task.classes or not value, f"training: {what} = {value!r} {reason}")
         require(
             task.scored or not self.score_bins,
             f"training: score_bins = {self.score_bins} is for tasks that score classes, such as classification, binary "

@@ -75,16 +75,7 @@ class LearningTask(ABC):
         return 1
 
     def check(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
-        """Checks that labels and a model's outputs fit each other.
-
-        Args:
-            outputs: the model's, for one sample.
-            y: the labels of all of a participant's samples.
-            where: whose they are, for the error.
-
-        Raises:
-            DataError: they do not; it says what to set.
-        """
+        """Checks that labels and a model's outputs for one sample fit each other; a DataError says what to set."""
         self.check_form(y, where)
         self._check_outputs(outputs, y, where)
 
@@ -93,17 +84,13 @@ class LearningTask(ABC):
         form = form_of(y, where)
         if form != self.form:
             fitting = " or ".join(repr(task.name) for task in TASKS.values() if task.form == form)
-            raise DataError(
-                f"{where}: its labels are {FORMS[form]}, and task {self.name!r} takes {FORMS[self.form]}; set task to "
-                f"{fitting}, or name other labels"
-            )
+            reason = f"its labels are {FORMS[form]}, and task {self.name!r} takes {FORMS[self.form]}"
+            raise DataError(f"{where}: {reason}; set task to {fitting}, or name other labels")
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         if tuple(outputs.shape) != (1, 1):
-            raise DataError(
-                f"{where}: task {self.name!r} takes one output for each sample, and the model's output for one has "
-                f"shape {tuple(outputs.shape)}; set the model's num_classes to 1"
-            )
+            shape = f"the model's output for one has shape {tuple(outputs.shape)}; set the model's num_classes to 1"
+            raise DataError(f"{where}: task {self.name!r} takes one output for each sample, and {shape}")
 
     def ranges(self, requested: Iterable[str] = ()) -> dict[str, tuple[float, float]]:
         """The measures of a run, with the range of each. A server refuses values outside it."""
@@ -113,9 +100,6 @@ class LearningTask(ABC):
         """The metric that judges a run that names none: the loss where there are two classes, else accuracy.
 
         Where one of two classes is rare, a model that always names the other one is nearly always right.
-
-        Args:
-            outputs: of the model.
         """
         two = self.form == "class" and (self.link == "sigmoid" or outputs == 2)
         return "loss" if two else "accuracy"
@@ -210,10 +194,8 @@ class Binary(LearningTask):
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         super()._check_outputs(outputs, y, where)
         if y.max() > 1:
-            raise DataError(
-                f"{where}: label {y.max()} is neither 0 nor 1, which task 'binary' takes; set task to "
-                f"'classification' and the model's num_classes to {y.max() + 1}"
-            )
+            way_out = f"set task to 'classification' and the model's num_classes to {y.max() + 1}"
+            raise DataError(f"{where}: label {y.max()} is neither 0 nor 1, which task 'binary' takes; {way_out}")
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
         wanted = (targets * (1 - smoothing) + smoothing / 2).to(outputs.dtype)
@@ -331,12 +313,8 @@ def build_task(
 ) -> LearningTask:
     """The task of a run: ``"classification"``, ``"survival:ties=breslow"``, ``{"task": name, ...}``, ``package.Class``.
 
-    Args:
-        spec: as above, or a task already.
-        authorize: the site's component policy; see `cfl_flare.core.config.build`.
-
-    Raises:
-        ConfigError: an unknown task or setting, or a value out of its range.
+    The site's component policy is asked by ``authorize``; see `cfl_flare.core.config.build`. A ConfigError for an
+    unknown task or setting, or a value out of its range.
     """
     if isinstance(spec, LearningTask):
         return spec
@@ -355,14 +333,8 @@ def task_for(form: str) -> str:
 
 
 def describe_task(task: Any) -> dict[str, Any]:
-    """The dictionary from which `build_task` builds this task again.
-
-    Raises:
-        ConfigError: it is no task.
-    """
-    require(
-        isinstance(task, LearningTask),
-        f"training: task = {task!r} should be a task's name, 'package.Class', or a LearningTask",
-    )
+    """The dictionary from which `build_task` builds this task again; a ConfigError if it is no task."""
+    wanted = "a task's name, 'package.Class', or a LearningTask"
+    require(isinstance(task, LearningTask), f"training: task = {task!r} should be {wanted}")
     known = TASKS.get(task.name) is type(task)
     return {"task": task.name if known else class_path(task, "task"), **dataclasses.asdict(task)}

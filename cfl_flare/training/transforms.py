@@ -46,11 +46,17 @@ SHARE, CHANNELS = _numbers(0, 1), _numbers(0, 1, 16)
 ANY = _numbers(-LARGEST_NUMBER, LARGEST_NUMBER, 4)
 RANGE = _numbers(0, LARGEST_NUMBER, 2)
 HUE, FLAG = _numbers(-0.5, 0.5, 2), _one_of(True, False)
-SIZE, PADDING = _numbers(1, LARGEST_SIDE, 2, integer=True), _numbers(0, LARGEST_SIDE, 4, integer=True)
-PADDING_MODE = _one_of("constant", "edge", "reflect", "symmetric")
+SIZE = _numbers(1, LARGEST_SIDE, 2, integer=True)
+PADDED = {
+    "padding": _numbers(0, LARGEST_SIDE, 4, integer=True),
+    "fill": CHANNELS,
+    "padding_mode": _one_of("constant", "edge", "reflect", "symmetric"),
+}
 MOVED = {"interpolation": _one_of("nearest", "bilinear"), "fill": CHANNELS}
 SCALED = {"interpolation": _one_of("nearest", "bilinear", "bicubic"), "antialias": FLAG}
 CHANCE = {"p": SHARE}
+JITTER = {**dict.fromkeys(("brightness", "contrast", "saturation"), RANGE), "hue": HUE}
+FEW, BINS = _numbers(1, 10, integer=True), _numbers(2, 100, integer=True)
 
 GEOMETRY: dict[str, Mapping[str, Bounds]] = {
     "RandomHorizontalFlip": CHANCE,
@@ -59,23 +65,17 @@ GEOMETRY: dict[str, Mapping[str, Bounds]] = {
     "RandomAffine": {"degrees": ANY, "translate": RANGE, "scale": RANGE, "shear": ANY, "center": ANY, **MOVED},
     "RandomPerspective": {"distortion_scale": SHARE, **CHANCE, **MOVED},
     "ElasticTransform": {"alpha": RANGE, "sigma": RANGE, **MOVED},
-    "RandomCrop": {
-        "size": SIZE,
-        "padding": PADDING,
-        "pad_if_needed": FLAG,
-        "fill": CHANNELS,
-        "padding_mode": PADDING_MODE,
-    },
+    "RandomCrop": {"size": SIZE, "pad_if_needed": FLAG, **PADDED},
     "RandomResizedCrop": {"size": SIZE, "scale": RANGE, "ratio": RANGE, **SCALED},
     "CenterCrop": {"size": SIZE},
-    "Pad": {"padding": PADDING, "fill": CHANNELS, "padding_mode": PADDING_MODE},
+    "Pad": PADDED,
     "Resize": {"size": SIZE, **SCALED},
     "RandomErasing": {**CHANCE, "scale": RANGE, "ratio": RANGE, "value": CHANNELS},
 }
 # These compute with values in [0, 1], and cut off what is beyond.
 COLOUR: dict[str, Mapping[str, Bounds]] = {
-    "ColorJitter": {"brightness": RANGE, "contrast": RANGE, "saturation": RANGE, "hue": HUE},
-    "RandomPhotometricDistort": {"brightness": RANGE, "contrast": RANGE, "saturation": RANGE, "hue": HUE, **CHANCE},
+    "ColorJitter": JITTER,
+    "RandomPhotometricDistort": {**JITTER, **CHANCE},
     "RandomChannelPermutation": {},
     "RandomGrayscale": CHANCE,
     "RandomInvert": CHANCE,
@@ -89,17 +89,10 @@ COLOUR: dict[str, Mapping[str, Bounds]] = {
 }
 POLICIES: dict[str, Mapping[str, Bounds]] = {
     "AutoAugment": {"policy": _one_of("imagenet", "cifar10", "svhn"), **MOVED},
-    "RandAugment": {
-        "num_ops": _numbers(1, 10, integer=True),
-        "magnitude": _numbers(0, 99, integer=True),
-        "num_magnitude_bins": _numbers(2, 100, integer=True),
-    }
-    | MOVED,
-    "TrivialAugmentWide": {"num_magnitude_bins": _numbers(2, 100, integer=True), **MOVED},
+    "RandAugment": {"num_ops": FEW, "magnitude": _numbers(0, 99, integer=True), "num_magnitude_bins": BINS, **MOVED},
+    "TrivialAugmentWide": {"num_magnitude_bins": BINS, **MOVED},
     "AugMix": {
-        "severity": _numbers(1, 10, integer=True),
-        "mixture_width": _numbers(1, 10, integer=True),
-        "chain_depth": _numbers(1, 10, integer=True),
+        **dict.fromkeys(("severity", "mixture_width", "chain_depth"), FEW),
         "alpha": _numbers(0.01, 100),
         "all_ops": FLAG,
         **MOVED,

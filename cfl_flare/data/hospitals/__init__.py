@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from cfl_flare.core.settings import check_settings, setting
+from cfl_flare.core.settings import setting
 from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.files import reading_within
 from cfl_flare.data.preparation import UNSAID, Scaling
@@ -33,11 +33,6 @@ class Hospitals(Wrapped):
     test_share: float = setting(0.25, help="share of each hospital's patients that is used for testing", gt=0, lt=1)
     seed: int = setting(0, help="seed of that split")
     scaling: Scaling = setting("auto", help="as of the source table")
-
-    def __post_init__(self) -> None:
-        check_settings(self, f"data {self.name}")
-
-    name: ClassVar[str] = "hospitals"
 
     @property
     def usual_partition(self) -> Mapping[str, Any]:
