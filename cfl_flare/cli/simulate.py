@@ -72,7 +72,7 @@ def simulate(
         plan.method, plan.model, hosted, plan.training, plan.server.seed, plan.site.device, plan.job.private
     )
     task = site.runtime.task
-    judging = plan.server.judged(task, site.runtime.division.whole).early_stopping.named
+    judging = plan.server.judged(task, site.runtime.division.layout).early_stopping.named
     metric = leading(judging, [*task.ranges(plan.training.measures)]).name
     facts = class_facts(plan.reader, task, hosted)
     plans = {name: replace(method_plan, facts=facts) for name, method_plan in plans.items()}

@@ -34,12 +34,12 @@ class Division:
     """A model's arrays, divided into those that are learned together and those that each participant has for itself.
 
     Attributes:
-        whole: the layout of the model.
+        layout: of the model.
         public: of what travels: the bank's models, differences, what is clustered and penalised.
         private: of what each participant has for itself; None for nothing.
     """
 
-    whole: Layout
+    layout: Layout
     public: Layout
     private: Layout | None = None
 
@@ -70,13 +70,13 @@ class Division:
     def joined(self, model: Params, private: Params) -> Params:
         """A model, or a part of one, with private arrays added, or in the place of those that it has."""
         names = [e.name for part in (model, private) for e in part.layout.entries]
-        return self.whole.restricted(names).join(model, private)
+        return self.layout.restricted(names).join(model, private)
 
     def complete(self, first: Callable[[], Params]) -> Callable[[Params], Params] | None:
         """Adds what stays to models that travel, as in the run's ``first`` model; None where nothing stays."""
         if not self.names:
             return None
-        private = first().take(self.whole.restricted(self.names))
+        private = first().take(self.layout.restricted(self.names))
         return lambda model: self.joined(model, private)
 
 

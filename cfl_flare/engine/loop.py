@@ -73,7 +73,7 @@ def run_loop(
     plan = replace(plan, model=describe_network(plan.model), data=plan.data.resolved(plan.reader))
     checkpoints = checkpoints or Checkpoints()
     site, places = _host(plan)
-    settings = plan.server.judged(site.runtime.task, site.runtime.division.whole)
+    settings = plan.server.judged(site.runtime.task, site.runtime.division.layout)
     facts = describe_run(plan.data, settings, site.runtime.settings, plan.job.private)
     participants = [
         Participant(n, places[n], len(d.train), d.group, len(d.test) > 0, clipped=d.clipped)
@@ -136,7 +136,7 @@ def _start(
     checkpoints.memory = site.memory
     start = None
     if checkpoints.store is not None:
-        start = Checkpoint.latest(checkpoints.store, division.whole, checkpoints.run, as_written_now)
+        start = Checkpoint.latest(checkpoints.store, division.layout, checkpoints.run, as_written_now)
     if start is None:
         path = None if initial_ckpt is None else Path(initial_ckpt)
         of_run = (model_factory(plan.model), division.public, plan.server.seed, path)

@@ -106,7 +106,7 @@ def _check_fit(plan: RunPlan) -> Division:
         (plan.training or TrainSettings()).built_augment(task)
         check_stop_cond(plan.server.early_stopping)
         check_key_metric(plan.server.early_stopping, task, plan.training or TrainSettings())
-        score_shape(plan.training or TrainSettings(), division.whole)
+        score_shape(plan.training or TrainSettings(), division.layout)
     path = plan.job.initial_ckpt
     if path is not None:
         fresh = plan.job.resume_from is None

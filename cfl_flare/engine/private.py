@@ -28,18 +28,18 @@ def check_private(
     """
     if division.private is None:
         return method.check(division.public, rounds)
-    method.check(division.whole, rounds)
+    method.check(division.layout, rounds)
     where, refusal = f"run: private = {pattern!r}", method.traits.no_private
     require(not refusal, f"{where} does not go with method {method.label}: {refusal}; leave it out")
     private = {e.name for e in division.private.entries}
-    last = {e.name for e in division.whole.head.entries if len(e.shape) == 1}
+    last = {e.name for e in division.layout.head.entries if len(e.shape) == 1}
     require(
         task is None or not task.relative or not private <= last,
         f"{where} is the last layer's bias alone, which adds the same to all outputs of a participant. Task "
         f"{'' if task is None else task.name} only compares them with each other: leave it out, or name other layers",
     )
     require(
-        not method.traits.keeps_head or any(e.head and e.name not in private for e in division.whole.entries),
+        not method.traits.keeps_head or any(e.head and e.name not in private for e in division.layout.entries),
         f"{where}: in method {method.label} the head stays at the participant anyway; leave it out or name others",
     )
     try:

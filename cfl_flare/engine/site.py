@@ -76,7 +76,7 @@ class Site:
         self.memory: dict[str, dict[str, Params]] = {}
         self._splits: dict[str, tuple[Split, Split]] = {}
         self._evaluate_trained = evaluate_trained
-        self.score_shape, self._fewest_scored = score_shape(settings, self.runtime.division.whole), fewest_scored
+        self.score_shape, self._fewest_scored = score_shape(settings, self.runtime.division.layout), fewest_scored
 
     def add(self, participants: Iterable[ParticipantData]) -> None:
         """Adds participants.

@@ -159,7 +159,7 @@ class ClusteringAggregator(ModelAggregator):
         if start.checkpoint is not None:
             state = start.checkpoint.state
             _check_resumed(fresh, state)
-        shape = score_shape(training, division.whole)
+        shape = score_shape(training, division.layout)
         of_scores = (shape, task.link, settings.floor.sites)
         scored = None if shape is None else Scored.of(*of_scores, not simulated(fl_ctx))
         ranges = task.ranges(training.measures) if self.ranged else None

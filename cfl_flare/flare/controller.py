@@ -99,7 +99,7 @@ class ClusteredController(PerSiteController):
         self.aggregator.ranged = self.judge is None
         if self.judge is None:
             task = self._training.built_task(component_policy(self.fl_ctx))
-            self._settings = self._settings.judged(task, self.aggregator.division(self.fl_ctx).whole)
+            self._settings = self._settings.judged(task, self.aggregator.division(self.fl_ctx).layout)
         self._schedule = self._scheduled()
         floor, share = self._schedule.floor, self._schedule.max_weight_share
         if not simulated(self.fl_ctx):
@@ -112,7 +112,7 @@ class ClusteredController(PerSiteController):
     def _run_all(self) -> None:
         """The job's only run."""
         persistor: ClusterModelPersistor = self.persistor
-        total, layout = self._schedule.num_rounds, self.aggregator.division(self.fl_ctx).whole
+        total, layout = self._schedule.num_rounds, self.aggregator.division(self.fl_ctx).layout
         checkpoint = persistor.open(layout, self.results, self.fl_ctx)
         resumed_at = None if checkpoint is None else checkpoint.state.round
         require(

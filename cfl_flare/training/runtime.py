@@ -208,7 +208,7 @@ class Runtime:
     @cached_property
     def first_private(self) -> Params:
         """The layers that stay at every participant, as in the run's first untrained model."""
-        return self.untrained(0).take(self.division.whole.restricted(self.division.names))
+        return self.untrained(0).take(self.division.layout.restricted(self.division.names))
 
     @property
     def shared_parameters(self) -> Tensor:

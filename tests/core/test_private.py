@@ -55,7 +55,7 @@ def test_words_and_patterns(private, names):
     found = Division.of(module, private)
     assert set(found.names) == names
     assert {e.name for e in found.public.entries} | names == set(module.state_dict())
-    whole = found.whole.pack({name: array.numpy() for name, array in module.state_dict().items()})
+    whole = found.layout.pack({name: array.numpy() for name, array in module.state_dict().items()})
     parts = whole.take(found.private), whole.take(found.public)
     again = found.joined(parts[1], parts[0])
     np.testing.assert_array_equal(again.vector, whole.vector)
@@ -64,7 +64,7 @@ def test_words_and_patterns(private, names):
 
 def test_without_the_setting_all_travels():
     found = Division.of(Normed(), None)
-    assert found.public is found.whole
+    assert found.public is found.layout
     assert (found.private, found.names) == (None, [])
 
 
@@ -78,7 +78,7 @@ def test_a_part_of_a_model_gets_its_private_layers_too():
     part = Params(backbone, np.ones(backbone.size, np.float32))
     own = Params(found.private, np.zeros(found.private.size, np.float32), np.zeros(1, np.int64))
     joined = found.joined(part, own)
-    assert {e.name for e in joined.layout.entries} == {e.name for e in found.whole.entries if not e.head}
+    assert {e.name for e in joined.layout.entries} == {e.name for e in found.layout.entries if not e.head}
     assert joined.arrays()["bn.weight"].sum() == 0
     assert joined.arrays()["conv.bias"].sum() == 3
 

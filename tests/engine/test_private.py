@@ -310,7 +310,7 @@ def test_a_model_from_a_file_is_refused(tmp_path):
 
 def test_a_method_that_sends_a_private_layer_fails_at_the_site():
     division = Division.of(Biased(), "bias")
-    whole = Params(division.whole, np.zeros(4, np.float32))
+    whole = Params(division.layout, np.zeros(4, np.float32))
     check_public(Update("a", 1, {"global": whole.take(division.public)}), division)
     with pytest.raises(ConfigError, match=r"the update of global holds the private \['head.bias'\]"):
         check_public(Update("a", 1, {"global": whole}), division)

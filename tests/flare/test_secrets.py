@@ -344,7 +344,7 @@ def test_the_server_too_opens_no_file_for_a_job_but_the_job_s_own(tmp_path):
     def begins(path: str) -> None:
         component = ClusteringAggregator(JOB["method"], MODEL, initial_ckpt=path)
         with limited_paths(fl_ctx):
-            component._initial(build_method(JOB["method"]), component.division(fl_ctx).whole, 0, fl_ctx)
+            component._initial(build_method(JOB["method"]), component.division(fl_ctx).layout, 0, fl_ctx)
 
     begins("start.pt")
     for path in (str(tmp_path / "secret.pt"), f"{'../' * 9}{tmp_path}/secret.pt", "/etc/passwd"):

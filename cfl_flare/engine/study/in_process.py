@@ -70,7 +70,7 @@ class InProcess:
         self._hosted: dict[str, list[ParticipantData]] = {}
         site = check_data(plan.method, plan.model, self.hosted(VALIDATION), plan.training, plan.server.seed)
         task = site.runtime.task
-        self.plan = plan = replace(plan, server=plan.server.judged(task, site.runtime.division.whole))
+        self.plan = plan = replace(plan, server=plan.server.judged(task, site.runtime.division.layout))
         self.metric = leading(plan.server.early_stopping.named, [*task.ranges(self.training.measures)])
         self.participants = len(site.hosted)
 
@@ -129,7 +129,7 @@ class InProcess:
             candidate.method, make_model, self.training, own.seed, device=place.device, private=candidate.private
         )
         site.add(self.hosted(split))
-        checkpoint, _ = Checkpoint.read(self._store(candidate.name), site.runtime.division.whole)
+        checkpoint, _ = Checkpoint.read(self._store(candidate.name), site.runtime.division.layout)
         state = checkpoint.state
         if state.round != rounds:
             raise RunFailedError(f"study: {candidate.name} has {state.round} rounds, not {rounds}; use a new folder")
