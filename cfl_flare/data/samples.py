@@ -205,6 +205,8 @@ class Wrapped(NamedSource):
 class ReadOnce(Wrapped):
     """A source whose samples are read once, for a run that uses them in several ways."""
 
+    inner: DataSource
+
     def __init__(self, source: DataSource):
         self.inner, self.prepares = source, source.prepares  # type: ignore[misc]
 
