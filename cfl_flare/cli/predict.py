@@ -162,7 +162,7 @@ def read_rows(data: Path, preparation: Preparation, identifier: str | None = Non
     data, columns = find(str(expanded(str(data))), "predict"), preparation.columns
     identifiers = [] if identifier is None else [identifier]
     texts = [name for name in identifiers if name not in {column.column for column in columns.columns}]
-    frame = read_frame(data, columns.names, columns.absent, columns.reading, as_text=texts)
+    frame = read_frame(data, columns.names, columns.absent, columns, as_text=texts)
     if identifier is not None and identifier not in frame:
         raise DataError(f"{data}: no column {shown(identifier)}, which --id names; it has {names_of(frame)}")
     check_columns(frame, columns, str(data), [columns.label or "label", *identifiers])

@@ -29,11 +29,7 @@ META, CHECKSUM, BLANK = "cfl_flare", "cfl_flare_sha256", "0" * 64
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-    """Writes arrays and JSON metadata as one safetensors file, atomically.
-
-    Raises:
-        FileError: it cannot be written; an old file of that name is left.
-    """
+    """Writes arrays and JSON metadata as one safetensors file, atomically: if it fails, an old file is left."""
     header: dict[str, Any] = {"__metadata__": {CHECKSUM: BLANK, META: json.dumps(dict(meta))}}
     parts, end = [], 0
     for name, array in sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])):  # so that each is aligned
@@ -62,8 +58,7 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str,
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Reads what `save_arrays` wrote, or another program's arrays. The arrays are never larger than the file.
 
-    Raises:
-        PayloadError: the file is damaged, does not match its checksum, or is not a safetensors file.
+    A PayloadError if the file is damaged, does not match its checksum, or is not a safetensors file.
     """
     try:
         with open_regular(path) as file:
@@ -106,10 +101,8 @@ def _verify(path: Path, metadata: Mapping[str, str]) -> None:
 class Archive:
     """Named arrays in versions, one per round. A version is never overwritten, and a state names those it refers to.
 
-    A run that resumes from a checkpoint therefore reads what an uninterrupted run reads.
-
-    Args:
-        folder: where the files are; created with the first one. None for a temporary folder, deleted with the archive.
+    A run that resumes from a checkpoint therefore reads what an uninterrupted run reads. The folder is created with the
+    first file. None is a temporary folder, deleted with the archive.
     """
 
     def __init__(self, folder: Path | None = None):
@@ -117,21 +110,13 @@ class Archive:
         self.folder = folder or Path(str(self._temporary and self._temporary.name))
 
     def put(self, name: str, version: int, array: np.ndarray) -> None:
-        """Writes an array under any name, as of a round.
-
-        Raises:
-            FileError: it cannot be written.
-        """
+        """Writes an array under any name, as of a round."""
         make_folder(self.folder)
         path = self._path(name, version)
         atomic_write(path, lambda f: np.save(f, array, allow_pickle=False), durable=self._temporary is None)
 
     def get(self, name: str, version: int) -> np.ndarray:
-        """An array, memory-mapped and read-only: only what is accessed is loaded.
-
-        Raises:
-            PayloadError: it is missing or damaged.
-        """
+        """An array, memory-mapped and read-only: only what is accessed is loaded. A PayloadError if it is damaged."""
         path = self._path(name, version)
         try:
             array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -96,9 +96,7 @@ class PathError(DataError, failure="path"):
 class PayloadError(CFLError, ValueError, failure="payload"):
     """Something that was received, or read from a file, is refused; its message is one line of plain text.
 
-    Args:
-        code: short reason, counted in the run's summary, such as ``"non_finite"``.
-        message: what was wrong, with both values where two differ.
+    Its code is a short reason such as ``"non_finite"``, which the run's summary counts.
     """
 
     def __init__(self, code: str, message: str):
@@ -151,13 +149,10 @@ def failure_of(error: BaseException, otherwise: str = "unexpected") -> str:
 
 
 def failure_text(code: str) -> str:
-    """The server's sentence for a site's failure.
+    """The server's sentence for a site's failure; a PayloadError if there is no such code.
 
     >>> failure_text("memory")
     'memory: it is out of memory; its own log says why'
-
-    Raises:
-        PayloadError: there is no such code.
     """
     if not isinstance(code, str) or code not in FAILURES:
         raise PayloadError("malformed", f"an error that is not one of {', '.join(FAILURES)}")

@@ -64,12 +64,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path, private: bool = False) -> None:
-    """Makes a folder and those above it, unless it exists.
-
-    Args:
-        path: the folder.
-        private: no other user may enter the folders that are made. In a private folder, all new folders are private.
-    """
+    """Makes a folder and those above it, unless it exists; no other user may enter private ones, or new ones there."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     with writing(path):
         for folder in reversed(missing):
@@ -139,11 +134,9 @@ def append(path: Path, text: str) -> None:
 
 
 def open_regular(path: Path, limit: int | None = None) -> BinaryIO:
-    """Opens a file for reading. It never blocks, and opens no pipe, device, socket or folder.
+    """Opens a file of at most ``limit`` bytes for reading. It never blocks, nor opens a pipe, device, socket or folder.
 
-    Args:
-        path: the file; links are followed.
-        limit: its largest size in bytes; None if the caller reads it piece by piece.
+    Links are followed. Without a limit, the caller reads it piece by piece.
     """
     try:
         _check_regular(path, os.stat(path), limit)

@@ -151,11 +151,7 @@ class Layout:
         return 4 * self.size + 8 * self.counter_size
 
     def restricted(self, names: Collection[str]) -> Layout:
-        """The layout of a part of the model: these arrays alone, in the same order.
-
-        Raises:
-            PayloadError: the model does not have one of the names.
-        """
+        """The layout of a part of the model: these arrays alone, in the same order. A PayloadError for other names."""
         names = self.untied(dict.fromkeys(names))
         unknown = sorted(names.keys() - {e.name for e in self.entries})
         if unknown:
@@ -188,12 +184,8 @@ class Layout:
     def select(self, role: str | Sequence[str]) -> list[slice]:
         """The slices of the vector that hold some of the parameters (never buffers).
 
-        Args:
-            role: ``"all"``, ``"fc"`` (all fully connected layers), ``"head"`` (the last of them), ``"backbone"`` (all
-                but the head), or names of parameters.
-
-        Raises:
-            ConfigError: an unknown role or name, or a model without such a part.
+        The role is ``"all"``, ``"fc"`` (all fully connected layers), ``"head"`` (the last of them), ``"backbone"`` (all
+        but the head), or names of parameters. A ConfigError for another one, or a model without such a part.
         """
         parameters = [e for e in self.entries if e.kind == "parameter"]
         if isinstance(role, str):
@@ -216,14 +208,10 @@ class Layout:
         return part if part != "fc" or any(e.fc for e in self.entries) else "all"
 
     def pack(self, arrays: Mapping[str, Any], allow_missing: bool = False) -> Params:
-        """Validates named arrays and packs them into vectors.
+        """Validates named arrays of any real dtype and packs them into vectors.
 
-        Args:
-            arrays: name to array of any real dtype.
-            allow_missing: take missing names as zero and mark them (a site's filter removed them).
-
-        Raises:
-            PayloadError: a missing or unknown name, or an array of the wrong shape, not real or not finite.
+        With ``allow_missing``, missing names are zero and marked, as a site's filter removed them. A PayloadError for a
+        missing or unknown name, or an array of the wrong shape, not real or not finite.
         """
         names, arrays = [e.name for e in self.entries], self.untied(arrays)
         self.restricted(arrays.keys())

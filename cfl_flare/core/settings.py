@@ -175,9 +175,7 @@ def keep(component: Any, given: Mapping[str, Any], *classes: type) -> list[str]:
     """Keeps the settings of dataclasses as attributes of a FLARE component, by the fields' names, for its export.
 
     Nothing is checked before `from_attributes`: a component that raises when it is built ends the job without a reason.
-
-    Returns:
-        The names that no dataclass has.
+    Returns the names that no dataclass has.
     """
     rest = dict(given)
     for stated in (stated for cls in classes for stated in settings_of(cls).values()):

@@ -23,11 +23,7 @@ def plain(text: str, limit: int = LIMIT) -> str:
     r"""The text in one line, without control characters, and cut.
 
     What a terminal would obey or an editor would hide (escape sequences, marks of direction, halves of surrogate
-    pairs) becomes its escape sequence in Python; white space becomes one space.
-
-    Args:
-        text: of any length.
-        limit: most characters that are returned; a cut text ends in ``...``.
+    pairs) becomes its escape sequence in Python; white space becomes one space. A cut text ends in ``...``.
 
     >>> plain("two\n lines, \x1b[31mred\x1b[0m")
     'two lines, \\x1b[31mred\\x1b[0m'

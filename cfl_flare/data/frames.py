@@ -89,13 +89,8 @@ class Reading:
         choices=("refuse", "leave", "shift"),
     )
 
-    @property
-    def reading(self) -> Reading:
-        """These settings alone."""
-        return Reading(**{name: getattr(self, name) for name in READING})
-
     def over(self, other: Reading | None) -> Reading:
-        """These settings, and the other's where these say nothing."""
+        """These settings alone, and the other's where these say nothing."""
         pairs = ((name, getattr(self, name), getattr(other, name, None)) for name in READING)
         return Reading(**{name: default if value is None else value for name, value, default in pairs})
 

@@ -43,19 +43,15 @@ def decoded(
     size: tuple[int, int] | None = None,
     channels: int | None = None,
 ) -> np.ndarray:
-    """Decodes images with Pillow.
+    """Images that Pillow decodes, uint8 ``(n, channels, height, width)``.
+
+    A DataError if one cannot be decoded, or two differ in size or channels; both are named.
 
     Args:
         files: paths or open files.
         label: the name of the i-th, for the errors.
         size: ``(height, width)`` to which all are resized; None if all have the same size.
         channels: 1 or 3, to which all are converted; None if all have the same number.
-
-    Returns:
-        uint8 ``(n, channels, height, width)``.
-
-    Raises:
-        DataError: one cannot be decoded, or two differ in size or channels; both are named.
     """
     from PIL import Image
 

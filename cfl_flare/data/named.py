@@ -54,13 +54,12 @@ class Torchvision(NamedSource):
         authorised(root / self.folder, where)
         with _reading(where, root / self.folder, _npz_hint(root, self.name.replace("-", ""))):
             reader = getattr(datasets, type(self).__name__)
-            options = {"root": str(root), "download": self.download, **self._options()}
-            sets = [reader(train=train, **options) for train in (True, False)]
+            sets = [reader(str(root), train=train, **self._options()) for train in (True, False)]
         splits = (Samples.of_images(where, np.asarray(s.data), np.asarray(s.targets)) for s in sets)
         return checked(tuple(map(self._upright, splits)), where)
 
     def _options(self) -> dict[str, Any]:
-        return {}
+        return {"download": self.download}
 
     def _upright(self, samples: Samples) -> Samples:
         return samples
@@ -110,7 +109,7 @@ class EMNIST(Torchvision):
     )
 
     def _options(self) -> dict[str, Any]:
-        return {"split": self.split}
+        return {**super()._options(), "split": self.split}
 
     def _upright(self, samples: Samples) -> Samples:
         """EMNIST's files have rows and columns exchanged, and count letters from 1."""

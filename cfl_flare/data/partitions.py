@@ -145,18 +145,6 @@ class Outer(Partition):
     def strata(self, train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray]:
         return self.inner.strata(train, test)
 
-    def truth(self, participants: int) -> list[int | None]:
-        return self.inner.truth(participants)
-
-    def truth_of(self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
-        return self.inner.truth_of(counts, train, parts)
-
-    def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
-        return self.inner.alter(samples, group, classes, seed)
-
-    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-        return self.inner.shares(participants, pool, rng)
-
 
 @dataclass(frozen=True)
 class Quantity(Outer):
@@ -177,6 +165,15 @@ class Quantity(Outer):
     def __post_init__(self) -> None:
         self.require(1 <= self.lo <= self.hi, f"lo = {self.lo}, hi = {self.hi} should be 1 <= lo <= hi")
         super().__post_init__()
+
+    def truth(self, participants: int) -> list[int | None]:
+        return self.inner.truth(participants)
+
+    def truth_of(self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
+        return self.inner.truth_of(counts, train, parts)
+
+    def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
+        return self.inner.alter(samples, group, classes, seed)
 
     def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
         needed, there = self.lo * participants, pool.train.sum()
@@ -223,8 +220,8 @@ class Crossed(Outer):
         rank = [inner[:i].count(g) for i, g in enumerate(inner)]  # of a participant in its group
         return [g * self.scanners + r * self.scanners // inner.count(g) for g, r in zip(inner, rank)]
 
-    def truth_of(self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
-        return self.truth(len(counts))
+    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
+        return self.inner.shares(participants, pool, rng)
 
     def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
         by_labels, device = divmod(group or 0, self.scanners)
@@ -238,11 +235,7 @@ PARTITIONS: dict[str, type[Partition]] = {rule.name: rule for rule in (*OF_PARTI
 
 
 def build_partition(spec: Mapping[str, Any] | str) -> Partition:
-    """The partition of a job: ``{"partition": "dirichlet", "alpha": 0.1}`` or ``"dirichlet:alpha=0.1"``.
-
-    Raises:
-        ConfigError: an unknown rule or setting, or a value out of its range.
-    """
+    """The partition of a job: ``{"partition": "dirichlet", "alpha": 0.1}`` or ``"dirichlet:alpha=0.1"``."""
     settings = as_spec(spec, "partition")
     name = settings.pop("partition", None)
     if not isinstance(name, str) or name not in PARTITIONS:

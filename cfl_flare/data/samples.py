@@ -69,12 +69,10 @@ class Samples:
         return Samples(np.concatenate((x, others)), np.concatenate((self.y, other.y)), key, group)
 
     def check(self, where: str, missing: bool = False, fewest: int = 1) -> Samples:
-        """Returns itself.
+        """Returns itself; a DataError if it is not valid, or has fewer samples than ``fewest``.
 
-        Args:
-            where: names the set in errors.
-            missing: NaN is allowed in x, as the source's `preparation` fills it up.
-            fewest: samples that it needs; an empty set that may be one is not looked into.
+        With ``missing``, NaN is allowed in x, as the source's `preparation` fills it up. An empty set that may be one
+        is not looked into.
         """
         x, y, key = self.x, self.y, self.key
         for name, array in (("x", x), ("y", y)):

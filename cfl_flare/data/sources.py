@@ -167,7 +167,7 @@ class SiteData(Wrapped):
         with reading_within(None):
             columns = Columns.read(find(str(expanded(named)), f"data site: {COLUMNS}"))
         # How its file is written, and what it leaves out, is a site's own matter.
-        site_settings = {"names": columns.names, "leave": columns.leave, **asdict(columns.reading)}
+        site_settings = {"names": columns.names, "leave": columns.leave, **asdict(columns.over(None))}
         if of_job is not None and replace(of_job, **site_settings) != columns:
             way_out = f"agree with its author, or set {COLUMNS} to the file that the job was made with"
             raise ColumnsError(f"data site: the job's columns are not those of {COLUMNS} here; {way_out}")

@@ -50,11 +50,8 @@ class Place:
     def of(cls, device: str, memory: float | None = None, index: int = 0, together: int | None = None) -> Place:
         """The place of one of a job's sites: those that ask for ``cuda`` are spread over the machine's GPUs in turn.
 
-        Args:
-            device: as requested; one with a number is taken as it is.
-            memory: the requested share; None is an even one, where the sites that compete for a GPU are known.
-            index: the site's, among those of the job.
-            together: how many sites share this machine; None if that is not known, and each may have its own.
+        ``together`` is how many sites share this machine, None if each may have its own. No ``memory`` is an even share
+        where the sites that compete for a GPU are known.
         """
         devices = torch.cuda.device_count() if device == "cuda" else 0
         if not devices:

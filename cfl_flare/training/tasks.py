@@ -120,16 +120,10 @@ class LearningTask(ABC):
         return torch.stack([self.loss(of_model, targets).double() for of_model in outputs])
 
     def measured(self, outputs: Tensor, targets: Tensor, requested: Iterable[str] = ()) -> dict[str, float]:
-        """The measures of a model on a test split.
+        """The measures of a model's outputs ``(n, classes, ...)`` by name: those of `always`, and the requested ones.
 
-        Args:
-            outputs: of the model, ``(n, classes, ...)``.
-            targets: labels, as `targets` returns them.
-            requested: measures in addition to those of `always`.
-
-        Returns:
-            The measures by name, without those that these samples do not define, such as an AUROC of one class. Without
-            samples, nothing is measured.
+        Those that these samples do not define, such as an AUROC of one class, are left out. Without samples, nothing is
+        measured.
         """
         if not len(targets):
             return {}

@@ -226,7 +226,7 @@ def test_build_makes_what_describe_described() -> None:
     for form in (spec, marked(spec)):
         module = build(form, MLP, "model")
         assert (module.input_shape, module.num_classes, module.hidden) == ((2, 2), 3, (4,))
-    assert build({"class_path": f"{__name__}.Keeps", "args": {"a": 1}}, Keeps, "thing", b=9).b == 9
+    assert build({"class_path": f"{__name__}.Keeps", "args": {"a": 1, "b": 9}}, Keeps, "thing").b == 9
 
 
 def test_build_asks_before_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
