@@ -22,8 +22,8 @@ _short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 2, 60, 60, 
 def plain(text: str, limit: int = LIMIT) -> str:
     r"""The text in one line, without control characters, and cut.
 
-    What a terminal would obey or an editor would hide (escape sequences, marks of direction, halves of surrogate
-    pairs) becomes its escape sequence in Python; white space becomes one space. A cut text ends in ``...``.
+    A character that a terminal would obey or an editor would hide becomes its escape sequence in Python: a control, a
+    mark of direction, half of a surrogate pair. White space becomes one space. A cut text ends in ``...``.
 
     >>> plain("two\n lines, \x1b[31mred\x1b[0m")
     'two lines, \\x1b[31mred\\x1b[0m'
@@ -37,9 +37,9 @@ def plain(text: str, limit: int = LIMIT) -> str:
 def unique_names(texts: Iterable[str]) -> list[str]:
     """Names from outside as participants have them: for files, tables, figures and pages, and no two the same.
 
-    What is no letter, mark or digit, and none of ``space . _ - ( ) +``, becomes ``_``; so does what means something to
-    a shell or a spreadsheet at the beginning. A name has at most 40 characters and is not called like a model. Names
-    that are then equal, whatever the case of their letters, are numbered. Names that came from here stay as they are.
+    Letters, marks, digits and ``space . _ - ( ) +`` stay, and any other character becomes ``_``. So does a first one
+    that means something to a shell or a spreadsheet. A name has at most 40 characters and is not called like a model.
+    Names that are then equal, whatever the case of their letters, are numbered. Names that came from here stay.
 
     >>> unique_names(["St. Mary's", "st. mary_s", "../x", "=cmd", "", "global"])
     ['St. Mary_s', 'st. mary_s-2', '_._x', '_cmd', 'unnamed', '_global']

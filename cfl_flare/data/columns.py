@@ -139,7 +139,7 @@ class Columns(Reading):
         classes: the label's classes by their names, in the order of their numbers; none if they are numbers.
         leave: columns that are left out on purpose; any other is refused.
         names: all columns' names, for a file without a line of names.
-        absent: texts that mean that a value is missing, besides nothing at all; numbers are taken as their text.
+        absent: texts that mean that a value is missing, apart from nothing at all; numbers are taken as their text.
 
     How this site's file is written is said by the settings of `cfl_flare.data.frames.Reading`.
     """

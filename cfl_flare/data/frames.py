@@ -124,7 +124,7 @@ def read_frame(
     Args:
         path: the file.
         names: the columns' names, for a file without a line of names: one whose first line is no such names.
-        absent: texts that mean that a value is missing, besides nothing at all.
+        absent: texts that mean that a value is missing, apart from nothing at all.
         reading: how the file is written; None for the defaults.
         as_text: columns of a text file whose values are left as they are written: 007 is no 7.
     """

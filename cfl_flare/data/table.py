@@ -256,7 +256,7 @@ class Table(Reading, NamedSource):
         """What this site's table has, for the sites to agree on: no row, and no category of fewer rows than ``fewest``.
 
         Categories and classes that ``columns`` names are the study's, and stay, whether this site has them or not. With
-        ``scale``, numbers that so many rows have get their mean and deviation, for the scaling ``federation``. Both are
+        ``scale``, numbers that as many rows have get their mean and deviation, for the scaling ``federation``. Both are
         of the training rows, so that no test row has a part in the common scale.
         """
         require(fewest > 0, f"--min-rows = {fewest} should be > 0")

@@ -214,8 +214,8 @@ class Learner:
     def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
         """Mean loss of each model on the participant's training data, ``(len(models),)`` float64.
 
-        It is the plain loss, as when models are measured: without class weights and label smoothing. So many
-        ``samples`` are drawn anew in each round; None for all.
+        It is the plain loss, as when models are measured: without class weights and label smoothing. In each
+        round, ``samples`` of them are drawn anew; None for all.
         """
         split = self._train
         if samples is not None and samples < self.samples:

@@ -22,11 +22,7 @@ from cfl_flare.training.settings import TrainSettings
 class ResidentModel:
     """A module whose parameters, gradients and float buffers are views of flat tensors.
 
-    Loading or reading a model is one copy, and the optimizer updates one tensor, whatever the module.
-
-    Args:
-        module: any module; it is modified.
-        device: where it computes.
+    Loading or reading a model is one copy, and the optimizer updates one tensor, whatever the module, which it changes.
 
     Attributes:
         layout: of the vectors.
@@ -73,13 +69,9 @@ class ResidentModel:
             yield seen
             return
         name = next(e.name for e in self.layout.entries if e.head).rpartition(".")[0]
-        hook = self.module.get_submodule(name).register_forward_pre_hook(
-            lambda _, given: seen.__setitem__(slice(None), given)
-        )
-        try:
+        head = self.module.get_submodule(name)
+        with head.register_forward_pre_hook(lambda _, given: seen.__setitem__(slice(None), given)):
             yield seen
-        finally:
-            hook.remove()
 
     def evaluated(self, x: Tensor) -> Tensor:
         """The backbone's outputs ``(n, d)`` in evaluation mode, with gradient. The module is in training mode after it.

@@ -165,12 +165,8 @@ class Runtime:
         authorize: the site's component policy, which is asked about a task of the user's.
 
     Attributes:
-        task: what models predict.
-        augment: the transforms of training samples; None if there are none.
         division: what of a model travels, and what stays.
-        untrained: the run's untrained model of a given number.
-        initial: what travels of it.
-        optimizer: makes the steps; its state is that of the participant that trains.
+        untrained: the run's untrained model of a given number; ``initial`` is what travels of it.
         ignores_mode: the network is known to compute the same in training and in evaluation mode.
     """
 
@@ -187,9 +183,8 @@ class Runtime:
         try:
             torch.zeros(1, device=device)
         except Exception as error:  # torch raises many kinds of errors for a missing device
-            raise ConfigError(
-                f"device = {device!r} cannot be used here ({one_line(error)}); name another, such as 'cpu'"
-            ) from error
+            reason = f"device = {device!r} cannot be used here ({one_line(error)})"
+            raise ConfigError(f"{reason}; name another, such as 'cpu'") from error
         settings.lr_at(0)  # a cosine without its rounds is refused here, and not in each participant's first step
         self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
         self.task = settings.built_task(authorize)
