@@ -171,7 +171,6 @@ class LatestModels:
 
     @property
     def names(self) -> list[str]:
-        """The participants."""
         return list(self.versions)
 
     def keep(self, name: str, model: Params) -> None:
@@ -198,7 +197,6 @@ class LatestModels:
         return weighted_mean(((self.model(name), self.weight([name], weighting)) for name in names), otherwise)
 
     def weight(self, names: Sequence[str], weighting: str) -> float:
-        """The total weight of some participants."""
         return float(sum(self.versions[name][1] for name in names) if weighting == "samples" else len(names))
 
     def spread(self, names: Sequence[str], centre: Params) -> float:

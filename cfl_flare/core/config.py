@@ -45,7 +45,6 @@ def marked(value: Any) -> Any:
 
 
 def unmarked(value: Any) -> Any:
-    """The value without those marks."""
     if isinstance(value, Mapping):
         return {k: unmarked(v) for k, v in value.items() if k not in MARK}
     return [unmarked(v) for v in value] if isinstance(value, (list, tuple)) else value
@@ -173,7 +172,6 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
 
 
 def class_path(obj: Any, what: str) -> str:
-    """Where the class of an object can be imported from."""
     if isinstance(obj, (type, str)):
         name = f"{obj.__module__}.{obj.__qualname__}" if isinstance(obj, type) else obj
         raise ConfigError(
@@ -291,7 +289,6 @@ def class_paths(spec: Any) -> list[str]:
 
 
 def _built(value: Any, base: type, what: str, authorize: Callable[[str], None] | None) -> Any:
-    """An argument, with what is described in it built."""
     if not class_paths(value):
         return value
     if not isinstance(value, Mapping):

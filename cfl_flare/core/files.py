@@ -163,7 +163,6 @@ def _check_regular(path: Path, status: os.stat_result, limit: int | None) -> Non
 
 
 def read_text(path: Path, limit: int = MOST_JSON) -> str:
-    """The text of a file in UTF-8."""
     with open_regular(path, limit) as file:
         try:
             return file.read(limit + 1).decode()
@@ -173,7 +172,6 @@ def read_text(path: Path, limit: int = MOST_JSON) -> str:
 
 
 def read_json(path: Path, limit: int = MOST_JSON) -> Any:
-    """The content of a JSON file."""
     return parse_json(read_text(path, limit), str(path))
 
 

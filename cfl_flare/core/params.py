@@ -55,7 +55,6 @@ class Entry:
 
     @property
     def slice(self) -> slice:
-        """The part of the vector that holds it."""
         return slice(self.offset, self.offset + self.size)
 
     def view(self, vector: Any) -> Any:
@@ -329,7 +328,6 @@ class WeightedMean:
         self._weights = np.zeros(len(layout.entries), np.float64)
 
     def add(self, params: Params, weight: float) -> None:
-        """Adds one model with its weight."""
         present = params.present
         for i, place in self._places():
             if present is None or present[i]:

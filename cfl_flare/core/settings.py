@@ -131,7 +131,6 @@ def _accepts(value: Any, annotation: Any) -> bool:
 
 
 def check_types(instance: Any, where: str) -> None:
-    """Checks a dataclass's simple fields against their annotations."""
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
@@ -142,7 +141,6 @@ def check_types(instance: Any, where: str) -> None:
 
 
 def check_settings(instance: Any, where: str) -> None:
-    """Checks the types and bounds of a dataclass's fields."""
     check_types(instance, where)
     for name, stated in settings_of(type(instance)).items():
         value = getattr(instance, stated.field)
@@ -152,7 +150,6 @@ def check_settings(instance: Any, where: str) -> None:
 
 
 def changed(instance: Any) -> list[str]:
-    """The settings of a dataclass that differ from their defaults."""
     return [name for name, s in settings_of(type(instance)).items() if getattr(instance, s.field) != s.default]
 
 

@@ -29,8 +29,8 @@ def plain(text: str, limit: int = LIMIT) -> str:
     'two lines, \\x1b[31mred\\x1b[0m'
     """
     enough = text[: 2 * limit]
-    line = "".join(c if c.isprintable() else _escaped(c) for c in enough)
-    line = " ".join(line.split())
+    characters = (c if c.isprintable() or c.isspace() else c.encode("unicode_escape").decode() for c in enough)
+    line = " ".join("".join(characters).split())
     return line if len(line) <= limit and len(enough) == len(text) else line[: limit - 3] + "..."
 
 
@@ -68,8 +68,3 @@ def shown(value: Any) -> str:
         return plain(_short.repr(value), 200)
     except Exception:  # a value whose own repr fails
         return f"a {type(value).__name__}"
-
-
-def _escaped(character: str) -> str:
-    """A character that is not shown as it is."""
-    return " " if character.isspace() else character.encode("unicode_escape").decode()

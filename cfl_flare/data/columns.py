@@ -120,7 +120,6 @@ class Column:
 
     @property
     def line(self) -> str:
-        """What it becomes, in one line."""
         of = f" of {' < '.join(self.categories)}" if self.kind == "ordinal" else ""
         of = f", 1 for {self.categories[1]}" if self.kind == "boolean" else of
         of = f" of {', '.join(self.categories)}" if self.kind == "category" else of
@@ -195,7 +194,6 @@ class Columns(Reading):
             raise ConfigError(f"{path}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, without what is not set."""
         settings = {**_changed(self), "columns": [_changed(column) for column in self.columns]}
         return {"columns": settings.pop("columns"), **settings}
 
@@ -287,7 +285,6 @@ def _check_equal(sites: Mapping[str, Any], names: Iterable[str], where: str) -> 
 
 
 def _together(sites: Mapping[str, Column]) -> Column:
-    """One column of all sites."""
     every = list(sites.values())
     kind, categories, where = every[0].kind, every[0].categories, f"columns: {shown(every[0].column)}"
     _check_equal(sites, ("kind", "range", "categories") if kind in ("boolean", "ordinal") else ("kind", "range"), where)

@@ -134,7 +134,6 @@ class SiteData(Wrapped):
 
     @cached_property
     def agreed_columns(self) -> Columns | None:
-        """What the job says of a table's columns."""
         return None if self.columns is None else columns_of(self.columns, "data site: columns")
 
     def leave(self) -> AbstractContextManager[None]:

@@ -236,7 +236,6 @@ class Table(Reading, NamedSource):
         return f"{self._label()} = {shown(names[1])}" if len(names) == 2 else None
 
     def described(self) -> list[str]:
-        """What each column became, and which rows are left out."""
         path, frame, columns, labels = self._contents
         labelled = frame[labels.rows]
         _, unknown = encoded(labelled, columns, str(path))

@@ -55,7 +55,6 @@ def combined(outputs: Tensor, vote: str, link: str = "softmax") -> Tensor:
 
 
 def _log_mean(logarithms: Tensor) -> Tensor:
-    """The logarithm of the mean over the first dimension."""
     return logarithms.logsumexp(dim=0) - torch.tensor(float(len(logarithms))).log()
 
 
@@ -93,7 +92,6 @@ class Served:
 
     @classmethod
     def of(cls, model: Params | Served) -> Served:
-        """Wraps a single model."""
         return model if isinstance(model, Served) else cls((model,))
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -104,7 +102,6 @@ class Served:
 
     @property
     def of_parts(self) -> tuple[str, ...]:
-        """``parts``, or its default."""
         return self.parts or ("",) * len(self.models)
 
 

@@ -52,7 +52,6 @@ class ResidentModel:
                 old.grad = entry.view(self.gradient)
 
     def load(self, params: Params) -> None:
-        """Loads a model."""
         with torch.no_grad():
             self.flat.copy_(torch.from_numpy(params.vector))
             offset = 0
@@ -284,5 +283,4 @@ class Adam(Optimizer):
 
 
 def optimizer_of(settings: TrainSettings, resident: ResidentModel) -> Optimizer:
-    """The optimizer that the settings name."""
     return SGD(settings, resident) if settings.optimizer == "sgd" else Adam(settings, resident)

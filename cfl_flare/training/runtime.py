@@ -111,7 +111,6 @@ class Batches:
         return len(self._indices)
 
     def __getitem__(self, number: int) -> Split:
-        """One batch."""
         if self._made:
             return self._made[number]
         x, y = self._data.x[self._indices[number]], self._data.y[self._indices[number]]
@@ -119,7 +118,6 @@ class Batches:
 
     @property
     def sizes(self) -> list[int]:
-        """The number of samples of each batch."""
         return [len(chosen) for chosen in self._indices]
 
     def samples(self) -> Tensor:

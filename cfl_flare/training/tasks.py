@@ -292,7 +292,6 @@ class Segmentation(LearningTask):
             )
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
-        """Soft Dice over the batch, the mean over the classes but the background, and cross-entropy."""
         entropy = F.cross_entropy(outputs, targets, weights, label_smoothing=smoothing)
         return self.dice * (1 - soft_dice(outputs, targets)) + (1 - self.dice) * entropy
 
