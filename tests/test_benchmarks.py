@@ -8,9 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import features
+import kept
 import numpy as np
 import pytest
+from common import Cell
+from features import embedding
 from PIL import Image
+from plans import PLANS, hospitals
+from plans.plan import own_training
+from sources import FLambyHeart, JpegNpz, Years
 
 from cfl_flare.core.config import build, describe
 from cfl_flare.core.errors import DataError
@@ -20,16 +27,6 @@ from cfl_flare.methods import IFCA, FeSEM, WeCFL
 from cfl_flare.results.run_dir import load_run
 from tests.report.test_figures import is_an_image
 from tests.tiny import rounds
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-import features
-import kept
-from common import Cell
-from features import embedding
-from plans import PLANS, hospitals
-from plans.plan import own_training
-from sources import FLambyHeart, JpegNpz, Years
 
 # JPEG files in an npz archive
 

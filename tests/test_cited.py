@@ -4,19 +4,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import cited
+import kept
 import pytest
+from common import Cell, add_cells
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import cited  # noqa: E402
-import kept  # noqa: E402
-from common import Cell, add_cells  # noqa: E402
 
 
 def cell(row: str, seed: int, accuracy: float, commit: str = "c1", partition: str = "labels", **facts: Any) -> Cell:

@@ -5,11 +5,11 @@
 import ast
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import reports
 import yaml
 
 from cfl_flare.cli import parser
@@ -19,9 +19,6 @@ from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
 from tests.tiny import initial, update
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import reports  # noqa: E402
 
 BUILT = reports.makers().keys()  # with the site
 README = ROOT / "README.md"

@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import re
 import statistics
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
 import cited
 import kept
+import pytest
 import reports
 
 ROOT = cited.ROOT

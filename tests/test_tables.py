@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -20,7 +19,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import report
+import reports
+import tables
+from common import FILE, Cell, add_cells, load_cell, read_cells
+from kept import MEASURED, RESULTS
 from PIL import Image
+from plans import PLANS
+from plans.blood import stable
+from plans.plan import FIGURES, Some, model
+from report import over_rounds
+from sources import JpegNpz
+from tables import run_through_flare
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.errors import ConfigError
@@ -29,20 +39,6 @@ from cfl_flare.data import Digits, Npz
 from cfl_flare.engine.loop import model_factory
 from cfl_flare.engine.private import check_private
 from cfl_flare.results.run_dir import load_run
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-import report
-import reports
-import tables
-from common import FILE, Cell, add_cells, load_cell, read_cells
-from kept import MEASURED, RESULTS
-from plans import PLANS
-from plans.blood import stable
-from plans.plan import FIGURES, Some, model
-from report import over_rounds
-from sources import JpegNpz
-from tables import run_through_flare
 
 KEPT = [path.parent for path in sorted(Path(tables.__file__).parent.glob(f"results/*/{FILE}"))]
 FAMILY = PLANS["family"]

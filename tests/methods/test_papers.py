@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import paper_figures
 import pytest
+import tables
 import torch
+import traffic
+from plans import PLANS
+from plans.plan import model
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.config import build
@@ -24,14 +28,6 @@ from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.served import load_model
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime, Split
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import paper_figures
-import tables
-import traffic
-from plans import PLANS
-from plans.plan import model
 
 SMALL = replace(
     PLANS["fedcuau"], source=Digits(), model=model("mlp", (1, 8, 8), 10), participants=8, rounds=3, sample=1.0
