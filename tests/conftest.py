@@ -1,20 +1,44 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+if TYPE_CHECKING:
+    from tests.e2e.deployment import Deployment
+
+# Files whose slow tests share a running FLARE system, or may not run two at once.
+DEPLOYMENTS = (
+    "tests/e2e/test_ghost_job.py",
+    "tests/e2e/test_faults.py",
+    "tests/e2e/test_guides.py",
+    "tests/e2e/test_hospital_walk.py",
+    "tests/e2e/test_hostile_author.py",
+    "tests/e2e/test_poc.py",
+    "tests/e2e/test_provisioned.py",
+)
 torch.set_num_threads(1)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Distributes the tests, however pytest-xdist is called."""
-    from tests.scheduling import Scheduling
+    """Fast tests of a file go to one worker, which makes their fixtures once; slow ones go to whoever is free.
+
+    What has most tests goes first: the slow files that stay together are also the longest.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            together = file in DEPLOYMENTS or self.config.option.markexpr != "slow"
+            return file if together else nodeid
 
     return Scheduling(config, log)
 
@@ -43,7 +67,7 @@ def data_root() -> Path:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Finished runs by the name of their method, each made once and not to be changed."""
-    from tests.joining import METHOD_LIST, run_of
+    from tests.loop import METHOD_LIST, run_of
 
     done: dict[str, Path] = {}
 
@@ -53,3 +77,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return done[name]
 
     return finished
+
+
+@pytest.fixture(scope="session")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A running deployment, which several files of tests use one after the other."""
+    from tests.e2e.deployment import deployed, hospitals
+
+    source = Path(os.environ.get("CFL_DATA_ROOT", "")) / "bloodmnist28.npz"
+    if not os.environ.get("CFL_DATA_ROOT") or not source.is_file():
+        pytest.skip("CFL_DATA_ROOT holds no bloodmnist28.npz")
+    folder = tmp_path_factory.mktemp("trial")
+    yield from deployed(folder, hospitals(source, folder / "data"))

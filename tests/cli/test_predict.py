@@ -32,8 +32,7 @@ from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
 from tests.engine.test_private import SPECS, built
 from tests.engine.test_tasks import Made, model_of
-from tests.joining import kept_files, run_of
-from tests.loop import run_loop
+from tests.loop import kept_files, run_loop, run_of
 from tests.play import DATA, MODEL
 
 ALL = [*SPECS, "fedds:k=2", "feddsmic:k=2", "fedcuau:k=2", "fedcuau:k=2,base={'method':'fedper'}"]

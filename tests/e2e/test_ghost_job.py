@@ -19,7 +19,7 @@ from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import Logistic
 from cfl_flare.results.run_dir import load_run
 from tests.e2e.deployment import GUIDE, SERVER, TRUSTING, Deployment, deployed, hospitals, until
-from tests.full_disk import can_mount, on_small_disk
+from tests.processes import can_mount, on_small_disk
 
 pytestmark = pytest.mark.slow
 

@@ -1,18 +1,28 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The server's checks and its schedule, without FLARE."""
+"""The server's checks and its schedule, without FLARE, and what is checked before the first run starts."""
+
+from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import cfl_flare.engine.spool
 from cfl_flare.core.errors import ConfigError, PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Params
+from cfl_flare.data import Digits
+from cfl_flare.engine import preflight
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.server import Server, ServerSettings, count_of
 from cfl_flare.engine.task import Result
 from cfl_flare.methods import IFCA, FedAvg, Participant, Update, WeCFL
+from cfl_flare.models import Logistic
+from cfl_flare.training.settings import TrainSettings
 from tests.tiny import LAYOUT, coin, initial, update
 
 PEOPLE = [Participant("a", "site-1", 1), Participant("b", "site-1", 3), Participant("c", "site-2", 2)]
@@ -238,3 +248,51 @@ def test_refusals(settings, message):
 def test_shares_and_counts():
     assert [count_of(0.25, 100), count_of(0.001, 100), count_of(25, 100), count_of(500, 100)] == [25, 1, 25, 100]
     assert coin(1, 2).vector.dtype == np.float32
+
+
+# ---- Preflight ----
+
+
+RUN: dict[str, Any] = {"data": Digits(), "participants": 6, "partition": "iid", "num_rounds": 2, "min_clients": 1}
+MODEL = Logistic((1, 8, 8), 10)
+
+
+def test_all_methods_are_held_against_the_model_before_any_of_them_builds_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    start = IFCA.start
+    monkeypatch.setattr(IFCA, "start", lambda self, *args: started.append(self) or start(self, *args))
+    plans = [RunPlan.of(method=m, model=MODEL, **RUN) for m in (IFCA(k=2), WeCFL(k=2, cluster_on="backbone"))]
+    with pytest.raises(ConfigError, match="method wecfl: cluster_on = 'backbone'"):
+        check_plans(plans)
+    assert not started
+    check_plans(plans[:1])
+    assert len(started) == 1
+
+
+def test_each_run_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cfl_flare.flare import ClusteredRecipe
+
+    calls = []
+    layout = preflight._layout
+    monkeypatch.setattr(preflight, "_layout", lambda module: calls.append(module) or layout(module))
+    ClusteredRecipe(method=FedAvg(), model=MODEL, **RUN)
+    assert len(calls) == 1
+    ClusteredRecipe.of(RunPlan.of(method=FedAvg(), model=MODEL, **RUN))  # it has been
+    assert len(calls) == 1
+
+
+def test_a_share_above_one_can_never_be_reached() -> None:
+    with pytest.raises(ConfigError, match=r"accuracy is a share in 0\.\.1 here; write 0\.8 for 80 per cent"):
+        check_plans([RunPlan.of(method=FedAvg(), model=MODEL, **RUN, stop_cond="accuracy >= 80")])
+    check_plans([RunPlan.of(method=FedAvg(), model=MODEL, **RUN, stop_cond="loss <= 80")])
+
+
+@pytest.mark.parametrize("name", ["pooled_auroc", "pooled_macro_f1"])
+def test_histograms_of_scores_are_asked_for_where_they_decide_and_where_there_are_classes(name: str) -> None:
+    more: dict[str, Any] = {**RUN, "key_metric": name}
+    with pytest.raises(ConfigError, match=f"names {name}, which needs histograms of scores; set score_bins to 200"):
+        check_plans([RunPlan.of(method=FedAvg(), model=MODEL, **more)])
+    check_plans([RunPlan.of(method=FedAvg(), model=MODEL, **more, training=TrainSettings(score_bins=200))])
+    flat = nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten())
+    with pytest.raises(ConfigError, match="score_bins = 200 needs a model that ends in a fully connected layer"):
+        check_plans([RunPlan.of(method=FedAvg(), model=flat, **RUN, training=TrainSettings(score_bins=200))])

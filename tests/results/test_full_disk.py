@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.full_disk import can_mount, on_small_disk
+from tests.processes import can_mount, on_small_disk
 
 FILES = """
 import sys

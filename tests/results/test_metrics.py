@@ -1,12 +1,36 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""By which numbers a run decides: means that no single site moves far, and honest means as they are."""
+"""By which numbers a run is judged: means, metrics of any name, and whether it was still improving at its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from cfl_flare.methods import Participant, ServerState
-from cfl_flare.results.metrics import Metric, measure_round, steady_average
+from cfl_flare.data import DataConfig, Digits
+from cfl_flare.engine.server import ServerSettings
+from cfl_flare.methods import FedAvg, Participant, ServerState
+from cfl_flare.report.facts import head
+from cfl_flare.report.page import View
+from cfl_flare.report.table import results_table
+from cfl_flare.results.metrics import (
+    Metric,
+    best_end,
+    is_share,
+    leading,
+    measure_round,
+    of_training,
+    reported,
+    steady_average,
+)
+from cfl_flare.results.remarks import gain_at_end, improving
+from cfl_flare.results.run_dir import load_run
+from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
+from tests.play import MODEL
 from tests.tiny import coin
 
 STATE = ServerState({"cluster-0": coin(0, 0), "cluster-1": coin(0, 0)}, assignment={"a": 0, "b": 0, "c": 1, "d": 1})
@@ -118,3 +142,150 @@ def test_one_of_six_does_not_end_a_run_by_patience():
         measured = measure_round({**RECORD, "round": number}, honest | lie, people, STATE, 2, 1 / 3)
         means.append(measured.deciding()["served_accuracy"])
     assert max(range(8), key=means.__getitem__) == 7 and max(means[1:4]) > means[0]
+
+
+# ---- Metrics of any name ----
+
+
+@pytest.mark.parametrize(
+    ("names", "end"),
+    [
+        (["loss", "val_loss", "val/crossEntropyLoss", "logloss", "train/MAE", "MeanSquaredError", "rmse"], "min"),
+        (["brier_score", "HD95", "hd95", "hausdorffDistance", "error_rate", "nll", "relative-error"], "min"),
+        (
+            ["accuracy", "val_acc", "dice", "DiceScore", "BinaryAUROC", "r2", "R2Score", "c-index", "f1", "macro_f1"],
+            "max",
+        ),
+        (["neg_mean_squared_error", "negLogLikelihood"], "max"),
+        (["gain", "lossless_ratio", "mission", "epoch", "x"], None),
+    ],
+)
+def test_a_name_says_which_end_is_best_or_nothing(names, end):
+    assert {name: best_end(name) for name in names} == dict.fromkeys(names, end)
+
+
+def test_shares_are_told_by_name_and_range():
+    assert is_share("served_accuracy", 0, 1) and is_share("dice", 0.2, 0.9)
+    assert not is_share("accuracy", 12, 71)  # per cent
+    assert not is_share("r2", -0.3, 0.9)
+    assert not is_share("loss", 0.1, 0.2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["dice", "served_dice", "served_worst_dice", "bottom_dice", "served_dice_unweighted", "cluster-12/served_dice"],
+)
+def test_what_a_record_makes_of_a_metric_is_traced_back(name):
+    assert Metric(name, "min").of_participants == Metric("dice", "min")
+
+
+def test_names_may_hold_a_slash():
+    record = {
+        "served_val/dice": 0.5,
+        "cluster-1/served_val/dice": 0.4,
+        "cluster-1/size": 3.0,
+        "served_worst_val/dice": 0.1,
+    }
+    found = {name: Metric(name).of(record) for name in ("val/dice", "cluster-1/val/dice", "cluster-1/size")}
+    assert found == {"val/dice": 0.5, "cluster-1/val/dice": 0.4, "cluster-1/size": 3.0}
+    assert Metric("worst_val/dice").of(record) == 0.1
+    assert Metric("val/loss").of(record) is None
+    assert Metric("cluster-1/val/dice").of_participants.name == "val/dice"
+
+
+def test_one_participant_adds_no_metric_to_those_of_the_others():
+    honest = {"served_dice": 0.5, "served_loss": 1.0, "trained_loss": 1.0, "name": "a"}
+    odd = {"served_accuracy": 1.0, "served_dice": 0.1, "served_loss": 2.0}
+    assert reported([honest, honest, odd], 3) == ["dice", "loss"]
+    assert reported([honest, {**honest, "served_accuracy": 1.0}], 2) == ["dice", "loss"]
+    assert reported([honest], 3) == []  # the others say nothing, and one of three decides for nobody
+    assert reported([{"served_a": 1.0}, {"served_b": 1.0}], 2) == []  # nothing is common
+    assert reported([], 0) == reported([{"trained_loss": 1.0}], 1) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names", "found"),
+    [
+        ([Metric("loss", "min")], ["accuracy", "loss"], Metric("loss", "min")),
+        ([Metric("worst_dice")], ["accuracy", "dice"], Metric("dice")),
+        ([Metric("ari")], ["dice", "accuracy"], Metric("accuracy")),
+        ([Metric("accuracy"), Metric("hd95", "min")], ["dice", "hd95"], Metric("hd95", "min")),
+        ([Metric("accuracy")], ["loss", "hd95", "dice", "alpha"], Metric("dice")),
+        ([Metric("accuracy")], ["train_acc", "val_acc", "train_loss"], Metric("val_acc")),
+        ([Metric("accuracy")], ["epoch", "val_loss"], Metric("val_loss", "min")),
+        ([], ["loss", "mae"], Metric("mae", "min")),
+        ([], ["gain"], Metric("gain")),
+        ([], [], Metric("accuracy")),
+    ],
+)
+def test_the_metric_that_tells_how_good_a_run_is(wanted, names, found):
+    assert leading(wanted, names) == leading(wanted, names[::-1]) == found
+
+
+def test_metrics_of_training():
+    assert [n for n in ("loss", "val_loss", "train_acc", "trained", "dice", "hd95") if of_training(n)] == [
+        "loss",
+        "val_loss",
+        "train_acc",
+    ]
+
+
+# ---- Convergence ----
+
+
+def curve(rounds: int, speed: float, noise: float = 0.0, seed: int = 0) -> list[float]:
+    """From 0.5 towards 0.9."""
+    drawn = np.random.default_rng(seed).normal(0, noise, rounds)
+    return (0.9 - 0.4 * np.exp(-speed * np.arange(rounds)) + drawn).tolist()
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+@pytest.mark.parametrize("rounds", [10, 20, 100])
+def test_noise_alone_is_taken_for_a_gain_in_one_of_twenty_runs(rounds: int, mode: str) -> None:
+    rng = np.random.default_rng(rounds)
+    alarms = [gain_at_end(range(rounds), rng.normal(0.9, 0.01, rounds).tolist(), mode) is not None for _ in range(4000)]
+    print(f"false alarms of {rounds} rounds, {mode}: {np.mean(alarms):.3f}")
+    assert np.mean(alarms) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 4000)
+
+
+def test_what_was_cut_short_is_seen_and_what_has_converged_is_not() -> None:
+    short = [gain_at_end(range(20), curve(20, 0.05, 0.003, seed), "max") is not None for seed in range(100)]
+    done = [gain_at_end(range(100), curve(100, 0.1, 0.003, seed), "max") is not None for seed in range(100)]
+    assert np.mean(short) > 0.9 and np.mean(done) < 0.12
+    assert gain_at_end(range(100), curve(100, 0.1), "max") is None  # smooth, and the rest is nothing beside the gain
+    assert gain_at_end(range(20), [1 - value for value in curve(20, 0.05)], "min") == pytest.approx(0.034, abs=1e-3)
+    assert gain_at_end(range(20), curve(20, 0.05), "min") is None  # it gets worse
+
+
+def test_too_few_measured_rounds_say_nothing() -> None:
+    assert gain_at_end(range(9), curve(9, 0.05), "max") is None
+    assert improving([], Metric("accuracy")) is None
+    lines: list[dict[str, Any]] = [
+        {"round": i, "served_accuracy": v if i % 2 else None} for i, v in enumerate(curve(18, 0.05))
+    ]
+    assert improving(lines, Metric("accuracy")) is None
+    lines = [{"round": 5 * i, "served_accuracy": value} for i, value in enumerate(curve(12, 0.05))]
+    text = improving(lines, Metric("accuracy"))
+    assert text is not None and text.startswith("not converged: accuracy still improved by 0.0")
+    assert text.endswith("over the last 20 rounds; train longer")
+
+
+@pytest.mark.parametrize(
+    ("lr", "stop_cond", "said"), [(0.005, None, True), (0.1, None, False), (0.005, "loss <= 9", False)]
+)
+def test_a_run_says_it_in_summary_table_report_and_log(
+    lr: float, stop_cond: str | None, said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_loop(
+        method=FedAvg(),
+        model=MODEL,
+        source=Digits(),
+        data=DataConfig(6, "iid"),
+        settings=ServerSettings(12 if lr < 0.1 else 40, stop_cond=stop_cond),
+        training=TrainSettings(lr=lr, local_steps=5),
+        folder=tmp_path,
+    )
+    run = load_run(tmp_path)
+    assert ("improving" in run.summary) == said
+    places = (str(results_table([run]).caption), " ".join(head(View(run)).text), caplog.text)
+    assert [("not converged: " in text) for text in places] == [said] * 3

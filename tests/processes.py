@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are not what they are named after, and a process in which to read them: with little memory and time."""
+"""Files that are not what they are named after, and processes with little memory, time or disk."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -65,3 +66,35 @@ def odd_files(folder: Path, ending: str) -> dict[str, Path]:
     found["loop"].symlink_to(found["loop"].name)
     found["nowhere"].symlink_to("none")
     return found
+
+
+# ---- A disk that is full ----
+
+
+ROOT = Path(__file__).parents[1]
+
+
+@cache
+def can_mount() -> bool:
+    """Whether this user may mount a file system in a namespace of a process's own."""
+    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"]
+    try:
+        return subprocess.run(probe, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def on_small_disk(folder: Path, code: str, kilobytes: int) -> subprocess.CompletedProcess[str]:
+    """Runs code in a process for which a folder is a disk of this size; nobody else sees what is in it.
+
+    Without the right to mount, no file of the process can be larger than that: the same error by another number.
+    """
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CFL_DATA_ROOT": "", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", code, str(folder)]
+    if can_mount():
+        script = f'mount -t tmpfs -o size={kilobytes}k none "$1" && shift && exec "$@"'
+        words = ["unshare", "-m", "bash", "-c", script, "disk", str(folder), *words]
+    else:
+        limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({kilobytes * 1024},) * 2)\n"
+        words[2] = limit + code
+    return subprocess.run(words, capture_output=True, text=True, env=env, timeout=300)

@@ -1,24 +1,37 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The best round is kept, and a run ends once it has reached what it is after."""
+"""Observers: the best round and early stopping, every model at every participant, test samples of each class."""
 
+import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from cfl_flare.core.arrays import load_arrays
-from cfl_flare.core.config import from_dict
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.config import from_dict, parse_spec
+from cfl_flare.core.errors import ConfigError, PayloadError
+from cfl_flare.data import Digits, Samples
 from cfl_flare.engine.early_stopping import EarlyStopping
+from cfl_flare.engine.observers import ClassCounts
+from cfl_flare.engine.observers.observer import Asked, Probe
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
-from cfl_flare.engine.task import Result
-from cfl_flare.methods import FedAvg, Participant
+from cfl_flare.engine.site import Site
+from cfl_flare.engine.task import Result, Task
+from cfl_flare.methods import FedAvg, Participant, build_method
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import load_run, read_lines
+from cfl_flare.training.ensemble import Served
+from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
+from tests.play import DATA, MODEL, people
 from tests.tiny import LAYOUT, initial, update
+
+# ---- Early stopping ----
 
 
 def run(folder: Path, accuracies: list[float], metric: str = "accuracy", odd: str = "", **settings) -> Server:
@@ -197,3 +210,143 @@ def test_the_name_says_which_end_is_best_unless_the_settings_do():
     assert EarlyStopping.of("loss", "max", None, None).key.mode == "max"
     assert EarlyStopping.of("accuracy", None, "loss = 0", 3).watched.mode == "min"
     assert EarlyStopping.of("objective", None, None, None).key.mode == "max"
+
+
+# ---- Cross-site evaluation ----
+
+
+def table(folder: Path, method: str, **settings) -> list[dict[str, str]]:
+    name, values = parse_spec(method)
+    run_loop(
+        method=build_method({"method": name, **values}),
+        model=MODEL,
+        source=Digits(),
+        data=DATA,
+        settings=ServerSettings(2, cross_site_evaluation=True, **settings),
+        training=TrainSettings(lr=0.1, local_steps=3),
+        folder=folder,
+    )
+    with (folder / "cross_site.csv").open() as f:
+        return list(csv.DictReader(f))
+
+
+@pytest.mark.parametrize(
+    ("method", "models"),
+    [
+        ("fedavg", {"global"}),
+        ("wecfl:k=2", {"cluster-0", "cluster-1"}),
+        ("ifca:k=2,shared_backbone=True", {"cluster-0", "cluster-1"}),  # put together of parts
+        ("ifca-cam:k=2,warmup=1", {"cluster-0", "cluster-1"}),  # two that predict together
+        ("fedavg+ifca:k=2", {"cluster-0", "cluster-1"}),
+        ("fedper", {"global"}),
+    ],
+)
+def test_every_model_meets_every_participant(tmp_path, method, models):
+    lines = table(tmp_path, method)
+    assert {line["model"] for line in lines} == models
+    assert len(lines) == 6 * len(models)
+    people = {p["name"]: p for p in load_run(tmp_path).summary["participants"]}
+    assert {line["participant"] for line in lines} == set(people)
+    if "+" in method or method == "fedper":
+        return  # what they predict with is theirs alone
+    for line in lines:  # the own cluster's model does as it did when it was served
+        own = people[line["participant"]]
+        if line["model"] in (f"cluster-{own['cluster']}", "global") and not method.startswith("ifca"):
+            assert float(line["accuracy"]) == pytest.approx(own["served_accuracy"])
+            assert float(line["loss"]) == pytest.approx(own["served_loss"])
+
+
+def test_the_last_exchange_carries_all_models_and_no_other_does(tmp_path):
+    lines = table(tmp_path / "a", "wecfl:k=2")
+    with_it = load_run(tmp_path / "a")
+    run_loop(
+        method=build_method({"method": "wecfl", "k": 2}),
+        model=MODEL,
+        source=Digits(),
+        data=DATA,
+        settings=ServerSettings(2),
+        training=TrainSettings(lr=0.1, local_steps=3),
+        folder=tmp_path / "b",
+    )
+    without = load_run(tmp_path / "b")
+    assert not (tmp_path / "b" / "cross_site.csv").exists()
+    assert with_it.summary["final"]["served_accuracy"] == without.summary["final"]["served_accuracy"]
+    assert with_it.summary["bytes_down"] == without.summary["bytes_down"]  # one site, which has both models anyway
+    assert {line["site"] for line in lines} == {"local"}
+
+
+def test_the_figure(tmp_path):
+    from cfl_flare.report.figures import draw
+
+    table(tmp_path, "wecfl:k=2")
+    assert tmp_path / "cross_site.png" in draw(load_run(tmp_path))
+    assert (tmp_path / "cross_site.png").stat().st_size > 5000
+
+
+# ---- Samples of each class ----
+
+
+def counts(labels, task="classification", fewest=1, outputs=3):
+    """What a participant with these test labels answers."""
+    model = torch.nn.Linear(2, outputs)
+    settings = TrainSettings(local_steps=1, task=task)
+    site = Site(FedAvg(), lambda: model, settings, 0, fewest_scored=fewest)
+    y = np.array(labels)
+    samples = Samples(np.zeros((len(y), 2), np.float32), y)
+    site.add([replace(people()[0], name="a", train=samples, test=samples)])
+    learner = site.learner("a", {}, 0)
+    return ClassCounts.answer(
+        {}, Probe(learner, Served.of(site.runtime.initial(0)), {}, settings, site.sends_counts("a"))
+    )
+
+
+def test_counts_by_hand():
+    assert counts([0] * 12 + [2] * 2) == [12, 0, None]
+    assert counts([0] * 11 + [1] * 10, "binary", outputs=1) == [11, 10]
+    assert counts([[1, 0]] * 10 + [[1, 1]] * 9, "multilabel", outputs=2) == [19, None]
+    assert counts(np.array([0.5] * 20, np.float32), "regression", outputs=1) is None
+
+
+def test_a_small_test_split_sends_none():
+    assert counts([0] * 29, fewest=30) is None
+    assert counts([0] * 30, fewest=30) == [30, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (5, "5 should be its number of test samples by class"),
+        ([], r"\[\] should be its number"),
+        ("12", "'12' should be its number"),
+        ([12, 3], "3 test samples of a class should be 0, None, or a whole number in 10"),
+        ([True], "True test samples"),
+        ([10.0], "10.0 test samples"),
+        ([10**12], "1000000000000 test samples"),
+        ([0] * 10_001, "should be its number of test samples by class"),
+    ],
+)
+def test_what_no_honest_participant_sends_is_refused(answer, message):
+    asked = Task(("global",), train=False, evaluate=True, questions={"test_classes": {}})
+    result = Result("a", answers={"test_classes": answer})
+    with pytest.raises(PayloadError, match=message):
+        ClassCounts(True).check(answer, Asked(Participant("a", "local", 20), asked, result))
+
+
+def test_nobody_answers_who_was_not_asked():
+    task = Task(("global",), train=False, evaluate=True)
+    with pytest.raises(PayloadError, match="a was not asked for its test samples of each class"):
+        ClassCounts(True).check([10], Asked(Participant("a", "local", 20), task, Result("a")))
+
+
+@pytest.mark.parametrize("draws", [0, 50])
+def test_a_run_with_intervals_says_on_what_they_rest(tmp_path, draws):
+    training = TrainSettings(lr=0.1, local_steps=1, bootstrap=draws)
+    plan = {"model": MODEL, "source": Digits(), "data": DATA, "settings": ServerSettings(1), "training": training}
+    run_loop(method=FedAvg(), folder=tmp_path, **plan)
+    summary = load_run(tmp_path).summary
+    if not draws:
+        assert "test_classes" not in summary
+        return
+    for person in people():
+        exact = np.bincount(person.test.y, minlength=10)
+        assert summary["test_classes"][person.name] == [n if n == 0 or n >= 10 else None for n in exact]
