@@ -4,7 +4,7 @@
 
 A finished cell is a line of ``cells.jsonl.xz``, a JSON object. A cell is measured in a folder of its own, which holds
 the run's models too. What a report needs of it is then added to the file. The same cells always give the same bytes.
-``xzcat cells.jsonl.xz`` shows them.
+``xzcat cells.jsonl.xz`` shows them. The files of all results that are kept lie in ``results/cells.zip``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -79,12 +80,18 @@ def load_cell(cells: Path, name: str) -> Cell:
     )
 
 
-def read_cells(cells: Path) -> list[Cell]:
+def read_cells(cells: Path | zipfile.Path) -> list[Cell]:
     """The finished cells of a folder, sorted by partition and name; none if it has no such file."""
     if not (cells / FILE).exists():
         return []
-    with lzma.open(cells / FILE, "rt", encoding="utf-8") as lines:
-        return [Cell(**json.loads(line)) for line in lines]
+    return [Cell(**json.loads(line)) for line in lzma.decompress((cells / FILE).read_bytes()).splitlines()]
+
+
+def packed_cells(cells: Iterable[Cell]) -> bytes:
+    """The file of these cells, of which a later one takes the place of an older one of its name."""
+    by_name = {cell.name: cell for cell in cells}
+    ordered = sorted(by_name.values(), key=lambda cell: cell.name.split("/"))
+    return lzma.compress("".join(json.dumps(asdict(cell)) + "\n" for cell in ordered).encode())
 
 
 def add_cells(cells: Path, new: Iterable[Cell]) -> None:
@@ -96,10 +103,7 @@ def add_cells(cells: Path, new: Iterable[Cell]) -> None:
     folder = os.open(cells, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        by_name = {cell.name: cell for cell in (*read_cells(cells), *new)}
-        ordered = sorted(by_name.values(), key=lambda cell: cell.name.split("/"))
-        text = "".join(json.dumps(asdict(cell)) + "\n" for cell in ordered)
-        write(cells / FILE, lzma.compress(text.encode()))
+        write(cells / FILE, packed_cells([*read_cells(cells), *new]))
     finally:
         os.close(folder)
 

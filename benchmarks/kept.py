@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import lzma
 import statistics
+import zipfile
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
@@ -22,6 +23,7 @@ from scipy.stats import t
 from sklearn.metrics import adjusted_rand_score
 
 RESULTS = Path(__file__).parent / "results"
+CELLS = RESULTS / "cells.zip"  # the files of cells, each in a folder of its result's name
 MEASURED = "measured.json.xz"  # what other scripts than tables.py measured, by the name of each one's file
 
 
@@ -29,13 +31,18 @@ class CitationError(Exception):
     """A comment that names no figure, or several."""
 
 
+def folder_of(result: str) -> zipfile.Path:
+    """Where the cells of a result are kept."""
+    return zipfile.Path(CELLS, f"{result}/")
+
+
 @cache
 def kept(result: str) -> list[Cell]:
-    """The cells of a folder of results."""
-    found = read_cells(RESULTS / result)
-    if not found:
+    """The cells of a result."""
+    cells = read_cells(folder_of(result))
+    if not cells:
         raise CitationError(f"{result}: there are no such results")
-    return found
+    return cells
 
 
 @cache

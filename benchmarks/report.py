@@ -9,6 +9,7 @@ import json
 import shlex
 import statistics
 import textwrap
+import zipfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -124,7 +125,7 @@ def units(ours: Mapping[str, float | None], theirs: Sequence[float | None]) -> f
     return (mean - theirs[0]) / deviation if deviation else None
 
 
-def finished(cells: Path) -> list[Cell]:
+def finished(cells: Path | zipfile.Path) -> list[Cell]:
     """The finished cells, in the order of the table.
 
     Raises:
@@ -303,7 +304,7 @@ def texts(found: Sequence[Cell], name: str) -> dict[str, str]:
     return {".json": json.dumps(content, indent=1) + "\n", ".md": markdown(rows, plan, settings, name)}
 
 
-def write_report(cells: Path, out: Path) -> None:
+def write_report(cells: Path | zipfile.Path, out: Path) -> None:
     """Writes ``<out>.json``, ``<out>.md`` and figures: ``<out>.png`` of the accuracy, and of what else is compared."""
     found = finished(cells)
     out.parent.mkdir(parents=True, exist_ok=True)

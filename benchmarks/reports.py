@@ -6,10 +6,10 @@ They are written below ``build/reports``, where each has the path that documents
 
     python benchmarks/reports.py
 
-Cells are kept in a file a plan (``tables.py keep``), what other scripts measured in ``measured.json.xz``. This adds a
-file to the latter, and renews ``results/SHA256SUMS``, which has the checksums of both and of the plans' reports:
+Cells are kept in ``cells.zip``, in a file a plan, what other scripts measured in ``measured.json.xz``. This adds files
+to them, and renews ``results/SHA256SUMS``, which has the checksums of both and of the plans' reports:
 
-    python benchmarks/reports.py --keep benchmarks/results/speed.json
+    python benchmarks/reports.py --keep benchmarks/results/speed.json benchmarks/results/blood/cells.jsonl.xz
     python benchmarks/reports.py --sums
 """
 
@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import lzma
 import shutil
 import statistics
+import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,10 +33,12 @@ import numpy as np
 import paper_figures
 import scale
 import traffic
-from common import COLOURS, FILE, save, write
+from common import COLOURS, FILE, packed_cells, read_cells, save, write
 from kept import (
+    CELLS,
     MEASURED,
     RESULTS,
+    folder_of,
     gaining,
     group,
     interval,
@@ -137,8 +141,12 @@ def draw_which_method(path: Path) -> None:
 ROOT = RESULTS.parents[1]
 BUILT = ROOT / "build" / "reports"
 SUMS = RESULTS / "SHA256SUMS"
-PLANS = {folder.parent.name: folder.parent for folder in sorted(RESULTS.glob(f"*/{FILE}"))}
 COMPUTED = ("stroke-years/agreement.json", "attacks-adaptive/paired.json")
+
+
+def kept_results() -> list[str]:
+    """The names of the results whose cells are kept."""
+    return sorted(folder.name for folder in zipfile.Path(CELLS).iterdir())
 
 
 def content_of(name: str) -> Any:
@@ -146,8 +154,8 @@ def content_of(name: str) -> Any:
     if name == "attacks-adaptive/paired.json":
         return attacks_report.paired(measured("attacks-adaptive/attacks.jsonl"))
     plan = name.partition("/")[0]
-    if plan in PLANS and name == f"{plan}/{plan}.json":
-        return json.loads(texts(finished(PLANS[plan]), plan)[".json"])
+    if plan in kept_results() and name == f"{plan}/{plan}.json":
+        return json.loads(texts(finished(folder_of(plan)), plan)[".json"])
     return measured(name)
 
 
@@ -166,7 +174,7 @@ def makers() -> dict[str, Callable[[Path], Any]]:
         "fedcuau/order.png": lambda path: paper_figures.draw_order(measured("fedcuau/order.json")["results"], path),
         "scale.png": lambda path: scale.draw(measured("scale.json")["methods"], path),
     }
-    made = {f"{name}/{name}.md": partial(of_plan, cells) for name, cells in PLANS.items()}
+    made = {f"{name}/{name}.md": partial(of_plan, folder_of(name)) for name in kept_results()}
     made |= {name: partial(write_text, make) for name, make in reports.items()} | pictures
     made |= {name: partial(write_content, name) for name in (*packed(), *COMPUTED)}
     return {(RESULTS.relative_to(ROOT) / name).as_posix(): make for name, make in made.items()} | {
@@ -176,7 +184,7 @@ def makers() -> dict[str, Callable[[Path], Any]]:
     }
 
 
-def of_plan(cells: Path, path: Path) -> None:
+def of_plan(cells: zipfile.Path, path: Path) -> None:
     """A plan's report, with its JSON and its pictures beside it."""
     write_report(cells, path.with_suffix(""))
 
@@ -208,24 +216,34 @@ def write_all(folder: Path = BUILT) -> None:
     stamp.write_text(state.hexdigest())
 
 
-def keep(paths: Sequence[Path]) -> None:
-    """Packs what scripts wrote below ``results`` into one file; they are deleted."""
+def keep_cells(folders: Sequence[Path]) -> None:
+    """Adds the cells of some folders to those that are kept by the folders' names."""
+    content = {name: (folder_of(name) / FILE).read_bytes() for name in kept_results()}
+    for folder in folders:
+        content[folder.name] = packed_cells([*read_cells(folder_of(folder.name)), *read_cells(folder)])
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as files:
+        for name in sorted(content):
+            files.writestr(zipfile.ZipInfo(f"{name}/{FILE}"), content[name])  # of no date: the same bytes each time
+    write(CELLS, archive.getvalue())
+
+
+def keep_measured(paths: Sequence[Path]) -> None:
+    """Packs what scripts wrote below ``results`` into one file."""
     content = packed() if (RESULTS / MEASURED).exists() else {}
     for path in paths:
         text, name = path.read_text(), path.resolve().relative_to(RESULTS.resolve()).as_posix()
         content[name] = list(map(json.loads, text.splitlines())) if path.suffix == ".jsonl" else json.loads(text)
     ordered = {name: content[name] for name in sorted(content)}
     write(RESULTS / MEASURED, lzma.compress(json.dumps(ordered).encode()))
-    for path in paths:
-        path.unlink()
 
 
 def sums() -> str:
     """The checksums, as ``sha256sum`` writes them."""
-    content = {f"{name}/{FILE}": (cells / FILE).read_bytes() for name, cells in PLANS.items()}
-    content[MEASURED] = (RESULTS / MEASURED).read_bytes()
-    for name, cells in PLANS.items():
-        content |= {f"{name}/{name}{ending}": text.encode() for ending, text in texts(finished(cells), name).items()}
+    content = {path.name: path.read_bytes() for path in (CELLS, RESULTS / MEASURED)}
+    for name in kept_results():
+        made = texts(finished(folder_of(name)), name)
+        content |= {f"{name}/{name}{ending}": text.encode() for ending, text in made.items()}
     return "".join(f"{hashlib.sha256(content[name]).hexdigest()}  {name}\n" for name in sorted(content))
 
 
@@ -237,7 +255,11 @@ def main() -> None:
     options.add_argument("--sums", action="store_true", help="renew the checksums instead")
     given = options.parse_args()
     if given.keep:
-        keep(given.keep)
+        cells = [path for path in given.keep if path.name == FILE]
+        keep_cells([path.parent for path in cells])
+        keep_measured([path for path in given.keep if path not in cells])
+        for path in given.keep:
+            path.unlink()
     if given.sums or given.keep:
         SUMS.write_text(sums())
     else:

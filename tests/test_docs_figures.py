@@ -262,7 +262,7 @@ def cell(row: str, seed: int, accuracy: float, commit: str = "c1", partition: st
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of results, ``tiny``: accuracies after two rounds are halves of what is given here."""
-    monkeypatch.setattr(kept, "RESULTS", tmp_path)
+    monkeypatch.setattr(kept, "folder_of", lambda result: tmp_path / result)
     kept.kept.cache_clear()
     accuracies = {"local": (0.8, 1.2, 1.0), "fedavg": (0.4, 0.6, 0.8), "wecfl": (1.0, 1.6, 1.6)}
     cells = [cell(row, seed, value) for row, values in accuracies.items() for seed, value in enumerate(values)]

@@ -24,7 +24,7 @@ import report
 import reports
 import tables
 from common import FILE, Cell, add_cells, load_cell, read_cells
-from kept import MEASURED, RESULTS
+from kept import CELLS, MEASURED, RESULTS, folder_of
 from PIL import Image
 from plans import PLANS
 from plans.blood import stable
@@ -41,7 +41,8 @@ from cfl_flare.engine.loop import model_factory
 from cfl_flare.engine.private import check_private
 from cfl_flare.results.run_dir import load_run
 
-KEPT = [path.parent for path in sorted(Path(tables.__file__).parent.glob(f"results/*/{FILE}"))]
+KEPT = reports.kept_results()
+PACKED = (CELLS.name, MEASURED)
 FAMILY = PLANS["family"]
 SMALL = replace(FAMILY, source=Digits(), model=model("mlp", (1, 8, 8), 10), participants=4, rounds=12)
 
@@ -188,21 +189,29 @@ def test_a_stopped_cell_goes_on_and_its_cost_is_that_of_all_attempts(
     assert json.loads((tmp_path / "cell.json").read_text()) == facts
 
 
-@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
-def test_kept_cells_and_their_reports_have_the_bytes_of_which_the_checksums_are(kept: Path) -> None:
+@pytest.mark.parametrize("kept", KEPT)
+def test_kept_cells_and_their_reports_have_the_bytes_of_which_the_checksums_are(kept: str) -> None:
     of = dict(line.split("  ")[::-1] for line in reports.SUMS.read_text().splitlines())
-    of_plans = {f"{p.name}/{file}" for p in KEPT for file in (FILE, f"{p.name}.json", f"{p.name}.md")}
-    assert set(of) == {*of_plans, MEASURED}
-    assert hashlib.sha256((RESULTS / MEASURED).read_bytes()).hexdigest() == of[MEASURED]
-    made = {FILE: (kept / FILE).read_bytes()}
-    made |= {f"{kept.name}{k}": v.encode() for k, v in report.texts(report.finished(kept), kept.name).items()}
+    assert set(of) == {*(f"{name}/{name}{ending}" for name in KEPT for ending in (".json", ".md")), *PACKED}
+    made = {name: (RESULTS / name).read_bytes() for name in PACKED}
+    texts = report.texts(report.finished(folder_of(kept)), kept)
+    made |= {f"{kept}/{kept}{ending}": text.encode() for ending, text in texts.items()}
     for name, content in made.items():
-        assert hashlib.sha256(content).hexdigest() == of[f"{kept.name}/{name}"], f"{name}: see reports.py --sums"
+        assert hashlib.sha256(content).hexdigest() == of[name], f"{name}: see reports.py --sums"
+
+
+def test_cells_that_are_kept_once_more_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_cells(tmp_path / "fedac", read_cells(folder_of("fedac"))[:2])
+    archive = tmp_path / "cells.zip"
+    archive.write_bytes(CELLS.read_bytes())
+    monkeypatch.setattr("kept.CELLS", archive)
+    monkeypatch.setattr(reports, "CELLS", archive)
+    reports.keep_cells([tmp_path / "fedac"])
+    assert archive.read_bytes() == CELLS.read_bytes()
 
 
 def test_the_same_cells_give_the_same_bytes_in_any_order(tmp_path: Path) -> None:
-    (path,) = [path for path in KEPT if path.name == "fedac"]
-    found = read_cells(path)
+    found = read_cells(folder_of("fedac"))
     assert [c.name for c in found] == sorted((c.name for c in found), key=lambda name: name.split("/"))
     add_cells(tmp_path / "at once", found)
     for one in reversed(found):
