@@ -28,11 +28,10 @@ CLUSTERED = ("WeCFL", "IFCA", "FeSEM-CAM")
 # Pages whose figures are of cells: each is cited by a comment, once the page has one.
 OF_CELLS = (
     *(
-        "reproduction.md",
         "penalties-and-cam.md",
         "personal-models.md",
         "blood-cells.md",
-        "private.md",
+        "private-layers.md",
         "calibration.md",
         "hospitals.md",
     ),

@@ -102,7 +102,7 @@ def test_how_a_script_s_process_is_launched_is_flare_s():
 def test_what_flare_s_recipe_takes_is_there_or_refused_by_name():
     from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 
-    page = (Path(__file__).parents[2] / "docs" / "from-fedavg-recipe.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "training-scripts.md").read_text()
     ours = {*inspect.signature(ClusteredRecipe).parameters}
     for name in inspect.signature(FedAvgRecipe).parameters:
         assert name == "self" or name in ours or name in NOT_HERE, name
