@@ -179,7 +179,7 @@ def test_more_features_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.write_text("a,label\n" + "1,0\n2,1\n" * 20)
     source = Table(str(path), columns={"columns": [{"column": "a", "kind": "category", "categories": ["1", "2"]}]})
     memory = type("Memory", (), {"available": 2 * 8 * 40 * 4 - 1})
-    assert source._whole
+    assert source._contents
     monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
     with pytest.raises(DataError, match="40 rows of 4 features would take 2,560 bytes of memory"):
         source.load()
