@@ -171,10 +171,10 @@ class SiteRun:
         return self._store.try_to_save(number, models, facts) if models else None
 
 
-def log_failure(log: FLComponent, what: str, code: str, whole: str, fl_ctx: FLContext) -> None:
+def log_failure(log: FLComponent, what: str, code: str, details: str, fl_ctx: FLContext) -> None:
     """Logs the code as an error and the rest as information: FLARE sends a site's error log to the server."""
     log.log_error(fl_ctx, f"{what} failed: {code}")
-    log.log_info(fl_ctx, f"{what} failed: {code}, in full: {whole}")
+    log.log_info(fl_ctx, f"{what} failed: {code}, in full: {details}")
 
 
 def check_memory_of(run_name: str, facts: Mapping[str, Any], site: Site) -> None:

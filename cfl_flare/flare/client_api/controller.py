@@ -162,7 +162,7 @@ class Scripts:
     def _evaluates(self, name: str) -> bool:
         """Whether a site's script is known to evaluate a model without training it.
 
-        Another one is not asked: it would train once more, and spend a privacy budget of its own once more.
+        Another script is not asked: it would train once more, and spend its own privacy budget once more.
         """
         return self._evaluating.get(name, self._assign.evaluates)
 
