@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import stat
@@ -160,6 +161,15 @@ def _check_regular(path: Path, status: os.stat_result, limit: int | None) -> Non
         raise FileError(f"cannot read {path}: it is {kind}; name a regular file")
     if limit is not None and status.st_size > limit:
         raise FileError(f"cannot read {path}: it has {status.st_size:,} bytes, more than {limit:,}; name another file")
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def read_text(path: Path, limit: int = MOST_JSON) -> str:

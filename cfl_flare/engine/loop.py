@@ -24,6 +24,7 @@ from cfl_flare.engine.drive import Checkpoints, InProcess, drive
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.observers import Observer, Running, observers_of
+from cfl_flare.engine.observers.lineage import Lineage
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
@@ -85,8 +86,9 @@ def run_loop(
         recorder = Recorder(folder, {**facts, **plan.facts}, plan.model, start.recorded, start.last)
         recorder.begin(plan.method.label, settings.num_rounds, settings.early_stopping.named)
     equipment = _equipment(plan, site, settings, recorder)
-    if on_round is not None:
-        equipment = replace(equipment, observers=[*(equipment.observers or ()), Watcher(on_round)])
+    watchers = [] if on_round is None else [Watcher(on_round)]
+    further: list[Observer] = [Lineage(checkpoints.store), *watchers]
+    equipment = replace(equipment, observers=[*(equipment.observers or ()), *further])
     if checkpoints.store is not None:
         equipment = replace(equipment, archive=Archive(checkpoints.store.folder / ARCHIVE))
     equipment = replace(equipment, progress=start.progress)

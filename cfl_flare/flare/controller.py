@@ -19,6 +19,7 @@ from cfl_flare.core.settings import from_attributes, keep, shows
 from cfl_flare.engine.drive import Transport, drive
 from cfl_flare.engine.job_settings import AssignSettings, ControllerSettings
 from cfl_flare.engine.means import FOLDER, Means
+from cfl_flare.engine.observers.lineage import Lineage
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.task import Task
@@ -32,6 +33,7 @@ from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.policy import SOFTWARE, Policy, check_known, check_software, state_root, unused_copy
 from cfl_flare.flare.schema import decode_check_in
+from cfl_flare.flare.signature import signer_of
 from cfl_flare.flare.tracking import JobEvents, bounds, track
 from cfl_flare.methods import Participant
 from cfl_flare.results.job_record import READY, SILENT
@@ -149,12 +151,16 @@ class ClusteredController(PerSiteController):
             file = state_root(self.fl_ctx) / FOLDER / f"{self.fl_ctx.get_identity_name()}.jsonl"
             self._means = Means(file, floor)
         store = start.checkpoints.store
+        lineage = Lineage(store, signer_of(self.fl_ctx))
         equipment = Equipment(
             recorder,
             progress=Progress() if checkpoint is None else checkpoint.progress,
             archive=None if store is None else Archive(store.folder / ARCHIVE),
             earlier_means=self._means,
-            observers=[JobEvents(self, aggregator, start.announces, self._controller_settings.memory_gc_rounds)],
+            observers=[
+                JobEvents(self, aggregator, start.announces, self._controller_settings.memory_gc_rounds),
+                lineage,
+            ],
         )
         server = aggregator.begin(start, schedule, self._training, equipment, self.fl_ctx)
         if recorder is not None:

@@ -24,6 +24,7 @@ from cfl_flare.core.params import Layout
 from cfl_flare.engine.drive import Checkpoints
 from cfl_flare.engine.server import Server
 from cfl_flare.flare.policy import store_for
+from cfl_flare.results.lineage import KEPT
 from cfl_flare.results.run_dir import BEST
 from cfl_flare.results.store import ARCHIVE, Checkpoint
 
@@ -65,6 +66,8 @@ class ClusterModelPersistor(LearnablePersistor):
         if source is not store:
             store.keep_previous()
             Archive(store.folder / ARCHIVE).adopt(Archive(source.folder / ARCHIVE))
+            if (source.folder / KEPT).is_file():
+                shutil.copyfile(source.folder / KEPT, store.folder / KEPT)
         self._best = source.folder / BEST if checkpoint.progress.best is not None else None
         return checkpoint
 

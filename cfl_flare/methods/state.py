@@ -69,6 +69,12 @@ class Participant:
     unit: str = "samples"
     clipped: int | None = None
 
+    def check_in(self) -> dict[str, Any]:
+        """What it said of its data, as a run's summary has it."""
+        facts = {"name": self.name, "site": self.site, **({self.unit: self.samples} if self.unit else {})}
+        facts |= {"group": self.group, **({} if self.tested else {"tested": False})}
+        return facts | ({} if self.clipped is None else {"clipped": self.clipped})
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -182,6 +182,11 @@ class Recorder:
                 intervals[key] = ends
         return intervals
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The run's settings but for its method, as the summary has them."""
+        return {**self._run, "model": self._model}
+
     def close(
         self,
         state: ServerState,
@@ -200,8 +205,7 @@ class Recorder:
             "method": describe_method(method),
             "label": method.label,
             "clusters": method.clusters_in(state),
-            **self._run,
-            "model": self._model,
+            **self.settings,
             "rounds": state.round,
             "final": {} if last is None else last.scalars(),
             "final_round": None if last is None else last.record["round"],
@@ -212,13 +216,8 @@ class Recorder:
             **extra,
             "participants": [
                 {
-                    "name": p.name,
-                    "site": p.site,
-                    **({p.unit: p.samples} if p.unit else {}),
-                    "group": p.group,
+                    **p.check_in(),
                     **recorded(state.assignment.get(p.name)),
-                    **({} if p.tested else {"tested": False}),
-                    **({} if p.clipped is None else {"clipped": p.clipped}),
                     **points[p.name],
                     **({} if draws is None else {"intervals": draws.intervals(p.name, points[p.name])}),
                 }

@@ -28,7 +28,7 @@ from cfl_flare.clustering.floor import Mixture
 from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.config import unmarked
 from cfl_flare.core.errors import CFLError, ConfigError, FileError, PayloadError
-from cfl_flare.core.files import atomic_write, make_folder, open_regular, parse_json, private_file, read_text, writing
+from cfl_flare.core.files import atomic_write, file_sha256, make_folder, parse_json, private_file, read_text, writing
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods import ServerState
 from cfl_flare.methods.slots import COMMON_WEIGHTS, HAS_CENTRES
@@ -135,6 +135,11 @@ class Store:
     def _path(self, number: int) -> Path:
         return self.folder / f"round-{number:06d}.safetensors"
 
+    def files(self, number: int) -> list[Path]:
+        """The files of the version after this number of rounds; none if there is none."""
+        path = self._path(number)
+        return [path, path.with_suffix(".json")] if number in self.versions() else []
+
     def versions(self) -> list[int]:
         """Rounds of the complete versions, oldest first."""
         numbers = (path.stem.removeprefix("round-") for path in self.folder.glob("round-[0-9]*.json"))
@@ -152,7 +157,9 @@ class Store:
             text = read_text(description)
             content = parse_json(text, str(description))
             version, metadata = content["version"], content["facts"]
-            intact = version != 1 or content["sha256"] == _digest(path)  # 1 is of cfl_flare 0.2: the other way round
+            intact = version != 1 or content["sha256"] == file_sha256(
+                path
+            )  # 1 is of cfl_flare 0.2: the other way round
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PayloadError("damaged_file", f"{path} cannot be read: {error}") from error
         if version not in (1, VERSION):
@@ -189,14 +196,6 @@ class Store:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def state_metadata(state: ServerState) -> dict[str, Any]:
