@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from fnmatch import fnmatch
 from pathlib import Path
@@ -30,6 +31,8 @@ from cfl_flare.core.files import (
 )
 from cfl_flare.results import schema
 from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS
+
+logger = logging.getLogger(__name__)
 
 LINEAGE, SIGNATURE, CERTIFICATE = "lineage.jsonl", "lineage.sig", "lineage.crt"
 # The copy beside a run's checkpoints.
@@ -202,9 +205,10 @@ class Chain:
     def __init__(self, folder: Path, rounds: int, kept: Path | None = None):
         self._folder, self._paths = folder, [folder / LINEAGE, *([] if kept is None else [kept])]
         earlier = next((lines for path in self._paths if rounds and (lines := complete_lines(path))), [])
-        make_folder(self._paths[-1].parent, private=kept is not None)
-        for path in self._paths:  # without a last line that was cut off
-            atomic_write(path, "".join(line + "\n" for line in earlier))
+        text = "".join(line + "\n" for line in earlier)  # without a last line that was cut off
+        atomic_write(folder / LINEAGE, text)
+        self._copy(lambda path: make_folder(path.parent, private=True))
+        self._copy(lambda path: atomic_write(path, text))
         for name in (SIGNATURE, CERTIFICATE):
             (folder / name).unlink(missing_ok=True)
         before = Entries(earlier)
@@ -236,6 +240,14 @@ class Chain:
         files = {name: file_sha256(self._folder / name) for name in covered(self._folder)}
         self._write(CLOSE, rounds, data, files=files, signer=signer)
 
+    def _copy(self, write: Callable[[Path], None]) -> None:
+        """Writes to the copy; a run goes on without one, as it does without checkpoints."""
+        try:
+            for path in self._paths[1:]:
+                write(path)
+        except FileError as error:
+            logger.error("the lineage has no copy beside the checkpoints: %s", error)
+
     def _write(self, kind: str, rounds: int, data: Mapping[str, str], **content: Any) -> None:
         changes: dict[str, str | None] = {name: d for name, d in data.items() if self._data.get(name) != d}
         entry = {
@@ -249,8 +261,9 @@ class Chain:
             **content,
         }
         entry["digest"] = digest_of(entry)
-        for path in self._paths:
-            append(path, canonical(entry) + "\n")
+        line = canonical(entry) + "\n"
+        append(self._folder / LINEAGE, line)
+        self._copy(lambda path: append(path, line))
         self._count, self.head, self._data = self._count + 1, entry["digest"], dict(data)
 
 
