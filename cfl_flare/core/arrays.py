@@ -28,8 +28,8 @@ from cfl_flare.core.params import Layout, Params, weighted_mean
 META, CHECKSUM, BLANK = "cfl_flare", "cfl_flare_sha256", "0" * 64
 
 
-def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-    """Writes arrays and JSON metadata as one safetensors file, atomically: if it fails, an old file is left."""
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any], durable: bool = False) -> None:
+    """Writes arrays and JSON metadata as one safetensors file, as `cfl_flare.core.files.atomic_write` does."""
     header: dict[str, Any] = {"__metadata__": {CHECKSUM: BLANK, META: json.dumps(dict(meta))}}
     parts, end = [], 0
     for name, array in sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])):  # so that each is aligned
@@ -52,7 +52,7 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str,
         for part in parts:
             file.write(part)
 
-    atomic_write(path, write)
+    atomic_write(path, write, durable)
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -102,18 +102,19 @@ class Archive:
     """Named arrays in versions, one per round. A version is never overwritten, and a state names those it refers to.
 
     A run that resumes from a checkpoint therefore reads what an uninterrupted run reads. The folder is created with the
-    first file. None is a temporary folder, deleted with the archive.
+    first file. None is a temporary folder, deleted with the archive. ``durable`` arrays survive a power failure.
     """
 
-    def __init__(self, folder: Path | None = None):
+    def __init__(self, folder: Path | None = None, durable: bool = False):
         self._temporary = tempfile.TemporaryDirectory(prefix="cfl-archive-") if folder is None else None
         self.folder = folder or Path(str(self._temporary and self._temporary.name))
+        self._durable = durable
 
     def put(self, name: str, version: int, array: np.ndarray) -> None:
         """Writes an array under any name, as of a round."""
         make_folder(self.folder)
         path = self._path(name, version)
-        atomic_write(path, lambda f: np.save(f, array, allow_pickle=False), durable=self._temporary is None)
+        atomic_write(path, lambda f: np.save(f, array, allow_pickle=False), durable=self._durable)
 
     def get(self, name: str, version: int) -> np.ndarray:
         """An array, memory-mapped and read-only: only what is accessed is loaded. A PayloadError if it is damaged."""
@@ -149,7 +150,7 @@ class Archive:
             try:
                 os.link(path, target)
             except OSError:
-                atomic_write(target, path.read_bytes())
+                atomic_write(target, path.read_bytes(), self._durable)
 
     def _path(self, name: str, version: int) -> Path:
         return self.folder / f"{quote(name, safe='')}@{version:06d}.npy"

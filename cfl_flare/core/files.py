@@ -83,7 +83,7 @@ def private_file(path: str | Path, flags: int) -> int:
     return os.open(path, flags, 0o600 if is_private(Path(path).parent) else 0o666)
 
 
-def atomic_write(path: Path, content: str | bytes | Callable[[BinaryIO], object], durable: bool = True) -> None:
+def atomic_write(path: Path, content: str | bytes | Callable[[BinaryIO], object], durable: bool = False) -> None:
     """Writes a file in one step: a reader finds the old content or the new, never a part of it.
 
     Args:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from cfl_flare.core.arrays import Archive
 from cfl_flare.core.config import build, from_dict
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.networks import describe_network
@@ -33,7 +32,7 @@ from cfl_flare.methods import Participant, build_method, describe_method
 from cfl_flare.results.curves import Scored
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
-from cfl_flare.results.store import ARCHIVE, Checkpoint
+from cfl_flare.results.store import Checkpoint
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.runtime import Place
 from cfl_flare.training.settings import TrainSettings
@@ -90,7 +89,7 @@ def run_loop(
     further: list[Observer] = [Lineage(checkpoints.store), *watchers]
     equipment = replace(equipment, observers=[*(equipment.observers or ()), *further])
     if checkpoints.store is not None:
-        equipment = replace(equipment, archive=Archive(checkpoints.store.folder / ARCHIVE))
+        equipment = replace(equipment, archive=checkpoints.store.archive)
     equipment = replace(equipment, progress=start.progress)
     server = Server(plan.method, site.runtime.division.public, participants, settings, start.state, equipment)
     keeper = partial(_keeper, recorder, site) if recorder is not None and plan.site.keep_served else None

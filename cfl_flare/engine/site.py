@@ -230,7 +230,7 @@ class Site:
 
     def _answers(self, task: Task, learner: Learner, served: Served, models: Mapping[str, Params]) -> dict[str, Any]:
         """The answers of a participant whose served model is measured, to each observer that has a question."""
-        probe = Probe(learner, served, models, self.runtime.settings, self.sends_counts(learner.participant))
+        probe = Probe(learner, served, models, self.runtime.settings, learner.tests >= self._fewest_scored)
         questions = {"metrics": {}, "scores": {}, **task.questions}
         answers = {
             key: ANSWERING[key].answer(question, probe) for key, question in questions.items() if key in ANSWERING

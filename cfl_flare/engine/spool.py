@@ -44,7 +44,7 @@ class Spool:
             try:
                 for slot, diff in update.diffs.items():
                     path = self._folder / f"{number}-{slot}.npy"
-                    atomic_write(path, partial(np.save, arr=diff.vector, allow_pickle=False), durable=False)
+                    atomic_write(path, partial(np.save, arr=diff.vector, allow_pickle=False))
             except FileError as error:
                 for path in self._folder.glob(f"{number}-*.npy"):
                     path.unlink()

@@ -12,7 +12,6 @@ from typing import Any
 
 from nvflare.app_common.abstract.fl_model import FLModel
 
-from cfl_flare.core.arrays import Archive
 from cfl_flare.core.config import from_dict, require, unmarked
 from cfl_flare.core.errors import AbortedError, CFLError, DifferenceError
 from cfl_flare.core.settings import from_attributes, keep, shows
@@ -38,7 +37,7 @@ from cfl_flare.flare.tracking import JobEvents, bounds, track
 from cfl_flare.methods import Participant
 from cfl_flare.results.job_record import READY, SILENT
 from cfl_flare.results.recorder import Recorder
-from cfl_flare.results.store import ARCHIVE, Progress
+from cfl_flare.results.store import Progress
 from cfl_flare.training.settings import TrainSettings
 
 REFUSED = f"site_failed: {DifferenceError.failure}"
@@ -155,7 +154,7 @@ class ClusteredController(PerSiteController):
         equipment = Equipment(
             recorder,
             progress=Progress() if checkpoint is None else checkpoint.progress,
-            archive=None if store is None else Archive(store.folder / ARCHIVE),
+            archive=None if store is None else store.archive,
             earlier_means=self._means,
             observers=[
                 JobEvents(self, aggregator, start.announces, self._controller_settings.memory_gc_rounds),

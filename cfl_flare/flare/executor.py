@@ -54,7 +54,6 @@ from cfl_flare.flare.site_run import RoundTask, SiteRun, log_failure
 from cfl_flare.methods import Method, build_method
 from cfl_flare.results.job_record import MEAN, ROUND, JobRecord
 from cfl_flare.results.schema import LONGEST
-from cfl_flare.results.store import Store
 from cfl_flare.training.runtime import Place
 from cfl_flare.training.settings import TrainSettings
 
@@ -138,7 +137,7 @@ class ClusteredExecutor(Executor):
             self.log_info(fl_ctx, f"{', '.join(kept_back)}: no histograms of scores are sent, of {least}")
         if content["memory_of"] != self.run_name:  # memories of an earlier run of this name are not this one's
             for name in self._known:
-                Store(store_for(self.run_name, fl_ctx).folder / name).keep_previous()
+                store_for(self.run_name, fl_ctx).part(name).keep_previous()
         for hosted in site.hosted.values() if len(site.hosted) == 1 else ():
             summary = DataSummary.of(hosted)
             for line in (

@@ -77,7 +77,7 @@ class Change:
             return None
         make_folder(self.file.parent)
         backup = None if self.operators is None else self._back_up(self.operators)
-        atomic_write(self.file, self.after)
+        atomic_write(self.file, self.after, durable=True)
         return backup
 
     def _back_up(self, text: str) -> Path:
@@ -91,7 +91,7 @@ class Change:
             except OSError:  # the file system has no hard links
                 if backup.exists():
                     continue
-                atomic_write(backup, text)
+                atomic_write(backup, text, durable=True)
             return backup
         raise AssertionError("count() has no end")
 
@@ -205,7 +205,8 @@ def undone(kit: Path, dry_run: bool = False) -> str:
         return f"{kit}: it is not prepared; nothing to change"
     backups = sorted(resources.parent.glob(f"{BACKUP}*"), key=lambda path: (len(path.name), path.name))
     if read_text(resources) != written(content):
-        action: Callable[[], object] = partial(atomic_write, resources, written(_without_ours(content, resources)))
+        content = _without_ours(content, resources)
+        action: Callable[[], object] = partial(atomic_write, resources, written(content), durable=True)
         line = "cfl_flare's classes are taken out"
     elif backups:
         action, line = partial(os.replace, backups[-1], resources), f"{backups[-1].name} is put back"

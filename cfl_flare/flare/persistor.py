@@ -18,7 +18,6 @@ from nvflare.app_common.abstract.learnable_persistor import LearnablePersistor
 from nvflare.app_common.abstract.model import ModelLearnable, make_model_learnable
 from nvflare.app_common.app_event_type import AppEventType
 
-from cfl_flare.core.arrays import Archive
 from cfl_flare.core.config import check_run_name
 from cfl_flare.core.params import Layout
 from cfl_flare.engine.drive import Checkpoints
@@ -26,7 +25,7 @@ from cfl_flare.engine.server import Server
 from cfl_flare.flare.policy import store_for
 from cfl_flare.results.lineage import KEPT
 from cfl_flare.results.run_dir import BEST
-from cfl_flare.results.store import ARCHIVE, Checkpoint
+from cfl_flare.results.store import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class ClusterModelPersistor(LearnablePersistor):
         self.log_info(fl_ctx, f"resuming run {self.resume_from!r} after {checkpoint.state.round} rounds")
         if source is not store:
             store.keep_previous()
-            Archive(store.folder / ARCHIVE).adopt(Archive(source.folder / ARCHIVE))
+            store.archive.adopt(source.archive)
             if (source.folder / KEPT).is_file():
                 shutil.copyfile(source.folder / KEPT, store.folder / KEPT)
         self._best = source.folder / BEST if checkpoint.progress.best is not None else None

@@ -120,7 +120,7 @@ def state_root(fl_ctx: FLContext) -> Path:
 
 
 def store_for(run_name: str, fl_ctx: FLContext) -> Store:
-    """This site's store of a run.
+    """This site's store of a run; that of a real site survives a power failure.
 
     Raises:
         ConfigError: the name is not a folder's, or points outside the state root.
@@ -131,7 +131,7 @@ def store_for(run_name: str, fl_ctx: FLContext) -> Store:
         folder = resolve_path_under_root(str(root), os.path.join(run_name, fl_ctx.get_identity_name()), "run_name")
     except ValueError as error:
         raise ConfigError(f"run: run_name = {run_name!r}: {error}") from error
-    return Store(Path(folder))
+    return Store(Path(folder), durable=not simulated(fl_ctx))
 
 
 def series(version: str) -> str:

@@ -65,7 +65,7 @@ class SiteRun:
         self._memory_round = 0
 
     def store(self, name: str, fl_ctx: FLContext) -> Store:
-        return Store(store_for(name, fl_ctx).folder / self.part)
+        return store_for(name, fl_ctx).part(self.part)
 
     def carry_out(self, task: RoundTask, fl_ctx: FLContext) -> list[Result]:
         """One round for all participants that were given a task."""

@@ -71,7 +71,7 @@ def save(title: str, plots: Mapping[Path, Sequence[Plot]]) -> list[Path]:
     """
     specs = [(path.suffix.lstrip("."), figure(title, shown)) for path, shown in plots.items()]
     for path, content in zip(plots, vega.pictures(specs)):
-        atomic_write(path, content, durable=False)
+        atomic_write(path, content)
     return [*plots]
 
 

@@ -106,5 +106,5 @@ def write(html: str, path: Path) -> Path:
         raise FileError(
             f"cannot write {path}: it would have {len(content):,} bytes, more than {LARGEST:,}; report fewer runs"
         )
-    atomic_write(path, content, durable=False)
+    atomic_write(path, content)
     return path

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.clustering.floor import Mixture
-from cfl_flare.core.arrays import load_arrays, save_arrays
+from cfl_flare.core.arrays import Archive, load_arrays, save_arrays
 from cfl_flare.core.config import unmarked
 from cfl_flare.core.errors import CFLError, ConfigError, FileError, PayloadError
 from cfl_flare.core.files import atomic_write, file_sha256, make_folder, parse_json, private_file, read_text, writing
@@ -48,11 +48,25 @@ class StoreError(CFLError):
 
 
 class Store:
-    """The versions of one run at one site, in ``<root>/<run name>/<site>``, one per round; the last two are kept."""
+    """The versions of one run at one site, in ``<root>/<run name>/<site>``, one per round; the last two are kept.
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    Args:
+        folder: where they are.
+        durable: a version survives a power failure; else it survives the end of this process.
+    """
+
+    def __init__(self, folder: Path, durable: bool = False):
+        self.folder, self.durable = folder, durable
         self._lock: Any = None
+
+    def part(self, name: str) -> Store:
+        """The store of a part of the run, in a folder of its own."""
+        return Store(self.folder / name, self.durable)
+
+    @property
+    def archive(self) -> Archive:
+        """The arrays that versions refer to."""
+        return Archive(self.folder / ARCHIVE, self.durable)
 
     def lock(self) -> None:
         """Locks the store until `unlock`, or until this process ends.
@@ -104,8 +118,8 @@ class Store:
         path = self._path(number)
         text = json.dumps({"version": VERSION, "round": number, "facts": dict(metadata)})
         try:
-            save_arrays(path, arrays, {CHECKSUM: _sha256(text)})
-            atomic_write(path.with_suffix(".json"), text)
+            save_arrays(path, arrays, {CHECKSUM: _sha256(text)}, self.durable)
+            atomic_write(path.with_suffix(".json"), text, self.durable)
         except FileError:  # half a version would take the room that the next one needs
             path.unlink(missing_ok=True)
             raise

@@ -70,9 +70,9 @@ def test_the_content_is_on_disk_before_it_gets_its_name_and_the_folder_after(tmp
     path, calls = tmp_path / "a.json", []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
-    atomic_write(path, "new")
+    atomic_write(path, "new", durable=True)
     assert calls == [f"{path}.tmp", str(tmp_path)]
-    atomic_write(path, "newer", durable=False)
+    atomic_write(path, "newer")
     assert len(calls) == 2 and path.read_text() == "newer"
 
 

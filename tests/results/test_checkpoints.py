@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from cfl_flare.methods import (
     WeCFL,
     build_method,
 )
+from cfl_flare.report.write import try_to_write
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import CHECKSUM, Checkpoint, Store, StoreError, state_metadata, state_of
@@ -317,6 +319,21 @@ def test_a_version_may_hold_no_models(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(1, {}, {"a": 1})
     assert store.latest(LAYOUT) == (1, {}, {"a": 1})
+
+
+def test_only_a_real_site_waits_for_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and folders that are forced to the disk: none of a simulation, its checkpoints, results and report."""
+    forced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: forced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name))
+    loop(WeCFL(k=2), tmp_path / "run", tmp_path / "checkpoints")
+    assert try_to_write(tmp_path / "run") is None
+    filled(tmp_path / "simulated", 1)
+    assert forced == []
+    Store(tmp_path / "site", durable=True).part("candidate").save(1, {"global": model(1)}, {})
+    assert forced == ["round-000001.safetensors.tmp", "candidate", "round-000001.json.tmp", "candidate"]
+    forced.clear()
+    Store(tmp_path / "site", durable=True).archive.put("p", 1, np.zeros(2))
+    assert forced == ["p@000001.npy.tmp", "archive"]
 
 
 def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.files import make_folder, writing
 from cfl_flare.core.private import bounded
 from cfl_flare.flare.client_api.cfl_launcher import as_tensors
-from cfl_flare.flare.compat import config_of
+from cfl_flare.flare.compat import config_of, simulated
 from cfl_flare.flare.policy import store_for
 
 TRAIN, EVALUATE, SUBMIT = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION, AppConstants.TASK_SUBMIT_MODEL
@@ -123,7 +123,7 @@ class PrivateArrays(DXOFilter):
         if broken:
             self.log_warning(fl_ctx, f"private array {broken[0]} is not finite: those of the round before are kept")
         else:
-            save_arrays(self._path(fl_ctx), arrays, {})
+            save_arrays(self._path(fl_ctx), arrays, {}, durable=not simulated(fl_ctx))
 
     def _path(self, fl_ctx: FLContext) -> Path:
         """The site's file, which is empty or that of the resumed run when a job begins."""

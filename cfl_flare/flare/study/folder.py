@@ -29,10 +29,12 @@ class StudyFolder:
     Attributes:
         path: where it is.
         earlier: what the study that is resumed has found; None for a new one.
+        durable: its checkpoints survive a power failure.
     """
 
     path: Path
     earlier: dict[str, Any] | None
+    durable: bool = False
 
     @classmethod
     def open(cls, run_name: str, resume_from: str | None, facts: Mapping[str, Any], fl_ctx: FLContext) -> StudyFolder:
@@ -62,11 +64,11 @@ class StudyFolder:
             _set_aside(path)
         if source is not None and source != path:
             _copy(source, path, PREVIOUS, LOCK)
-        return cls(path, earlier)
+        return cls(path, earlier, store.durable)
 
     def checkpoints(self, candidate: str) -> Store:
         """Where a candidate's checkpoints are."""
-        return Store(self.path / CHECKPOINTS / candidate)
+        return Store(self.path / CHECKPOINTS / candidate, self.durable)
 
     def publish(self, results: Path) -> None:
         """Copies what the study has found so far to the job's results.
