@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cfl_flare.core.errors import ConfigError, FileError
-from cfl_flare.core.files import atomic_write, read_json
+from cfl_flare.core.files import atomic_write
 from cfl_flare.methods import Participant
 from cfl_flare.results import pooled, schema
 from cfl_flare.training.histograms import probabilities
@@ -201,10 +200,7 @@ def load_curves(folder: Path) -> Curves | None:
     path = folder / CURVES
     if not path.is_file():
         return None
-    try:
-        content = schema.checked(read_json(path), str(path), FIELDS)
-    except FileError as error:
-        raise ConfigError(f"{error}; copy it again from its run") from error
+    content = schema.read(path, FIELDS)
     names = Curve.__dataclass_fields__
     curves = {label: Curve(**{name: curve[name] for name in names}) for label, curve in content["curves"].items()}
     return Curves(**{name: content[name] for name in FACTS}, curves=curves, left_out=content["left_out"])

@@ -197,8 +197,8 @@ def average(
     {'acc': 0.3333333333333333}
     """
     means = {}
-    for name in sorted({key for own in metrics.values() for key in own}):
-        having = bounded_weights({p: weights[p] for p, own in metrics.items() if name in own}, sites or {}, share)
+    for name in sorted({key for values in metrics.values() for key in values}):
+        having = bounded_weights({p: weights[p] for p, values in metrics.items() if name in values}, sites or {}, share)
         means[name] = float(np.average([metrics[p][name] for p in having], weights=[*having.values()]))
     return means
 
@@ -219,8 +219,8 @@ def steady_average(
     1.467
     """
     bounded: dict[str, dict[str, float]] = {p: {} for p in metrics}
-    for name in sorted({key for own in metrics.values() for key in own}):
-        having = [p for p, own in metrics.items() if name in own]
+    for name in sorted({key for values in metrics.values() for key in values}):
+        having = [p for p, reported in metrics.items() if name in reported]
         values = np.array([metrics[p][name] for p in having])
         if share is not None or not is_share(name, values.min(), values.max()):
             values = reached(values, values)
@@ -237,7 +237,7 @@ def not_by_all(metrics: Mapping[str, Mapping[str, float]], counts: Mapping[str, 
     >>> not_by_all({"a": {"served_loss": 1.0}, "b": {"served_loss": 2.0, "served_auroc": 1.0}}, {"served_auroc": 1})
     {'served_auroc': 1}
     """
-    everyone = sum(not own or any(name.startswith("served_") for name in own) for own in metrics.values())
+    everyone = sum(not values or any(name.startswith("served_") for name in values) for values in metrics.values())
     return {name: count for name, count in counts.items() if count < everyone}
 
 
@@ -280,12 +280,12 @@ def measure_round(
 
     of_all, of_clusters = means(average)
     record = {**record, **of_all}
-    having = Counter(name for own in metrics.values() for name in own if name.startswith("served_"))
+    having = Counter(name for values in metrics.values() for name in values if name.startswith("served_"))
     if fewer := not_by_all(metrics, having):
         record["defined"] = dict(sorted(fewer.items()))
     for metric in ranked:
         name = f"served_{metric.name}"
-        having_it = {p: own[name] for p, own in metrics.items() if name in own}
+        having_it = {p: values[name] for p, values in metrics.items() if name in values}
         worst = metric.worst_first(having_it.items())[:BOTTOM]
         if worst:
             record[f"served_worst_{metric.name}"] = worst[0][1]

@@ -91,10 +91,10 @@ class Recorder:
             shutil.rmtree(folder / BEST, ignore_errors=True)
         for path in old:
             path.unlink(missing_ok=True)
-        kept = cut_lines(folder / ROUNDS, recorded)
+        records = cut_lines(folder / ROUNDS, recorded)
         cut_lines(folder / ASSIGNMENTS, recorded)
-        require(len(kept) == recorded, f"{folder} holds {len(kept)} of the {recorded} rounds to resume from")
-        self._totals = {key: sum(line[key] for line in kept) for key in ("bytes_down", "bytes_up", "seconds")}
+        require(len(records) == recorded, f"{folder} holds {len(records)} of the {recorded} rounds to resume from")
+        self._totals = {key: sum(line[key] for line in records) for key in ("bytes_down", "bytes_up", "seconds")}
 
     def begin(self, label: str, rounds: int, metrics: Sequence[Metric]) -> None:
         """Writes what the run plans, for those who watch it: its name, its rounds, the metrics that it names."""

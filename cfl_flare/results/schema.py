@@ -8,9 +8,11 @@ A check stops at the first wrong value, so that a file of millions of wrong ones
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from cfl_flare.core.errors import FileError
+from cfl_flare.core.errors import ConfigError, FileError
+from cfl_flare.core.files import read_json
 from cfl_flare.core.text import plain, shown
 
 # A check's docstring completes "is not ..." in the error.
@@ -110,3 +112,11 @@ def checked(content: Any, where: str, needed: Fields, others: Fields | None = No
             words = (check.__doc__ or "such a value").rstrip(".").lower()
             raise FileError(f"{where}: {plain(key, 100)} = {shown(content[key])} is not {words}; {way_out}")
     return content
+
+
+def read(path: Path, needed: Fields) -> dict[str, Any]:
+    """What a run's JSON file holds, see `checked`; a `ConfigError` says that it is damaged."""
+    try:
+        return checked(read_json(path), str(path), needed)
+    except FileError as error:
+        raise ConfigError(f"{error}; copy it again from its run") from error

@@ -14,13 +14,14 @@ import numpy as np
 from cfl_flare.core.arrays import load_arrays as read_arrays
 from cfl_flare.core.arrays import save_arrays
 from cfl_flare.core.config import require, unmarked
-from cfl_flare.core.errors import ConfigError, FileError
-from cfl_flare.core.files import atomic_write, make_folder, read_json
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.files import atomic_write, make_folder
 from cfl_flare.core.text import shown
 from cfl_flare.data import ParticipantData
 from cfl_flare.data.columns import Columns
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.methods import GLOBAL
+from cfl_flare.results import schema
 from cfl_flare.results.model_file import BESIDE, CLASSES, model_path, read_model
 from cfl_flare.results.run_dir import MODELS, SERVED, SUMMARY, load_run, the_run
 from cfl_flare.training.ensemble import Served
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 # In the folder of a simulation: how its participants filled up and scaled their tables.
 PREPARATIONS = "preparations.json"
+PREPARATIONS_FIELDS: schema.Fields = {
+    "columns": schema.json_object,
+    "participants": schema.dict_of(schema.json_object),
+}
 
 
 def save_served(
@@ -158,7 +163,7 @@ def save_preparations(folder: Path, people: Iterable[ParticipantData]) -> None:
 
 def columns_of(folder: Path) -> Columns | None:
     content = _preparations(folder)
-    return None if content is None else Columns.of(content.get("columns") or {}, str(folder / PREPARATIONS))
+    return None if content is None else Columns.of(content["columns"], str(folder / PREPARATIONS))
 
 
 def preparation_of(folder: Path, participant: str | None) -> Preparation:
@@ -167,31 +172,22 @@ def preparation_of(folder: Path, participant: str | None) -> Preparation:
     Raises:
         ConfigError: the run kept none, or none of this name, or the file is damaged.
     """
-    content, where = _preparations(folder), str(folder / PREPARATIONS)
+    content = _preparations(folder)
     if content is None:
         raise ConfigError(
             f"predict: {folder} does not say how a table was filled up and scaled; use the model that the site itself "
             "keeps in served/, or a simulation's folder"
         )
-    people: Any = content.get("participants")
-    require(isinstance(people, dict), f"{where}: has no participants; copy it again from its run")
+    people = content["participants"]
     name = next(iter(people)) if participant is None and len(people) == 1 else participant
     require(
         name in people,
         f"predict: whose table is it? --participant {shown(participant)} is none of the run's {len(people)}, such as "
         f"{', '.join(map(shown, list(people)[:3]))}; each filled up and scaled its own",
     )
-    require(isinstance(people[name], dict), f"{where}: {shown(name)} is damaged; copy it again from its run")
-    return Preparation.of({**people[name], "columns": content.get("columns")}, where)
+    return Preparation.of({**people[name], "columns": content["columns"]}, str(folder / PREPARATIONS))
 
 
 def _preparations(folder: Path) -> dict[str, Any] | None:
     path = folder / PREPARATIONS
-    if not path.is_file():
-        return None
-    try:
-        content = read_json(path)
-    except FileError as error:
-        raise ConfigError(str(error)) from error
-    require(isinstance(content, dict), f"{path}: holds no preparations; copy it again from its run")
-    return dict(content)
+    return schema.read(path, PREPARATIONS_FIELDS) if path.is_file() else None
