@@ -246,9 +246,9 @@ def _begin(cell: Cell) -> tuple[Site, Server, set[str]]:
     site = Site(method, make_model, TRAINING, cell.seed)
     data = DataConfig(participants=HOSPITALS, partition={**LABELS, "groups": 3}, seed=cell.seed)
     people = data.host(Npz(path="bloodmnist28.npz"), "local", 0, 1)
-    guilty = {one.name for one in [p for p in people if p.group == people[0].group][: cell.attackers]}
-    site.add(poisoned(one, cell.attack) if one.name in guilty else one for one in people)
-    participants = [Participant(one.name, one.name, len(one.train), one.group) for one in people]
+    guilty = {person.name for person in [p for p in people if p.group == people[0].group][: cell.attackers]}
+    site.add(poisoned(person, cell.attack) if person.name in guilty else person for person in people)
+    participants = [Participant(person.name, person.name, len(person.train), person.group) for person in people]
     layout = site.runtime.resident.layout
     settings = ServerSettings(cell.rounds, seed=cell.seed, evaluate_every=cell.rounds, **DEFENCES[cell.defence])
     settings = replace(settings, byzantine=max(1, cell.attackers)) if cell.defence != "none" else settings

@@ -26,41 +26,41 @@ from attacks import ADAPTIVE, ATTACKS, DEFENCES, HOSPITALS, METHODS, TRAINING, r
 
 def table(lines: list[dict[str, Any]], attackers: int, value: Callable[[dict[str, Any]], str]) -> list[str]:
     """A Markdown table of one value: attacks and methods down, defences across, as far as there is anything to say."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for one in lines:
-        if one["attackers"] in (0, attackers) and value(one):
-            found.setdefault((one["attack"], one["method"]), {})[one["defence"]] = value(one)
-    measured = [name for name in DEFENCES if any(name in row for row in found.values())]
+    texts: dict[tuple[str, str], dict[str, str]] = {}
+    for line in lines:
+        if line["attackers"] in (0, attackers) and value(line):
+            texts.setdefault((line["attack"], line["method"]), {})[line["defence"]] = value(line)
+    measured = [name for name in DEFENCES if any(name in row for row in texts.values())]
     rows = [f"| attack | method | {' | '.join(measured)} |", "|---|---|" + "---|" * len(measured)]
     for row in product(ATTACKS + ADAPTIVE, METHODS):
-        if row in found:
-            rows.append(f"| {row[0]} | {row[1]} | {' | '.join(found[row].get(name, '') for name in measured)} |")
+        if row in texts:
+            rows.append(f"| {row[0]} | {row[1]} | {' | '.join(texts[row].get(name, '') for name in measured)} |")
     return rows
 
 
 def markdown(lines: list[dict[str, Any]]) -> str:
     """``attacks.md``."""
-    rounds, seeds = ({one[key] for one in lines} for key in ("rounds", "seed"))
-    commits = ", ".join(sorted({one["commit"] for one in lines}))
-    own = [f"{100 * share:.1f}" for share in sorted({one["majority"] for one in lines})]
+    rounds, seeds = ({line[key] for line in lines} for key in ("rounds", "seed"))
+    commits = ", ".join(sorted({line["commit"] for line in lines}))
+    majorities = [f"{100 * share:.1f}" for share in sorted({line["majority"] for line in lines})]
     about = (
         f"{HOSPITALS} hospitals in 3 groups by labels, {max(rounds)} rounds of {TRAINING.local_steps} steps; seeds: "
         f"{', '.join(map(str, sorted(seeds)))}; commits {commits}; `python benchmarks/attacks.py`. The honest "
-        f"hospitals' own majority class: {own[0]} to {own[-1]} percent, as there are 9, 11 or 12 of them."
+        f"hospitals' own majority class: {majorities[0]} to {majorities[-1]} percent, as there are 9, 11 or 12 of them."
     )
     text = ["# Attacks on blood cells", "", about]
-    for attackers in sorted({one["attackers"] for one in lines} - {0}):
+    for attackers in sorted({line["attackers"] for line in lines} - {0}):
         text += ["", f"## {attackers} of {HOSPITALS} hospitals attack"]
         text += ["", "Accuracy of the honest hospitals, percent:", ""]
-        text += table(lines, attackers, lambda one: f"{100 * one['accuracy']:.1f}")
+        text += table(lines, attackers, lambda line: f"{100 * line['accuracy']:.1f}")
         text += ["", "Attack success, percent of the honest hospitals' test images that get the attacker's label:", ""]
-        text += table(lines, attackers, lambda one: "" if one["success"] is None else f"{100 * one['success']:.1f}")
+        text += table(lines, attackers, lambda line: "" if line["success"] is None else f"{100 * line['success']:.1f}")
         text += ["", "Attackers that end in a cluster without honest hospitals / that the records name, percent:", ""]
         text += table(
-            lines, attackers, lambda one: one["attackers"] and f"{_share(one['alone'])} / {_share(one['caught'])}"
+            lines, attackers, lambda line: line["attackers"] and f"{_share(line['alone'])} / {_share(line['caught'])}"
         )
     text += ["", "Honest hospitals that a defence clipped or left out at least once, percent, without attack:", ""]
-    text += table(lines, 0, lambda one: _share(one["honest_caught"]))
+    text += table(lines, 0, lambda line: _share(line["honest_caught"]))
     return "\n".join(text) + "\n"
 
 
@@ -84,14 +84,14 @@ def difference(values: list[float]) -> dict[str, float]:
 
 def rows(lines: list[dict[str, Any]], seeds: list[int]) -> list[dict[str, Any]]:
     """By method, attack and defence: accuracy, what the attack and the defence changed, and who was caught."""
-    cells = {(one["method"], one["attack"], one["defence"], one["seed"]): one for one in lines}
+    cells = {(line["method"], line["attack"], line["defence"], line["seed"]): line for line in lines}
     table = []
     for method, attack, defence in product(METHODS, ("none", *ADAPTIVE), DEFENCES):
         sets = ((method, attack, defence), (method, "none", "none"), (method, attack, "none"))
         if not all((*key, seed) in cells for key in sets for seed in seeds):
             continue
         here, clean, bare = ([cells[(*key, seed)] for seed in seeds] for key in sets)
-        accuracy, worst = ([100 * one[key] for one in here] for key in ("accuracy", "worst"))
+        accuracy, worst = ([100 * line[key] for line in here] for key in ("accuracy", "worst"))
         table.append(
             {
                 "method": method,
@@ -100,28 +100,28 @@ def rows(lines: list[dict[str, Any]], seeds: list[int]) -> list[dict[str, Any]]:
                 "accuracy": round(float(np.mean(accuracy)), 1),
                 "worst hospital": round(float(np.mean(worst)), 1),
                 "against no attack and no defence": difference(
-                    [a - 100 * one["accuracy"] for a, one in zip(accuracy, clean, strict=True)]
+                    [a - 100 * line["accuracy"] for a, line in zip(accuracy, clean, strict=True)]
                 ),
                 "against no defence": difference(
-                    [a - 100 * one["accuracy"] for a, one in zip(accuracy, bare, strict=True)]
+                    [a - 100 * line["accuracy"] for a, line in zip(accuracy, bare, strict=True)]
                 ),
-                "caught": None if attack == "none" else float(np.mean([one["caught"] for one in here])),
-                "honest caught": round(float(np.mean([one["honest_caught"] for one in here])), 2),
+                "caught": None if attack == "none" else float(np.mean([line["caught"] for line in here])),
+                "honest caught": round(float(np.mean([line["honest_caught"] for line in here])), 2),
             }
         )
     return table
 
 
-def shown(found: dict[str, float]) -> str:
+def shown(differences: dict[str, float]) -> str:
     """A difference and its interval."""
-    return f"{found['mean']:+.1f} ({found['low']:+.1f} to {found['high']:+.1f})"
+    return f"{differences['mean']:+.1f} ({differences['low']:+.1f} to {differences['high']:+.1f})"
 
 
 def paired(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """``paired.json``."""
-    seeds = sorted({one["seed"] for one in lines})
-    (rounds,) = {one["rounds"] for one in lines}
-    commits = sorted({one["commit"] for one in lines})
+    seeds = sorted({line["seed"] for line in lines})
+    (rounds,) = {line["rounds"] for line in lines}
+    commits = sorted({line["commit"] for line in lines})
     return {"seeds": seeds, "rounds": rounds, "cells": len(lines), "commits": commits, "rows": rows(lines, seeds)}
 
 
@@ -154,7 +154,7 @@ def main() -> None:
     out = parser.parse_args().out
     lines = read(out)
     (out / "attacks.md").write_text(markdown(lines))
-    if len({one["seed"] for one in lines}) > 1:
+    if len({line["seed"] for line in lines}) > 1:
         content = paired(lines)
         (out / "paired.json").write_text(json.dumps(content, indent=1) + "\n")
         (out / "paired.md").write_text(paired_markdown(content))

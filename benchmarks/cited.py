@@ -46,18 +46,18 @@ CITED = re.compile(r"(<!--(\w+) ([^>]*?)-->)(.*?)(<!--/-->)", re.DOTALL)
 
 def figure(text: str) -> str:
     """Of one row."""
-    result, partition, row, name, *more = text.split()
-    return mean_of(group(result, partition, row, more), name)
+    result, partition, row, name, *words = text.split()
+    return mean_of(group(result, partition, row, words), name)
 
 
 def difference(text: str) -> str:
     """``+0.8 (0.3 to 1.3)``: of two rows."""
-    result, partition, one, other, name, *more = text.split()
-    found = paired(group(result, partition, one, more), group(result, partition, other, more), name)
+    result, partition, one, other, name, *words = text.split()
+    differences = paired(group(result, partition, one, words), group(result, partition, other, words), name)
     places = digits(name)
-    if len(found) == 1:
-        return f"{signed(found[0], places)} (one seed)"
-    mean, low, high = interval(found)
+    if len(differences) == 1:
+        return f"{signed(differences[0], places)} (one seed)"
+    mean, low, high = interval(differences)
     return f"{signed(mean, places)} ({signed(low, places)} to {signed(high, places)})"
 
 
@@ -75,13 +75,13 @@ def spread(text: str) -> str:
 def number(text: str) -> str:
     """A number of a JSON file, by the names and places that lead to it."""
     path, keys, form = text.split()
-    found = kept.measured(path)
+    content = kept.measured(path)
     for key in keys.split("."):
         try:
-            found = found[int(key) if isinstance(found, list) else key]
+            content = content[int(key) if isinstance(content, list) else key]
         except (KeyError, IndexError, ValueError) as error:
             raise CitationError(f"{text}: there is no {key}") from error
-    return format(found, form)
+    return format(content, form)
 
 
 def published(text: str) -> str:
@@ -101,9 +101,9 @@ def published(text: str) -> str:
 def table(text: str) -> str:
     """Rows by columns, and below them what they are of."""
     place, _, asked = text.partition(":")
-    result, partition, *more = place.split()
+    result, partition, *words = place.split()
     rows, columns = (part.split() for part in asked.split(";"))
-    groups = {row: group(result, partition, row, more) for row in rows}
+    groups = {row: group(result, partition, row, words) for row in rows}
     seeds = {row: sorted(cells) for row, cells in groups.items()}
     if len({str(there) for there in seeds.values()}) > 1:
         raise CitationError(f"the rows of {place.strip()} have different seeds: {seeds}")
@@ -162,16 +162,16 @@ WAYS: dict[str, Callable[[str], str]] = {
 def renewed(document: str, problems: list[str]) -> str:
     """The document with the figures that the cells have; what cannot be found stays, and is a problem."""
 
-    def now(found: re.Match[str]) -> str:
-        opening, way, text, old, closing = found.groups()
+    def now(mark: re.Match[str]) -> str:
+        opening, way, text, old, closing = mark.groups()
         if way not in WAYS:
             problems.append(f"{opening}: there is no such comment; there are {', '.join(WAYS)}")
-            return found[0]
+            return mark[0]
         try:
             new = WAYS[way](text.strip())
         except (CitationError, ValueError) as error:
             problems.append(f"{opening}: {error}")
-            return found[0]
+            return mark[0]
         if new != old:
             problems.append(f"{opening} says {old.strip()!r}; the cells have {new.strip()!r}")
         return f"{opening}{new}{closing}"

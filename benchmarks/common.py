@@ -138,7 +138,9 @@ def provenance() -> dict[str, Any]:
 
     return {
         # Without the folders of this machine, and quoted, so that it can be typed.
-        "command": shlex.join(["python", *(Path(one).name if Path(one).is_absolute() else one for one in sys.argv)]),
+        "command": shlex.join(
+            ["python", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv)]
+        ),
         "commit": git("rev-parse", "HEAD"),
         "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": str(__version__)},
     }
@@ -167,9 +169,9 @@ def save_rows(out: Path, made_by: Mapping[str, Any], **tables: Sequence[Mapping[
 MARK = "FOUND "
 
 
-def tell(found: Mapping[str, Any]) -> None:
+def tell(facts: Mapping[str, Any]) -> None:
     """What such a process says of its measurement."""
-    print(MARK + json.dumps(found), flush=True)
+    print(MARK + json.dumps(facts), flush=True)
 
 
 def told(output: str, errors: str = "") -> dict[str, Any]:

@@ -149,12 +149,12 @@ def draw(folder: Path) -> list[Path]:
         ConfigError: there are no runs.
         SystemExit: none of them kept its features.
     """
-    kept = [run for run in find_runs(folder) if run.feature_files]
-    if not kept:
+    runs = [run for run in find_runs(folder) if run.feature_files]
+    if not runs:
         sys.exit(f"features.py: {folder}: no run kept its features; run it with --keep-features")
     return [
         figure
-        for run in kept
+        for run in runs
         for figure in (participants(run, run.folder / "participants.png"), cosines(run, run.folder / "cosines.png"))
     ]
 

@@ -164,9 +164,9 @@ def one(what: str, count: int, rounds: int) -> None:
     started, before = time.monotonic(), used()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CFL_STATE_ROOT"] = str(Path(folder) / "state")
-        found = ordinary(count, rounds, folder) if what == "ordinary" else job(what, count, rounds, folder)
+        figures = ordinary(count, rounds, folder) if what == "ordinary" else job(what, count, rounds, folder)
         took = {"wall_seconds": time.monotonic() - started, "cpu_seconds": used() - before}
-    return tell({**took, **found})
+    return tell({**took, **figures})
 
 
 def side_by_side(participants: int) -> float:
@@ -205,23 +205,27 @@ def measure_rounds(given: argparse.Namespace) -> None:
         if row in result["rows"]:
             continue
         if row == "ordinary":
-            found = difference(row, given.clients, *ORDINARY)
-            found["wall_seconds_of_a_round_of_200"] = 200 / given.clients * found["a_round"]["wall_seconds"]
+            figures = difference(row, given.clients, *ORDINARY)
+            figures["wall_seconds_of_a_round_of_200"] = 200 / given.clients * figures["a_round"]["wall_seconds"]
         else:
             people = data_config(given.participants).host(Npz("fashionmnist.npz"), "local", 0, 1)
             both = [side_by_side(given.participants)]
-            before, found, after = bare(people, 1), difference(row, given.participants, *given.rounds), bare(people, 1)
+            before, figures, after = (
+                bare(people, 1),
+                difference(row, given.participants, *given.rounds),
+                bare(people, 1),
+            )
             both.append(side_by_side(given.participants))
             least = sum(b["ideal"] + b["evaluation"] for b in (before, after)) / 2
-            took = found["a_round"]["cpu_seconds"]
-            found |= {"bare_cpu_seconds": least, "ratio": took / least}
-            found |= {"bare_side_by_side_cpu_seconds": sum(both) / 2, "ratio_side_by_side": took / (sum(both) / 2)}
-            found["wall_seconds_of_100_rounds"] = (
-                found["start"]["wall_seconds"] + 100 * found["a_round"]["wall_seconds"]
+            took = figures["a_round"]["cpu_seconds"]
+            figures |= {"bare_cpu_seconds": least, "ratio": took / least}
+            figures |= {"bare_side_by_side_cpu_seconds": sum(both) / 2, "ratio_side_by_side": took / (sum(both) / 2)}
+            figures["wall_seconds_of_100_rounds"] = (
+                figures["start"]["wall_seconds"] + 100 * figures["a_round"]["wall_seconds"]
             )
         setting = {"participants": given.participants, "sites": SITES, "rounds": given.rounds, "clients": given.clients}
-        result["rows"][row] = {**found, "setting": setting, **provenance()}
-        print(row, json.dumps({k: v for k, v in found.items() if k != "jobs"}), flush=True)
+        result["rows"][row] = {**figures, "setting": setting, **provenance()}
+        print(row, json.dumps({k: v for k, v in figures.items() if k != "jobs"}), flush=True)
         given.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
@@ -281,7 +285,7 @@ def script_job(kind: str, seed: int) -> None:
         recipe_of(kind, seed).execute(env)
         (run,) = find_runs(folder)
         clusters = [p["cluster"] for p in sorted(run.summary["participants"], key=lambda p: p["name"])]
-        found = {
+        figures = {
             "kind": kind,
             "seed": seed,
             "clusters": clusters,
@@ -291,7 +295,7 @@ def script_job(kind: str, seed: int) -> None:
             "seconds_a_round": round(float(np.median([r["seconds"] for r in run.rounds[1:]])), 2),
             "failed": sum(len(r["failed"]) for r in run.rounds),
         }
-    tell(found)
+    tell(figures)
 
 
 def measure_script(given: argparse.Namespace) -> None:
@@ -303,11 +307,11 @@ def measure_script(given: argparse.Namespace) -> None:
     for seed, kind in product(given.seeds, KINDS):
         if (kind, seed) not in done:
             script = str(Path(__file__).resolve())
-            found = in_own_process(script, "one", kind, 0, seed, env={**os.environ, "PYTHONPATH": path})
-            known["runs"].append({**found, "commit": commit()})
+            figures = in_own_process(script, "one", kind, 0, seed, env={**os.environ, "PYTHONPATH": path})
+            known["runs"].append({**figures, "commit": commit()})
             said = {"command": provenance()["command"], "setting": setting}
             given.out.write_text(json.dumps({**said, "runs": known["runs"]}, indent=1))
-            print(json.dumps(found), flush=True)
+            print(json.dumps(figures), flush=True)
 
 
 def main() -> None:

@@ -148,11 +148,11 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             continue
         line: dict[str, Any] = {"data": data, "method": method}
         for key in (*KEYS, "ari", "clusters"):
-            pairs = [[row.get(key) for row in own] for own in of.values()]
-            if any(value is None for own in pairs for value in own):
+            pairs = [[row.get(key) for row in rows] for rows in of.values()]
+            if any(value is None for pair in pairs for value in pair):
                 continue
             scale = 1 if key in ("loss", "ari", "clusters") else 100
-            without, under = ([scale * value for value in own] for own in pairs)
+            without, under = ([scale * value for value in pair] for pair in pairs)
             line[key] = {"without": statistics.mean(without), "with": statistics.mean(under)}
             line[key]["difference"] = list(interval([b - a for a, b in zip(without, under)]))
         line["rounds_moved"] = statistics.mean(row["rounds_moved"] for row in of[True])
@@ -220,7 +220,7 @@ def measure_norms(given: argparse.Namespace) -> None:
     try:
         runpy.run_path(str(ROOT / "tests" / "golden" / "record.py"), run_name="__main__")
     finally:
-        found: dict[str, Any] = {
+        norms: dict[str, Any] = {
             part: {
                 "rounds": len(ratios),
                 "max": max(ratios),
@@ -229,7 +229,7 @@ def measure_norms(given: argparse.Namespace) -> None:
             for part, ratios in RATIOS.items()
             if ratios
         }
-        given.out.write_text(json.dumps({**about, "longest update over the median": found}, indent=1) + "\n")
+        given.out.write_text(json.dumps({**about, "longest update over the median": norms}, indent=1) + "\n")
 
 
 def main() -> None:

@@ -127,7 +127,7 @@ class Run:
             chosen = dealt if dealt is not None and number == first else self.losses(models).argmin(axis=1)
             trained = [self.train(p, models[k], number) for p, k in enumerate(chosen)]
             for k in set(chosen.tolist()):
-                models[k] = mean([model for model, own in zip(trained, chosen) if own == k])
+                models[k] = mean([model for model, cluster in zip(trained, chosen) if cluster == k])
         return models
 
 
@@ -201,8 +201,8 @@ DESIGNS: dict[str, Callable[[Run], list[Model]]] = {
 
 def dice(output: Tensor, y: Tensor) -> float:
     """Of the whole set of pixels."""
-    found = output > 0
-    return float(2 * (found & (y > 0)).sum() / (found.sum() + (y > 0).sum()).clamp(min=1))
+    predicted = output > 0
+    return float(2 * (predicted & (y > 0)).sum() / (predicted.sum() + (y > 0).sum()).clamp(min=1))
 
 
 def accuracy(output: Tensor, y: Tensor) -> float:
@@ -241,17 +241,17 @@ def renumbered(x: np.ndarray, y: np.ndarray, seed: int, participants: int, group
     order, size = stream(seed, "shares").permutation(len(x)), min(len(x) // participants, 2 * train)
     shares = []
     for p in range(participants):
-        own = order[p * size : (p + 1) * size]
+        drawn = order[p * size : (p + 1) * size]
         numbers = stream(seed, "classes", p % groups).permutation(classes)
-        found = torch.from_numpy(x[own]).float(), torch.from_numpy(numbers[y[own]]).long()
-        shares.append(tuple(tuple(a[part] for a in found) for part in (slice(train), slice(train, None))))
+        split = torch.from_numpy(x[drawn]).float(), torch.from_numpy(numbers[y[drawn]]).long()
+        shares.append(tuple(tuple(a[part] for a in split) for part in (slice(train), slice(train, None))))
     return shares
 
 
 def digits(seed: int, participants: int = 8, groups: int = 2) -> Any:
     """Of scikit-learn."""
-    found = load_digits()
-    return renumbered(found.data / 16, found.target, seed, participants, groups, 80)
+    images = load_digits()
+    return renumbered(images.data / 16, images.target, seed, participants, groups, 80)
 
 
 def blood(seed: int) -> Any:
@@ -306,14 +306,14 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
     table: dict[str, dict[str, dict[str, Any]]] = {}
     for task in dict.fromkeys(row["task"] for row in rows):
         for design in DESIGNS:
-            own = [row for row in rows if (row["task"], row["design"]) == (task, design)]
-            if own:
+            chosen = [row for row in rows if (row["task"], row["design"]) == (task, design)]
+            if chosen:
                 table.setdefault(task, {})[design] = {
-                    "runs": len(own),
-                    "groups_found": sum(row["ari"] == 1 for row in own),
-                    "one_cluster": sum(row["clusters_in_use"] == 1 for row in own),
-                    **{k: round(float(np.mean([row[k] for row in own])), 3) for k in ("ari", "score", "worst")},
-                    "score_std": round(float(np.std([row["score"] for row in own])), 3),
+                    "runs": len(chosen),
+                    "groups_found": sum(row["ari"] == 1 for row in chosen),
+                    "one_cluster": sum(row["clusters_in_use"] == 1 for row in chosen),
+                    **{k: round(float(np.mean([row[k] for row in chosen])), 3) for k in ("ari", "score", "worst")},
+                    "score_std": round(float(np.std([row["score"] for row in chosen])), 3),
                 }
     return table
 

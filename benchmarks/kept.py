@@ -83,10 +83,12 @@ def value(cell: Cell, figure: str) -> float | None:
         raise CitationError(f"{figure}: no such figure; there are {', '.join(FIGURES)}")
     key, scale = FIGURES[name].key, FIGURES[name].scale
     if after:
-        found = next((r[key] for r in cell.rounds if r["round"] == int(after) - 1 and r.get(key) is not None), None)
+        figure_value = next(
+            (r[key] for r in cell.rounds if r["round"] == int(after) - 1 and r.get(key) is not None), None
+        )
     else:
-        found = figure_of(cell, key)
-    return None if found is None else scale * found
+        figure_value = figure_of(cell, key)
+    return None if figure_value is None else scale * figure_value
 
 
 def digits(figure: str) -> int:
@@ -111,21 +113,21 @@ def interval(differences: Sequence[float], level: float = 0.95) -> tuple[float, 
     return mean, mean - half, mean + half
 
 
-def paired(one: dict[int, Cell], other: dict[int, Cell], figure: str) -> list[float]:
+def paired(cells: dict[int, Cell], other: dict[int, Cell], figure: str) -> list[float]:
     """The differences, seed by seed; cells of another commit are not laid beside each other."""
-    found = []
-    if one.keys() != other.keys():
-        raise CitationError(f"the seeds {sorted(one)} and {sorted(other)} are not the same")
-    for seed in sorted(one):
-        if one[seed].facts["commit"] != other[seed].facts["commit"]:
-            where = f"{one[seed].name} and {other[seed].name}"
+    differences = []
+    if cells.keys() != other.keys():
+        raise CitationError(f"the seeds {sorted(cells)} and {sorted(other)} are not the same")
+    for seed in sorted(cells):
+        if cells[seed].facts["commit"] != other[seed].facts["commit"]:
+            where = f"{cells[seed].name} and {other[seed].name}"
             raise CitationError(f"{where} are of different commits, so that their difference is not paired")
-        mine, theirs = value(one[seed], figure), value(other[seed], figure)
+        mine, theirs = value(cells[seed], figure), value(other[seed], figure)
         if mine is not None and theirs is not None:
-            found.append(mine - theirs)
-    if not found:
+            differences.append(mine - theirs)
+    if not differences:
         raise CitationError(f"{figure}: neither row has it")
-    return found
+    return differences
 
 
 def signed(number: float, places: int) -> str:
@@ -157,7 +159,7 @@ class Place(NamedTuple):
 
 def places(results: Sequence[str], figure: str) -> list[Place]:
     """All that have the two rows without clusters, of the same commit, rounds, participants and settings."""
-    found = []
+    comparable = []
     for result in results:
         groups: dict[tuple[str, ...], Values] = defaultdict(lambda: defaultdict(dict))
         for cell in kept(result):
@@ -168,19 +170,21 @@ def places(results: Sequence[str], figure: str) -> list[Place]:
         for (partition, *_), values in groups.items():
             if all(len(values.get(row, {})) >= FEWEST_SEEDS for row in WITHOUT_CLUSTERS):
                 means = {row: statistics.fmean(values[row].values()) for row in WITHOUT_CLUSTERS}
-                found.append(Place(f"{result} {partition}", max(means, key=lambda row: means[row]), values))
-    return found
+                comparable.append(Place(f"{result} {partition}", max(means, key=lambda row: means[row]), values))
+    return comparable
 
 
-def rows_of(found: Sequence[Place]) -> list[str]:
+def rows_of(compared: Sequence[Place]) -> list[str]:
     """The rows that half of the places have, by their mean difference to the yardsticks."""
 
     def order(row: str) -> float:
-        means = [statistics.fmean(d) for place in found if (d := place.differences(row))]
+        means = [statistics.fmean(d) for place in compared if (d := place.differences(row))]
         return -statistics.fmean(means)
 
-    rows = dict.fromkeys(row for place in found for row in place.values if row != "majority")
-    return sorted((row for row in rows if 2 * sum(row in place.values for place in found) >= len(found)), key=order)
+    rows = dict.fromkeys(row for place in compared for row in place.values if row != "majority")
+    return sorted(
+        (row for row in rows if 2 * sum(row in place.values for place in compared) >= len(compared)), key=order
+    )
 
 
 def verdict(differences: Sequence[float]) -> str:
@@ -194,20 +198,28 @@ def verdict(differences: Sequence[float]) -> str:
     return signed(mean, 1) + mark
 
 
-def wins(found: Sequence[Place], row: str, other: str) -> str:
+def wins(compared: Sequence[Place], row: str, other: str) -> str:
     """``18 of 21``: of the runs in which both are there, those that the row wins."""
-    differences = [d for place in found for d in place.differences(row, other)]
+    differences = [d for place in compared for d in place.differences(row, other)]
     return f"{sum(d > 0 for d in differences)} of {len(differences)}" if row != other and differences else "-"
 
 
 def which_table(results: Sequence[str], figure: str) -> str:
     """The table: a row a method, a column a place."""
-    found = places(results, figure)
-    titles = ["", *(place.name.replace("_", " ") for place in found), *(f"wins over `{o}`" for o in WITHOUT_CLUSTERS)]
+    compared = places(results, figure)
+    titles = [
+        "",
+        *(place.name.replace("_", " ") for place in compared),
+        *(f"wins over `{o}`" for o in WITHOUT_CLUSTERS),
+    ]
     lines = [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
-    for row in rows_of(found):
-        own = [f"*{place.yardstick}*" if place.yardstick == row else verdict(place.differences(row)) for place in found]
-        lines.append(f"| {' | '.join([f'`{row}`', *own, *(wins(found, row, other) for other in WITHOUT_CLUSTERS)])} |")
+    for row in rows_of(compared):
+        verdicts = [
+            f"*{place.yardstick}*" if place.yardstick == row else verdict(place.differences(row)) for place in compared
+        ]
+        lines.append(
+            f"| {' | '.join([f'`{row}`', *verdicts, *(wins(compared, row, other) for other in WITHOUT_CLUSTERS)])} |"
+        )
     return "\n".join(lines)
 
 
@@ -219,10 +231,10 @@ LOSS = "served_loss"
 
 def losses(cells: dict[int, Cell]) -> np.ndarray:
     """Each hospital's log-loss, ``(seeds, hospitals)``; NaN where it was not measured."""
-    found = [cells[seed].after.get("hospitals", {}).get(LOSS) for seed in sorted(cells)]
-    if any(one is None for one in found):
+    of_hospitals = [cells[seed].after.get("hospitals", {}).get(LOSS) for seed in sorted(cells)]
+    if any(of_seed is None for of_seed in of_hospitals):
         raise CitationError("these cells have no figures of single hospitals")
-    return np.array(found, np.float64)
+    return np.array(of_hospitals, np.float64)
 
 
 def gaining(mine: np.ndarray, theirs: np.ndarray) -> tuple[int, int]:
@@ -260,10 +272,10 @@ def agreement() -> dict[str, Any]:
     """Mean ARI of the groupings of both parts, and of one part with two seeds, by rows and kinds of parts."""
     clusters: dict[tuple[str, str, bool], dict[int, list[int]]] = {}
     for cell in kept("stroke-years"):
-        facts, found = cell.facts, cell.after["clusters"]
-        if None not in found:
+        facts, assigned = cell.facts, cell.after["clusters"]
+        if None not in assigned:
             where = facts["row"], facts["settings"]["parts"], facts["settings"]["swapped"]
-            clusters.setdefault(where, {})[facts["seed"]] = found
+            clusters.setdefault(where, {})[facts["seed"]] = assigned
     rows: dict[str, Any] = {}
     for (row, parts, swapped), of_seed in clusters.items():
         if swapped or (row, parts, True) not in clusters:

@@ -101,10 +101,10 @@ class Tiny(IID):
 def grams(case: str, sites: int, seed: int) -> tuple[list[np.ndarray], list[int | None]]:
     """The inner products of each round's updates, and the participants' true groups."""
     partition, _, training = CASES[case]
-    found, usual = list[np.ndarray](), FedAvg.aggregate
+    matrices, usual = list[np.ndarray](), FedAvg.aggregate
 
     def watched(self: FedAvg, state: Any, updates: Any, assignment: Any) -> Any:
-        found.append(inner_products(np.stack([self.features(u.main_diff) for u in updates])))
+        matrices.append(inner_products(np.stack([self.features(u.main_diff) for u in updates])))
         return usual(self, state, updates, assignment)
 
     rounds, many = max(WARMUPS), sites >= MANY
@@ -123,7 +123,7 @@ def grams(case: str, sites: int, seed: int) -> tuple[list[np.ndarray], list[int 
                 training=training,
             )
         )
-    return found, [p.group for p in server.participants.values()]
+    return matrices, [p.group for p in server.participants.values()]
 
 
 def ward(points: np.ndarray, k: int) -> np.ndarray:
@@ -158,18 +158,18 @@ def prediction_strength(points: np.ndarray, most: int, seed: int) -> int:
             return 0.0
         theirs = ward(train, k)
         centres = np.stack([train[theirs == c].mean(axis=0) for c in range(theirs.max() + 1)])
-        told = np.square(test[:, None] - centres).sum(axis=2).argmin(axis=1)
-        own, worst = ward(test, k), 1.0
-        for c in set(own.tolist()):
-            members = told[own == c]
+        nearest = np.square(test[:, None] - centres).sum(axis=2).argmin(axis=1)
+        clustered, worst = ward(test, k), 1.0
+        for c in set(clustered.tolist()):
+            members = nearest[clustered == c]
             pairs = len(members) * (len(members) - 1)
             if pairs:
                 worst = min(worst, float((members[:, None] == members).sum() - len(members)) / pairs)
         return worst
 
     orders = [stream(seed, "half", i).permutation(len(points)) for i in range(20)]
-    found = {k: np.array([strength(k, order) for order in orders]) for k in range(2, most + 1)}
-    return max((k for k, s in found.items() if s.mean() + s.std(ddof=1) / np.sqrt(len(s)) >= 0.8), default=1)
+    strengths = {k: np.array([strength(k, order) for order in orders]) for k in range(2, most + 1)}
+    return max((k for k, s in strengths.items() if s.mean() + s.std(ddof=1) / np.sqrt(len(s)) >= 0.8), default=1)
 
 
 def stability(points: np.ndarray, most: int, seed: int) -> int:
@@ -177,9 +177,9 @@ def stability(points: np.ndarray, most: int, seed: int) -> int:
     drawn = max(3, round(0.8 * len(points)))
 
     def alike(k: int, i: int) -> float:
-        one, other = (np.sort(stream(seed, part, i).permutation(len(points))[:drawn]) for part in ("one", "other"))
-        both = np.intersect1d(one, other)
-        labels = (ward(points[own], k)[np.searchsorted(own, both)] for own in (one, other))
+        first, other = (np.sort(stream(seed, part, i).permutation(len(points))[:drawn]) for part in ("one", "other"))
+        both = np.intersect1d(first, other)
+        labels = (ward(points[drawn_points], k)[np.searchsorted(drawn_points, both)] for drawn_points in (first, other))
         return float(adjusted_rand_score(*labels))
 
     return max((k for k in range(2, most + 1) if np.mean([alike(k, i) for i in range(10)]) >= 0.9), default=1)
@@ -192,18 +192,18 @@ def silhouette(points: np.ndarray, most: int, seed: int) -> int:
         away, tree = squareform(pdist(of)), linkage(of, "ward")
         return np.array([_silhouette(away, cut(tree, k)) for k in range(2, most + 1)])
 
-    own, null = scores(points), [scores(p).max() for p in _references(points, 60, seed)]
-    return 2 + int(own.argmax()) if own.max() > np.quantile(null, 0.95) else 1
+    measured_scores, null = scores(points), [scores(p).max() for p in _references(points, 60, seed)]
+    return 2 + int(measured_scores.argmax()) if measured_scores.max() > np.quantile(null, 0.95) else 1
 
 
 def _silhouette(away: np.ndarray, labels: np.ndarray) -> float:
     """The mean silhouette; 0 for a cluster of one."""
-    own = labels[:, None] == np.arange(labels.max() + 1)
-    sizes, sums, rows = own.sum(axis=0), away @ own, np.arange(len(labels))
+    members = labels[:, None] == np.arange(labels.max() + 1)
+    sizes, sums, rows = members.sum(axis=0), away @ members, np.arange(len(labels))
     inside = sums[rows, labels] / np.maximum(sizes[labels] - 1, 1)
-    others = np.where(own, np.inf, sums / sizes).min(axis=1)
-    found = (others - inside) / np.maximum(np.maximum(inside, others), 1e-12)
-    return float(np.where(sizes[labels] > 1, found, 0.0).mean())
+    others = np.where(members, np.inf, sums / sizes).min(axis=1)
+    widths = (others - inside) / np.maximum(np.maximum(inside, others), 1e-12)
+    return float(np.where(sizes[labels] > 1, widths, 0.0).mean())
 
 
 def eigengap(points: np.ndarray, most: int, seed: int) -> int:
@@ -217,8 +217,8 @@ def eigengap(points: np.ndarray, most: int, seed: int) -> int:
 
 def gap(points: np.ndarray, most: int, seed: int) -> int:
     """The gap statistic of ``k=auto``, of all numbers."""
-    found = number_of_clusters(points @ points.T, most, seed=seed)
-    values, deviations = np.array(found.gap), np.array(found.deviations)
+    number = number_of_clusters(points @ points.T, most, seed=seed)
+    values, deviations = np.array(number.gap), np.array(number.deviations)
     spread = np.divide(values, deviations, out=np.zeros_like(values), where=deviations != 0)
     return _largest(values, spread, np.ones(len(values), bool))
 
@@ -242,11 +242,11 @@ def measured(case: str, sites: int, seed: int, criteria: Sequence[str]) -> list[
         points = directions(products[warmup - 1])
         most = min(10, sites // 2)
         seen = criteria if warmup == max(WARMUPS) else [name for name in ("auto", "gap") if name in criteria]
-        found = {name: CRITERIA[name](points, most, 0) for name in seen}
+        numbers = {name: CRITERIA[name](points, most, 0) for name in seen}
         known = groups if CASES[case][1] not in (None, 1) else None
-        ari = {n: round(float(adjusted_rand_score(known, ward(points, k))), 3) for n, k in found.items() if known}
+        ari = {n: round(float(adjusted_rand_score(known, ward(points, k))), 3) for n, k in numbers.items() if known}
         clear = {"clear": is_clear(noted(number_of_clusters(points @ points.T, most)))} if "auto" in seen else {}
-        line = {"case": case, "sites": sites, "seed": seed, "warmup": warmup, "k": found, "ari": ari, **clear}
+        line = {"case": case, "sites": sites, "seed": seed, "warmup": warmup, "k": numbers, "ari": ari, **clear}
         rows.append({**line, "commit": commit()})
     return rows
 
@@ -255,16 +255,21 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each case, number of sites and warm-up: how often each criterion was right, and its mean ARI."""
     table = []
     for case, sites, warmup in dict.fromkeys((r["case"], r["sites"], r["warmup"]) for r in rows):
-        own, true = [r for r in rows if (r["case"], r["sites"], r["warmup"]) == (case, sites, warmup)], CASES[case][1]
-        line: dict[str, Any] = {"case": case, "sites": sites, "warmup": warmup, "runs": len(own)}
-        if "clear" in own[0]:
-            line["clear"] = sum(r["clear"] for r in own)
-            line["clear and right"] = sum(r["clear"] and r["k"]["auto"] == true for r in own)
-        for name in own[0]["k"]:
-            found = [r["k"][name] for r in own]
-            line[name] = {"k": {str(k): found.count(k) for k in sorted(set(found))}}
-            line[name] |= {} if true is None else {"right": found.count(true)}
-            line[name] |= {"ari": round(float(np.mean([r["ari"][name] for r in own])), 2)} if own[0]["ari"] else {}
+        chosen, true = (
+            [r for r in rows if (r["case"], r["sites"], r["warmup"]) == (case, sites, warmup)],
+            CASES[case][1],
+        )
+        line: dict[str, Any] = {"case": case, "sites": sites, "warmup": warmup, "runs": len(chosen)}
+        if "clear" in chosen[0]:
+            line["clear"] = sum(r["clear"] for r in chosen)
+            line["clear and right"] = sum(r["clear"] and r["k"]["auto"] == true for r in chosen)
+        for name in chosen[0]["k"]:
+            numbers = [r["k"][name] for r in chosen]
+            line[name] = {"k": {str(k): numbers.count(k) for k in sorted(set(numbers))}}
+            line[name] |= {} if true is None else {"right": numbers.count(true)}
+            line[name] |= (
+                {"ari": round(float(np.mean([r["ari"][name] for r in chosen])), 2)} if chosen[0]["ari"] else {}
+            )
         table.append(line)
     return table
 
@@ -327,11 +332,11 @@ def means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Over the seeds."""
     table = []
     for case, method in dict.fromkeys((r["case"], r["method"]) for r in rows):
-        own = [r for r in rows if (r["case"], r["method"]) == (case, method)]
-        line: dict[str, Any] = {"case": case, "method": method, "runs": len(own)}
-        line["clusters_in_use"] = [r["clusters_in_use"] or 1 for r in own]
+        chosen = [r for r in rows if (r["case"], r["method"]) == (case, method)]
+        line: dict[str, Any] = {"case": case, "method": method, "runs": len(chosen)}
+        line["clusters_in_use"] = [r["clusters_in_use"] or 1 for r in chosen]
         for key in ("served_accuracy", "served_worst_accuracy", "ari"):
-            known = [r[key] for r in own if r[key] is not None]
+            known = [r[key] for r in chosen if r[key] is not None]
             line[key] = round(100 * float(np.mean(known)), 1) if known else None
         table.append(line)
     return table

@@ -65,8 +65,8 @@ def label_divergences(labels: list[np.ndarray], smoothing: float = SMOOTHING) ->
     >>> label_divergences([np.array([0, 1]), np.array([0, 1, 0, 1])]).tolist()
     [[0.0, 0.0], [0.0, 0.0]]
     """
-    classes = 1 + max(int(own.max()) for own in labels)
-    counts = np.stack([np.bincount(own, minlength=classes) for own in labels])
+    classes = 1 + max(int(part.max()) for part in labels)
+    counts = np.stack([np.bincount(part, minlength=classes) for part in labels])
     p = counts / counts.sum(axis=1, keepdims=True) + smoothing
     p /= p.sum(axis=1, keepdims=True)
     log = np.log(p)
@@ -83,10 +83,10 @@ def distances(models: np.ndarray) -> dict[str, np.ndarray]:
     return {"LrCos": 1 - similarity(low, low), "cosine": cosine_distances(models), "L2": euclidean_distances(models)}
 
 
-def correlations(found: dict[str, np.ndarray], divergences: np.ndarray) -> dict[str, float]:
+def correlations(matrices: dict[str, np.ndarray], divergences: np.ndarray) -> dict[str, float]:
     """Spearman's, over the pairs."""
     pairs = np.triu_indices(len(divergences), 1)
-    return {name: float(spearmanr(own[pairs], divergences[pairs]).statistic) for name, own in found.items()}
+    return {name: float(spearmanr(matrix[pairs], divergences[pairs]).statistic) for name, matrix in matrices.items()}
 
 
 def trained(plan: Plan, partition: str, seed: int, alone: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
@@ -108,12 +108,12 @@ def trained(plan: Plan, partition: str, seed: int, alone: int) -> tuple[np.ndarr
         accuracy = load_run(folder).summary["final"]["served_accuracy"]
     work = runtime_of(plan.model, plan.training, seed)
     common, models, labels = work.resident.layout.pack(arrays), [], []
-    for own in data.host(plan.source, "local", 0, 1):
+    for participant in data.host(plan.source, "local", 0, 1):
         model = common
         for i in range(alone):
-            model = learner_of(work, own, plan.rounds + i).train(model, purpose="alone")
+            model = learner_of(work, participant, plan.rounds + i).train(model, purpose="alone")
         models.append(model.part("all"))
-        labels.append(own.train.y)
+        labels.append(participant.train.y)
     return np.stack(models), common.part("all"), label_divergences(labels), accuracy
 
 
@@ -168,8 +168,8 @@ def similarity_command(given: argparse.Namespace) -> None:
         print(partition, seed, alone, rows[-1]["models"], rows[-1]["differences"], flush=True)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     draw_similarity(rows, given.out.with_suffix(".png"))
-    kept = [{key: value for key, value in row.items() if key != "matrices"} for row in rows]
-    given.out.write_text(json.dumps(provenance() | {"model": altered.model, "rows": kept}, indent=1) + "\n")
+    numbers = [{key: value for key, value in row.items() if key != "matrices"} for row in rows]
+    given.out.write_text(json.dumps(provenance() | {"model": altered.model, "rows": numbers}, indent=1) + "\n")
 
 
 # ---- FedCUAU's Fig. 1 ----
@@ -188,10 +188,10 @@ def label_distances(labels: Sequence[np.ndarray]) -> np.ndarray:
     >>> label_distances([np.array([0, 0]), np.array([0, 1])])
     array([0.5, 0.5])
     """
-    classes = 1 + max(int(own.max()) for own in labels)
-    counts = np.stack([np.bincount(own, minlength=classes) for own in labels])
-    own = counts / counts.sum(axis=1, keepdims=True)
-    return np.asarray(np.abs(own - counts.sum(axis=0) / counts.sum()).sum(axis=1))
+    classes = 1 + max(int(part.max()) for part in labels)
+    counts = np.stack([np.bincount(part, minlength=classes) for part in labels])
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    return np.asarray(np.abs(shares - counts.sum(axis=0) / counts.sum()).sum(axis=1))
 
 
 def order(plan: Plan, people: Sequence[ParticipantData], seed: int, epochs: int) -> dict[str, Any]:
@@ -220,14 +220,14 @@ def order(plan: Plan, people: Sequence[ParticipantData], seed: int, epochs: int)
 def over_seeds(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The mean over seeds, for each learning rate and number of epochs."""
     groups: dict[tuple[float, int], list[dict[str, Any]]] = defaultdict(list)
-    for one in results:
-        groups[one["lr"], one["epochs"]].append(one)
+    for result in results:
+        groups[result["lr"], result["epochs"]].append(result)
     keys = ("with_tiers", "with_label_distance", "in_own_tier")
     return [
         {
             **{"lr": lr, "epochs": epochs, "seeds": len(members)},
-            **{key: statistics.fmean(one[key] for one in members) for key in keys},
-            "mean_by_tier": np.mean([one["mean_by_tier"] for one in members], axis=0).tolist(),
+            **{key: statistics.fmean(member[key] for member in members) for key in keys},
+            "mean_by_tier": np.mean([member["mean_by_tier"] for member in members], axis=0).tolist(),
         }
         for (lr, epochs), members in groups.items()
     ]
@@ -248,15 +248,19 @@ def order_table(rows: Sequence[dict[str, Any]]) -> str:
 
 def draw_order(results: Sequence[dict[str, Any]], path: Path) -> None:
     """CUAU by label distance, a colour a tier: a panel a learning rate and number of epochs, of the first seed."""
-    shown = [one for one in results if one["seed"] == results[0]["seed"]]
+    shown = [result for result in results if result["seed"] == results[0]["seed"]]
     figure = Figure(figsize=(4 * len(shown), 4), layout="constrained")
-    for axes, one in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown):
-        for tier in range(len(one["mean_by_tier"])):
-            own = [p for p in one["participants"] if p["tier"] == tier]
+    for axes, result in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown):
+        for tier in range(len(result["mean_by_tier"])):
+            tier_members = [p for p in result["participants"] if p["tier"] == tier]
             axes.scatter(
-                [p["label_distance"] for p in own], [p["cuau"] for p in own], 12, COLOURS[tier], label=f"C{tier + 1}"
+                [p["label_distance"] for p in tier_members],
+                [p["cuau"] for p in tier_members],
+                12,
+                COLOURS[tier],
+                label=f"C{tier + 1}",
             )
-        axes.set(title=f"lr {one['lr']:g}, {one['epochs']} epochs", xlabel="distance of the label distributions")
+        axes.set(title=f"lr {result['lr']:g}, {result['epochs']} epochs", xlabel="distance of the label distributions")
     figure.axes[0].set_ylabel("CUAU")
     figure.axes[0].legend(fontsize="small")
     save(figure, path)

@@ -131,17 +131,17 @@ def finished(cells: Path | zipfile.Path) -> list[Cell]:
     Raises:
         SystemExit: there are none, they are of several plans, or they were not trained the same way.
     """
-    found = read_cells(cells)
-    plans = {cell.plan.name: cell.plan for cell in found}
+    unordered = read_cells(cells)
+    plans = {cell.plan.name: cell.plan for cell in unordered}
     if len(plans) > 1:
         raise SystemExit(f"{cells}: cells of the plans {', '.join(plans)}; keep each plan's in a folder of its own")
-    ways = {json.dumps(way(cell), sort_keys=True) for cell in found}
+    ways = {json.dumps(way(cell), sort_keys=True) for cell in unordered}
     if len(ways) != 1:
-        raise SystemExit(f"{cells}: {len(found)} finished cells, trained in {len(ways)} ways; one way is expected")
+        raise SystemExit(f"{cells}: {len(unordered)} finished cells, trained in {len(ways)} ways; one way is expected")
     (plan,) = plans.values()
     order = list(dict.fromkeys([*next(iter(plan.published["figures"].values()), {}), *plan.named_rows]))
     place = {row: i for i, row in enumerate(order)}
-    return sorted(found, key=lambda cell: (place.get(cell.facts["row"], len(place)), cell.facts["seed"]))
+    return sorted(unordered, key=lambda cell: (place.get(cell.facts["row"], len(place)), cell.facts["seed"]))
 
 
 def way(cell: Cell) -> dict[str, Any]:
@@ -297,20 +297,20 @@ def quoted(published: Mapping[str, Any], plan: Plan) -> str:
     return " / ".join(shown(*published.get(k, (None,))) for k in plan.compared) + f" ({published['tables'][0]})"
 
 
-def texts(found: Sequence[Cell], name: str) -> dict[str, str]:
+def texts(cells: Sequence[Cell], name: str) -> dict[str, str]:
     """A report of that name as JSON and as Markdown, by the endings of the files."""
-    plan, rows, settings = found[0].plan, table_rows(found), way(found[0])
+    plan, rows, settings = cells[0].plan, table_rows(cells), way(cells[0])
     content = {"plan": plan.name, "commands": commands(rows), **settings, "rows": rows}
     return {".json": json.dumps(content, indent=1) + "\n", ".md": markdown(rows, plan, settings, name)}
 
 
 def write_report(cells: Path | zipfile.Path, out: Path) -> None:
     """Writes ``<out>.json``, ``<out>.md`` and figures: ``<out>.png`` of the accuracy, and of what else is compared."""
-    found = finished(cells)
+    ordered = finished(cells)
     out.parent.mkdir(parents=True, exist_ok=True)
-    for ending, text in texts(found, out.name).items():
+    for ending, text in texts(ordered, out.name).items():
         Path(f"{out}{ending}").write_text(text)
-    draw(found, "accuracy", Path(f"{out}.png"))
-    for name in found[0].plan.compared:
-        if name != "accuracy" and any(FIGURES[name].key in r for cell in found for r in cell.rounds):
-            draw(found, name, Path(f"{out}-{name.replace('_', '-')}.png"))
+    draw(ordered, "accuracy", Path(f"{out}.png"))
+    for name in ordered[0].plan.compared:
+        if name != "accuracy" and any(FIGURES[name].key in r for cell in ordered for r in cell.rounds):
+            draw(ordered, name, Path(f"{out}-{name.replace('_', '-')}.png"))

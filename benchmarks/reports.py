@@ -198,7 +198,7 @@ def write_content(name: str, path: Path) -> None:
     """The JSON of a name, a line an entry if it is named so."""
     content = content_of(name)
     lines = path.suffix == ".jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in content) if lines else json.dumps(content, indent=1))
+    path.write_text("".join(json.dumps(line) + "\n" for line in content) if lines else json.dumps(content, indent=1))
 
 
 def write_all(folder: Path = BUILT) -> None:

@@ -96,12 +96,12 @@ def server_part(name: str, participants: int) -> dict[str, float]:
             slot = order.slots[cluster or 0]
             vector = 0.1 * directions[number % GROUPS] + 0.02 * rng.standard_normal(layout.size, np.float32)
             answer = Result(participant, Update(participant, 1, {slot: Params(layout, vector)}, cluster))
-            begun = time.process_time()
+            started = time.process_time()
             server.accept(answer, "site-1")
-            accepting += time.process_time() - begun
-        begun = time.process_time()
+            accepting += time.process_time() - started
+        started = time.process_time()
         server.finish_round()
-        aggregating = time.process_time() - begun
+        aggregating = time.process_time() - started
     return {
         "accept_cpu_seconds": accepting,
         "aggregate_cpu_seconds": aggregating,
@@ -128,9 +128,9 @@ def draw(methods: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     }
     figure = Figure(figsize=(15, 4), layout="constrained")
     for axes, (key, title) in zip(figure.subplots(1, 3), titles.items()):
-        for i, (name, found) in enumerate(methods.items()):
-            counts = [int(m) for m in found["participants"]]
-            values = [of[key] for of in found["participants"].values()]
+        for i, (name, measured) in enumerate(methods.items()):
+            counts = [int(m) for m in measured["participants"]]
+            values = [of[key] for of in measured["participants"].values()]
             axes.loglog(counts, values, "o-", color=COLOURS[i % len(COLOURS)], label=name)
         axes.set(xlabel="participants", title=title)
         axes.legend(fontsize="small")
@@ -162,8 +162,8 @@ def measure_methods(given: argparse.Namespace) -> None:
 def resident() -> dict[str, float]:
     """MB of this process: its own memory, and pages of files that the system takes back when it needs them."""
     lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
-    own, files = (int(lines[key].split()[0]) / 1024 for key in ("RssAnon", "RssFile"))
-    return {"own_mb": round(own), "file_pages_mb": round(files)}
+    memory, files = (int(lines[key].split()[0]) / 1024 for key in ("RssAnon", "RssFile"))
+    return {"own_mb": round(memory), "file_pages_mb": round(files)}
 
 
 class Peak:
@@ -227,8 +227,8 @@ def fedac_server(participants: int, size: int, rounds: int, folder: Path) -> dic
 def measure_fedac(given: argparse.Namespace) -> None:
     """``fedac``."""
     temporary = Archive()
-    found = fedac_server(given.participants, given.parameters, given.rounds, given.archive or temporary.folder)
-    given.out.write_text(json.dumps({"commit": commit(), **found}, indent=1) + "\n")
+    measured = fedac_server(given.participants, given.parameters, given.rounds, given.archive or temporary.folder)
+    given.out.write_text(json.dumps({"commit": commit(), **measured}, indent=1) + "\n")
 
 
 def main() -> None:

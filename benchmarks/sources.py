@@ -239,13 +239,13 @@ HEART_FILES = {"cleveland": "cleveland", "hungarian": "hungary", "switzerland": 
 def stroke(root: Path) -> pd.DataFrame:
     """What is known of a patient when treatment is drawn, and the outcome after six months."""
     raw = pd.read_csv(root / "ist.csv.gz", low_memory=False)
-    found = raw[["HOSPNUM", "COUNTRY"]].copy()
+    patients = raw[["HOSPNUM", "COUNTRY"]].copy()
     month, year = raw["RDATE"].str.split("-").str[0], raw["RDATE"].str.split("-").str[1]
-    found["RDATE"] = "19" + year + "-" + month.map(MONTHS).astype(int).astype(str).str.zfill(2)
-    found = pd.concat([found, raw[[*AT_RANDOMISATION, *DEFICITS, "STYPE"]]], axis=1)
-    found["dependent"] = raw["OCCODE"].map({1: 1, 2: 1, 3: 0, 4: 0}).astype("Int64")
-    found["days"], found["died"] = raw["TD"].where(raw["TD"] != 0, 0.5), raw["DIED"]  # a time is above 0
-    return found
+    patients["RDATE"] = "19" + year + "-" + month.map(MONTHS).astype(int).astype(str).str.zfill(2)
+    patients = pd.concat([patients, raw[[*AT_RANDOMISATION, *DEFICITS, "STYPE"]]], axis=1)
+    patients["dependent"] = raw["OCCODE"].map({1: 1, 2: 1, 3: 0, 4: 0}).astype("Int64")
+    patients["days"], patients["died"] = raw["TD"].where(raw["TD"] != 0, 0.5), raw["DIED"]  # a time is above 0
+    return patients
 
 
 def heart(root: Path) -> pd.DataFrame:
@@ -256,9 +256,9 @@ def heart(root: Path) -> pd.DataFrame:
         for name in ("chol", "trestbps"):
             own[name] = own[name].where(own[name] != 0)
         parts.append(own.assign(hospital=hospital)[["hospital", *HEART_COLUMNS]])
-    found = pd.concat(parts, ignore_index=True)
-    whole = [name for name in HEART_COLUMNS if name != "oldpeak"]
-    return found.astype(dict.fromkeys(whole, "Int64"))
+    patients = pd.concat(parts, ignore_index=True)
+    integers = [name for name in HEART_COLUMNS if name != "oldpeak"]
+    return patients.astype(dict.fromkeys(integers, "Int64"))
 
 
 def packed(frame: pd.DataFrame) -> bytes:

@@ -80,9 +80,9 @@ def bare(participants: list[ParticipantData], repeats: int) -> dict[str, float]:
         with torch.no_grad():
             for name, split, most in (("evaluation", 2, 10**9), ("pass_320", 0, 320)):
                 start = time.process_time()
-                for own in sets:
-                    for i in range(0, min(len(own[split]), most), 64):
-                        model(own[split][i : i + 64])
+                for samples in sets:
+                    for i in range(0, min(len(samples[split]), most), 64):
+                        model(samples[split][i : i + 64])
                 seconds[name].append(time.process_time() - start)
     return {name: float(np.median(values)) for name, values in seconds.items()}
 

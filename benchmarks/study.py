@@ -80,12 +80,12 @@ def measured(case: str, seed: int, rounds: int, rungs: int) -> dict[str, Any]:
         validation=0.25,
         **dealt_out(source, settings, {}),
     )
-    begun = time.process_time()
+    started = time.process_time()
     with TemporaryDirectory() as folder:
         trainer = InProcess(plan, Path(folder))
         study = Study(trainer, first_candidates(trainer.module), StudySettings(rungs=rungs), seed=seed)
         verdict = study.run()
-        own, tested = time.process_time() - begun, dict(verdict.tested)
+        seconds, tested = time.process_time() - started, dict(verdict.tested)
         for candidate in study.candidates:
             if candidate.name not in tested:
                 trainer.train(candidate, rounds)
@@ -108,7 +108,7 @@ def measured(case: str, seed: int, rounds: int, rungs: int) -> dict[str, Any]:
         "tested": {name: round(value, 4) for name, value in tested.items()},
         "dropped": {str(rung.rounds): list(rung.dropped) for rung in study.journal.rungs},
         "cost": {key: cost[key] for key in ("rounds", "everything")},
-        "processor_seconds": {"study": round(own, 1), "everything": round(time.process_time() - begun, 1)},
+        "processor_seconds": {"study": round(seconds, 1), "everything": round(time.process_time() - started, 1)},
         "sentences": verdict.sentences(),
     }
 
@@ -117,11 +117,11 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each case: how often it said to cluster, the mean regret, and the share of the rounds of all candidates."""
     table = []
     for case in dict.fromkeys(row["case"] for row in rows):
-        own = [row for row in rows if row["case"] == case]
-        spent, everything = (sum(row["cost"][key] for row in own) for key in ("rounds", "everything"))
-        regrets = [row["regret"] for row in own]
-        line = {"case": case, "studies": len(own), "cluster": sum(row["cluster"] for row in own)}
-        line |= {"regret": round(sum(regrets) / len(own), 4), "largest_regret": max(regrets)}
+        chosen = [row for row in rows if row["case"] == case]
+        spent, everything = (sum(row["cost"][key] for row in chosen) for key in ("rounds", "everything"))
+        regrets = [row["regret"] for row in chosen]
+        line = {"case": case, "studies": len(chosen), "cluster": sum(row["cluster"] for row in chosen)}
+        line |= {"regret": round(sum(regrets) / len(chosen), 4), "largest_regret": max(regrets)}
         table.append({**line, "share_of_rounds": round(spent / everything, 3)})
     return table
 

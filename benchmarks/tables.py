@@ -80,14 +80,16 @@ def run_through_flare(
         RunFailedError: FLARE ended the job before its time.
     """
     data, scheduled = plan.data(partition, seed), plan.scheduled(seed)
-    own = f"plan {plan.name}: partition {partition!r} with these settings is the benchmark's own; it cannot be --flare"
-    require(type(data) in (DataConfig, Remembered) and data.seed == seed, own)
+    refusal = (
+        f"plan {plan.name}: partition {partition!r} with these settings is the benchmark's own; it cannot be --flare"
+    )
+    require(type(data) in (DataConfig, Remembered) and data.seed == seed, refusal)
     os.environ["CFL_STATE_ROOT"] = str(folder / STATE)
     importable = [HERE, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(importable))
-    begun = any(Store(place).versions() for place in (folder / STATE / NAME).glob("*server*"))
+    interrupted = any(Store(place).versions() for place in (folder / STATE / NAME).glob("*server*"))
     results = folder / WORKSPACE / NAME / "server" / "simulate_job" / "cfl"
-    done = _keep_rounds(results, folder) if begun else 0
+    done = _keep_rounds(results, folder) if interrupted else 0
     recipe = ClusteredRecipe(
         name=NAME,
         method=method,
@@ -107,7 +109,7 @@ def run_through_flare(
         key_metric=scheduled.key_metric,
         private=private,
         task_timeout=24 * 3600,
-        resume_from=NAME if begun else None,
+        resume_from=NAME if interrupted else None,
     )
     log = folder / "flare.log"
     with output_to(log):
@@ -249,8 +251,8 @@ def run(given: argparse.Namespace) -> None:
     commit()  # the code that is running, whatever is checked out meanwhile
     plan = PLANS[given.plan]
     _, settings = parse_spec("set:" + ",".join(given.set))
-    asked = {key: getattr(given, key) for key in ("participants", "rounds") if getattr(given, key) is not None}
-    altered = plan.altered({**settings, **asked})
+    schedule = {key: getattr(given, key) for key in ("participants", "rounds") if getattr(given, key) is not None}
+    altered = plan.altered({**settings, **schedule})
     unknown = [table for table in given.table if table not in plan.tables]
     there = ", ".join(plan.tables) or "none"
     require(not unknown, f"plan {plan.name}: table {''.join(unknown[:1])!r} is unknown; there are {there}")
@@ -261,17 +263,17 @@ def run(given: argparse.Namespace) -> None:
         there = ", ".join(plan.partitions)
         require(partition in plan.partitions, f"plan {plan.name}: partition {partition!r} is unknown; there: {there}")
     for row in rows:  # what is wrong is said before the first cell
-        (method, *penalties), private, own = altered.method(row), altered.private(row), altered.of_row(row)
+        (method, *penalties), private, row_settings = altered.method(row), altered.private(row), altered.of_row(row)
         built = build_named(method, penalties)
-        check_private(built, Division.of(model_factory(own.model)(), private), private, own.rounds)
+        check_private(built, Division.of(model_factory(row_settings.model)(), private), private, row_settings.rounds)
         if plan.refuse is not None:
             plan.refuse(built)
-    kept = read_cells(given.out)
+    cells = read_cells(given.out)
     require(
-        all(cell.plan.name == plan.name for cell in kept),
+        all(cell.plan.name == plan.name for cell in cells),
         f"{given.out} holds cells of another plan; give plan {plan.name} a folder of its own",
     )
-    done = {cell.name for cell in kept}
+    done = {cell.name for cell in cells}
     for seed, partition, row in product(given.seeds, partitions, rows):
         name = cell_name(altered, row, partition, seed, settings) + (f"-flare{given.flare}" if given.flare else "")
         if name not in done:

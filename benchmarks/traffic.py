@@ -100,9 +100,9 @@ def measured(specs: tuple[str, ...], sums: bool) -> dict[str, float] | None:
                 server.accept(answer, name)
         server.finish_round()
         record: dict[str, Any] = server.progress.record or {}
-        own = {"down": record["bytes_down"], "up": record["bytes_up"]}
-        counts.append({**own, **{k: models * layout.nbytes for k, models in naive.items()}})
-    return {k: sum(one[k] for one in counts[-MEASURED:]) / MEASURED for k in counts[0]}
+        traffic = {"down": record["bytes_down"], "up": record["bytes_up"]}
+        counts.append({**traffic, **{k: models * layout.nbytes for k, models in naive.items()}})
+    return {k: sum(count[k] for count in counts[-MEASURED:]) / MEASURED for k in counts[0]}
 
 
 def measure_rounds(out: Path) -> None:

@@ -31,7 +31,7 @@ OF_CELLS = (
         "penalties-and-cam.md",
         "personal-models.md",
         "blood-cells.md",
-        "private-layers.md",
+        "private.md",
         "calibration.md",
         "hospitals.md",
     ),
@@ -232,7 +232,7 @@ def test_most_changed_digits_are_noticed(page: Path) -> None:
 
 
 def test_the_table_of_attacks_has_the_worst_of_what_is_kept() -> None:
-    lines = (ROOT / "docs/results/attacks.md").read_text().splitlines()
+    lines = (ROOT / "docs/results/attacks.md").read_text().partition("## A floor under clusters")[0].splitlines()
     rows = [re.findall(r"\| (\d+\.\d)(?= \|)", line) for line in lines]
     assert [row for row in rows if row] == [[f"{value:.1f}" for value in row] for row in worst_of_attacks()]
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names that say nothing are rare: at most one in a hundred of the bindings in the package."""
+"""Names that say nothing are rare: at most one in a hundred of the bindings of the package, benchmarks, examples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "cfl_flare"
+import pytest
+
+ROOT = Path(__file__).parents[1]
 EMPTY = {"own", "found", "one", "kept", "told", "more", "whole", "begun", "how", "asked", "fits"}
 MOST = 0.01
 
@@ -27,13 +29,14 @@ def bindings(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
-def test_names_say_what_they_hold() -> None:
-    names = {path: list(bindings(ast.parse(path.read_text()))) for path in sorted(PACKAGE.rglob("*.py"))}
+@pytest.mark.parametrize("folder", ["cfl_flare", "benchmarks", "examples"])
+def test_names_say_what_they_hold(folder: str) -> None:
+    names = {path: list(bindings(ast.parse(path.read_text()))) for path in sorted((ROOT / folder).rglob("*.py"))}
     empty = {path: [name for name in given if name.strip("_") in EMPTY] for path, given in names.items()}
     total, count = sum(map(len, names.values())), sum(map(len, empty.values()))
     for path, words in sorted(empty.items(), key=lambda item: -len(item[1]))[:20]:
         if words:
-            print(f"{len(words):4}  {path.relative_to(PACKAGE)}: {dict(Counter(words))}")
+            print(f"{len(words):4}  {path.relative_to(ROOT)}: {dict(Counter(words))}")
     print(f"{count} of {total} bindings, {count / total:.1%}")
     assert count <= MOST * total, f"{count} of {total} bindings say nothing; name them by the noun of what they hold"
 

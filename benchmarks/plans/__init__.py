@@ -39,9 +39,9 @@ class OwnMajorityClass(Local):
             if entry.head and len(entry.shape) > 1:
                 entry.view(vector)[...] = 0
             elif entry.head:
-                one = entry.size == 1
+                single = entry.size == 1
                 entry.view(vector)[...] = (
-                    np.log((counts[1] + 1) / (counts[0] + 1)) if one else np.eye(entry.size)[counts.argmax()]
+                    np.log((counts[1] + 1) / (counts[0] + 1)) if single else np.eye(entry.size)[counts.argmax()]
                 )
         return replace(untrained, vector=vector)
 

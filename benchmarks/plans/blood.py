@@ -55,11 +55,11 @@ def stable(lines: Sequence[Mapping[str, object]]) -> int | None:
 def after(plan: Plan, folder: Path) -> dict[str, float]:
     """Rounds to a stable assignment; of those with sound labels the accuracy, weighted, and beside outliers the ARI."""
     people = load_run(folder).summary["participants"]
-    sound = [one for one in people if one["name"] not in plan.random_labels]
-    weights = [one["samples"] for one in sound]
-    measured = {"sound": float(np.average([one["served_accuracy"] for one in sound], weights=weights))}
-    if plan.outliers and all(one["cluster"] is not None for one in sound):
-        groups, clusters = ([one[what] for one in sound] for what in ("group", "cluster"))
+    sound = [person for person in people if person["name"] not in plan.random_labels]
+    weights = [person["samples"] for person in sound]
+    measured = {"sound": float(np.average([person["served_accuracy"] for person in sound], weights=weights))}
+    if plan.outliers and all(person["cluster"] is not None for person in sound):
+        groups, clusters = ([person[what] for person in sound] for what in ("group", "cluster"))
         measured["sound_ari"] = float(adjusted_rand_score(groups, clusters))
     rounds = stable(read_lines(folder / ASSIGNMENTS))
     return measured if rounds is None else {**measured, "stable": rounds}

@@ -79,8 +79,8 @@ def countries() -> dict[str, int]:
 
     plan = PLANS["stroke"]
     people = plan.data("natural", 0).host(plan.source_of(0), "local", 0, 1)
-    numbers = sorted({one.group for one in people if one.group is not None})
-    return {one.name: numbers.index(one.group) for one in people if one.group is not None}
+    numbers = sorted({person.group for person in people if person.group is not None})
+    return {person.name: numbers.index(person.group) for person in people if person.group is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +108,15 @@ OF_HOSPITALS = ("served_loss", "served_accuracy", "served_auroc")
 
 def after(plan: Plan, folder: Path) -> dict[str, Any]:
     """The worst tenth of the hospitals, the calibration over all patients, and each hospital's figures and cluster."""
-    people = [one for one in load_run(folder).summary["participants"] if "served_loss" in one]
+    people = [person for person in load_run(folder).summary["participants"] if "served_loss" in person]
     worst = math.ceil(len(people) / 10)
-    loss, accuracy = (np.sort([one[key] for one in people]) for key in OF_HOSPITALS[:2])
+    loss, accuracy = (np.sort([person[key] for person in people]) for key in OF_HOSPITALS[:2])
     return {
         "tenth_loss": float(loss[-worst:].mean()),
         "tenth_accuracy": float(accuracy[:worst].mean()),
         "pooled_ece": calibration_error(np.load(folder / SCORES)),
-        "hospitals": {key: [rounded(one.get(key)) for one in people] for key in OF_HOSPITALS},
-        "clusters": [one["cluster"] for one in people],
+        "hospitals": {key: [rounded(person.get(key)) for person in people] for key in OF_HOSPITALS},
+        "clusters": [person["cluster"] for person in people],
     }
 
 
@@ -137,7 +137,7 @@ SEARCH = (
     *(f"{row} + {SITE}" for row in ("fedavg", f"fedavg + {BIAS}", "local")),
     *(f"local + train:lr={lr}" for lr in (0.1, 0.3)),
     *(f"{row} + train:lr=1.0" for row in ("fedavg", f"fedavg + {BIAS}", "ifca:k=4", "wecfl:k=3")),
-    *(f"fedavg + {BIAS} + train:{more}" for more in ("lr=0.3", "rounds=40", "hidden=16")),
+    *(f"fedavg + {BIAS} + train:{altered}" for altered in ("lr=0.3", "rounds=40", "hidden=16")),
     *(f"{row}:k={k}" for row in ("ifca", "wecfl") for k in (2, 3, 4, 6)),
     *(f"{row}:k={k} + {BIAS}" for row in ("ifca", "wecfl") for k in (2, 3)),
     *(f"ditto:lam={lam}" for lam in (0.1, 1.0, 3.0)),

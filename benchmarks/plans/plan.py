@@ -255,13 +255,13 @@ class Plan:
 
     def method(self, row: str) -> tuple[str, ...]:
         """A row's method and penalties."""
-        method, *more = self.said(row)
-        return method, *(text for text in more if not text.startswith((PRIVATE, TRAIN)))
+        method, *penalties = self.said(row)
+        return method, *(text for text in penalties if not text.startswith((PRIVATE, TRAIN)))
 
     def private(self, row: str) -> str | None:
         """The layers that stay with each participant in a row; None for none."""
-        found = (text.removeprefix(PRIVATE) for text in self.said(row)[1:] if text.startswith(PRIVATE))
-        return next(found, None)
+        patterns = (text.removeprefix(PRIVATE) for text in self.said(row)[1:] if text.startswith(PRIVATE))
+        return next(patterns, None)
 
     def of_row(self, row: str) -> Plan:
         """The plan with what a row's training has of its own."""
