@@ -61,6 +61,7 @@ FIXED |= {
     "partition",
     "indicator_samples",
     "finetune_epochs",
+    "without",
 }
 
 SERVER, CLIENT = "config_fed_server.conf", "config_fed_client.conf"

@@ -66,6 +66,7 @@ class DataConfig:
     unseen: float | int = setting(
         0, help="participants held back from training, to join afterwards: share or count", bounds=UNSEEN
     )
+    without: tuple[str, ...] = setting((), help="to simulate: participants that take no part, by their names")
     owners: Sequence[str] = ()  # no setting: it is in the data
 
     def __post_init__(self) -> None:
@@ -75,6 +76,7 @@ class DataConfig:
         reason = "but no samples are set aside for it; give validation a share, as 0.25"
         require(self.measured_on == "test" or self.validation > 0, f"data: measured_on = 'validation', {reason}")
         object.__setattr__(self, "owners", list(self.owners))
+        object.__setattr__(self, "without", tuple(self.without))
         are_names = all(isinstance(name, str) for name in self.owners) and len(self.owners) in (0, self.participants)
         wanted = f"owners = {shown(self.owners)} should be the names of all participants, as a run writes them"
         require(are_names and unique_names(self.owners) == self.owners, f"data: {wanted}")
@@ -90,6 +92,11 @@ class DataConfig:
         reason = f"indicator_samples = {self.indicator_samples} can be taken out of a simulation's data only"
         way_out = "where each site has its own, give the method an indicator_file"
         require(not self.indicator_samples or self.partition is not None, f"data: {reason}; {way_out}")
+        strange = sorted({*self.without} - {*self._everyone})
+        there = "the participants are " + ", ".join(self._everyone[:5]) + ", ..." * (len(self._everyone) > 5)
+        there = there if self._everyone else "participants can be left out in a simulation only"
+        require(not strange, f"data: without = {shown(strange[:3])}: there is no such participant; {there}")
+        require(not self.without or bool(self.names), "data: without leaves no participant to train; leave out fewer")
         reason = f"unseen = {self.unseen} participants can be held back in a simulation only"
         way_out = "a site that was not in training joins by 'cfl-flare onboard'"
         require(not self.unseen or self.participants is not None, f"data: {reason}; {way_out}")
@@ -115,16 +122,19 @@ class DataConfig:
         return replace(self, participants=len(deal.train), owners=Natural.names(train, deal.train))
 
     @property
+    def _everyone(self) -> Sequence[str]:
+        return self.owners or participant_names(self.participants or 0)
+
+    @property
     def names(self) -> list[str]:
         """The names of a simulation's participants that train; empty where they are not known in advance."""
-        everyone = self.owners or participant_names(self.participants or 0)
-        return [everyone[i] for i in self._indices(unseen=False)]
+        return [self._everyone[i] for i in self._indices(unseen=False)]
 
     @property
     def who_trains(self) -> str:
         """How many participants of a simulation train, for messages: ``participants = 24``."""
         every = f"participants = {self.participants}"
-        return f"the {len(self.names)} of {every} that train" if self.unseen else every
+        return f"the {len(self.names)} of {every} that train" if self.unseen or self.without else every
 
     def _indices(self, unseen: bool) -> list[int]:
         """The indices of the participants that are held back, or of the others; they depend on the seed alone."""
@@ -132,7 +142,8 @@ class DataConfig:
         is_share = isinstance(self.unseen, float) and self.unseen > 0
         unseen_count = max(1, round(self.unseen * count)) if is_share else int(self.unseen)
         held_back = set(stream(self.seed, "unseen").permutation(count)[:unseen_count].tolist())
-        return [i for i in range(count) if (i in held_back) == unseen]
+        absent = {i for i, name in enumerate(self._everyone) if name in self.without}
+        return [i for i in range(count) if (i in held_back) == unseen and i not in absent]
 
     def names_at(self, site: str, index: int, sites: int) -> list[str]:
         """The names of the participants that `host` gives a site."""

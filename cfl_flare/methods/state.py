@@ -292,6 +292,8 @@ class Traits:
         averages_only: the M-step takes weighted means of the models alone, each where it was trained. So sites can add
             up their own, and a server's optimizer can step towards the means.
         mixes: a participant may be in several clusters, each with a share: a `cfl_flare.clustering.floor.Mixture`.
+        given_groups: who is in which cluster was given before the run, and clusters share nothing: one participant
+            changes no other cluster.
         mergeable: the M-step takes any assignment of the round's participants, so that small clusters can be filled up.
         shares_centres: K is fixed, a participant may be sent all centres, and the common model is their mean: what
             penalties of clusters and CAM build on.
@@ -316,6 +318,7 @@ class Traits:
     assigns_on_site: bool = False
     averages_only: bool = False
     mixes: bool = False
+    given_groups: bool = False
     mergeable: bool = False
     shares_centres: bool = False
     whole_models: bool = False
