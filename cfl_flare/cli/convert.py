@@ -39,12 +39,7 @@ def add_convert_options(command: Parser) -> None:
 
 
 def convert(arguments: argparse.Namespace) -> None:
-    """``cfl-flare convert`` writes a model, with a JSON file that describes its input and its outputs.
-
-    Raises:
-        ConfigError: there is no such model, it is of a table that nobody is named for, or a format does not take it.
-        PayloadError: the model's file is damaged.
-    """
+    """``cfl-flare convert`` writes a model, with a JSON file that describes its input and its outputs."""
     out, participant = Path(arguments.out), arguments.participant
     check_out(out)
     untrained = None
@@ -61,10 +56,8 @@ def convert(arguments: argparse.Namespace) -> None:
 def portable_of(path: Path, participant: str | None = None, untrained: torch.nn.Module | None = None) -> Portable:
     """A model from its file, with what a reader has to know.
 
-    Args:
-        path: a file that `cfl_flare.results.served.save_served` wrote.
-        participant: whose filling up and scaling of a table is used, if the file does not say it.
-        untrained: a module of its class; needed if it is not one of cfl_flare's own.
+    Arguments are as for `cfl_flare.results.model_file.read_model`; the participant is whose filling up and scaling of a
+    table is used, if the file does not say it.
 
     Raises:
         ConfigError: nobody knows how samples are prepared, or the module does not say the shape of a sample.

@@ -39,7 +39,10 @@ LINEAGE, SIGNATURE, CERTIFICATE = "lineage.jsonl", "lineage.sig", "lineage.crt"
 KEPT = "chain.jsonl"
 START, RESUME, ROUND, CLOSE = "start", "resume", "round", "close"
 # What is made of a run's files after its end, or while it goes on by others.
-LATER = ("report.html", "*.png", "newcomers.json", "newcomers/*", "dossier/*", "metrics/*", "*.log", "job.json")
+LATER = (
+    *("report.html", "*.png", "newcomers.json", "newcomers/*", "dossier/*", "metrics/*", "*.log", "job.json"),
+    "withdrawal.json",
+)
 # What a participant says of its data at check-in, as the summary has it.
 CHECK_IN = ("name", "site", "samples", "steps", "group", "tested", "clipped")
 FIRST = NONE = "0" * 64

@@ -27,7 +27,7 @@ from cfl_flare.core.files import atomic_write, make_folder
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.summary import FAR
 from cfl_flare.training.losses import predicted
-from cfl_flare.training.tasks import Binary, LearningTask, Multilabel
+from cfl_flare.training.tasks import LearningTask
 
 FORMATS = ("onnx", "monai")
 INPUT, OUTPUTS = "samples", ("predictions", "outputs")
@@ -45,42 +45,33 @@ OF_LINK = {
 class Predictor(nn.Module):
     """A model between what ``cfl-flare predict`` does to samples and what it makes of outputs.
 
-    Args:
-        model: takes prepared samples.
-        link: of the task.
-        preparation: of a table's features, float64 with NaN where a value is missing; None for samples that are
-            normalised as pixels.
+    A table's features are float64, NaN where a value is missing. Samples without a preparation are pixels.
     """
-
-    fill: Tensor
-    mean: Tensor
-    deviation: Tensor
-    scaled: Tensor
 
     def __init__(self, model: nn.Module, link: str, preparation: Preparation | None):
         super().__init__()
-        self.model, self.link, self.clip = model, link, None if preparation is None else preparation.clip
-        self.is_table = preparation is not None
-        if preparation is not None:
-            for name in ("fill", "mean", "deviation"):
-                self.register_buffer(name, torch.from_numpy(np.array(getattr(preparation, name), np.float64)))
-            self.register_buffer("scaled", torch.from_numpy(preparation.columns.scaled))
+        self.model, self.link, self.preparation = model, link, preparation
 
     def forward(self, samples: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions and outputs of samples; NaN for pixels that nobody has scaled."""
-        x = self._filled_and_scaled(samples) if self.is_table else (samples - 0.5) / 0.5
-        outputs = self.model(x)
-        if not self.is_table:
-            far = x.abs().flatten(1).amax(dim=1) > FAR
+        if self.preparation is not None:
+            outputs = self.model(_filled_and_scaled(samples, self.preparation))
+        else:
+            x = (samples - 0.5) / 0.5
+            outputs, far = self.model(x), x.abs().flatten(1).amax(dim=1) > FAR
             outputs = torch.where(far.view(-1, *[1] * (outputs.dim() - 1)), torch.nan, outputs)
         return predicted(outputs, self.link) + 0.0, outputs
 
-    def _filled_and_scaled(self, features: Tensor) -> Tensor:
-        """As `Preparation.apply`."""
-        z = (torch.where(features.isnan(), self.fill, features) - self.mean) / self.deviation
-        if self.clip is not None:
-            z = torch.where(self.scaled, z.clamp(-self.clip, self.clip), z)
-        return z.float()
+
+def _filled_and_scaled(features: Tensor, preparation: Preparation) -> Tensor:
+    """As `Preparation.apply`."""
+    numbers = (preparation.fill, preparation.mean, preparation.deviation)
+    fill, mean, deviation = (torch.tensor(values, dtype=torch.float64) for values in numbers)
+    z = (torch.where(features.isnan(), fill, features) - mean) / deviation
+    if preparation.clip is not None:
+        scaled = torch.tensor(preparation.columns.scaled)
+        z = torch.where(scaled, z.clamp(-preparation.clip, preparation.clip), z)
+    return z.float()
 
 
 @dataclass(frozen=True)
@@ -105,40 +96,29 @@ class Portable:
 
     def samples(self, count: int) -> Tensor:
         """Random samples as the graph takes them, of a table with missing values."""
-        generator = torch.Generator().manual_seed(count)
-        x = torch.rand((count, *self.shape), generator=generator)
-        p = self.preparation
+        draws, p = np.random.default_rng(count), self.preparation
+        x = draws.random((count, *self.shape))
         if p is None:
-            return x
-        z = torch.from_numpy(p.mean) + (16 * x.double() - 8) * torch.from_numpy(p.deviation)
-        return torch.where(torch.rand(x.shape, generator=generator) < 0.1, torch.nan, z)
-
-    @property
-    def predictor(self) -> Predictor:
-        return Predictor(self.model, self.task.link, self.preparation).eval()
+            return torch.from_numpy(x).float()
+        return torch.from_numpy(np.where(draws.random(x.shape) < 0.1, np.nan, p.mean + (16 * x - 8) * p.deviation))
 
     def description(self, outputs: Tensor) -> dict[str, Any]:
         """Inputs and outputs in words and numbers, for JSON; ``outputs`` are of some samples."""
-        p, shape = self.preparation, ["n", *self.shape]
-        in_graph = "the graph fills up missing values, scales numbers and clips them; nothing is left to do"
-        of_input = {"name": INPUT, "dtype": "float64", "shape": shape, "missing": "NaN", "preparation": in_graph}
-        if p is None:
-            values = "bytes divided by 255, or floats as in training, as a rule from 0 to 1"
-            in_graph = f"the graph takes x to (x - 0.5) / 0.5; beyond {(FAR + 1) / 2:g} pixels are unscaled: NaN"
-            of_input |= {"dtype": "float32", "missing": "none", "values": values, "preparation": in_graph}
+        of_input: dict[str, Any] = {"dtype": "float32", "values": "bytes over 255, or floats as in training"}
+        in_graph = f"x becomes (x - 0.5) / 0.5; beyond {(FAR + 1) / 2:g} pixels were never scaled, and give NaN"
+        if self.preparation is not None:
+            of_input = {"dtype": "float64", "missing": "NaN", "features": _features(self.preparation)}
+            in_graph = "missing values are filled up, numbers scaled and clipped"
         of_outputs = {"dtype": "float32", "shape": ["n", *outputs.shape[1:]]}
-        names = {} if p is None else {"features": _features(p)}
-        threshold = self.task.threshold if isinstance(self.task, (Binary, Multilabel)) else None
         return {
             **self.facts,
             "task": {"task": self.task.name, **dataclasses.asdict(self.task)},
-            "input": {**of_input, **names},
+            "input": {"name": INPUT, "shape": ["n", *self.shape], **of_input, "in_graph": in_graph},
             "outputs": [
                 {"name": OUTPUTS[0], **of_outputs, "values": OF_LINK[self.task.link], "link": self.task.link},
                 {"name": OUTPUTS[1], **of_outputs, "values": "what the network computes, before the link"},
             ],
             "classes": [*self.classes],
-            **({} if threshold is None else {"threshold": threshold}),
             "software": {"cfl-flare": __version__, "torch": torch.__version__},
         }
 
@@ -160,18 +140,7 @@ def _features(preparation: Preparation) -> list[dict[str, Any]]:
 
 
 def write_formats(folder: Path, name: str, portable: Portable, formats: Sequence[str]) -> list[Path]:
-    """Writes a model in each of some formats: ``NAME.onnx`` and ``NAME.json``, and a MONAI bundle ``NAME-monai``.
-
-    What was written is computed once more, by onnxruntime, and compared with torch.
-
-    Args:
-        folder: where to; created if it does not exist.
-        name: of the files, without an ending.
-        portable: the model.
-        formats: some of `FORMATS`.
-
-    Returns:
-        The files.
+    """Writes a model in some of `FORMATS`: ``NAME.onnx`` and ``NAME.json``, and a MONAI bundle ``NAME-monai``.
 
     Raises:
         ConfigError: a format is unknown, does not take this model, or needs packages that are not installed.
@@ -191,10 +160,8 @@ def write_formats(folder: Path, name: str, portable: Portable, formats: Sequence
     files: dict[Path, bytes | str] = {}
     if "onnx" in formats:
         files |= {folder / f"{name}.onnx": graph, folder / f"{name}.json": json.dumps(description, indent=1)}
-    if "monai" in formats:
-        files |= {
-            folder / f"{name}-monai" / path: text for path, text in bundle_files(name, graph, description).items()
-        }
+    bundle = bundle_files(name, graph, description) if "monai" in formats else {}
+    files |= {folder / f"{name}-monai" / path: content for path, content in bundle.items()}
     for path, content in files.items():
         make_folder(path.parent)
         atomic_write(path, content)
@@ -216,7 +183,8 @@ def onnx_of(portable: Portable) -> tuple[bytes, Tensor]:
         raise ConfigError(
             f"formats: {error.name} is not installed, which ONNX needs; pip install 'cfl-flare[formats]'"
         ) from error
-    predictor, kind = portable.predictor, type(portable.model).__name__
+    kind = type(portable.model).__name__
+    predictor = Predictor(portable.model, portable.task.link, portable.preparation).eval()
     batch = {0: torch.export.Dim("n")}
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": [*OUTPUTS], "dynamic_shapes": (batch,)}
     try:
@@ -237,7 +205,8 @@ def onnx_of(portable: Portable) -> tuple[bytes, Tensor]:
     with torch.no_grad():
         wanted = predictor(x)
     for name, ours, theirs in zip(OUTPUTS, wanted, session.run([*OUTPUTS], {INPUT: x.numpy()})):
-        far = float(((torch.from_numpy(theirs) - ours).abs() / ours.abs().clamp(min=1)).max())
+        gap = (torch.from_numpy(theirs) - ours).abs() / ours.abs().clamp(min=1)
+        far = float(gap.where(torch.from_numpy(theirs) != ours, torch.zeros(())).max())  # both may be infinite
         require(
             far <= TOLERANCE,
             f"formats: onnxruntime's {name} of {kind} are {far:.2g} from torch's, more than {TOLERANCE:g}; predict "
@@ -248,10 +217,9 @@ def onnx_of(portable: Portable) -> tuple[bytes, Tensor]:
 
 def _without_traces(graph: Any) -> Any:
     """A graph without what torch notes of its own work, such as paths of this machine."""
-    for part in (graph, graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output):
-        part.ClearField("metadata_props")
-        part.ClearField("doc_string")
-    for part in (*graph.graph.value_info, *graph.graph.initializer, *graph.functions):
+    inner = graph.graph
+    tensors = (*inner.input, *inner.output, *inner.value_info, *inner.initializer)
+    for part in (graph, inner, *inner.node, *tensors, *graph.functions):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
     return graph

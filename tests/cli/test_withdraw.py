@@ -182,8 +182,29 @@ def test_untouched_models_are_copied_and_the_others_trained_again(groups, tmp_pa
     assert [person["name"] for person in load_run(again).summary["participants"]] == ["p0", "p4"]
     name = "clusters/cluster-1.safetensors"
     assert (again / name).read_bytes() == (run / name).read_bytes()
+    assert main(["dossier", "--verify", str(again)]) == 0
     assert main(["run", *options, "--without", "p2", "--out", str(tmp_path / "never")]) == 0
     assert models_of(again) == models_of(tmp_path / "never" / "given-k2")
+
+
+@pytest.mark.slow
+def test_through_flare_a_site_withdraws_with_all_that_it_hosts(tmp_path, capfd):
+    few = ["--rounds", "2", "--participants", "6"]
+    methods = ["--method", "ifca:k=2", "--method", "fedavg"]
+    assert main(["run", *few, *methods, "--sites", "3", "--out", str(tmp_path / "runs")]) == 0
+    run = tmp_path / "runs" / "ifca-k2"
+    start = ["--method", "fedavg", "--initial-ckpt", str(run / "clusters" / "cluster-0.safetensors")]
+    assert main(["run", *few, *start, "--loop", "--out", str(tmp_path / "later")]) == 0
+    again = ["--rerun", "--out", str(tmp_path / "again"), "--beside", str(tmp_path)]
+    assert main(["withdraw", str(run), "--site", "site-2", *again]) == 0
+    report = json.loads((run / "withdrawal.json").read_text())
+    assert report["withdrawn"] == ["p2", "p3"] and report["later_runs"] == [str(tmp_path / "later" / "fedavg")]
+    never = ["--method", "ifca:k=2", "--without", "p2", "p3", "--loop", "--out", str(tmp_path / "never")]
+    assert main(["run", *few, *never]) == 0
+    # With FLARE and without, the bits are the same.
+    assert models_of(tmp_path / "again" / "ifca-k2") == models_of(tmp_path / "never" / "ifca-k2") != {}
+    for folder in (run, tmp_path / "again"):
+        assert main(["dossier", "--verify", str(folder)]) == 0, capfd.readouterr().out
 
 
 # ---- What was touched ----
