@@ -5,36 +5,189 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.console import Console
 
 from cfl_flare.cli.options import Parser, say
-from cfl_flare.core.config import require
-from cfl_flare.core.errors import UnfitError
-from cfl_flare.core.files import below
+from cfl_flare.cli.specs import check_out
+from cfl_flare.core.config import one_line, require
+from cfl_flare.core.errors import ConfigError, FileError, UnfitError
+from cfl_flare.core.files import atomic_write, below, file_sha256, make_folder, read_text
+from cfl_flare.data.columns import Columns
+from cfl_flare.results import schema
 from cfl_flare.results.lineage import LINEAGE
 from cfl_flare.results.lineage_check import check_lineage
-from cfl_flare.results.run_dir import SUMMARY
+from cfl_flare.results.run_dir import MODELS, SUMMARY, Run, load_run, the_run
+from cfl_flare.results.served import columns_of
+from cfl_flare.results.study import STUDY, load_study
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 # Of what is wrong, so many lines are printed.
 MOST = 100
+FOLDER, PAGE, BILL = "dossier", "dossier.html", "sbom.json"
+# What a file of --plan may say.
+LARGEST = 2**16
+TEXT = schema.described("text of at most 2000 characters", lambda value: isinstance(value, str) and len(value) <= 2000)
+CHANGE = schema.described(
+    "tables [[change]] with description, protocol, criterion and impact, each a text",
+    schema.list_of(
+        schema.dict_of(TEXT, lambda key: key in ("description", "protocol", "criterion", "impact")), most=100
+    ),
+)
+PLAN: schema.Fields = {"purpose": TEXT, "licence": TEXT, "limits": schema.list_of(TEXT, most=100), "change": CHANGE}
 
 
 def add_dossier_options(command: Parser) -> None:
     command.add_argument("run", help="folder of a run or a study, or one with runs below it")
+    command.add_argument("--out", metavar="DIR", help="where it goes; default: dossier in the run's folder")
+    command.add_argument("--model", metavar="NAME", help="one of the run's models, as cluster-0; default: each")
+    plan = "what the run does not know: purpose, licence, limits, and [[change]] for each planned change"
+    command.add_argument("--plan", metavar="TOML", help=plan)
+    agreed = "the columns.json that the hospitals agreed on; default: what a simulation's folder has"
+    command.add_argument("--columns", metavar="JSON", help=agreed)
+    names = "hospitals' own names and numbers of samples; default: hospital 1, 2, ... and rounded numbers"
+    command.add_argument("--names", action="store_true", help=names)
     what = "write nothing; compare the folder's files with the run's lineage, and name what was changed"
     command.add_argument("--verify", action="store_true", help=what)
-    root = (
-        "with --verify: the project's rootCA.pem, from a startup kit of your own; the signature is checked against it"
-    )
+    root = "the project's rootCA.pem, from a startup kit of your own; the signature is checked against it"
     command.add_argument("--root", metavar="PEM", help=root)
 
 
 def dossier(arguments: argparse.Namespace) -> None:
-    require(arguments.verify or not arguments.root, "--root is for --verify; add it, or leave --root out")
+    root = Path(arguments.root) if arguments.root else None
     if arguments.verify:
-        verify(arguments.run, Path(arguments.root) if arguments.root else None)
+        unused = [name for name in ("out", "model", "plan", "columns", "names") if getattr(arguments, name)]
+        require(not unused, f"--verify writes nothing, so --{', --'.join(unused)} have no use; leave them out")
+        return verify(arguments.run, root)
+    plan = read_plan(arguments.plan)
+    run, study = _run_of(Path(arguments.run))
+    models = sorted(path.stem for path in (run.folder / MODELS).glob("*.safetensors"))
+    chosen = [arguments.model] if arguments.model else models
+    require(bool(models), f"{run.folder} holds no model: nothing leaves it")
+    require(
+        {*chosen} <= {*models}, f"--model = {arguments.model!r} is none of the run's; there are {', '.join(models)}"
+    )
+    out = Path(arguments.out) if arguments.out else run.folder / FOLDER
+    for slot in chosen:
+        check_out(out / slot)
+    columns = Columns.read(Path(arguments.columns)) if arguments.columns else columns_of(run.folder)
+    lines = _lineage(run.folder, root)
+    for slot in chosen:
+        say(Console(), write_dossier(run, study, slot, out / slot, Said(plan, columns, lines, arguments.names)))
+
+
+def _run_of(folder: Path) -> tuple[Run, dict[str, Any] | None]:
+    """The run, and the study that it is of; a study's run is that of what was chosen."""
+    if (folder / STUDY).is_file():
+        study = load_study(folder)
+        require(study["verdict"] is not None, f"{folder} holds a study without a verdict; let it end first")
+        name = study["verdict"]["chosen"]["name"]
+        require(Path(name).name == name and name not in ("", "..", "."), f"{folder}: {name!r} is no candidate's folder")
+        return load_run(folder / name), study
+    place = the_run(folder)
+    return load_run(place), load_study(place.parent) if (place.parent / STUDY).is_file() else None
+
+
+def read_plan(path: str | None) -> dict[str, Any]:
+    """What people say of a model that its run does not know.
+
+    Raises:
+        ConfigError: the file is not TOML, or says something else.
+    """
+    if path is None:
+        return {}
+    try:
+        content = schema.checked(tomllib.loads(read_text(Path(path), LARGEST)), path, {}, PLAN)
+    except (ValueError, FileError) as error:
+        raise ConfigError(f"--plan: {one_line(error)}") from error
+    unknown = sorted(content.keys() - PLAN.keys())
+    require(not unknown, f"{path}: unknown {', '.join(map(repr, unknown))}; a plan has {', '.join(PLAN)}")
+    return content
+
+
+def _lineage(folder: Path, root: Path | None) -> list[str]:
+    """What a check of the run's lineage says, for those who read the dossier: no name of a file or a hospital."""
+    from cfl_flare.flare.signature import check_signature
+
+    if not (folder / LINEAGE).is_file():
+        return []
+    lineage = check_lineage(folder)
+    problems, _ = check_signature(folder, lineage, root)
+    count = len(lineage.problems) + len(problems)
+    said = "nothing of the run was changed" if not count else f"{count} things were changed since; do not rely on it"
+    who = "unsigned" if lineage.signer is None else "signed; its certificate was not checked against a root"
+    if lineage.signer is not None and root is not None and not problems:
+        who = "signed with the certificate of the project's server, which was checked against the project's root"
+    return [
+        f"The run chains digests of its settings, data summaries, {lineage.rounds} records and {lineage.files} files.",
+        f"Checked when this file was written: {said}. The chain is {who}.",
+        f"The chain's head: {lineage.head}.",
+    ]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a dossier says besides its run.
+
+    Attributes:
+        plan: of `read_plan`.
+        columns: what the columns of tables mean; None where nobody said it.
+        lineage: lines on the run's lineage.
+        names: hospitals' own names are shown.
+    """
+
+    plan: Mapping[str, Any]
+    columns: Columns | None
+    lineage: Sequence[str]
+    names: bool
+
+
+def write_dossier(run: Run, study: dict[str, Any] | None, slot: str, out: Path, said: Said) -> Path:
+    """Writes a model's folder: its file, the bill of materials, and the page.
+
+    Args:
+        run: the run.
+        study: what the study found that it is of; None if it is of none.
+        slot: the model's name.
+        out: the folder.
+        said: what else is in the page.
+
+    Returns:
+        The page.
+    """
+    from cfl_flare.report.dossier import Dossier, dossier_page
+    from cfl_flare.report.write import write
+    from cfl_flare.results.pseudonyms import pseudonymised, pseudonyms, with_pseudonyms
+    from cfl_flare.results.sbom import bill_of_materials
+
+    make_folder(out)
+    shutil.copyfile(run.folder / MODELS / f"{slot}.safetensors", out / f"{slot}.safetensors")
+    bill = bill_of_materials()
+    atomic_write(out / BILL, json.dumps(bill, indent=1))
+    software = {part["name"]: part["version"] for part in bill["components"]}
+    with TemporaryDirectory() as folder:
+        shown = run if said.names else pseudonymised(run, Path(folder))
+        found = study if said.names or study is None else with_pseudonyms(study, pseudonyms(run))
+        files = {path.name: (path.stat().st_size, file_sha256(path)) for path in model_files(out)}
+        html = dossier_page(Dossier(shown, slot, found, files, software, **vars(said)))
+    return write(html, out / PAGE)
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The files that go with a model, in the folder of its dossier: all but the page."""
+    return [path for path in below(folder) if path.name != PAGE]
 
 
 def verify(folder: str, root: Path | None) -> None:

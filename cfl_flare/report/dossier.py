@@ -1,0 +1,330 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""The file that goes with a model: what it is, who trained it on what, what it reaches where. Facts, and no claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from cfl_flare.data.columns import Columns
+from cfl_flare.report.clusters import moves
+from cfl_flare.report.dossier_texts import ALWAYS, ANNEX_IV, CHANGES, LEAVES, NOWHERE
+from cfl_flare.report.facts import participants, settings_table
+from cfl_flare.report.measures import cross_site, discrimination
+from cfl_flare.report.page import Section, Table, View, cluster_label, page, sections
+from cfl_flare.report.text import cut, interval, named, number
+from cfl_flare.results.pseudonyms import DIGITS
+from cfl_flare.results.run_dir import Run
+from cfl_flare.results.schema import count as is_count
+
+PARTS = ("method", "model", "training", "run", "private", "seed", "resumed_at")
+LONG = 2000
+# Of a class with fewer test samples, a figure says little.
+FEW = 10
+NOT_SAID = "not stated; the file of --plan can say it"
+FLOORS = ("min_sites_per_cluster", "min_samples_per_cluster", "max_weight_share", "hold_small_clusters")
+
+
+@dataclass(frozen=True)
+class Dossier:
+    """What a dossier is made of.
+
+    Attributes:
+        run: the run, under pseudonyms unless names are wanted.
+        slot: the model's name.
+        study: what a study found; None if the run is not of one.
+        files: by name, size and SHA-256 of each file that goes with the model.
+        software: by name, the versions of what is installed where the dossier was written.
+        plan: what `cfl_flare.cli.dossier.read_plan` read.
+        columns: what the columns of its tables mean; None for other data, or where nobody said it.
+        lineage: what a check of the run's lineage said, in lines; none if it has none.
+        names: hospitals have their own names, and numbers of samples are exact.
+    """
+
+    run: Run
+    slot: str
+    study: Mapping[str, Any] | None = None
+    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    software: Mapping[str, str] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    columns: Columns | None = None
+    lineage: Sequence[str] = ()
+    names: bool = False
+
+    @cached_property
+    def members(self) -> list[dict[str, Any]]:
+        """The participants whose model it is."""
+        cluster = self.slot.removeprefix("cluster-")
+        people = View(self.run).people
+        return people if cluster == self.slot else [p for p in people if str(p.get("cluster")) == cluster]
+
+    @cached_property
+    def view(self) -> View:
+        """The run with these participants alone."""
+        return View(replace(self.run, summary={**self.run.summary, "participants": self.members}))
+
+    def setting(self, part: str, name: str) -> Any:
+        values = self.run.summary.get(part)
+        return values.get(name) if isinstance(values, dict) else None
+
+
+def dossier_page(of: Dossier) -> str:
+    """The dossier as one HTML file that loads nothing."""
+    makers = (what_it_is, data, who_trained, figures, by_class, everywhere, calibration, not_chosen, clusters)
+    more = (settings, software, egress, privacy, limits, licence, changes, annex, lineage, files)
+    title = f"{of.slot} of {cut(of.run.name)}"
+    subtitle = f"Dossier of a model: {of.run.summary['rounds']} rounds, {len(of.members)} hospitals"
+    return page(title, subtitle, sections(of, (*makers, *more)))
+
+
+def what_it_is(of: Dossier) -> Section:
+    summary, model = of.run.summary, of.run.summary.get("model")
+    network = model if isinstance(model, dict) else {}
+    rows = [
+        ("model", of.slot),
+        ("intended purpose", of.plan.get("purpose", NOT_SAID)),
+        ("task", of.setting("training", "task") or "as its training script says"),
+        ("class 1, the positive one", summary.get("positive")),
+        ("network", network.get("class_path")),
+        ("arguments of the network", network.get("args")),
+        ("method", cut(of.run.name, 120)),
+        ("rounds", summary["rounds"]),
+        ("layers that each hospital has for itself", summary.get("private")),
+    ]
+    text = [f"{of.slot} is a model that {len(of.members)} of {len(View(of.run).people)} hospitals trained."]
+    if of.slot == "global" and summary["clusters"]:
+        text.append("Hospitals predict with their clusters' models. Their figures below are of those, not of this one.")
+    return Section("What it is", text, tables=[("The model", _pairs(rows))])
+
+
+def data(of: Dossier) -> Section:
+    if of.columns is None:
+        shape = (of.run.summary.get("model") or {}).get("args") or {}
+        rows = [(key.replace("_", " "), shape.get(key)) for key in ("input_shape", "num_classes") if key in shape]
+        text = "The run's folder does not say what columns mean; at hospitals the file of agreed columns does."
+        return Section("Data", [text], tables=[("What the network takes", _pairs(rows))] if rows else [])
+    lines = [
+        [
+            cut(column.column),
+            column.kind,
+            cut(", ".join(column.categories), 200) or "-",
+            "-" if column.range is None else f"{column.range[0]:g} to {column.range[1]:g}",
+            "filled up, and the model sees where" if column.missing else "filled up",
+        ]
+        for column in of.columns.columns
+    ]
+    label = [
+        ("label", of.columns.label),
+        ("class 1 is a label above", of.columns.positive),
+        ("classes", ", ".join(of.columns.classes) or None),
+        ("texts that mean a missing value", ", ".join(of.columns.absent) or None),
+        ("columns that are left out", ", ".join(of.columns.leave) or None),
+    ]
+    text = "The columns that the hospitals agreed on. A value outside its range is refused, so that other units show."
+    headings = ("column", "kind", "categories", "range", "missing values")
+    return Section("Data", [text], tables=[("Columns", Table(headings, lines)), ("The label", _pairs(label))])
+
+
+def who_trained(of: Dossier) -> Section:
+    people, view = of.members, of.view
+    sizes = [size for person in people if isinstance(size := view.weight(person), (int, float))]
+    left_out, missed = (of.run.summary.get(key) or {} for key in ("sites_left_out", "missed"))
+    rows = [
+        ("hospitals", len(people)),
+        ("sites of the federation that they are at", len({person.get("site") for person in people})),
+        (f"{view.unit}, together", number(sum(sizes)) if sizes else None),
+        (
+            "the fewest and the most of one hospital",
+            f"{number(min(sizes))} and {number(max(sizes))}" if sizes else None,
+        ),
+        ("hospitals of the run", len(View(of.run).people)),
+        ("sites that took no part", len(left_out) or None),
+        ("hospitals that missed rounds", len(missed) or None),
+    ]
+    floors = [(name.replace("_", " "), of.setting("run", name)) for name in FLOORS]
+    notes = ["One hospital trained this model alone: its figures are that hospital's."] if len(people) == 1 else []
+    notes += [] if of.names else [f"Numbers of samples of each hospital are rounded to {DIGITS} digits."]
+    tables = [("Who", _pairs(rows)), ("Floors that held in the run", _pairs(floors))]
+    return Section("Who trained it", tables=tables, notes=notes)
+
+
+def figures(of: Dossier) -> Section | None:
+    part, summary = participants(of.view), of.run.summary
+    ends, label = summary.get("intervals") or {}, f"{of.slot}/" if of.slot != "global" else ""
+    means = {key: value for key, value in summary["final"].items() if key.startswith(f"{label}served_")}
+    rows = [
+        (key.removeprefix(label).removeprefix("served_"), number(value), "-" if label else interval(ends.get(key)))
+        for key, value in means.items()
+        if not key.endswith("_unweighted")
+    ]
+    table = ("Means over its hospitals", Table(("measure", "mean", "95 % interval"), rows))
+    text = [f"Each hospital measures the model that it is served {of.view.measured_on}, after the last round."]
+    if part is None:
+        return Section("Figures", ["Nothing was measured of it."])
+    return replace(part, title="Figures", text=[*text, *part.text], tables=[table] if rows else [])
+
+
+def by_class(of: Dossier) -> Section:
+    counts = of.run.summary.get("test_classes")
+    known = counts if isinstance(counts, dict) else {}
+    people = [p["name"] for p in of.members if isinstance(known.get(p["name"]), list)]
+    if not people:
+        return Section(
+            "Test samples by class", ["Not known: the run drew no intervals (bootstrap), or sites withheld it."]
+        )
+    names = of.columns.classes if of.columns is not None else ()
+    width = max(len(known[name]) for name in people)
+    headings = [cut(names[i]) if i < len(names) else f"class {i}" for i in range(width)]
+    rows = [[of.view.shown[name], *map(_few, known[name])] for name in people]
+    text = f"Of a class with one to nine test samples, a hospital says that it has fewer than {FEW}."
+    return Section("Test samples by class", [text], tables=[("Test samples", Table(("hospital", *headings), rows))])
+
+
+def _few(count: Any) -> str:
+    return str(count) if is_count(count) else f"fewer than {FEW}"
+
+
+def everywhere(of: Dossier) -> Section | None:
+    part = cross_site(View(of.run))
+    return part or Section("Every model everywhere", ["Not measured: the run had no cross_site_evaluation."])
+
+
+def calibration(of: Dossier) -> Section | None:
+    none = Section("Discrimination and calibration", ["Not measured: the run had no score_bins."])
+    return discrimination(View(of.run)) or none
+
+
+def not_chosen(of: Dossier) -> Section:
+    study = of.study
+    title = "What was compared and not chosen"
+    if study is None or study["verdict"] is None:
+        return Section(title, ["This run is of no study: nothing is known of other candidates."])
+    tested, titles = study["verdict"]["tested"], study["titles"]
+    dropped = {name: why for rung in study["rungs"] for name, why in rung["dropped"].items()}
+    rows = [
+        [cut(titles.get(name, name), 200), number(tested.get(name)), cut(dropped.get(name, ""), 300)] for name in titles
+    ]
+    headings = ("candidate", f"{cut(study['verdict']['metric'])} on test samples", "why it was dropped")
+    return Section(
+        title, [cut(s, 500) for s in study["verdict"]["sentences"]], tables=[("Candidates", Table(headings, rows))]
+    )
+
+
+def clusters(of: Dossier) -> Section | None:
+    view = View(of.run)
+    part = moves(view)
+    if part is None:
+        return Section("Clusters", ["The run has no clusters."])
+    share = {
+        name: sum(k == view.clusters[name] for k in history.values()) / len(history)
+        for name, history in view.histories.items()
+    }
+    rows = [
+        [view.shown[n], cluster_label(view.clusters[n]), f"{share[n]:.0%}" if n in share else "-"]
+        for n in view.by_cluster
+    ]
+    table = ("Who is where", Table(("hospital", "cluster", "rounds in which it was there"), rows))
+    return replace(part, title="Clusters", tables=[table])
+
+
+def settings(of: Dossier) -> Section:
+    values = {part: of.run.summary[part] for part in PARTS if of.run.summary.get(part) is not None}
+    return Section("Settings", tables=[("Settings and seeds", settings_table(values))])
+
+
+def software(of: Dossier) -> Section:
+    versions = of.run.summary.get("versions")
+    at_server = versions.items() if isinstance(versions, Mapping) else ()
+    text = "sbom.json beside this file lists the latter in CycloneDX 1.6. Hospitals' own versions are not recorded."
+    tables = [
+        ("Where the run was", _pairs(at_server)),
+        ("Where this file was written", _pairs(of.software.items())),
+    ]
+    return Section("Software", [text], tables=tables)
+
+
+def egress(of: Dossier) -> Section:
+    method = str(of.setting("method", "method"))
+    text = [f"Models that left a hospital in a round, by {cut(method)}: {LEAVES.get(method, NOWHERE)}.", *ALWAYS]
+    for key, words in (
+        ("score_bins", "histograms of test scores by class"),
+        ("bootstrap", "measures on draws of tests"),
+    ):
+        if of.setting("training", key):
+            text.append(f"With {key}: {words}.")
+    if of.run.summary.get("private"):
+        text.append(f"Layers that never left a hospital: {cut(of.run.summary['private'], 200)}.")
+    text.append("A hospital's own filter may have withheld, rounded or changed some of it; the run does not say so.")
+    return Section("What left each site", text)
+
+
+def privacy(of: Dossier) -> Section:
+    text = (
+        "No differential privacy was used by cfl_flare, so there is no epsilon. Filters of single sites are not known."
+    )
+    return Section("Differential privacy", [text])
+
+
+def limits(of: Dossier) -> Section:
+    summary, known = of.run.summary, of.run.summary.get("test_classes") or {}
+    few = [p["name"] for p in of.members if None in (known.get(p["name"]) or ())]
+    untested = [p["name"] for p in of.members if p.get("tested") is False]
+    lines = [
+        *(cut(line, LONG) for line in of.plan.get("limits", ())),
+        *([f"{len(of.members)} hospitals say little of others."] if len(of.members) < FEW else []),
+        *(["No interval was measured."] if not summary.get("intervals") else []),
+        *(["Intervals are of test samples: another seed would change the model."] if summary.get("intervals") else []),
+        *([f"Fewer than {FEW} test samples of a class: {named([*map(cut, few)], 20)}."] if few else []),
+        *([f"No test samples: {named([*map(cut, untested)], 20)}."] if untested else []),
+        *([f"The run ended early: {cut(summary['stopped'], 200)}."] if summary.get("stopped") else []),
+        *(["Layers that each hospital has for itself are untrained in its file."] if summary.get("private") else []),
+        "It was measured on hospitals that took part in training, and on no others.",
+    ]
+    return Section("Known limits", lines)
+
+
+def licence(of: Dossier) -> Section:
+    return Section(
+        "Licence", [f"Of the model: {cut(of.plan.get('licence', NOT_SAID), LONG)}. Of cfl_flare: Apache-2.0."]
+    )
+
+
+def changes(of: Dossier) -> Section:
+    planned = of.plan.get("change", [])
+    text = [] if planned else ["No changes are planned in this file. A plan answers of each change:", *CHANGES.values()]
+    rows = [[f"{i}", *(cut(change.get(key, NOT_SAID), LONG) for key in CHANGES)] for i, change in enumerate(planned, 1)]
+    headings = (
+        "",
+        "description of the modification",
+        "modification protocol",
+        "acceptance criterion",
+        "impact assessment",
+    )
+    return Section("Planned changes", text, tables=[("Changes", Table(headings, rows))] if rows else [])
+
+
+def annex(of: Dossier) -> Section:
+    rows = [[point, question, answer] for point, question, answer in ANNEX_IV]
+    text = (
+        "Questions after Annex IV of Regulation (EU) 2024/1689, with the section of this file that has facts on each."
+    )
+    table = Table(("point", "question", "where"), rows)
+    return Section("Questions of Annex IV", [text], tables=[("Questions", table)])
+
+
+def lineage(of: Dossier) -> Section:
+    return Section("Lineage", [cut(line, LONG) for line in of.lineage] or ["The run has no lineage."])
+
+
+def files(of: Dossier) -> Section:
+    rows = [[cut(name), f"{size:,}", digest] for name, (size, digest) in of.files.items()]
+    return Section("Files", tables=[("Beside this file", Table(("file", "bytes", "SHA-256"), rows))])
+
+
+def _pairs(rows: Any) -> Table:
+    return Table(
+        ("what", "value"), [(cut(name), cut(value, 300)) for name, value in rows if value not in (None, "", {})]
+    )
