@@ -47,11 +47,10 @@ from cfl_flare.core.errors import CFLError, RunFailedError
 from cfl_flare.core.private import Division
 from cfl_flare.data import DataConfig
 from cfl_flare.engine.drive import Checkpoints
-from cfl_flare.engine.job_settings import JobSettings
 from cfl_flare.engine.loop import model_factory, run_loop
-from cfl_flare.engine.plan import RunPlan
-from cfl_flare.engine.private import check_private
+from cfl_flare.engine.plan import JobSettings, RunPlan
 from cfl_flare.engine.settings import SiteSettings
+from cfl_flare.engine.site import check_private
 from cfl_flare.flare import ClusteredRecipe, simulator
 from cfl_flare.methods import Method
 from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, SUMMARY, cut_lines, read_lines

@@ -37,8 +37,7 @@ from cfl_flare.cli import parser
 from cfl_flare.core.config import parse_spec
 from cfl_flare.core.settings import Setting as Stated
 from cfl_flare.core.settings import settings_of as stated
-from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Method, Penalty
-from cfl_flare.methods.combinations import Combination
+from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Combination, Method, Penalty
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 

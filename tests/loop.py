@@ -14,8 +14,7 @@ from cfl_flare.data import DataConfig, DataSource, Digits
 from cfl_flare.engine import loop
 from cfl_flare.engine.drive import Checkpoints
 from cfl_flare.engine.indicator import samples_to_set_aside
-from cfl_flare.engine.job_settings import JobSettings
-from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.plan import JobSettings, RunPlan
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.methods import (

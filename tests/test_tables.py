@@ -38,7 +38,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.private import Division
 from cfl_flare.data import Digits, Npz
 from cfl_flare.engine.loop import model_factory
-from cfl_flare.engine.private import check_private
+from cfl_flare.engine.site import check_private
 from cfl_flare.results.run_dir import load_run
 
 KEPT = reports.kept_results()

@@ -41,7 +41,6 @@ COMMANDS = {
 
 
 def parser() -> Parser:
-    """The command line."""
     top = Parser(prog="cfl-flare", description="Clustered federated learning for NVIDIA FLARE.")
     top.add_argument("--version", action="version", version=f"cfl-flare {__version__}")
     commands = top.add_subparsers(dest="subcommand", metavar="command", required=True)

@@ -51,17 +51,9 @@ COMPONENTS = {
     for cls in (ClusteredController, ClusteringAggregator, ClusterModelPersistor, ClusteredExecutor)
 }
 # What key=value should not change: what FLARE links the parts by, and what a simulation alone has.
-FIXED = {"config_type", "path", "class_path", "aggregator_id", "persistor_id", "held", "judge"}
-FIXED |= {
-    "method",
-    "penalty",
-    "penalties",
-    "scope",
-    "participants",
-    "partition",
-    "indicator_samples",
-    "finetune_epochs",
-    "without",
+FIXED = {
+    *("config_type", "path", "class_path", "aggregator_id", "persistor_id", "held", "judge", "method", "penalty"),
+    *("penalties", "scope", "participants", "partition", "indicator_samples", "finetune_epochs", "without"),
 }
 
 SERVER, CLIENT = "config_fed_server.conf", "config_fed_client.conf"
@@ -149,7 +141,6 @@ def templates(arguments: argparse.Namespace) -> None:
 
 
 def write_templates(folder: Path) -> None:
-    """Writes all templates below a folder."""
     for name, (method, summary) in TEMPLATES.items():
         write_template(folder / name, build_named(*split_method(method), here=False), summary)
     print(f"templates written to {folder}; for FLARE to list them: nvflare config -jt {shlex.quote(str(folder))}")
@@ -202,7 +193,6 @@ def changeable(path: Path) -> dict[str, Any]:
 
 
 def components(value: Any) -> Iterator[dict[str, Any]]:
-    """The parts of a config that are cfl_flare's components."""
     if isinstance(value, dict) and value.get("path") in COMPONENTS:
         yield value
     elif isinstance(value, (dict, list)):

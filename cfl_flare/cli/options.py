@@ -69,7 +69,6 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, but the message names the subcommand's help."""
         arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
             command = f"{self.prog} {arguments.subcommand}"
@@ -155,7 +154,6 @@ def explain(command: Parser, description: str | None = None, epilog: str = "") -
 
 
 def add_method(group: Any, often: str, default: Sequence[str] = ()) -> None:
-    """The method, its penalties and its model."""
     methods: list[tuple[str, list[str]]] = [(method, []) for method in default]
     group.add_argument("--method", action=AddMethod, default=methods or None, metavar="M", help=often)
     text = "added to the --method before it; several may be given"
@@ -164,7 +162,6 @@ def add_method(group: Any, often: str, default: Sequence[str] = ()) -> None:
 
 
 def add_data(group: Any, default: str | None, of_whom: str = "", shown: str | None = None) -> None:
-    """What is read."""
     text = f"{of_whom}a name, a MedMNIST-layout .npz file, or package.Class ({shown or default})"
     group.add_argument("--data", default=default, metavar="D", help=text)
 
@@ -181,8 +178,6 @@ def add_settings(
     """Adds an option for each setting of dataclasses to a group.
 
     Args:
-        group: of a parser.
-        *classes: the dataclasses.
         without: settings that get no option.
         only: if any, the only settings that get an option.
         derived: defaults that the command takes once it knows the data, as the help names them.
@@ -202,7 +197,6 @@ def add_settings(
 
 
 def _read(known: Setting) -> dict[str, Any]:
-    """How argparse reads a setting."""
     options = set(typing.get_args(known.type) or (known.type,))
     kinds = options - {type(None)}
     if known.choices:
@@ -250,11 +244,7 @@ def given(arguments: argparse.Namespace, *classes: type) -> dict[str, Any]:
 
 
 def with_config(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments of a command line. What it does not say is taken from the file that ``--config`` names.
-
-    Raises:
-        ConfigError: the command line or the file is wrong.
-    """
+    """The arguments of a command line. What it does not say is taken from the file that ``--config`` names."""
     arguments: argparse.Namespace = parser.parse_args(argv)
     if getattr(arguments, "config", None) is not None:
         arguments.parser.set_defaults(**read_config(arguments.config, arguments.parser))
@@ -265,8 +255,7 @@ def with_config(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespac
 def read_config(path: str, command: Parser) -> dict[str, Any]:
     """The values in a settings file, by the options' destinations.
 
-    Raises:
-        ConfigError: it is not TOML, or names a setting twice, or one that the command does not have.
+    A ConfigError says that it is not TOML, or names a setting twice, or one that the command does not have.
     """
     try:
         table = tomllib.loads(read_text(Path(path)))

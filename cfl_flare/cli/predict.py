@@ -61,11 +61,6 @@ def predict(arguments: argparse.Namespace) -> None:
     With classes that is the most probable label and each one's probability. With one finding it is a label and a
     probability, with several the probabilities, else a number, or a risk: the logarithm of the relative hazard. Classes
     have the names that the run's table has for them.
-
-    Raises:
-        ConfigError: there is no such model, or more than one, or its class is not cfl_flare's and none was given.
-        PayloadError: the model's file is damaged, or its weights are not of the model that it names.
-        DataError: the samples cannot be read, or do not fit the model.
     """
     out, data, row_name = new_file("--out", arguments.out), Path(arguments.data), arguments.id
     path = find_model(Path(arguments.run), arguments.slot, arguments.participant)
@@ -109,13 +104,7 @@ def cell(value: Any) -> Any:
 def find_model(run: Path, slot: str | None, participant: str | None = None) -> Path:
     """The file of a slot's model, or of the only one; without a slot, of what a participant predicted with.
 
-    Args:
-        run: a model's file; a run's folder or one above it; a site's folder of a run below the state root.
-        slot: the file's name without its ending.
-        participant: who predicts.
-
-    Raises:
-        ConfigError: there is none, or more than one.
+    It is looked for in a run's folder or one above it, or in a site's folder of a run below the state root.
     """
     if run.is_file():
         return run
@@ -177,14 +166,7 @@ def read_rows(data: Path, preparation: Preparation, identifier: str | None = Non
 def lines_of(
     task: LearningTask, outputs: torch.Tensor, path: Path, columns: Columns | None
 ) -> tuple[list[str], list[list[Any]]]:
-    """The columns of the CSV file, and a line for each sample.
-
-    Args:
-        task: what is predicted.
-        outputs: the model's, ``(n, classes)``.
-        path: the model's file, for the error.
-        columns: of the run's table, which name the label and its classes; None for other data.
-    """
+    """The columns of the CSV file, and a line for each sample, of the model's outputs ``(n, classes)``."""
     require(
         outputs.dim() == 2,
         f"predict: {path} predicts masks, which no line of a table holds; read it with cfl_flare.load_model in Python",

@@ -159,7 +159,6 @@ def check_allowed(allowed: Sequence[str], path: str) -> None:
 
 
 def newcomer_table(newcomer: Newcomer, rule: str) -> Table:
-    """A table with the newcomer's line."""
     title = "the newcomer, on its own test split" if newcomer.metrics else "the newcomer, which measured nothing"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     cluster = "no clusters" if newcomer.cluster is None else str(newcomer.cluster)

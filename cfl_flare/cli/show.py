@@ -25,8 +25,7 @@ from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import CFLError, ConfigError, NoPlotsError, RunFailedError
 from cfl_flare.core.text import plain
 from cfl_flare.data import PARTITIONS, SOURCES
-from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES
-from cfl_flare.methods.combinations import Combination
+from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Combination
 from cfl_flare.models import MODELS
 from cfl_flare.report.table import print_whole, results_table
 from cfl_flare.report.watch import BLOCKS, LETTERS, frame, overview
@@ -203,11 +202,9 @@ class Screen:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will change any more."""
         return self._only_these and all(run.finished or run.gone for run in self.runs.values())
 
     def shown(self, console: Console) -> RenderableType:
-        """The frame."""
         now = time.time()
         blocks = BLOCKS if console.encoding.startswith("utf") else LETTERS
         if not self.runs:

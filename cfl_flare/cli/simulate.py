@@ -28,11 +28,11 @@ from cfl_flare.core.errors import RunFailedError
 from cfl_flare.core.files import file_sha256, make_folder
 from cfl_flare.core.settings import changed, check_settings, setting
 from cfl_flare.data.summary import DataSummary, clipped_line
-from cfl_flare.engine.classes import class_facts
-from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.loop import class_facts, run_loop
 from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.engine.plan import RunPlan
-from cfl_flare.engine.preflight import check_data, check_plans
+from cfl_flare.engine.preflight import check_plans
+from cfl_flare.engine.site import Site
 from cfl_flare.report import write
 from cfl_flare.results.lineage import seal
 from cfl_flare.results.metrics import RoundMetrics, leading
@@ -60,19 +60,16 @@ def simulate(
     Everything is checked for all methods before the first one starts, and before anything is written: then ``out`` is
     made, and ``on_start`` is called. Participants that were held back join each run when it is done.
 
-    Raises:
-        ConfigError: a setting is wrong.
-        DataError: the samples cannot be read or dealt out, or do not fit the model.
-        RunFailedError: FLARE ended a run early; the message names the reason and the log.
+    A RunFailedError says that FLARE ended a run early; its message names the reason and the log.
     """
     plan = next(iter(plans.values()))
     check_simulation(plan, simulation)
     check_plans(plans.values())
     assert plan.reader is not None and plan.training is not None
     hosted = plan.data.host(plan.reader, "local", 0, 1)
-    site = check_data(
-        plan.method, plan.model, hosted, plan.training, plan.server.seed, plan.site.device, plan.job.private
-    )
+    of_run = (plan.method, plan.make_model, plan.training, plan.server.seed)
+    site = Site(*of_run, device=plan.site.device, private=plan.job.private)
+    site.add(hosted)
     task = site.runtime.task
     judging = plan.server.judged(task, site.runtime.division.layout).early_stopping.named
     metric = leading(judging, [*task.ranges(plan.training.measures)]).name
@@ -106,11 +103,7 @@ def simulate(
 
 
 def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
-    """Checks a plan against how it is to be run.
-
-    Raises:
-        ConfigError: more sites than participants, or settings that have no use without FLARE.
-    """
+    """Raises a ConfigError for more sites than participants, or for settings that have no use without FLARE."""
     sites = simulation.sites
     require(
         sites <= len(plan.data.names),
@@ -125,13 +118,8 @@ def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
 
 
 def in_process(plans: Mapping[str, RunPlan], out: Path, display: Display) -> None:
-    """Runs plans without FLARE."""
     for name, plan in plans.items():
-        run_loop(plan, out / name, partial(_show, display, name))
-
-
-def _show(display: Display, name: str, measured: RoundMetrics) -> None:
-    display.update(name, [measured.record])
+        run_loop(plan, out / name, partial(display.measured, name))
 
 
 def through_flare(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) -> Callable[[Display], None]:
@@ -241,6 +229,9 @@ class Display:
 
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
+
+    def measured(self, name: str, metrics: RoundMetrics) -> None:
+        self.update(name, [metrics.record])
 
     def update(self, name: str, records: list[dict[str, Any]]) -> None:
         """Shows rounds of a run that have been measured."""

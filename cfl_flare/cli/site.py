@@ -169,11 +169,7 @@ def allow_job(arguments: argparse.Namespace) -> None:
 
 
 def check_site(arguments: argparse.Namespace) -> None:
-    """``cfl-flare site check``.
-
-    Raises:
-        UnfitError: a finding would make a job fail.
-    """
+    """``cfl-flare site check``; an UnfitError says that a finding would make a job fail."""
     findings = []
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
     for finding in _findings(arguments):
@@ -225,7 +221,6 @@ def add_columns_options(command: Parser) -> None:
 
 
 def columns(arguments: argparse.Namespace) -> None:
-    """``cfl-flare columns``: one file of all sites' files."""
     out = new_file("--out", arguments.out, ".json")
     sites = {path: Columns.read(Path(path)) for path in arguments.files}
     require(len(sites) == len(arguments.files), "columns: a file is named twice; each site has its own")

@@ -11,22 +11,23 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import psutil
 from packaging.requirements import Requirement
 from rich import filesize
+from torch.nn import Module
 
 from cfl_flare.cli.specs import is_writable, model_spec, nearest_folder
-from cfl_flare.core.config import one_line
+from cfl_flare.core.config import build, one_line
 from cfl_flare.core.errors import CFLError
 from cfl_flare.core.params import Layout
 from cfl_flare.core.text import plain
 from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.labels import FORMS
 from cfl_flare.data.summary import COUNTED, DataSummary, clipped_line
-from cfl_flare.engine.preflight import check_data
 from cfl_flare.engine.site import Site
 from cfl_flare.flare.allowed import AUTHORIZATION, CLASSES, CODE, READS, permitted_roles
 from cfl_flare.flare.kit import job_store, loses_state, preparation
@@ -75,11 +76,7 @@ def versions() -> Iterator[Finding]:
 
 
 def kit(folder: Path) -> Iterator[Finding]:
-    """What a kit's policies allow: cfl_flare in jobs, streaming of logs, files, and jobs with their own code.
-
-    Raises:
-        ConfigError: the folder is not a kit.
-    """
+    """What a kit's policies allow: cfl_flare in jobs, streaming of logs, files, and jobs with their own code."""
     current = preparation(folder, CLASSES)
     local, prepare, of_site = current.file.parent, f"cfl-flare site prepare {folder}", is_site(folder)
     if current.after is None:
@@ -108,7 +105,6 @@ def kit(folder: Path) -> Iterator[Finding]:
 
 
 def policy(local: Path) -> Finding:
-    """What the kit's own policy allows jobs to do."""
     try:
         limits = Policy.read(local / POLICY)
     except CFLError as error:
@@ -158,7 +154,8 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
         outputs = max(summary.outputs, 2 if summary.form == "class" else 1)
         spec = model_spec(model, summary.shape, outputs, summary.form == "mask")
         training = TrainSettings(local_steps=STEPS, task=task_for(summary.form))
-        site = check_data(FedAvg(), spec, [hosted], training, device=device)
+        site = Site(FedAvg(), partial(build, spec, Module, "model"), training, 0, device=device)
+        site.add([hosted])
         seconds = step_seconds(site)
     except CFLError as error:
         yield _failed("model", error)
@@ -177,7 +174,6 @@ def _model(layout: Layout, name: str = "") -> Finding:
 
 
 def memory() -> Finding:
-    """The machine's free memory, and how much this check used."""
     used, free = psutil.Process().memory_info().rss, psutil.virtual_memory().available
     result = f"{filesize.decimal(free)} free; this check used {filesize.decimal(used)}"
     return Finding("memory", result, "" if free > used else "free some: a job's process needs about as much")
@@ -244,7 +240,6 @@ def state(root: Path, kit: Path | None) -> Iterator[Finding]:
 
 
 def in_container() -> bool:
-    """Whether something shows that this process runs in a container."""
     return any(map(os.path.exists, MARKS)) or "KUBERNETES_SERVICE_HOST" in os.environ
 
 

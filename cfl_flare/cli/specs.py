@@ -98,11 +98,7 @@ def model_spec(text: str | None, shape: tuple[int, ...], outputs: int, masks: bo
 
 
 def model_of_job(text: str | None, source: DataSource, data: str, training: TrainSettings) -> dict[str, Any]:
-    """The model of a job for other machines; shape and outputs are given, or read from the data if it is here.
-
-    Raises:
-        ConfigError: they are not given, and the data cannot be read here.
-    """
+    """The model of a job for other machines; shape and outputs are given, or read from the data if it is here."""
     name, settings = parse_spec(text) if text else ("mlp", {})
     if text and (name not in MODELS or {"input_shape", "num_classes"} <= settings.keys()):
         return model_spec(text, (), 0)
@@ -123,11 +119,7 @@ def model_of_job(text: str | None, source: DataSource, data: str, training: Trai
 
 
 def shape_and_outputs(source: DataSource, data: str, training: TrainSettings) -> tuple[tuple[int, ...], int, bool]:
-    """The shape of a sample, the number of outputs that a model of the run's task has, and whether labels are masks.
-
-    Raises:
-        DataError: the samples cannot be read, or are not valid, or their labels are not of the task's form.
-    """
+    """The shape of a sample, the number of outputs that a model of the run's task has, and whether labels are masks."""
     train, test = read(source, f"data {data}")
     task, labels = training.built_task(), np.concatenate((train.y, test.y))
     task.check_form(labels, f"data {data}")
@@ -176,11 +168,7 @@ def check_out(out: Path, option: str = "--out") -> None:
 
 
 def new_file(option: str, text: str, *suffixes: str) -> Path:
-    """The path of a file to write. Its folder exists, and its ending is one of these, if there are any.
-
-    Raises:
-        ConfigError: no file can be written there, or it has another ending, as a table that is named by mistake has.
-    """
+    """The path of a file to write. Its folder exists, and its ending is one of these, if there are any."""
     path, kind = Path(text), f"{' or '.join(suffixes)} file".strip()
     sound = path.parent.is_dir() and (not suffixes or path.suffix in suffixes)
     require(sound, f"{option} = {text!r} should be a {kind} in an existing folder; make the folder first")
@@ -188,7 +176,6 @@ def new_file(option: str, text: str, *suffixes: str) -> Path:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a folder is empty or not there."""
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
@@ -198,5 +185,4 @@ def nearest_folder(path: Path) -> Path:
 
 
 def is_writable(folder: Path) -> bool:
-    """Whether files can be made there."""
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

@@ -43,16 +43,12 @@ def agglomerate(
 
     Args:
         features: ``(m, d)``.
-        metric: one of `METRICS`.
         joining: the distance of two clusters, one of `LINKAGES`.
         threshold: the largest distance at which two clusters are still joined; or
-        k: the number of clusters at which it stops.
+        k: the number of clusters at which it stops; a ConfigError says that there are fewer rows.
 
     Returns:
         Labels ``(m,)``, numbered in the order in which the clusters first occur.
-
-    Raises:
-        ConfigError: fewer rows than clusters.
 
     >>> agglomerate(np.array([[0.0], [1.0], [9.0]]), "euclidean", "single", threshold=2).tolist()
     [0, 0, 1]

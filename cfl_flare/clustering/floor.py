@@ -90,11 +90,7 @@ class Floor:
         return f"{self.sites} sites and {self.samples} training samples"
 
     def clusters(self, sites: Collection[str], samples: float) -> int:
-        """How many clusters can be, at least one; a site can be in as many as it has participants.
-
-        Args:
-            sites: of all participants, one entry each.
-            samples: of all together.
+        """How many clusters can be, at least one; a site can be in as many as it has participants, each an entry.
 
         >>> Floor(3, 30).clusters(["a", "b", "c", "d", "e", "f", "f"], 1000)
         2
@@ -107,12 +103,7 @@ class Floor:
 
 @dataclass
 class Members:
-    """Where the members of a cluster are, and how many training samples they have together, by their shares.
-
-    Attributes:
-        sites: the share that each site's participants have together, at most 1.
-        samples: the training samples.
-    """
+    """Where the members of a cluster are, by each site's share, at most 1, and their training samples, by shares."""
 
     sites: dict[str, float] = field(default_factory=dict)
     samples: float = 0
@@ -132,7 +123,6 @@ class Members:
         return sum(self.sites.values()) ** 2 / squares if squares else 0.0
 
     def below(self, floor: Floor) -> bool:
-        """Whether they are too few."""
         few = self.effective_sites < floor.sites - ROUNDED
         return few or (floor.samples > 1 and self.samples < floor.samples)
 
@@ -153,7 +143,6 @@ class Census:
 
     @cached_property
     def clusters(self) -> int:
-        """How many clusters can be."""
         return self.floor.clusters(list(self.sites.values()), sum(self.samples.values()))
 
     def members(self, memberships: Iterable[tuple[str, K, float]]) -> dict[K, Members]:
@@ -186,8 +175,6 @@ class Sizes:
     """The needs of the clusters of some participants, one a row.
 
     Attributes:
-        census: who is where.
-        names: the participants, in the rows' order.
         others: by cluster, the members that are no row: they are absent from the round, or were placed otherwise.
         occupied: the clusters that had members before.
     """
@@ -204,7 +191,6 @@ class Sizes:
         return self.census.floor.clusters([sites[n] for n in self.names], sum(samples[n] for n in self.names))
 
     def used(self, labels: np.ndarray) -> set[int]:
-        """The clusters that have members."""
         return {*labels.tolist(), *self.others}
 
     def met(self, labels: np.ndarray, needed: Collection[int] = ()) -> bool:
@@ -214,7 +200,6 @@ class Sizes:
         )
 
     def _with(self, labels: np.ndarray) -> list[Members]:
-        """The members of each cluster in use, by its id."""
         everyone = self.census.members(zip(self.names, labels.tolist(), repeat(1.0)))
         for k, others in self.others.items():
             members = everyone.setdefault(k, Members())

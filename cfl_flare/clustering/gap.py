@@ -49,7 +49,6 @@ class ClusterCount:
 
     @property
     def k(self) -> int:
-        """The number of clusters."""
         return int(self.labels.max()) + 1
 
 
@@ -69,13 +68,9 @@ def number_of_clusters(products: np.ndarray, most: int, references: int = 100, s
     forming groups. Then K is the median over the draws, if nearly all have more than one and its gap is clear; else 1.
 
     Args:
-        products: ``(m, m)`` inner products of the vectors.
+        products: ``(m, m)`` inner products of the vectors; a ConfigError says that one is not finite.
         most: the largest number that is tried, at most half the vectors.
         references: how many reference sets.
-        seed: of the reference sets and of the draws.
-
-    Raises:
-        ConfigError: a product is not finite.
 
     >>> two = np.repeat([[1.0, 0.0], [0.0, 1.0]], 6, axis=0) + stream(0, "noise").normal(0, 0.1, (12, 2))
     >>> number_of_clusters(two @ two.T, 4).k

@@ -49,7 +49,6 @@ def first_kmeans(
 
     Args:
         features: ``(m, d)``.
-        k: number of clusters, at most m.
         weights: ``(m,)``, positive.
         sizes: what a cluster needs; None for nothing.
 
@@ -168,7 +167,6 @@ def lloyd(
         features: ``(m, d)``.
         centres: ``(k, d)``, not changed.
         weights: ``(m,)``, positive.
-        max_steps: bound on the steps.
         sizes: what a cluster needs; None for nothing. If a cluster of the result is too small, or had members before
             and has none, k-means with minimum sizes takes its place.
 

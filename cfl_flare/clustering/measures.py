@@ -92,15 +92,9 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def divergences(models: np.ndarray, centres: np.ndarray) -> np.ndarray:
     """Kullback-Leibler divergence from each centre's predictions to each model's, summed over samples (FedDSMIC Eq. 6).
 
-    ``sum_samples sum_classes p_model log(p_model / p_centre)``, in log space; not symmetric. A model that predicts
-    infinity or NaN is infinitely far from every centre.
-
-    Args:
-        models: logits ``(m, samples, classes)``.
-        centres: logits ``(K, samples, classes)``.
-
-    Returns:
-        ``(m, K)`` float64.
+    It is ``sum_samples sum_classes p_model log(p_model / p_centre)``, in log space, ``(m, K)`` float64, of logits
+    ``(m, samples, classes)`` and ``(K, samples, classes)``; not symmetric. A model that predicts infinity or NaN is
+    infinitely far from every centre.
 
     >>> import numpy as np
     >>> models, centres = np.log([[[0.5, 0.5]]]), np.log([[[0.5, 0.5]], [[0.25, 0.75]]])
@@ -128,8 +122,7 @@ def directions(models: Sequence[np.ndarray], dimensions: int) -> np.ndarray:
         dimensions: D; at most ``s - 1`` exist.
 
     Returns:
-        ``(min(D, s - 1, d), d)`` float32, at least one row. The rows are orthonormal; those along which the models do
-        not differ are zero.
+        ``(min(D, s - 1, d), d)`` float32, at least one row, orthonormal; zero where the models do not differ.
 
     >>> np.abs(directions([np.array([0.0, 5.0]), np.array([2.0, 5.0])], 3)).tolist()
     [[1.0, 0.0]]

@@ -92,7 +92,8 @@ def drive(server: Server, transport: Transport, checkpoints: Checkpoints, until:
             server.close()
         else:
             checkpoints.save(server, due=server.state.round == until)
-        server.round_done(measured)
+        for observer in server.observers:
+            observer.done(server, measured)
         if last:
             return True
 

@@ -24,14 +24,7 @@ MODES = {">=": "max", ">": "max", "<=": "min", "<": "min"}
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on a round's numbers: ``accuracy >= 0.8``.
-
-    Attributes:
-        text: as it was written.
-        metric: the number.
-        sign: the comparison.
-        value: the number to compare with.
-    """
+    """A condition on a round's numbers: ``accuracy >= 0.8``."""
 
     text: str
     metric: Metric
@@ -40,11 +33,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Parses a condition.
-
-        Raises:
-            ConfigError: it is not ``<metric> <sign> <number>``.
-        """
+        """Parses a condition; raises a ConfigError if it is not ``<metric> <sign> <number>``."""
         try:
             name, sign, number = text.split()
             _ = OPERATORS[sign]
@@ -57,8 +46,8 @@ class Condition:
 
     def holds(self, scalars: Mapping[str, float]) -> bool:
         """Whether a round meets the condition; one that lacks the metric does not."""
-        found = self.metric.of(scalars)
-        return found is not None and bool(OPERATORS[self.sign](found, self.value))
+        value = self.metric.of(scalars)
+        return value is not None and bool(OPERATORS[self.sign](value, self.value))
 
 
 @dataclass(frozen=True)
@@ -97,14 +86,7 @@ class EarlyStopping:
         return cls(Metric.of_name(key_metric, mode or implied) if key_metric else None, stop, patience)
 
     def check(self, tested: bool) -> None:
-        """Checks that something will be measured; warns of it where the run can go on without.
-
-        Args:
-            tested: some participant has test samples.
-
-        Raises:
-            ConfigError: nobody has, and the run would wait for a metric.
-        """
+        """Warns if no participant has test samples; raises a ConfigError if the run would then wait for a metric."""
         if tested:
             return
         nobody = "no participant has test samples"
@@ -130,22 +112,15 @@ class EarlyStopping:
 
     @property
     def watched(self) -> Metric | None:
-        """The metric that `patience` waits for."""
         return self.key if self.stop is None else self.stop.metric
 
     def unknown(self, best: Mapping[str, Any] | None, watched: Mapping[str, Any] | None) -> list[str]:
         """The metrics used here that no round has reported, given the best round so far by each."""
         pairs = ((self.key, best), (self.watched, watched))
-        return list(dict.fromkeys(metric.name for metric, found in pairs if metric is not None and found is None))
+        return list(dict.fromkeys(metric.name for metric, reported in pairs if metric is not None and reported is None))
 
     def reached(self, watched: Mapping[str, Any] | None, number: int, scalars: Mapping[str, float]) -> str | None:
-        """Why a run should end after a round, in words; None if it should not.
-
-        Args:
-            watched: the best round so far by the watched metric.
-            number: the round, counted from 0.
-            scalars: its numbers.
-        """
+        """Why a run should end after a round, in words; None if it should not. ``watched`` is the best round so far."""
         if self.stop is not None and self.stop.holds(scalars):
             return f"{self.stop.text} in round {number}"
         if self.patience is None or self.watched is None or watched is None:
@@ -156,6 +131,6 @@ class EarlyStopping:
         return f"no better {self.watched.name} than {watched['value']:.4g} of round {watched['round']} in {idle} rounds"
 
 
-def _same(one: str, other: str) -> bool:
+def _same(name: str, other: str) -> bool:
     """Whether two names mean the same number."""
-    return one.replace("served_", "") == other.replace("served_", "")
+    return name.replace("served_", "") == other.replace("served_", "")

@@ -86,11 +86,7 @@ def logits_for(
 
 
 class Logits:
-    """Logits of models on the indicator samples, as models see them.
-
-    Raises:
-        DataError: the samples do not fit the model.
-    """
+    """Logits of models on the indicator samples, as models see them; a DataError if samples do not fit the model."""
 
     def __init__(self, make_model: Callable[[], nn.Module], samples: Samples):
         self._resident = ResidentModel(make_model())

@@ -94,18 +94,10 @@ def _from_torch(path: Path) -> dict[str, np.ndarray]:
 
 
 def check_initial(method: Method, layout: Layout, given: str = "initial_ckpt", private: bool = False) -> None:
-    """Checks that a method can start from one given model.
+    """Raises a ConfigError if a method cannot start from one given model: ``"initial_ckpt"``, or arrays, ``"model"``.
 
-    It cannot if it begins with more than one model, or if its sites build their initial models, or parts of them,
-    themselves.
-
-    Args:
-        layout: of what travels of the model.
-        given: what holds the model, ``"initial_ckpt"`` or ``"model"`` (arrays, which are not drawn at random).
-        private: whether some of the model does not travel.
-
-    Raises:
-        ConfigError: it cannot.
+    It cannot if it begins with more than one model, or if its sites build their initial models, or parts of them
+    that are ``private``, themselves.
     """
     way_out = "or leave initial_ckpt out" if given == "initial_ckpt" else "or give a torch.nn.Module as the model"
     seeds: set[int] = set()

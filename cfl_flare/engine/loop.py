@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from cfl_flare.core.config import build, from_dict
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.networks import describe_network
-from cfl_flare.data import DataConfig
+from cfl_flare.data import DataConfig, DataSource, ParticipantData
 from cfl_flare.engine.drive import Checkpoints, InProcess, drive
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.initial_models import initial_models
@@ -36,13 +37,14 @@ from cfl_flare.results.store import Checkpoint
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.runtime import Place
 from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.tasks import LearningTask
 
 logger = logging.getLogger(__name__)
 
 
-def model_factory(model: Any, authorize: Callable[[str], None] | None = None) -> Callable[[], torch.nn.Module]:
+def model_factory(model: Any) -> Callable[[], torch.nn.Module]:
     """A function that builds the untrained model, from an instance or its ``{"class_path", "args"}``."""
-    return partial(build, describe_network(model), torch.nn.Module, "model", authorize)
+    return partial(build, describe_network(model), torch.nn.Module, "model")
 
 
 def run_loop(
@@ -68,9 +70,10 @@ def run_loop(
         StoreError: the checkpoints are of another run.
         ConfigError: the checkpoints' rounds are not in the folder, or the method lacks indicator samples.
     """
-    assert plan.reader is not None
+    source = plan.reader
+    assert source is not None
     torch.set_num_threads(plan.site.torch_threads)
-    plan = replace(plan, model=describe_network(plan.model), data=plan.data.resolved(plan.reader))
+    plan = replace(plan, model=describe_network(plan.model), data=plan.data.resolved(source))
     checkpoints = checkpoints or Checkpoints()
     site, places = _host(plan)
     settings = plan.server.judged(site.runtime.task, site.runtime.division.layout)
@@ -84,13 +87,15 @@ def run_loop(
     if folder is not None:
         recorder = Recorder(folder, {**facts, **plan.facts}, plan.model, start.recorded, start.last)
         recorder.begin(plan.method.label, settings.num_rounds, settings.early_stopping.named)
-    equipment = _equipment(plan, site, settings, recorder)
     watchers = [] if on_round is None else [Watcher(on_round)]
-    further: list[Observer] = [Lineage(checkpoints.store), *watchers]
-    equipment = replace(equipment, observers=[*(equipment.observers or ()), *further])
-    if checkpoints.store is not None:
-        equipment = replace(equipment, archive=checkpoints.store.archive)
-    equipment = replace(equipment, progress=start.progress)
+    equipment = Equipment(
+        recorder,
+        start.progress,
+        logits_for(plan.method, plan.make_model, plan.data, lambda: source, plan.server.seed),
+        None if checkpoints.store is None else checkpoints.store.archive,
+        site.runtime.division.complete(partial(site.runtime.untrained, 0)),
+        observers=[*_observers(site, settings), Lineage(checkpoints.store), *watchers],
+    )
     server = Server(plan.method, site.runtime.division.public, participants, settings, start.state, equipment)
     keeper = partial(_keeper, recorder, site) if recorder is not None and plan.site.keep_served else None
     drive(server, InProcess(site, places, keeper), checkpoints, plan.until)
@@ -113,7 +118,7 @@ def _host(plan: RunPlan) -> tuple[Site, dict[str, str]]:
     assert plan.reader is not None
     training = (plan.training or TrainSettings()).over(plan.server.num_rounds)
     place = Place.of(plan.site.device, plan.site.gpu_memory)
-    of_run = (plan.method, model_factory(plan.model), training, plan.server.seed, plan.site.evaluate_trained)
+    of_run = (plan.method, plan.make_model, training, plan.server.seed, plan.site.evaluate_trained)
     site = Site(*of_run, place.device, private=plan.job.private)
     place.limit()
     site.add(plan.data.host(plan.reader, "local", 0, 1))
@@ -140,23 +145,16 @@ def _start(
         start = Checkpoint.latest(checkpoints.store, division.layout, checkpoints.run, as_written_now)
     if start is None:
         path = None if initial_ckpt is None else Path(initial_ckpt)
-        of_run = (model_factory(plan.model), division.public, plan.server.seed, path)
-        start = Checkpoint(plan.method.start(initial_models(plan.method, *of_run), [p.name for p in participants]))
+        initial = initial_models(plan.method, plan.make_model, division.public, plan.server.seed, path)
+        start = Checkpoint(plan.method.start(initial, [p.name for p in participants]))
     site.memory.update({name: dict(memory) for name, memory in start.memory.items()})
     return start
 
 
-def _equipment(plan: RunPlan, site: Site, settings: ServerSettings, recorder: Recorder | None) -> Equipment:
-    """What the server works with besides its method and its settings."""
-    runtime, seed, reader = site.runtime, plan.server.seed, plan.reader
-    assert reader is not None
+def _observers(site: Site, settings: ServerSettings) -> list[Observer]:
+    runtime = site.runtime
     scored = Scored.of(site.score_shape, runtime.task.link, settings.floor.sites, real=False)
-    return Equipment(
-        recorder,
-        logits=logits_for(plan.method, model_factory(plan.model), plan.data, lambda: reader, seed),
-        complete=runtime.division.complete(partial(runtime.untrained, 0)),
-        observers=observers_of(settings, scored=scored, bootstrap=runtime.settings.bootstrap),
-    )
+    return observers_of(settings, scored=scored, bootstrap=runtime.settings.bootstrap)
 
 
 def _keeper(recorder: Recorder, site: Site, server: Server) -> Callable[[str, Served], None]:
@@ -173,12 +171,8 @@ def _keeper(recorder: Recorder, site: Site, server: Server) -> Callable[[str, Se
 
 
 def describe_run(
-    data: DataConfig,
-    settings: ServerSettings,
-    training: TrainSettings,
-    private: str | None = None,
+    data: DataConfig, settings: ServerSettings, training: TrainSettings, private: str | None
 ) -> dict[str, Any]:
-    """The run's settings, for its summary."""
     return {
         **({} if private is None else {"private": private}),
         "data": dataclasses.asdict(data),
@@ -191,9 +185,6 @@ def as_written_now(run: Mapping[str, Any]) -> dict[str, Any]:
     """A run's settings as this version writes them: missing ones have their defaults, renamed ones their new names.
 
     A user's own classes are not imported: a method of such a class stays as it is.
-
-    Raises:
-        ConfigError: this version does not know a setting.
     """
     method = run["method"]
     with contextlib.suppress(PermissionError):
@@ -209,3 +200,28 @@ def as_written_now(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse(class_path: str) -> None:
     raise PermissionError(class_path)
+
+
+def class_counts(task: LearningTask, hosted: Sequence[ParticipantData]) -> Mapping[str, tuple[int, ...]]:
+    """How many test samples each participant has of each class; none where the task has no classes."""
+    labels = {data.name: data.test.y for data in hosted if task.form == "class"}
+    most = max([2, *(1 + int(y.max()) for y in labels.values() if len(y))])
+    return {name: tuple(np.bincount(y, minlength=most).tolist()) for name, y in labels.items()}
+
+
+def class_facts(source: DataSource, task: LearningTask, hosted: Sequence[ParticipantData]) -> dict[str, Any]:
+    """For a run's summary: ``positive``, what class 1 is; ``majority``, the accuracy of naming one class everywhere."""
+    from cfl_flare.results.comparison import AtHospital, majority, mean_of  # with scipy, which no site needs
+
+    positive = source.positive if task.form == "class" else None
+    counts = class_counts(task, hosted)
+    people = {
+        data.name: AtHospital(len(data.train), len(data.test), 0, 0.0, np.zeros(0), counts.get(data.name, ()))
+        for data in hosted
+        if len(data.test)
+    }
+    naming = majority(people)
+    return {
+        **({} if positive is None else {"positive": positive}),
+        **({} if naming is None else {"majority": mean_of(naming)}),
+    }

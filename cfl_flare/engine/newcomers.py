@@ -29,10 +29,9 @@ from cfl_flare.core.errors import CFLError, ConfigError, DataError, PayloadError
 from cfl_flare.core.files import atomic_write, check_memory
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
 from cfl_flare.data.deal import read_indicator
-from cfl_flare.engine.checks import check_arrays
 from cfl_flare.engine.indicator import Logits, logits_for
 from cfl_flare.engine.site import Site
-from cfl_flare.engine.task import Result, Task
+from cfl_flare.engine.task import Result, Task, check_arrays
 from cfl_flare.methods import Method, ServerState, build_method
 from cfl_flare.methods.slots import is_cluster, with_parts
 from cfl_flare.methods.state import Predict
@@ -106,7 +105,6 @@ def is_placed(method: Method, state: ServerState, name: str) -> bool:
 
 
 def _result(method: Method, state: ServerState, site: Site, name: str, train: bool, **settings: Any) -> Result:
-    """The newcomer's result of a task, to train or to be measured."""
     sent = method.distribute(state, name)
     task = Task.of(sent, train=train, evaluate=not train)
     result = site.carry_out(name, task, with_parts(state.bank, task.slots), state.round, **settings)
@@ -215,14 +213,7 @@ class Finished:
             raise DataError(f"{where}: compares models on {each} (--indicator-file): {error}") from error
 
     def join(self, data: ParticipantData, logits: Predict | None = None, rounds: int = 1) -> Newcomer:
-        """Lets a participant join; see `join`.
-
-        Raises:
-            ConfigError: its name is taken.
-            DataError: its samples do not fit the model.
-            RunFailedError: it cannot be trained.
-            PayloadError: the run's files are damaged.
-        """
+        """Lets a participant join; see `join`. A ConfigError says that its name is taken."""
         taken = [p["name"] for p in self.summary["participants"]]
         require(data.name not in taken, f"newcomer: {data.name!r} is a participant of the run; give it another name")
         self._site.add([data])

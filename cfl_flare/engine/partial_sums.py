@@ -23,9 +23,7 @@ from cfl_flare.methods import Method, Participant, Update
 def added_up(results: Sequence[Result], models: Mapping[str, Params], method: Method) -> list[Result]:
     """On the site: one site's results, with the mean update of each cluster in that of its first participant.
 
-    Args:
-        models: those that came with the round, which the updates are differences from.
-        method: one that ``averages_only``.
+    The updates are differences from ``models``. The method is one that ``averages_only``.
     """
     alike: dict[tuple[int | None, tuple[str, ...]], list[Update]] = {}
     for result in results:
@@ -81,7 +79,6 @@ class Carried:
             raise PayloadError("carrier", f"{name}: {carrier!r} is not another participant of its site")
 
     def add(self, update: Update, weight: float) -> None:
-        """Records an accepted update."""
         self._updates[update.participant] = (weight, update.cluster, update.carrier)
 
     def resolved(self) -> tuple[dict[str, float], dict[str, str]]:

@@ -11,23 +11,166 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from cfl_flare.core.config import as_spec, build, describe, from_dict, require
+from cfl_flare.core.config import as_spec, build, check_run_name, describe, from_dict, require
 from cfl_flare.core.networks import describe_network
-from cfl_flare.core.settings import check_known, pick
+from cfl_flare.core.settings import check_known, check_settings, pick, setting
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.initial_models import named_arrays
-from cfl_flare.engine.job_settings import (
-    AssignSettings,
-    ControllerSettings,
-    ExecutorSettings,
-    JobSettings,
-    ScriptSettings,
-)
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.methods import Method, build_method
 from cfl_flare.models import NamedArrays
+from cfl_flare.results.metrics import best_end
 from cfl_flare.training.settings import TrainSettings
+
+MEMORY = "rounds between clean-ups of {} memory; 0 for none"
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """The job as a whole."""
+
+    min_clients: int = setting(
+        help="fewest sites with which FLARE starts the job; one that connects later joins it", ge=1
+    )
+    name: str = setting("clustered", help="name of the job, and of the run's folder under each site's state root")
+    initial_ckpt: str | None = setting(
+        None, help="a trained model to start from: a local file, sent with the job, or an absolute path on the server"
+    )
+    exclude_vars: str | None = setting(
+        None, help="a regular expression for the names of arrays that do not leave a site"
+    )
+    private: str | None = setting(
+        None,
+        help="layers that each participant trains for itself and that do not leave its site: norm, bias, head, or a "
+        "regular expression for the names of arrays",
+    )
+    resume_from: str | None = setting(None, help="name of the run to resume, from its last checkpoint")
+    task_request_interval: float = setting(
+        0.2,
+        help="seconds between requests for a task of a site whose requests the server cannot hold, beyond 50 sites",
+        gt=0,
+    )
+    byoc: bool = setting(False, help="send cfl_flare's code with the job, for sites where it is not installed")
+
+    def __post_init__(self) -> None:
+        check_settings(self, "run")
+        check_run_name(self.name)
+        if self.resume_from is not None:
+            check_run_name(self.resume_from, "resume_from")
+
+
+@dataclass(frozen=True)
+class ControllerSettings:
+    """The server's process."""
+
+    task_timeout: int = setting(3600, help="seconds that a round may take; later results are dropped", ge=1)
+    max_missed_tasks: int = setting(
+        2, help="a site that misses so many tasks in a row is still asked, but no longer waited for", ge=1
+    )
+    memory_gc_rounds: int = setting(0, help=MEMORY.format("the server's"), ge=0, name="server_memory_gc_rounds")
+
+    def __post_init__(self) -> None:
+        check_settings(self, "run")
+
+
+@dataclass(frozen=True)
+class ExecutorSettings:
+    """A site's process, as FLARE runs it."""
+
+    site_sums: bool = setting(
+        False, help="a site sends one mean per cluster for all its participants, if the method only averages"
+    )
+    memory_gc_rounds: int = setting(0, help=MEMORY.format("a site's"), ge=0, name="client_memory_gc_rounds")
+    cuda_empty_cache: bool = setting(False, help="a site's clean-up also releases torch's cached GPU memory")
+
+    def __post_init__(self) -> None:
+        check_settings(self, "run")
+
+
+@dataclass(frozen=True)
+class ScriptSettings:
+    """A training script of FLARE's Client API, in place of cfl_flare's own training."""
+
+    train_script: str | None = setting(
+        None, help="the script, sent with the job; it reads the data, each site is one participant", per_site=True
+    )
+    train_args: str = setting("", help="the script's command line", per_site=True)
+    evaluate: str | None = setting(
+        None,
+        help="a function of the script, or of a module in its folder, that measures each model that a site is sent: "
+        "client.evaluate; without it, what the script reports counts",
+        per_site=True,
+    )
+    launch_external_process: bool = setting(False, help="run the script in a separate process", per_site=True)
+    command: str = setting("python3 -u", help="what starts that process", per_site=True)
+    launch_once: bool = setting(True, help="that process runs for the whole job, or is started anew for each task")
+    launch_timeout: float | None = setting(
+        300.0, help="seconds within which that process must be connected; None for no limit", gt=0
+    )
+    shutdown_timeout: float = setting(0.0, help="seconds that process gets to end by itself", ge=0)
+    framework: str | None = setting(
+        None,
+        help="what the script's arrays are; by default NumPy's if the model is given as arrays, else PyTorch's",
+        choices=("pytorch", "numpy"),
+    )
+    params_transfer_type: str = setting(
+        "FULL", help="the script sends its model, or the difference from what it received", choices=("FULL", "DIFF")
+    )
+    server_expected_format: str = setting(
+        "numpy",
+        help="how models travel to and from the script: as NumPy's arrays, or as PyTorch's tensors (bfloat16 too)",
+        choices=("numpy", "pytorch"),
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self, "recipe")
+        require(
+            self.evaluate is None or self.train_script is not None,
+            f"recipe: evaluate = {self.evaluate!r} measures the models of a train_script, and there is none; cfl_flare "
+            "measures by itself: leave it out",
+        )
+        require(
+            (self.framework, self.server_expected_format) != ("numpy", "pytorch"),
+            "recipe: server_expected_format = 'pytorch' sends tensors, which framework = 'numpy' does not read; leave "
+            "one of them out",
+        )
+
+
+@dataclass(frozen=True)
+class AssignSettings:
+    """How participants with a training script choose among several models (IFCA).
+
+    Attributes:
+        penalties: the scripts add `cfl_flare.client.penalty` to their loss, and are sent what it needs.
+        fedprox_mu: the coefficient of FedProx's term, for scripts that take it from FLARE's own metadata.
+        tensors: models travel as PyTorch's tensors.
+        evaluates: the scripts are seen to evaluate a model without training it; others are not asked to measure one.
+    """
+
+    metric: str = setting(
+        "loss", help="ifca: the script's metric, on its training data, that chooses the model", name="assign_metric"
+    )
+    mode: str | None = setting(
+        None,
+        help="which end of that metric is best; default: as its name says, else min",
+        choices=("min", "max"),
+        name="assign_mode",
+    )
+    every: int = setting(1, help="rounds between choices of a cluster", ge=1, name="assign_every")
+    penalties: bool = False
+    fedprox_mu: float | None = None
+    tensors: bool = False
+    evaluates: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, "run")
+
+    def best(self, measured: Mapping[str, float]) -> str:
+        """The slot with the best metric; the first of equals."""
+        mode = self.mode or best_end(self.metric) or "min"
+        return (min if mode == "min" else max)(measured, key=lambda slot: measured[slot])
+
 
 # The concerns whose settings are keyword arguments, by their place in a plan.
 CONCERNS: dict[str, type] = {
@@ -54,7 +197,7 @@ class RunPlan:
         source: the same of the data source; empty if a training script reads its data.
         reader: the source itself.
         training: how participants train; None if a training script decides.
-        facts: of the data, for the summary; see `cfl_flare.engine.classes.class_facts`.
+        facts: of the data, for the summary; see `cfl_flare.engine.loop.class_facts`.
         sites: in one process, the number of sites at which the server believes the participants to be.
         until: ends the run after this many rounds, from which a later call may go on; None for all rounds.
     """
@@ -131,12 +274,10 @@ class RunPlan:
         )
 
     def make_model(self) -> nn.Module:
-        """The untrained module."""
         return build(self.model, nn.Module, "model")
 
 
 def _in_numpy(script: ScriptSettings) -> ScriptSettings:
-    """A script's settings where the model is given as arrays."""
     require(
         script.train_script is not None,
         "model: arrays by name need a training script that knows what to compute with them; give train_script, or a "

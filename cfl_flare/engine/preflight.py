@@ -5,31 +5,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from cfl_flare.core.config import build, one_line, require
+from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import CFLError, ConfigError, DataError
 from cfl_flare.core.params import Layout, live_state
 from cfl_flare.core.private import Division
-from cfl_flare.data import ParticipantData
 from cfl_flare.data.columns import Columns
 from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.indicator import check_indicator, check_task
 from cfl_flare.engine.initial_models import check_initial, initial_models, read_checkpoint
 from cfl_flare.engine.partial_sums import check_sums
 from cfl_flare.engine.plan import RunPlan
-from cfl_flare.engine.private import check_private
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.server_optimizer import check_server_optimizer
 from cfl_flare.engine.settings import count_of
-from cfl_flare.engine.site import Site
-from cfl_flare.methods import Method, Participant
+from cfl_flare.engine.site import check_private
+from cfl_flare.methods import Participant
 from cfl_flare.results.metrics import POOLED, POOLED_F1
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.measures import RANGES
@@ -41,48 +37,24 @@ logger = logging.getLogger(__name__)
 
 
 def check_plans(plans: Iterable[RunPlan]) -> None:
-    """Checks runs before any of them starts; no data is read.
+    """Checks runs before any of them starts, or raises a ConfigError; no data is read.
 
     Every method is checked against its model before the first one builds its initial models.
-
-    Raises:
-        ConfigError: a setting is wrong; the message names it, its value and the way out.
     """
     for plan, division in [(plan, _check_fit(plan)) for plan in plans]:
         _check_start(plan, division)
 
 
-def check_data(
-    method: Method,
-    model: Mapping[str, Any],
-    hosted: Iterable[ParticipantData],
-    training: TrainSettings,
-    seed: int = 0,
-    device: str = "cpu",
-    private: str | None = None,
-) -> Site:
-    """Makes the checks of a job's first task, for data that is at hand.
-
-    Returns:
-        The site, ready to train.
-
-    Raises:
-        CFLError: the samples do not fit the model.
-    """
-    site = Site(method, partial(build, model, nn.Module, "model"), training, seed, device=device, private=private)
-    site.add(hosted)
-    return site
-
-
 def _check_fit(plan: RunPlan) -> Division:
     """Checks the method against the model and the other settings; returns what of the model travels."""
     module = plan.make_model()
-    own = {id(p): name for name, p in module.named_parameters()}
+    names = {id(p): name for name, p in module.named_parameters()}
     scripted = plan.script.train_script is not None
     pattern = None if scripted else plan.job.private  # a script's are taken out of whole models
     _layout(module)
     method, division = plan.method, Division.of(module, pattern)
-    task = None if scripted else (plan.training or TrainSettings()).built_task()
+    training = plan.training or TrainSettings()
+    task = None if scripted else training.built_task()
     check_private(method, division, pattern, plan.server.num_rounds, task)
     layout = division.public
     if method.traits.cluster_on == "fc" and layout.compared("fc") == "all":
@@ -93,24 +65,24 @@ def _check_fit(plan: RunPlan) -> Division:
         check_server_optimizer(method, plan.server)
     check_sums(plan.executor.site_sums, method, plan.server, scripted)
     if not scripted:
-        left = [name for i, name in own.items() if i not in {id(tensor) for _, tensor in live_state(module).values()}]
+        left = [name for i, name in names.items() if i not in {id(tensor) for _, tensor in live_state(module).values()}]
         require(
             not left,
-            f"model {type(module).__name__}: its state_dict() leaves out {len(left)} of its {len(own)} parameters, "
+            f"model {type(module).__name__}: its state_dict() leaves out {len(left)} of its {len(names)} parameters, "
             f"such as {left[:1]}, which would differ between sites; name all of them there, or use a train_script",
         )
         assert task is not None
         check_task(method, task)
         if plan.reader is not None and plan.reader.agreed_columns is not None:
             _check_columns(plan.reader.agreed_columns, module, task)
-        (plan.training or TrainSettings()).built_augment(task)
+        training.built_augment(task)
         check_stop_cond(plan.server.early_stopping)
-        check_key_metric(plan.server.early_stopping, task, plan.training or TrainSettings())
-        score_shape(plan.training or TrainSettings(), division.layout)
+        check_key_metric(plan.server.early_stopping, task, training)
+        score_shape(training, division.layout)
     path = plan.job.initial_ckpt
     if path is not None:
-        fresh = plan.job.resume_from is None
-        require(fresh, "run: initial_ckpt and resume_from both say where to start; give one of them")
+        both = "run: initial_ckpt and resume_from both say where to start; give one of them"
+        require(plan.job.resume_from is None, both)
         check_initial(method, layout, "initial_ckpt", bool(division.names))
         if Path(path).is_file():
             read_checkpoint(Path(path), layout)
@@ -122,11 +94,7 @@ def _check_fit(plan: RunPlan) -> Division:
 
 
 def _check_columns(columns: Columns, module: nn.Module, task: LearningTask) -> None:
-    """Checks that the model takes the features that sites agreed on, and has an output for each class.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Raises a ConfigError if the model does not take the features that sites agreed on, or has too few outputs."""
     what = f"the columns that sites agreed on have {len(columns.features)} features"
     try:
         with torch.no_grad():
@@ -142,17 +110,15 @@ def _check_columns(columns: Columns, module: nn.Module, task: LearningTask) -> N
 
 
 def _check_counts(plan: RunPlan) -> None:
-    """Checks the settings that count a simulation's participants."""
     most, sample, answers = len(plan.data.names), plan.server.sample, plan.server.min_answers
-    more = f"is more than {plan.data.who_trains}"
-    fewest = plan.job.min_clients
-    require(fewest <= most, f"run: min_clients = {fewest} {more}; each site hosts at least one")
-    require(plan.method.clusters <= most, f"method {plan.method.name}: k = {plan.method.clusters} {more}; lower k")
-    fits = isinstance(sample, float) or sample <= most
-    require(fits, f"run: sample = {sample} {more}; 1.0 is all of them")
-    asked = count_of(sample, most)
-    fits = isinstance(answers, float) or answers <= asked
-    require(fits, f"run: min_answers = {answers} is more than the {asked} asked in a round; 1.0 is all of them")
+    sampled, above = count_of(sample, most), f"is more than {plan.data.who_trains}"
+    for name, value, limit, reason in (
+        ("run: min_clients", plan.job.min_clients, most, f"{above}; each site hosts at least one"),
+        (f"method {plan.method.name}: k", plan.method.clusters, most, f"{above}; lower k"),
+        ("run: sample", sample, most, f"{above}; 1.0 is all of them"),
+        ("run: min_answers", answers, sampled, f"is more than the {sampled} asked in a round; 1.0 is all of them"),
+    ):
+        require(isinstance(value, float) or value <= limit, f"{name} = {value} {reason}")
 
 
 def _check_start(plan: RunPlan, division: Division) -> None:

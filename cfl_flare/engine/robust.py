@@ -142,8 +142,7 @@ class Guard:
     def _weights(self, before: ServerState, update: Update, assignment: Assignment) -> dict[Counted, float]:
         """The weights that the method gives an update.
 
-        Raises:
-            ConfigError: it is not of this update, or moves a site's sum, which is of models trained in one slot.
+        Raises a ConfigError if one is not of this update, or moves a site's sum, which is of models of one slot.
         """
         counts, where = self._method.counts_in(before, update, assignment), f"method {self._method.label}: counts_in"
         unknown = sorted(counts.keys() - update.diffs.keys())
@@ -269,7 +268,6 @@ class Guard:
         return small_means(heads(updates), counted, self._participants, floor, self._largest_share)
 
     def _used(self, members: Sequence[Member], layers: Sequence[slice], left_out: set[str]) -> Sequence[Member]:
-        """The members that the statistic uses; Krum leaves some out."""
         if self._settings.aggregation != "krum":
             return members
         selected = multi_krum([row for _, row, _ in members], self._settings.byzantine, layers)
@@ -295,11 +293,7 @@ def _counting(update: Update, counts: Mapping[str, Counts]) -> Update:
 
 
 def _each(update: Update) -> Iterator[tuple[str, str, float]]:
-    """The models of an update that count: the slot that was trained, the mean, the weight.
-
-    Raises:
-        ConfigError: a model counts in several means, and has no single robust statistic.
-    """
+    """The models of an update that count: the slot that was trained, the mean, the weight."""
     for slot, means in (update.counts_in or {}).items():
         require(len(means) < 2, f"run: aggregation replaces means, but {slot} counts in {list(means)}; leave it out")
         yield from ((slot, mean, weight) for mean, weight in means.items())

@@ -4,54 +4,47 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from cfl_flare.core.errors import PayloadError
-from cfl_flare.core.params import Params
+import numpy as np
+
+from cfl_flare.core.errors import FileError, PayloadError
+from cfl_flare.core.files import atomic_write
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.text import plain, shown
-from cfl_flare.engine.checks import check_result, check_update
 from cfl_flare.engine.clipping import Norms, Statistics, clipped
-from cfl_flare.engine.observers import Asked, Observer
-from cfl_flare.engine.partial_sums import Carried, weighed
-from cfl_flare.engine.spool import Spool
-from cfl_flare.engine.task import Result, Task
-from cfl_flare.methods import Method, Participant, ServerState, Update
+from cfl_flare.engine.observers import Asked, Observer, Running
+from cfl_flare.engine.partial_sums import Carried, no_sums, weighed
+from cfl_flare.engine.task import Result, Task, check_result, check_update
+from cfl_flare.methods import Update
 from cfl_flare.methods.slots import travelling
-from cfl_flare.methods.state import Download, Mapped
+from cfl_flare.methods.state import Download, Mapped, heads
 
 
-@dataclass(frozen=True)
-class Rules:
-    """How a round takes results.
+class Serving(Running, Protocol):
+    """What a round sees of its server."""
 
-    Attributes:
-        method: the run's.
-        observers: those that check answers, by key.
-        no_sums: why sites cannot send sums; empty if they can.
-        clip_norm: updates that move further than so many times the median are scaled down; None for never.
-        model_bytes: size of one model, which decides whether updates are kept in memory or on disk.
-    """
+    layout: Layout
+    observers: Sequence[Observer]
 
-    method: Method
-    observers: Mapping[str, Observer]
-    no_sums: str
-    clip_norm: float | None
-    model_bytes: int
+    @property
+    def bank(self) -> Mapping[str, Params]: ...
 
 
 class Round:
     """A round's tasks by participant, and the results that passed every check.
 
     Args:
-        participants: all of the run's.
-        tasks: what is asked of some of them.
+        server: whose round it is.
+        tasks: what is asked of some of its participants.
         downloads: what the method distributed to those.
-        bank: the models that the tasks name.
-        rules: how results are taken.
 
     Attributes:
         results: by participant, without their updates.
@@ -59,22 +52,16 @@ class Round:
         clipped: by participant, how many times further than allowed its update moved; known once there are `updates`.
     """
 
-    def __init__(
-        self,
-        participants: Mapping[str, Participant],
-        tasks: Mapping[str, Task],
-        downloads: Mapping[str, Download],
-        bank: Mapping[str, Params],
-        rules: Rules,
-    ):
-        self._participants, self.tasks, self.downloads, self._rules = participants, tasks, downloads, rules
+    def __init__(self, server: Serving, tasks: Mapping[str, Task], downloads: Mapping[str, Download]):
+        self.tasks, self.downloads = tasks, downloads
+        self._server, self._participants = server, server.participants
         self.results: dict[str, Result] = {}
         self.failures: dict[str, str] = {}
         self.clipped: dict[str, float] = {}
-        self._carried = Carried(rules.no_sums)
+        self._carried = Carried(no_sums(server.method, server.settings))
         self._norms, self._statistics = Norms(), Statistics()
-        self._spool = Spool(rules.model_bytes * self.training)
-        self._bytes_down, self._bytes_up = self._sent(bank), 0
+        self._spool = Spool(server.layout.nbytes * self.training)
+        self._bytes_down, self._bytes_up = self._sent(server.bank), 0
         self._started = time.monotonic()
 
     @property
@@ -89,51 +76,46 @@ class Round:
             wanted.setdefault(self._participants[name].site, []).extend(task.needed)
         return sum(_layout_bytes(bank, slot) for slots in wanted.values() for slot in travelling(slots))
 
-    def accept(self, result: Result, site: str, state: ServerState) -> None:
-        """Checks all of a result, then keeps it.
-
-        Raises:
-            PayloadError: it does not fit what was asked, or cannot be kept on a full disk; nothing of it is kept.
-        """
-        name, update, method = result.participant, result.update, self._rules.method
+    def accept(self, result: Result, site: str) -> None:
+        """Checks all of a result, then keeps it, or raises a PayloadError and keeps nothing of it."""
+        name, update, method = result.participant, result.update, self._server.method
         if name not in self._participants or self._participants[name].site != site:
             raise PayloadError("unknown_participant", f"{site} hosts no participant {shown(name)}")
         if name not in self.tasks:
             raise PayloadError("not_asked", f"{name} was not asked in this round")
         if name in self.results:
             raise PayloadError("twice", f"{name} sent a second result")
-        asked = Asked(self._participants[name], self.tasks[name], result)
-        check_result(result, asked.task, asked.participant)
-        answers = self._checked(asked)
+        question = Asked(self._participants[name], self.tasks[name], result)
+        check_result(result, question.task, question.participant)
+        answers = self._checked(question)
         if update is not None:
             if update.carrier is not None:
                 self._carried.check(update, self._participants)
-            check_update(update, self.downloads[name], state, method.label)
-            self._keep(update, method.weight(update), state)
+            check_update(update, self.downloads[name], self._server.state, method.label)
+            self._keep(update)
         self._bytes_up += sum(answer.nbytes for answer in answers.values() if hasattr(answer, "nbytes"))
         self.results[name] = replace(result, update=None, answers=answers)
 
-    def _checked(self, asked: Asked) -> dict[str, Any]:
+    def _checked(self, question: Asked) -> dict[str, Any]:
         """A result's answers, each checked by the observer that asked for it."""
-        answers = {key: answer for key, answer in asked.result.answers.items() if answer is not None}
-        for key in answers.keys() - self._rules.observers.keys():
-            raise PayloadError("malformed", f"{asked.name} was not asked for {shown(key)}")
-        observers = {key: observer for key, observer in self._rules.observers.items() if key in answers}
-        return {key: observer.check(answers[key], asked) for key, observer in observers.items()}
+        answers = {key: answer for key, answer in question.result.answers.items() if answer is not None}
+        observers = {observer.key: observer for observer in self._server.observers if observer.key}
+        for key in answers.keys() - observers.keys():
+            raise PayloadError("malformed", f"{question.name} was not asked for {shown(key)}")
+        return {key: observer.check(answers[key], question) for key, observer in observers.items() if key in answers}
 
-    def _keep(self, update: Update, weight: float, state: ServerState) -> None:
-        expected = self.downloads[update.participant].expected(update.cluster)
+    def _keep(self, update: Update) -> None:
+        bank, expected = self._server.state.bank, self.downloads[update.participant].expected(update.cluster)
         update = replace(update, main=expected[0] if update.diffs else None)
         self._spool.put(update)
-        if self._rules.clip_norm is not None:
+        if self._server.settings.clip_norm is not None:
             self._norms.add(update)
-            self._statistics.add(update, state.bank)
-        self._bytes_up += sum(state.bank[slot].layout.nbytes for slot in update.diffs)
+            self._statistics.add(update, bank)
+        self._bytes_up += sum(bank[slot].layout.nbytes for slot in update.diffs)
         self._bytes_up += sum(array.nbytes for array in update.arrays.values())
-        self._carried.add(update, weight)
+        self._carried.add(update, self._server.method.weight(update))
 
     def fail(self, participants: Sequence[str], reason: str) -> None:
-        """Notes that participants sent nothing usable, and why."""
         self.failures.update({name: plain(reason) for name in participants if name in self.tasks})
 
     def end(self) -> None:
@@ -164,9 +146,10 @@ class Round:
         weights, lost = self._carried.resolved()
         self.failures.update(lost)
         stored = self._spool.ordered([name for name in self._participants if name not in lost])
-        bound = self._rules.clip_norm
+        bound = self._server.settings.clip_norm
         updates = stored if bound is None else self._bounded(stored, bound)
-        return Mapped(updates, partial(weighed, weights)) if weights else updates, list(stored.names), bool(weights)
+        names = [update.participant for update in heads(stored)]
+        return Mapped(updates, partial(weighed, weights)) if weights else updates, names, bool(weights)
 
     def _bounded(self, updates: Sequence[Update], bound: float) -> Sequence[Update]:
         excess, (ranges, beyond) = self._norms.excess(bound), self._statistics.excess(bound)
@@ -187,5 +170,57 @@ class Round:
 
 
 def _layout_bytes(bank: Mapping[str, Params], slot: str) -> int:
-    whole, _, role = slot.partition(":")
-    return bank[slot].layout.nbytes if slot in bank else bank[whole].layout.of_part(role).nbytes
+    model, _, role = slot.partition(":")
+    return bank[slot].layout.nbytes if slot in bank else bank[model].layout.of_part(role).nbytes
+
+
+# The updates of a round that are larger than this are kept on disk.
+SPOOL_BYTES = 512 * 2**20
+
+
+class Spool:
+    """Keeps the updates of one round by participant, on disk if they could take more than `SPOOL_BYTES`."""
+
+    def __init__(self, nbytes: int):
+        self._folder = Path(tempfile.mkdtemp(prefix="cfl-spool-")) if nbytes > SPOOL_BYTES else None
+        self._updates: dict[str, Update] = {}
+
+    def put(self, update: Update) -> None:
+        """Keeps an update. Raises a PayloadError if it cannot be written: its participant is left out of the round."""
+        if self._folder is not None:
+            number = len(self._updates)
+            try:
+                for slot, diff in update.diffs.items():
+                    path = self._folder / f"{number}-{slot}.npy"
+                    atomic_write(path, partial(np.save, arr=diff.vector, allow_pickle=False))
+            except FileError as error:
+                for path in self._folder.glob(f"{number}-*.npy"):
+                    path.unlink()
+                raise PayloadError("server_disk", f"the server {error}; TMPDIR names it") from error
+            nothing = np.zeros(0, np.float32)
+            update = replace(update, diffs={s: replace(d, vector=nothing) for s, d in update.diffs.items()})
+        self._updates[update.participant] = update
+
+    def read(self, head: Update) -> Update:
+        """An update with its vectors, from what is in memory of it."""
+        if self._folder is None:
+            return head
+        number = list(self._updates).index(head.participant)
+        vectors = {s: np.load(self._folder / f"{number}-{s}.npy", allow_pickle=False) for s in head.diffs}
+        return replace(head, diffs={s: replace(d, vector=vectors[s]) for s, d in head.diffs.items()})
+
+    def ordered(self, names: Sequence[str]) -> Sequence[Update]:
+        """The updates of these participants, in this order, each read when it is accessed."""
+        return Stored([self._updates[name] for name in names if name in self._updates], self.read)
+
+    def close(self) -> None:
+        self._updates = {}
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Stored(Mapped):
+    """Updates of a spool; what is in memory of them is read from no disk."""
+
+    def heads(self) -> Iterator[Update]:
+        return (self._updates[place] for place in self._places)

@@ -15,12 +15,10 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import stream
-from cfl_flare.engine.means import Means
-from cfl_flare.engine.min_cluster_size import ClusterFloor, check_floor, under_floor
+from cfl_flare.engine.min_cluster_size import ClusterFloor, Means, check_floor, under_floor
 from cfl_flare.engine.observers import Observer, observers_of
-from cfl_flare.engine.partial_sums import no_sums
 from cfl_flare.engine.robust import Guard
-from cfl_flare.engine.round import Round, Rules
+from cfl_flare.engine.round import Round
 from cfl_flare.engine.server_optimizer import ServerOptimizer, check_server_optimizer, without_moments
 from cfl_flare.engine.settings import ServerSettings, count_of
 from cfl_flare.engine.task import Result, Task
@@ -58,10 +56,9 @@ class Equipment:
 class Server:
     """Runs a method over its participants, a round at a time. `cfl_flare.engine.drive.drive` calls it.
 
-    A round is: `tasks`, then `accept` or `fail` for each participant in any order, then `finish_round`.
+    A round is: `tasks`, then `accept` or `Round.fail` for each participant in any order, then `finish_round`.
 
     Args:
-        method: the method.
         layout: of what travels of the model.
         participants: all of them, in the order in which they are averaged.
         settings: the schedule.
@@ -69,7 +66,6 @@ class Server:
         equipment: what the server works with besides.
 
     Attributes:
-        state: the server's state.
         progress: what it knows besides the state.
         floor: what a cluster needs, and what that changed.
         round: the current round.
@@ -112,9 +108,7 @@ class Server:
         if self.archive is not None:
             self.archive.rewind(state.round)
         self.assembled: dict[str, Params] = {}
-        by_key = {observer.key: observer for observer in self.observers if observer.key}
-        self._rules = Rules(method, by_key, no_sums(method, settings), settings.clip_norm, layout.nbytes)
-        self.round = Round(self.participants, {}, {}, self.bank, self._rules)
+        self.round = Round(self, {}, {})
 
     @property
     def finished(self) -> bool:
@@ -128,13 +122,7 @@ class Server:
 
     @property
     def rejected(self) -> Counter[str]:
-        """The number of refused results, by reason code."""
         return self.progress.rejected
-
-    @property
-    def results(self) -> Mapping[str, Result]:
-        """The current round's accepted results by participant, without their updates."""
-        return self.round.results
 
     def admit(self, participants: Sequence[Participant]) -> None:
         """Replaces the participants, between two rounds, by these, some of whom are new.
@@ -145,7 +133,6 @@ class Server:
         self.participants.update({p.name: p for p in participants})
 
     def _sample_size(self) -> int:
-        """How many participants train in the coming round."""
         everyone = len(self.participants)
         return everyone if self.method.plan(self.state).everyone else count_of(self.settings.sample, everyone)
 
@@ -175,7 +162,7 @@ class Server:
         downloads = {name: self.method.distribute(state, name) for name in names}
         tasks = {name: self._task(name, sent, name in training, evaluate) for name, sent in downloads.items()}
         self.round.close()
-        self.round = Round(self.participants, tasks, downloads, self.bank, self._rules)
+        self.round = Round(self, tasks, downloads)
         return tasks
 
     def _task(self, name: str, sent: Download, train: bool, evaluate: bool) -> Task:
@@ -205,13 +192,9 @@ class Server:
         return self.method.models(self.floor.shown_to(self.state), self.layout)
 
     def accept(self, result: Result, site: str) -> None:
-        """Checks all of a result, then keeps it.
-
-        Raises:
-            PayloadError: it does not fit what was asked; nothing of it is kept.
-        """
+        """Checks all of a result, then keeps it; a PayloadError says why nothing of it is kept."""
         try:
-            self.round.accept(result, site, self.state)
+            self.round.accept(result, site)
         except PayloadError as error:
             self.refuse(result.participant, error, site)
 
@@ -224,17 +207,12 @@ class Server:
         raise error
 
     def hosted_by(self, site: str) -> list[str]:
-        """The names of a site's participants."""
         return [name for name, p in self.participants.items() if p.site == site]
 
-    def fail(self, participants: Sequence[str], reason: str) -> None:
-        """Notes that participants sent nothing that could be used."""
-        self.round.fail(participants, reason)
-
     def fail_sites(self, reasons: Mapping[str, str]) -> None:
-        """The same for all participants of some sites, each site with its reason."""
+        """Notes that the participants of some sites sent nothing that could be used, each site with its reason."""
         for site, reason in reasons.items():
-            self.fail(self.hosted_by(site), reason)
+            self.round.fail(self.hosted_by(site), reason)
 
     def finish_round(self) -> RoundMetrics | None:
         """Assigns, averages, and records.
@@ -317,7 +295,7 @@ class Server:
         outliers = self._guard.outliers(before, updates)
         for name, why in outliers.items():
             self.rejected["outlier"] += 1
-            self.fail([name], f"outlier: {why}")
+            self.round.fail([name], f"outlier: {why}")
         return without(updates, outliers), [name for name in trained if name not in outliers], sums
 
     def _step(self, before: ServerState, updates: Sequence[Update]) -> Assignment | None:
@@ -333,16 +311,11 @@ class Server:
         updates = self._guard.averaged(before, updates, assignment)
         means = self.earlier_means
         if means is not None and (why := means.make(before, updates, self.participants)) is not None:
-            self.fail([*self.round.tasks], why)
+            self.round.fail([*self.round.tasks], why)
             return None
         moved = self.method.aggregate(equipped, updates, assignment) if len(updates) else before.after({}, assignment)
         self.state = self._optimizer.step(before, moved)
         return assignment
-
-    def round_done(self, measured: RoundMetrics | None) -> None:
-        """Tells the observers that a round is over."""
-        for observer in self.observers:
-            observer.done(self, measured)
 
     def forget(self, number: int) -> None:
         """Deletes archived arrays that only rounds before this one need."""
@@ -350,11 +323,7 @@ class Server:
             self.archive.prune(number)
 
     def close(self, extra: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Ends the run; with a recorder, its summary and its models are written.
-
-        Args:
-            extra: facts for the summary.
-        """
+        """Ends the run; with a recorder, its summary, with the ``extra`` facts, and its models are written."""
         facts = {**extra, "rejected": dict(self.rejected), **self.floor.facts(self.state)}
         facts |= {"seed": self.settings.seed, "stopped": self.progress.stopped}
         for observer in self.observers:

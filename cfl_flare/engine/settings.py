@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from cfl_flare.clustering.floor import Floor
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
@@ -138,16 +140,10 @@ class ServerSettings:
         """What bounds a mean, as sites are told."""
         return {name: getattr(self, name) for name in BOUNDS}
 
-    @property
-    def assigns_under_floor(self) -> bool:
-        """Whether the server fills up clusters that would be small."""
-        return self.merge_small_clusters is not False and self.floor != Floor(1, 1)
-
     def at_real_sites(self, counts_samples: bool = True) -> ServerSettings:
         """The settings of a run of real hospitals: what is not set is as private and cautious as it can be.
 
-        Args:
-            counts_samples: sites say how many samples they have; a training script says how many steps it took.
+        A training script says how many steps it took: then ``counts_samples`` is False.
         """
         floor = Floor(self.min_sites_per_cluster or 3, self.min_samples_per_cluster or (30 if counts_samples else 1))
         small, share = floor != Floor(1, 1), self.max_weight_share
@@ -174,16 +170,11 @@ class ServerSettings:
             hold_small_clusters=False,
         )
 
-    def judged(self, task: LearningTask, whole: Layout) -> ServerSettings:
-        """The settings with the task's own metric, where they name none.
-
-        Args:
-            task: of the run.
-            whole: the layout of all of the model, whose last layer says how many classes there are.
-        """
+    def judged(self, task: LearningTask, layout: Layout) -> ServerSettings:
+        """The settings with the task's own metric, where they name none; the last layer has the classes."""
         if self.key_metric_mode is not None:  # it is of accuracy, which is the metric where none is named
             return self
-        head = whole.head.entries
+        head = layout.head.entries
         return self._with(key_metric=task.key_metric(head[0].shape[0] if head else None))
 
     def _with(self, **defaults: Any) -> ServerSettings:
@@ -191,7 +182,6 @@ class ServerSettings:
 
     @property
     def early_stopping(self) -> EarlyStopping:
-        """Which round is the best, and when the run ends before its last round."""
         return EarlyStopping.of(self.key_metric, self.key_metric_mode, self.stop_cond, self.patience)
 
 
@@ -223,17 +213,11 @@ class SiteSettings:
 
     def __post_init__(self) -> None:
         check_settings(self, "run")
-        check_device(self.device)
-
-
-def check_device(device: str) -> None:
-    """Raises a ConfigError if torch knows no such device; only a site knows whether it has it."""
-    import torch
-
-    try:
-        torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"run: device = {device!r} should be one of torch's, such as 'cpu' or 'cuda:0'") from error
+        try:
+            torch.device(self.device)  # only a site knows whether it has it
+        except RuntimeError as error:
+            known = "should be one of torch's, such as 'cpu' or 'cuda:0'"
+            raise ConfigError(f"run: device = {self.device!r} {known}") from error
 
 
 def count_of(share: float | int, total: int) -> int:

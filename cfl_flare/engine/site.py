@@ -13,21 +13,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from cfl_flare.core.config import one_line
-from cfl_flare.core.errors import AbortedError, DataError, FitError, failure_of
+from cfl_flare.core.config import one_line, require
+from cfl_flare.core.errors import AbortedError, ConfigError, DataError, FitError, failure_of
 from cfl_flare.core.params import Params
+from cfl_flare.core.private import Division
 from cfl_flare.data import ParticipantData
 from cfl_flare.engine.indicator import check_task
 from cfl_flare.engine.observers import ANSWERING, Probe
-from cfl_flare.engine.private import check_private, check_public
 from cfl_flare.engine.task import Result, Task
-from cfl_flare.methods import Method
+from cfl_flare.methods import Method, Update
 from cfl_flare.methods.slots import joined, split
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings, batch_bounds
+from cfl_flare.training.tasks import LearningTask
 
 
 class Site:
@@ -39,7 +40,6 @@ class Site:
         settings: how participants train.
         seed: the run's seed.
         evaluate_trained: measure the locally trained model as well.
-        device: where to compute.
         should_stop: asked before each step whether the job was aborted.
         private: the layers that each participant has for itself; None for none.
         authorize: the site's component policy, which is asked about a task of the user's.
@@ -81,9 +81,7 @@ class Site:
     def add(self, participants: Iterable[ParticipantData]) -> None:
         """Adds participants.
 
-        Raises:
-            DataError: their samples or labels do not fit the model.
-            ConfigError: the run's transforms do not fit their samples.
+        A FitError, or a ConfigError of the run's transforms, says that samples or labels do not fit the model.
         """
         for data in participants:
             self._check_fit(data)
@@ -96,11 +94,7 @@ class Site:
             self.memory.setdefault(data.name, {})
 
     def tested_on(self, participants: Iterable[ParticipantData]) -> Site:
-        """The same participants with other test samples; their training samples and their models are held once.
-
-        Raises:
-            DataError: samples or labels do not fit the model.
-        """
+        """The same participants with other test samples; their training samples and their models are held once."""
         other = copy(self)
         other.hosted, other._splits, other.memory = {}, {}, dict(self.memory)
         for data in participants:
@@ -116,10 +110,10 @@ class Site:
 
         What is done there changes none of this one's memories.
         """
-        found = copy(self)
-        found.hosted, found._splits = other.hosted, other._splits
-        found.memory = {name: self.memory.get(name, {}) for name in other.hosted}
-        return found
+        site = copy(self)
+        site.hosted, site._splits = other.hosted, other._splits
+        site.memory = {name: self.memory.get(name, {}) for name in other.hosted}
+        return site
 
     def _check_fit(self, data: ParticipantData) -> None:
         try:
@@ -174,10 +168,9 @@ class Site:
 
     def sends_counts(self, participant: str) -> bool:
         """Whether a participant has enough test samples to send counts of them, by score or by class."""
-        return len(self.hosted[participant].test) >= self._fewest_scored
+        return len(self._splits[participant][1]) >= self._fewest_scored
 
     def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
-        """A participant in a round, with what it remembers."""
         stream = self.hosted[participant].stream if participant in self.hosted else ""
         return Learner(self.runtime, participant, *self._splits[participant], memory, round_number, stream)
 
@@ -192,10 +185,7 @@ class Site:
         """Carries out a task for one participant; a failure becomes its result's code and traceback.
 
         Args:
-            participant: whom the task is for.
-            task: what is asked.
             models: the models that came with the round, by slot.
-            round_number: counted from 0.
             on_served: called with the participant and what it predicts with, if that is measured.
 
         Raises:
@@ -236,3 +226,47 @@ class Site:
             key: ANSWERING[key].answer(question, probe) for key, question in questions.items() if key in ANSWERING
         }
         return {key: answer for key, answer in answers.items() if answer is not None}
+
+
+def check_private(
+    method: Method,
+    division: Division,
+    pattern: str | None,
+    rounds: int | None = None,
+    task: LearningTask | None = None,
+) -> None:
+    """Checks a method against what travels of its model, given the setting ``private``.
+
+    Rounds and task are checked where they are known.
+
+    Raises:
+        ConfigError: the setting does not fit the model, goes without private layers, or lacks a part that they hold;
+            or they change nothing of what models predict.
+    """
+    if division.private is None:
+        return method.check(division.public, rounds)
+    method.check(division.layout, rounds)
+    where, refusal = f"run: private = {pattern!r}", method.traits.no_private
+    require(not refusal, f"{where} does not go with method {method.label}: {refusal}; leave it out")
+    private = {e.name for e in division.private.entries}
+    last = {e.name for e in division.layout.head.entries if len(e.shape) == 1}
+    require(
+        task is None or not task.relative or not private <= last,
+        f"{where} is the last layer's bias alone, which adds the same to all outputs of a participant. Task "
+        f"{'' if task is None else task.name} only compares them with each other: leave it out, or name other layers",
+    )
+    require(
+        not method.traits.keeps_head or any(e.head and e.name not in private for e in division.layout.entries),
+        f"{where}: in method {method.label} the head stays at the participant anyway; leave it out or name others",
+    )
+    try:
+        method.check(division.public, rounds)
+    except ConfigError as error:
+        raise ConfigError(f"{where} leaves too little that travels: {error}; or name fewer private layers") from error
+
+
+def check_public(update: Update, division: Division) -> None:
+    """Raises a ConfigError if a participant's answer holds a private layer, as one of a user's method may."""
+    for slot, diff in update.diffs.items():
+        leaked = sorted({*division.names}.intersection(diff.arrays()))
+        require(not leaked, f"the update of {slot} holds the private {leaked[:1]}; a method sends what it was sent")

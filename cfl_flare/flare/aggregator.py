@@ -26,9 +26,9 @@ from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.indicator import check_task, logits_for
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.observers import observers_of
-from cfl_flare.engine.private import check_private
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.engine.site import check_private
 from cfl_flare.engine.task import Task
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy, simulated
@@ -216,7 +216,7 @@ class ClusteringAggregator(ModelAggregator):
                     refused.append(f"result refused ({error.code}): {error}")
         except PayloadError as error:
             server.rejected[error.code] += 1
-            server.fail(list(hosted), f"{error.code}: {error}")
+            server.round.fail(list(hosted), f"{error.code}: {error}")
             refused = [f"all results refused ({error.code}): {error}"]
         if len(refused) > LOGGED:
             refused[LOGGED:] = [f"{len(refused) - LOGGED} more results refused; the run's {ROUNDS} has the reasons"]

@@ -16,9 +16,9 @@ from cfl_flare.core.config import from_dict, require, unmarked
 from cfl_flare.core.errors import AbortedError, CFLError, DifferenceError
 from cfl_flare.core.settings import from_attributes, keep, shows
 from cfl_flare.engine.drive import Transport, drive
-from cfl_flare.engine.job_settings import AssignSettings, ControllerSettings
-from cfl_flare.engine.means import FOLDER, Means
+from cfl_flare.engine.min_cluster_size import MEANS_FOLDER, Means
 from cfl_flare.engine.observers.lineage import Lineage
+from cfl_flare.engine.plan import AssignSettings, ControllerSettings
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.task import Task
@@ -55,7 +55,7 @@ class ClusteredController(PerSiteController):
         facts: about the run, for its summary; ``data`` and ``training`` must be as the sites' executors have them.
         made_by: the software that made the job; see `cfl_flare.flare.policy.SOFTWARE`.
         judge: if the sites run a training script of FLARE's Client API, the settings of
-            `cfl_flare.engine.job_settings.AssignSettings`; None if they run cfl_flare's own executor.
+            `cfl_flare.engine.plan.AssignSettings`; None if they run cfl_flare's own executor.
         aggregator_id: the ClusteringAggregator's id in the job.
         persistor_id: the ClusterModelPersistor's id in the job.
     """
@@ -147,7 +147,7 @@ class ClusteredController(PerSiteController):
             recorder = Recorder(start.folder, facts, aggregator.model, start.recorded, last)
         if self._means is None and not simulated(self.fl_ctx):  # what this server has averaged in all its jobs
             floor = self._schedule.floor.sites if self._schedule.hold_small_clusters else 1  # 1: noted, never refused
-            file = state_root(self.fl_ctx) / FOLDER / f"{self.fl_ctx.get_identity_name()}.jsonl"
+            file = state_root(self.fl_ctx) / MEANS_FOLDER / f"{self.fl_ctx.get_identity_name()}.jsonl"
             self._means = Means(file, floor)
         store = start.checkpoints.store
         lineage = Lineage(store, signer_of(self.fl_ctx))

@@ -18,8 +18,8 @@ from nvflare.apis.utils.task_utils import get_filters
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import EncryptionError
-from cfl_flare.engine.checks import is_metric_name, is_number
 from cfl_flare.engine.observers import ANSWERING
+from cfl_flare.engine.task import is_metric_name, is_number
 from cfl_flare.flare import wire
 from cfl_flare.results.metrics import is_share
 

@@ -29,8 +29,8 @@ from cfl_flare.data import DataSource, SiteData
 from cfl_flare.data.sources import COLUMNS
 from cfl_flare.data.summary import DataSummary, clipped_line
 from cfl_flare.data.table import Table
-from cfl_flare.engine.job_settings import ExecutorSettings
 from cfl_flare.engine.partial_sums import added_up
+from cfl_flare.engine.plan import ExecutorSettings
 from cfl_flare.engine.settings import FEWEST_SCORED, SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result

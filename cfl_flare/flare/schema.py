@@ -3,7 +3,7 @@
 """What a site may send: one bounded schema for its check-in and its results, read in time linear in their size.
 
 Fields and kinds are checked here, before anything is stored or logged. What is in them is checked once, by its owner:
-an answer by its observer (`cfl_flare.engine.observers`), an update by `cfl_flare.engine.checks`. What does not fit
+an answer by its observer (`cfl_flare.engine.observers`), an update by `cfl_flare.engine.task`. What does not fit
 costs the site, or the participant, its own part and nobody else anything.
 """
 
@@ -19,9 +19,8 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from cfl_flare.core.errors import PayloadError, failure_text
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.text import shown
-from cfl_flare.engine.checks import MAX_GROUPS, MAX_SAMPLES, is_count
 from cfl_flare.engine.observers import ANSWERING
-from cfl_flare.engine.task import Result
+from cfl_flare.engine.task import MAX_GROUPS, MAX_SAMPLES, Result, is_count
 from cfl_flare.flare.wire import ARRAYS, COUNTS, content_of
 from cfl_flare.methods import Participant, Update
 
@@ -163,7 +162,7 @@ def _array(name: str, key: str, dxo: Any) -> np.ndarray:
 
 
 def _named(name: str, slot: str, dxo: Any) -> dict[str, Any]:
-    """The named arrays of a DXO; `cfl_flare.core.params` and `cfl_flare.engine.checks` say what they must hold."""
+    """The named arrays of a DXO; `cfl_flare.core.params` and `cfl_flare.engine.task` say what they must hold."""
     if not isinstance(dxo, DXO) or not isinstance(dxo.data, dict):
         raise PayloadError("kind", f"{name}/{slot}: not a DXO of named arrays but {type(dxo).__name__}")
     if dxo.data_kind != DataKind.WEIGHT_DIFF:

@@ -18,7 +18,7 @@ from cfl_flare.core.settings import shows
 from cfl_flare.core.text import shown
 from cfl_flare.data import DataSource
 from cfl_flare.engine.drive import Checkpoints, drive
-from cfl_flare.engine.job_settings import ControllerSettings, ExecutorSettings
+from cfl_flare.engine.plan import ControllerSettings, ExecutorSettings
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.engine.site import Site

@@ -218,11 +218,8 @@ class AutoK(Wrapper):
     def distribute(self, state: ServerState, participant: str) -> Download:
         """The common model, then what the base sends, with the number of clusters found."""
         sent = self.leading(state).distribute(self.state_of(state, 0), participant)
-        return (
-            replace(sent, scalars={**sent.scalars, NUMBER_FOUND: state.extras[NUMBER_FOUND]})
-            if NUMBER_FOUND in state.extras
-            else sent
-        )
+        number = {key: state.extras[key] for key in (NUMBER_FOUND,) if key in state.extras}
+        return replace(sent, scalars={**sent.scalars, **number})
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """That of the warm-up, or of the base, whose rounds begin where the clusters are found."""
@@ -250,11 +247,7 @@ class AutoK(Wrapper):
 
 
 def automatic(cls: type[Method], settings: Mapping[str, Any], where: str) -> AutoK:
-    """The method of ``k = "auto"``; ``k_max`` is the base's k, and ``warmup`` and the like belong to the whole.
-
-    Raises:
-        ConfigError: another method, an unknown setting, or a value out of its range.
-    """
+    """The method of ``k = "auto"``; ``k_max`` is the base's k, and ``warmup`` and the like belong to the whole."""
     known = issubclass(cls, (WeCFL, IFCA, FedDS))
     require(known, f"{where}: k = 'auto' is for wecfl, fesem, cgpfl, ifca, fedds and feddsmic; give a number")
     largest = settings.get("k_max", 10)

@@ -106,22 +106,21 @@ class Method(ABC):
 
     @property
     def where(self) -> str:
-        """The beginning of its error messages."""
         return f"method {self.name}"
 
     @property
     def clusters(self) -> int:
-        """The number of clusters K."""
         return self.traits.clusters
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of the K clusters' models."""
+        return tuple(map(cluster_slot, range(self.clusters)))
 
     # ---- Steps on the server ----
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
-        """Checks that the method works with a model of this layout, and with this many rounds if their number is known.
-
-        Raises:
-            ConfigError: the model lacks a part that the method needs, or the rounds are too few.
-        """
+        """Raises a ConfigError if the rounds are too few, or a model of this layout lacks a part that is needed."""
         layout.select("all")
         require(rounds is None or rounds >= 1, f"{self.where}: num_rounds = {rounds} should be >= 1")
         compared = layout.compared(self.traits.cluster_on)
@@ -186,7 +185,7 @@ class Method(ABC):
     # ---- Steps on the site ----
 
     def terms(self, download: Download, slot: str) -> list[Term]:
-        """The terms added to the loss of a participant that starts from the model ``own``: those of the penalties."""
+        """The terms added to the loss of a participant that starts from the model in ``slot``: the penalties'."""
         ready = HAS_CENTRES in download.scalars  # a participant that starts from the common model is sent no centres
         active = [p for p in self.penalties if ready or not p.of_clusters]
         return [term for p in active for term in p.terms(download, slot, self.clusters)]
@@ -209,7 +208,7 @@ class Method(ABC):
 
     def choices(self, state: ServerState) -> dict[int, str]:
         """The clusters that participants choose from, with their slots: as many of the K as can be large enough."""
-        return {k: cluster_slot(k) for k in range(state.possible(self.clusters))}
+        return dict(enumerate(self.slots[: state.possible(self.clusters)]))
 
     def with_penalties(self, state: ServerState, sent: Download) -> Download:
         """Adds to a download the models and weights that penalties of clusters need, once there are centres.
@@ -228,7 +227,7 @@ class Method(ABC):
     def trained(
         self, learner: Learner, download: Download, slot: str, cluster: int | None = None, **settings: Any
     ) -> Update:
-        """Trains the model ``own`` and returns the update; ``how`` is passed on to `Learner.train`."""
+        """Trains the model in ``slot``, and returns the update; ``settings`` are those of `Learner.train`."""
         start = download.model(slot)
         trained = learner.train(start, self.terms(download, slot), **settings)
         return Update(learner.participant, learner.samples, {slot: trained - start}, cluster, main=slot)
@@ -292,7 +291,7 @@ class Method(ABC):
 
     def cluster_weights(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> list[float]:
         """Each cluster's share of the weight of all models that count in one, w_k (thesis Eq. 5.5)."""
-        weights = dict.fromkeys(map(cluster_slot, range(self.clusters)), 0.0)
+        weights = dict.fromkeys(self.slots, 0.0)
         for update in heads(updates):
             for means in self.counted(state, update, assignment).values():
                 for name in means.keys() & weights.keys():
@@ -311,5 +310,5 @@ class Method(ABC):
 
     def common(self, models: Mapping[str, Params], weights: Sequence[float]) -> Params:
         """Theta_g, the weighted mean of the centres (thesis Eq. 5.6); it stays where all weights are zero."""
-        centres = [models[cluster_slot(k)] for k in range(self.clusters)]
+        centres = [models[slot] for slot in self.slots]
         return weighted_mean(((m, w) for m, w in zip(centres, weights) if w), models.get(GLOBAL, centres[0]))

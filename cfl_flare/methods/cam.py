@@ -251,12 +251,8 @@ class CAM(Wrapper):
         return Method.join(self, state, update)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        of_base = self.base.models(self.state_of(state, 0), layout)
-        parts = (SHARED, "")
-        return {
-            slot: replace(served, models=(state.bank[SHARED], *served.models), parts=parts)
-            for slot, served in of_base.items()
-        }
+        shared, of_base = state.bank[SHARED], self.base.models(self.state_of(state, 0), layout)
+        return {s: replace(of, models=(shared, *of.models), parts=(SHARED, "")) for s, of in of_base.items()}
 
 
 def only_shared(update: Update) -> Update:

@@ -14,7 +14,7 @@ from cfl_flare.clustering.measures import by_rank, placed, thresholds
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
-from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
+from cfl_flare.methods.base import GLOBAL, Method
 from cfl_flare.methods.fedavg import FedAvg, FedProx
 from cfl_flare.methods.personal import HEAD, BackboneOnly, FedBABU, FedPer
 from cfl_flare.methods.slots import BACKBONE, last_block, parameters_outside, split_layers, with_part
@@ -91,26 +91,19 @@ class FedCUAU(Method):
 
     @property
     def traits(self) -> Traits:
-        rule, refusal = "distance of its first update to the mean update", "belong to its base; give them there"
-        several = "a participant trains several copies of its layers, and private ones would fit one of them"
         return Traits(
             clusters=self.k,
-            joins_by=rule,
+            joins_by="distance of its first update to the mean update",
             compares_models=True,
             serves_one=True,
             starts_on_site=True,
-            no_penalties=refusal,
-            no_private=several,
+            no_penalties="belong to its base; give them there",
+            no_private="a participant trains several copies of its layers, and private ones would fit one of them",
         )
 
     def join(self, state: ServerState, update: Update) -> ServerState:
         """`aggregate` places the newcomer, as its first update is not a model that could be compared."""
         return replace(self.aggregate(state, [update], self.assign(state, [update])), bank=state.bank)
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The names of the copies of the cluster layers, C1's first."""
-        return tuple(cluster_slot(j) for j in range(self.k))
 
     @property
     def headless(self) -> bool:
@@ -137,11 +130,7 @@ class FedCUAU(Method):
         require(enough, f"method fedcuau: stage 1 takes the first of {rounds} rounds; add some")
 
     def parts(self, layout: Layout) -> tuple[Layout, Layout]:
-        """The parts of a model that travel: its shared layers, and its cluster layers (sec. 6.1).
-
-        Raises:
-            ConfigError: a name is unknown, or one of the two is empty.
-        """
+        """The parts of a model that travel: its shared layers, and its cluster layers (sec. 6.1)."""
         travels = layout.backbone if self.headless else layout
         given = self.cluster_layers or last_block(layout, self.headless)
         return split_layers(travels, given, f"{self.where}: cluster_layers = {list(given)}")

@@ -17,17 +17,7 @@ from cfl_flare.core.seeds import derive
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
 from cfl_flare.methods.fedavg import Adapting
-from cfl_flare.methods.state import (
-    CLUSTERED,
-    Assignment,
-    Counts,
-    Download,
-    Indicator,
-    ServerState,
-    Traits,
-    Update,
-    heads,
-)
+from cfl_flare.methods.state import CLUSTERED, Assignment, Counts, Download, Indicator, ServerState, Traits, Update
 from cfl_flare.training.ensemble import Served
 
 # The untrained model from which a newcomer trains until it has a cluster, and the clusters from which the others start.
@@ -66,10 +56,6 @@ class FedDS(Method):
             CLUSTERED, clusters=self.k, joins_by=rule, mergeable=True, indicator=samples, no_private=at_server
         )
 
-    @property
-    def slots(self) -> list[str]:
-        return [cluster_slot(k) for k in range(self.k)]
-
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """C centres from C seeds (Alg. 1, line 1), and an untrained model for newcomers.
 
@@ -84,27 +70,23 @@ class FedDS(Method):
     def distribute(self, state: ServerState, participant: str) -> Download:
         """The centre of its cluster (Alg. 1, line 18); a newcomer first trains an untrained model for a round."""
         cluster = state.assignment.get(participant, state.extras.get(START, {}).get(participant))
-        return (
-            Download((NEWCOMER,)) if cluster is None else self.with_penalties(state, Download((cluster_slot(cluster),)))
-        )
+        if cluster is None:
+            return Download((NEWCOMER,))
+        return self.with_penalties(state, Download((cluster_slot(cluster),)))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """c(i) = argmin_c KL(w_i^(t+1) || w~_c^t) on the indicator samples (Eq. 6, 7), ties to the lowest c.
 
         As in Alg. 1, line 11, the trained models are compared with the centres that were sent in this round, before
         they are averaged anew.
-
-        Raises:
-            ConfigError: there are no indicator samples.
         """
         predict = state.logits
         if predict is None:
             raise ConfigError(f"method {self.name}: the server has no indicator samples; provide some")
         centres = predict([state.bank[slot] for slot in self.slots[: state.possible(self.k)]])
-        distances = np.stack([divergences(predict([state.trained(u)]), centres)[0] for u in updates])
-        names, labels = [u.participant for u in heads(updates)], distances.argmin(axis=1)
-        sizes = state.sizes(names)
-        return dict(zip(names, (labels if sizes is None else sizes.assigned(labels, lambda: distances)).tolist()))
+        rows = {u.participant: divergences(predict([state.trained(u)]), centres)[0] for u in updates}
+        distances = np.stack([*rows.values()])
+        return state.placed([*rows], distances.argmin(axis=1), lambda: distances)
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
         """A trained model counts in the cluster that predicts most like it (Eq. 17).

@@ -111,7 +111,6 @@ class Ensemble(Wrapper):
         return Download(slots, tuple(sent.models[j] for j in mine), sent.scalars.get(str(i), {}), choices=choices)
 
     def _joined(self, before: ServerState, states: Sequence[ServerState]) -> ServerState:
-        """The parts' states in one."""
         assignment = states[self.lead].assignment if self.leader.clusters else before.assignment
         extras = {str(i): dict(state.extras) for i, state in enumerate(states)}
         bank, arrays = together([s.bank for s in states]), together([s.arrays for s in states])
@@ -152,9 +151,6 @@ class Ensemble(Wrapper):
         diffs, arrays = together([u.diffs for u in updates]), together([u.arrays for u in updates])
         cluster = updates[self.lead].cluster if self.leader.clusters else None
         return Update(learner.participant, learner.samples, diffs, cluster, arrays)
-
-    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        return super().assign(state, updates) if self.leader.clusters else {}
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
         """Each part's models as that part says, with that part's weights."""

@@ -128,10 +128,7 @@ class FedAC(OwnModel):
         centres = mapped([state.bank[slot].part("all") for slot in slots.values()], along)
         apart = np.full((len(rows), ids[-1] + 1), np.inf)
         apart[:, ids] = -similarity(rows, centres, self.similarity)
-        sizes, labels = state.sizes(known.names), apart.argmin(axis=1)
-        if sizes is not None:
-            labels = sizes.assigned(labels, lambda: apart)
-        return dict(zip(known.names, labels.tolist()))
+        return state.placed(known.names, apart.argmin(axis=1), lambda: apart)
 
     def _joining(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """The clusters of newcomers to a finished run, by their directions from the common model."""
@@ -155,7 +152,6 @@ class FedAC(OwnModel):
         return {k: cluster_slot(k) for k in range(self.clusters_in(state)) if cluster_slot(k) in state.bank}
 
     def _known(self, state: ServerState, updates: Sequence[Update]) -> LatestModels:
-        """The latest known models, including these updates."""
         assert state.archive is not None
         new = {u.participant: (state.round, u.samples) for u in updates}
         return LatestModels(state.archive, state.bank[GLOBAL].layout, {**state.extras["known"], **new})
@@ -181,7 +177,7 @@ class FedAC(OwnModel):
         phi, common, known = state.bank[PHI], state.bank[GLOBAL], self._known(state, updates)
         counted = ((u, self.counted(state, u, assignment)[u.main_slot][PHI]) for u in updates)
         embeddings = ((state.trained(u).take(phi.layout), weight) for u, weight in counted)
-        slots = self._slots(state) or {k: cluster_slot(k) for k in range(self.k)}
+        slots = self._slots(state) or dict(enumerate(self.slots))
         members: dict[int, list[str]] = {k: [] for k in slots}
         for name in known.names:
             members[assignment[name]].append(name)
@@ -199,12 +195,7 @@ class FedAC(OwnModel):
             bank,
             {name: k for k, names in members.items() for name in names},
             state.round + 1,
-            {
-                "ids": clusters.ids,
-                "known": known.versions,
-                "map": self._map_of(state),
-                "changes": [*past, *new],
-            },
+            {"ids": clusters.ids, "known": known.versions, "map": self._map_of(state), "changes": [*past, *new]},
             notes={"dispersion": as_json(clusters.dispersion()), "changes": new},
         )
 

@@ -86,7 +86,6 @@ class Local(Method):
         return Download()
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Trains the participant's own model further."""
         learner.memory["model"] = learner.train(self.serve(learner, download))
         return Update(learner.participant, learner.samples)
 
@@ -113,7 +112,6 @@ class Adapting(Method):
     )
 
     def eta(self, learner: Learner) -> float:
-        """The learning rate of an inner step in this round."""
         return learner.lr if self.inner_lr is None else self.inner_lr
 
     def local_update(self, learner: Learner, download: Download) -> Update:

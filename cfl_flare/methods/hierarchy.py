@@ -12,14 +12,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.agglomerative import (
-    LINKAGES,
-    METRICS,
-    agglomerate,
-    decomposed_cosines,
-    distances_between,
-    distances_to_means,
-)
+from cfl_flare.clustering import agglomerative
+from cfl_flare.clustering.agglomerative import agglomerate, decomposed_cosines, distances_between, distances_to_means
 from cfl_flare.clustering.floor import Sizes
 from cfl_flare.clustering.kmeans import first_kmeans, stacked
 from cfl_flare.core.config import require
@@ -45,12 +39,8 @@ class OneShot(Method):
     cluster.
     """
 
+    k: int | None
     cluster_on: str | tuple[str, ...] = setting("all", help=COMPARED.format("whose updates are"))
-
-    @property
-    @abstractmethod
-    def found_clusters(self) -> int:
-        """The number of clusters, if it is known before the round that clusters, else 1."""
 
     @property
     def traits(self) -> Traits:
@@ -59,7 +49,7 @@ class OneShot(Method):
         return replace(
             PLAIN,
             compares_models=True,
-            clusters=self.found_clusters,
+            clusters=self.k or 1,
             joins_by=f"cluster whose mean update is {closest} to its own",
             cluster_on=self.cluster_on,
             mergeable=True,
@@ -81,11 +71,9 @@ class OneShot(Method):
         return sum(map(is_cluster, state.bank))
 
     def has_clusters(self, state: ServerState) -> bool:
-        """True after the round that clusters."""
         return cluster_slot(0) in state.bank
 
     def clusters_now(self, state: ServerState) -> bool:
-        """True if the coming round is the one that clusters."""
         return not self.has_clusters(state)
 
     def plan(self, state: ServerState) -> Plan:
@@ -102,11 +90,8 @@ class OneShot(Method):
         if self.clusters_now(state):
             features, _ = stacked(((self.features(u.main_diff), 1.0) for u in updates), len(updates))
             names = [u.participant for u in heads(updates)]
-            sizes = state.sizes(names)
-            labels = self.partition(features, sizes)
-            if sizes is not None:
-                labels = sizes.assigned(labels, partial(distances_to_means, features, labels, self.distance))
-            return dict(zip(names, labels.tolist()))
+            labels = self.partition(features, state.sizes(names))
+            return state.placed(names, labels, partial(distances_to_means, features, labels, self.distance))
         if not self.has_clusters(state):
             return {}
         new = (u for u in updates if u.participant not in state.assignment)
@@ -149,9 +134,11 @@ class FLHC(OneShot):
     paper: ClassVar[str] = "Briggs et al. 2020"
 
     rounds_before: int = setting(3, help="rounds of FedAvg before the one that clusters", ge=0)
-    metric: str = setting("euclidean", help="the distance between two updates", choices=METRICS)
+    metric: str = setting("euclidean", help="the distance between two updates", choices=agglomerative.METRICS)
     linkage: str = setting(
-        "ward", help="the distance between two clusters; ward takes the euclidean metric alone", choices=LINKAGES
+        "ward",
+        help="the distance between two clusters; ward takes the euclidean metric alone",
+        choices=agglomerative.LINKAGES,
     )
     threshold: float | None = setting(
         None,
@@ -168,10 +155,6 @@ class FLHC(OneShot):
         require(possible, f"{self.where}: {needs}")
         exclusive = (self.k is None) != (self.threshold is None)
         require(exclusive, f"{self.where}: threshold = {self.threshold} and k = {self.k}: give exactly one of them")
-
-    @property
-    def found_clusters(self) -> int:
-        return self.k or 1
 
     @property
     def distance(self) -> str:
@@ -214,10 +197,6 @@ class FedGroup(OneShot):
     )
     starts: int = setting(10, help="k-means++ starts; the best is kept", ge=1, le=1000)
     seed: int = setting(0, help="seed of those starts", bounds=SEED)
-
-    @property
-    def found_clusters(self) -> int:
-        return self.k
 
     @property
     def distance(self) -> str:

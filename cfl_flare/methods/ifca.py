@@ -74,7 +74,7 @@ class IFCA(Method):
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """K models from K seeds; from one, if the first round makes them."""
-        models = {cluster_slot(k): initial(0 if self.warm_start else k) for k in range(self.k)}
+        models = {slot: initial(0 if self.warm_start else k) for k, slot in enumerate(self.slots)}
         return ServerState(bank=shared_backbone(models) if self.shared_backbone else models)
 
     def warming(self, state: ServerState) -> bool:
@@ -107,7 +107,6 @@ class IFCA(Method):
         return self.trained(learner, download, cluster_slot(chosen), cluster=chosen)
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
-        """The model that fits best now."""
         if not download.choices:
             return super().serve(learner, download)
         return download.model(cluster_slot(self.choose(learner, download)))

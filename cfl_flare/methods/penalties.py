@@ -50,7 +50,6 @@ class Penalty(ABC):
             raise ConfigError(f"penalty {self.name}: needs a method with clusters: {there}")
 
     def check_model(self, layout: Layout) -> None:
-        """Checks that a model has the part that the penalty acts on."""
         misfit = f"penalty {self.name}: scope = {self.scope!r} does not fit the model: {{}}"
         require_part(layout, self.scope, misfit)
 
@@ -60,13 +59,9 @@ class Penalty(ABC):
 
     @abstractmethod
     def terms(self, download: Download, slot: str, clusters: int) -> list[Term]:
-        """The terms added to one participant's loss in one round.
+        """The terms added to the loss of one participant, which starts from the model in ``slot``, in one round.
 
-        Args:
-            download: what the participant was sent, with this penalty's slots; for a penalty of clusters also the
-                clusters' weights, as the scalar ``cluster_weights``.
-            slot: of the model from which the participant starts.
-            clusters: K.
+        The download has this penalty's slots; for a penalty of clusters also their weights, as ``cluster_weights``.
         """
 
 
@@ -134,7 +129,6 @@ class Contrastive(Penalty):
         return tuple(part_slot(cluster_slot(k), part) for k in range(clusters))
 
     def terms(self, download: Download, slot: str, clusters: int) -> list[Term]:
-        """Contrasts the own centre with all of them."""
         index = [cluster_slot(k) for k in range(clusters)].index(slot)
         centres = [download.model(slot) for slot in self.slots(clusters)]
         if self.on == "representations":
@@ -198,11 +192,7 @@ PENALTIES: dict[str, type[Penalty]] = {cls.name: cls for cls in (Proximal, Contr
 
 
 def build_penalty(spec: Any, authorize: Callable[[str], None] | None = None) -> Penalty:
-    """A penalty of a job: ``{"penalty": "contrastive", "mu": 0.5}``, or ``"package.Class"`` for one of your own.
-
-    Raises:
-        ConfigError: an unknown penalty or setting, or a value out of its range.
-    """
+    """A penalty of a job: ``{"penalty": "contrastive", "mu": 0.5}``, or ``"package.Class"`` for one of your own."""
     if isinstance(spec, Penalty):
         return spec
     require(isinstance(spec, Mapping), f"penalty {spec!r} should be {{'penalty': name, ...}}, with its settings")

@@ -23,7 +23,6 @@ CLUSTER_WEIGHTS = "cluster_weights"
 
 
 def cluster_slot(cluster: int) -> str:
-    """Name of a cluster's model."""
     return f"cluster-{cluster}"
 
 
@@ -38,7 +37,6 @@ def part_slot(slot: str, role: str) -> str:
 
 
 def whole_slot(slot: str) -> str:
-    """Name of the model that a part belongs to."""
     return slot.partition(":")[0]
 
 
@@ -145,13 +143,8 @@ def last_block(layout: Layout, headless: bool) -> list[str]:
 def split_layers(travels: Layout, names: Sequence[str], where: str) -> tuple[Layout, Layout]:
     """The shared layers and the cluster layers of what travels of a model.
 
-    Args:
-        travels: what travels.
-        names: the cluster layers, as names or beginnings of names.
-        where: the beginning of the error messages.
-
-    Raises:
-        ConfigError: a name is unknown, or one of the two parts is empty.
+    ``names`` are the cluster layers, as names or beginnings of names, ``where`` begins the message of a ConfigError: a
+    name is unknown, or one of the two parts is empty.
     """
     there = ", ".join(dict.fromkeys(e.name.rpartition(".")[0] or e.name for e in travels.entries))
     unknown = [name for name in names if not any(_within(e.name, name) for e in travels.entries)]

@@ -123,12 +123,10 @@ class Download:
     joined: Mapping[str, str] = field(default_factory=dict)
 
     def model(self, slot: str) -> Params:
-        """The model, or part of one, of this name."""
         return self.models[self.slots.index(slot)]
 
     @property
     def returned(self) -> tuple[str, ...]:
-        """``returns``, or its default."""
         if self.returns is not None:
             return self.returns
         return () if self.choices and self.trains_choice else self.slots[:1]
@@ -198,7 +196,7 @@ class Mapped(Sequence[Update]):
         places = self._places[index]
         if isinstance(places, int):
             return self._function(self._updates[places])
-        return Mapped(self._updates, self._function, places)
+        return type(self)(self._updates, self._function, places)
 
     def __iter__(self) -> Iterator[Update]:
         return (self._function(self._updates[place]) for place in self._places)
@@ -255,6 +253,11 @@ class ServerState:
         Members that are not among them count where ``placed`` has them, or else where they were.
         """
         return None if self.census is None else self.census.of(names, {**self.assignment, **(placed or {})})
+
+    def placed(self, names: Sequence[str], labels: np.ndarray, costs: Callable[[], np.ndarray]) -> Assignment:
+        """These clusters of participants, or the cheapest ones of which none is too small; see `Sizes.assigned`."""
+        sizes = self.sizes(names)
+        return dict(zip(names, (labels if sizes is None else sizes.assigned(labels, costs)).tolist()))
 
     def possible(self, clusters: int) -> int:
         """How many of this number of clusters can be large enough."""

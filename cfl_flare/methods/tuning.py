@@ -18,14 +18,11 @@ Halves = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 
 
 def dispersion(intra: Mapping[int, float], between: np.ndarray) -> dict[int, float]:
-    """G_k = Dist_intra / Dist_inter of each cluster in use (FedAC Alg. 3).
+    """G_k = Dist_intra / Dist_inter of each cluster in use (FedAC Alg. 3); infinity for one without any other apart.
 
     Args:
         intra: by cluster, the mean squared distance of its members to its centre.
         between: ``(K, K)`` squared distances of the centres of these clusters, in the same order.
-
-    Returns:
-        By cluster; infinity where all centres coincide, and for the only one.
 
     >>> dispersion({0: 1.0, 4: 3.0}, np.array([[0.0, 2.0], [2.0, 0.0]]))
     {0: 0.5, 4: 1.5}
@@ -137,15 +134,8 @@ def tune(
 ) -> list[dict[str, int]]:
     """One pass of the tuning: G_k is computed for all clusters first, then each cluster changes at most once.
 
-    Args:
-        clusters: changed in place.
-        halves: splits a cluster's members between two new centres.
-        low: a.
-        high: b.
-        past: changes that may not be undone yet, in the returned form.
-
-    Returns:
-        The changes: ``{"cluster", "into"}`` of a merge, ``{"cluster", "new"}`` of a split.
+    It changes the clusters in place, and returns ``{"cluster", "into"}`` for a merge, ``{"cluster", "new"}`` for a
+    split. ``past`` has such changes that may not be undone yet. ``halves`` splits a cluster's members.
     """
     spread = clusters.dispersion()
     if len(spread) == 1:

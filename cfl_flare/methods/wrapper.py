@@ -142,7 +142,6 @@ class Clustering:
 
     @classmethod
     def of(cls, method: Method, before: ServerState) -> Clustering:
-        """Unwraps a method."""
         if not isinstance(method, Wrapper):
             return cls(method, before, lambda update: update, lambda state: state)
         wrapper, i = method, method.lead

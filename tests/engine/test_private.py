@@ -16,9 +16,8 @@ from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.newcomers import onboard_unseen
-from cfl_flare.engine.private import check_public
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Site
+from cfl_flare.engine.site import Site, check_public
 from cfl_flare.methods import METHODS, Download, FedAvg, Method, Participant, Proximal, Update, WeCFL, build_method
 from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import load_run

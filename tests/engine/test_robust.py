@@ -17,9 +17,9 @@ from cfl_flare.core.params import Entry, Layout, Params
 from cfl_flare.core.shares import capped
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.clipping import Norms, Statistics, clipped, layer_slices
+from cfl_flare.engine.round import Spool
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.settings import CLIP_NORM
-from cfl_flare.engine.spool import Spool
 from cfl_flare.engine.task import Result
 from cfl_flare.methods import CAM, CFL, IFCA, METHODS, FedAvg, Method, Participant, Update, WeCFL
 from cfl_flare.training.settings import TrainSettings
@@ -305,16 +305,16 @@ def test_every_method_is_among_them():
 
 
 def test_holding_and_capping_read_no_model_from_disk(monkeypatch):
-    monkeypatch.setattr("cfl_flare.engine.spool.SPOOL_BYTES", 0)
-    read: list[str] = []
-    get = Spool.get
-    monkeypatch.setattr(Spool, "get", lambda spool, name: read.append(name) or get(spool, name))
+    monkeypatch.setattr("cfl_flare.engine.round.SPOOL_BYTES", 0)
+    names: list[str] = []
+    read = Spool.read
+    monkeypatch.setattr(Spool, "read", lambda spool, head: names.append(head.participant) or read(spool, head))
     counts, cluster_0 = [], []
     for settings in ({"clip_norm": None}, {**REAL, "max_weight_share": 0.5}):
-        read.clear()
+        names.clear()
         running = server(IFCA(k=2), **settings)
         one_round(running, MOVES, {"a": 0, "b": 0, "c": 0, "d": 0, "e": 1})
-        counts.append(len(read))
+        counts.append(len(names))
         cluster_0.append(running.state.bank["cluster-0"].vector.tolist())
     assert 0 < counts[1] <= counts[0]
     assert cluster_0[0] == pytest.approx(cluster_0[1])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-import cfl_flare.engine.spool
+import cfl_flare.engine.round
 from cfl_flare.core.errors import ConfigError, PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Params
 from cfl_flare.data import Digits
@@ -206,7 +206,7 @@ def test_too_few_answers_leave_the_models_alone_and_end_the_run_in_the_end():
 def test_large_updates_wait_on_disk_and_give_equal_bits(monkeypatch, tmp_path):
     results = []
     for limit in (2**30, 0):
-        monkeypatch.setattr(cfl_flare.engine.spool, "SPOOL_BYTES", limit)
+        monkeypatch.setattr(cfl_flare.engine.round, "SPOOL_BYTES", limit)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         s = server()
         s.tasks()

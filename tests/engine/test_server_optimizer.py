@@ -152,7 +152,7 @@ def test_a_model_that_is_held_back_is_not_moved_by_its_moments() -> None:
     one_round(running, {"a": (1.0, 0.0), "b": (-1.0, 0.0)})
     state = running.state
     running.tasks()
-    running.fail(["b"], "training")
+    running.round.fail(["b"], "training")
     running.accept(Result("a", update("a", 3, "global", 1.0, 0.0), {"metrics": {"served_accuracy": 0.5}}), "one")
     running.finish_round()
     assert running.state.round == 2

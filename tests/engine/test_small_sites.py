@@ -14,14 +14,12 @@ from torch import nn
 from cfl_flare.core.config import as_spec
 from cfl_flare.core.errors import ConfigError, DataError, PayloadError
 from cfl_flare.data import DataConfig, Digits, ParticipantData, Samples
-from cfl_flare.engine.checks import check_result
 from cfl_flare.engine.newcomers import Finished
 from cfl_flare.engine.observers import Asked
 from cfl_flare.engine.observers.metrics import Metrics
-from cfl_flare.engine.preflight import check_data
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.engine.site import Site
-from cfl_flare.engine.task import Result, Task
+from cfl_flare.engine.task import Result, Task, check_result
 from cfl_flare.methods import FedAvg, Participant, build_method
 from cfl_flare.report.figures import draw
 from cfl_flare.report.table import results_table
@@ -216,20 +214,18 @@ class Normed(nn.Module):
 @pytest.mark.parametrize(("samples", "size", "fits"), [(1, 32, False), (2, 1, False), (2, 32, True), (33, 32, True)])
 def test_batch_normalisation_needs_two_samples_a_batch(samples, size, fits):
     data = [person("ward", [0, 1] * 20, [0], 1), person("p", ([0, 1] * 20)[:samples], [1])]
-    model = {"class_path": "tests.engine.test_small_sites.Normed", "args": {}}
-    settings = TrainSettings(batch_size=size)
-    people = data[1:]
+    site = Site(FedAvg(), Normed, TrainSettings(batch_size=size), 0)
     if not fits:
         with pytest.raises(DataError, match=r"p: the model Normed does not train on one sample alone .*min_samples"):
-            check_data(FedAvg(), model, people, settings)
+            site.add(data[1:])
         return
-    site = check_data(FedAvg(), model, people, settings)
+    site.add(data[1:])
     start = site.runtime.initial(0)
     assert site.carry_out("p", Task(("global",), True, True), {"global": start}, 1).error is None
 
 
 def test_one_sample_is_enough_without_batch_normalisation():
-    site = check_data(FedAvg(), {"class_path": "tests.tiny.Coin", "args": {}}, [], TrainSettings())
+    site = Site(FedAvg(), Coin, TrainSettings(), 0)
     one = Samples(np.ones((1, 1), np.float32), np.array([1]))
     site.add([ParticipantData("p", one, one)])
     result = site.carry_out("p", Task(("global",), True, True), {"global": site.runtime.initial(0)}, 1)

@@ -15,8 +15,8 @@ from cfl_flare.core.private import Division
 from cfl_flare.data import DataSource, Digits, Samples
 from cfl_flare.data.samples import split_by_class
 from cfl_flare.engine.plan import RunPlan
-from cfl_flare.engine.private import check_private
 from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.engine.site import check_private
 from cfl_flare.engine.study import in_process
 from cfl_flare.engine.study.candidates import (
     Candidate,

@@ -19,10 +19,9 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from cfl_flare.core.errors import ConfigError, PayloadError
-from cfl_flare.engine.checks import check_arrays
 from cfl_flare.engine.drive import Checkpoints
 from cfl_flare.engine.server import Equipment, Server, ServerSettings
-from cfl_flare.engine.task import Result, Task
+from cfl_flare.engine.task import Result, Task, check_arrays
 from cfl_flare.flare import ClusteringAggregator, wire
 from cfl_flare.flare.aggregator import Start
 from cfl_flare.flare.persistor import ClusterModelPersistor

@@ -370,7 +370,7 @@ def test_draws_are_kept_with_the_result():
     server.accept(arrived(HONEST), "site-1")
     server.accept(Result("b", None, {"metrics": DRAWN_METRICS}), "site-1")  # a site may keep its draws
     assert server.finish_round().record["served_accuracy"] == 0.5
-    assert server.results["a"].answers["bootstrap"] == Replicates(9, VALUES)
+    assert server.round.results["a"].answers["bootstrap"] == Replicates(9, VALUES)
 
 
 def values(**own: Any) -> Change:
@@ -413,7 +413,7 @@ def test_draws_that_were_not_asked_for_cost_that_participant_its_result(case):
         server.accept(arrived(HONEST, change), "site-1")
     assert refused.value.code == "metric"
     server.accept(Result("b", None, {"metrics": DRAWN_METRICS}), "site-1")
-    assert "a" not in server.results and "b" in server.results
+    assert "a" not in server.round.results and "b" in server.round.results
 
 
 @pytest.mark.parametrize(

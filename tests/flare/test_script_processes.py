@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.params import Layout
-from cfl_flare.engine.job_settings import AssignSettings
+from cfl_flare.engine.plan import AssignSettings
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.client_api import cfl_launcher

@@ -18,8 +18,8 @@ from cfl_flare.clustering.floor import Floor
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout
 from cfl_flare.data import Digits
-from cfl_flare.engine.job_settings import AssignSettings
 from cfl_flare.engine.min_cluster_size import census_of
+from cfl_flare.engine.plan import AssignSettings
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.client_api.cfl_launcher import NOT_MEASURED

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cfl_flare.engine.spool
+import cfl_flare.engine.round
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.server import ServerSettings
@@ -209,7 +209,7 @@ def test_never_splitting_is_fedavg(never: dict[str, Any]) -> None:
 def test_sampling_and_updates_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for limit in (2**30, 0):
-        monkeypatch.setattr(cfl_flare.engine.spool, "SPOOL_BYTES", limit)
+        monkeypatch.setattr(cfl_flare.engine.round, "SPOOL_BYTES", limit)
         found.append(play(SPLITS_ALWAYS, 5, sample=4))
     assert_same_models(found[0][-1].after.bank, found[1][-1].after.bank)
     assert found[0][-1].after.assignment == found[1][-1].after.assignment

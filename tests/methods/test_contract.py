@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from cfl_flare.clustering.floor import Census, Floor
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.checks import MAX_LENGTH, check_arrays, check_update
 from cfl_flare.engine.initial_models import check_initial
 from cfl_flare.engine.server import ServerSettings
+from cfl_flare.engine.task import MAX_LENGTH, check_arrays, check_update
 from cfl_flare.methods import (
     CAM,
     COMBINATIONS,
@@ -56,7 +56,7 @@ from tests.tiny import LAYOUT, coin, initial, objective, update
 
 TOOLS = {"choices", "with_penalties", "trained", "predictor", "features", "weight", "means", "centres"}
 TOOLS |= {"cluster_weights", "common", "with_common", "by_slot", "by_cluster", "counted"}
-NAMES = {"traits", "label", "where", "clusters"}
+NAMES = {"slots", "traits", "label", "where", "clusters"}
 
 
 def test_the_contract_has_at_most_fifteen_steps_and_no_others():

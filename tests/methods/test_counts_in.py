@@ -14,7 +14,7 @@ from cfl_flare.clustering.differences import exposed
 from cfl_flare.clustering.floor import Census, Floor, memberships
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.means import Means
+from cfl_flare.engine.min_cluster_size import Means
 from cfl_flare.engine.newcomers import Finished, onboard_unseen
 from cfl_flare.engine.partial_sums import check_sums
 from cfl_flare.engine.server import Server, ServerSettings

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cfl_flare.engine.spool
+import cfl_flare.engine.round
 from cfl_flare.clustering.agglomerative import decomposed_cosines
 from cfl_flare.core.errors import ConfigError, TooFewAnswersError
 from cfl_flare.data import DataConfig, Digits
@@ -201,7 +201,7 @@ def test_one_cluster_is_fedavg(method: Method) -> None:
 def test_updates_on_disk_give_equal_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for limit in (2**30, 0):
-        monkeypatch.setattr(cfl_flare.engine.spool, "SPOOL_BYTES", limit)
+        monkeypatch.setattr(cfl_flare.engine.round, "SPOOL_BYTES", limit)
         found.append(play(flhc(threshold=0.5, k=None), 3)[-1].after)
     assert_same_models(found[0].bank, found[1].bank)
     assert found[0].assignment == found[1].assignment

@@ -436,7 +436,7 @@ def test_each_part_travels_once_to_a_site_and_is_counted(penalties, first, secon
     by_site = {"s1": "abc", "s2": "d"}
     for site, expected in (("s1", first), ("s2", second)):
         assert set(travelling(slot for n in by_site[site] for slot in orders[n].slots)) == set(expected)
-    server.fail(list("abcd"), "power cut")
+    server.round.fail(list("abcd"), "power cut")
     server.finish_round()
     assert server.progress.record["bytes_down"] == sum(size(slot) for slot in (*first, *second))
 

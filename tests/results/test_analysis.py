@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import cfl_flare.engine.spool
+import cfl_flare.engine.round
 from cfl_flare.clustering.kmeans import lloyd, nearest
 from cfl_flare.core.params import Layout, Params
+from cfl_flare.engine.round import Spool
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.spool import Spool
 from cfl_flare.engine.task import Result
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, Participant, ServerState, Update, WeCFL
 from cfl_flare.results.analysis import Cosines, analyse, gram
@@ -247,7 +247,7 @@ def test_a_round_with_too_few_answers_has_no_analysis():
 def test_updates_on_disk_give_the_same_numbers(monkeypatch):
     found = []
     for limit in (2**30, 0):
-        monkeypatch.setattr(cfl_flare.engine.spool, "SPOOL_BYTES", limit)
+        monkeypatch.setattr(cfl_flare.engine.round, "SPOOL_BYTES", limit)
         spool = Spool(1)
         for one in UPDATES:
             spool.put(one)

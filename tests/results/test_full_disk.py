@@ -131,7 +131,7 @@ from pathlib import Path
 import numpy as np
 tempfile.tempdir = sys.argv[1]
 from cfl_flare.core.errors import PayloadError
-from cfl_flare.engine import spool
+import cfl_flare.engine.round as spool
 from cfl_flare.core.params import Params
 from cfl_flare.methods import Update
 from tests.tiny import coin

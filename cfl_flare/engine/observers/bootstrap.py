@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.text import shown
-from cfl_flare.engine.checks import is_count, is_number
 from cfl_flare.engine.observers.metrics import Ranges
 from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
+from cfl_flare.engine.task import is_count, is_number
 from cfl_flare.training.bootstrap import DRAWS, Replicates
 from cfl_flare.training.settings import MOST_DRAWS
 

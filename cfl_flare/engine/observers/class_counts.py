@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.text import shown
-from cfl_flare.engine.checks import MAX_SAMPLES, is_count
 from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
+from cfl_flare.engine.task import MAX_SAMPLES, is_count
 
 # Of a class with fewer samples a participant says that alone.
 FEWEST = 10

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.text import shown
-from cfl_flare.engine.checks import MAX_METRICS, is_metric_name, is_number
 from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
+from cfl_flare.engine.task import MAX_METRICS, is_metric_name, is_number
 from cfl_flare.results.metrics import ACCURACY, Metric, RoundMetrics, leading, measure_round, reported
 
 # Of each measure, the range of its values; None where a script measures what it likes.

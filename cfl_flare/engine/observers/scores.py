@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cfl_flare.core.errors import PayloadError
-from cfl_flare.engine.checks import MAX_SAMPLES
 from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
+from cfl_flare.engine.task import MAX_SAMPLES
 from cfl_flare.results.curves import Scored, save_curves
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.pooled import with_pooled

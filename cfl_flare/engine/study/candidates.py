@@ -18,7 +18,7 @@ from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.private import Division
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.engine.private import check_private
+from cfl_flare.engine.site import check_private
 from cfl_flare.methods import FedAvg, Local, Method, WeCFL, describe_method
 from cfl_flare.methods.auto_k import AutoK
 from cfl_flare.results.study import SEARCH, Entrant

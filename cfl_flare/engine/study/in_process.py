@@ -17,12 +17,10 @@ import numpy as np
 from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.errors import ConfigError, RunFailedError
 from cfl_flare.data import ParticipantData
-from cfl_flare.engine.classes import class_counts, class_facts
 from cfl_flare.engine.drive import Checkpoints
-from cfl_flare.engine.loop import model_factory, run_loop
+from cfl_flare.engine.loop import class_counts, class_facts, model_factory, run_loop
 from cfl_flare.engine.observers.bootstrap import Bootstrap
 from cfl_flare.engine.plan import RunPlan
-from cfl_flare.engine.preflight import check_data
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.study.candidates import Candidate, private_layers, search_candidate, search_rounds
 from cfl_flare.engine.study.halving import TEST, VALIDATION
@@ -68,7 +66,8 @@ class InProcess:
         self.rounds = plan.server.num_rounds
         self.module = plan.make_model()
         self._hosted: dict[str, list[ParticipantData]] = {}
-        site = check_data(plan.method, plan.model, self.hosted(VALIDATION), plan.training, plan.server.seed)
+        site = Site(plan.method, plan.make_model, plan.training, plan.server.seed)
+        site.add(self.hosted(VALIDATION))
         task = site.runtime.task
         self.plan = plan = replace(plan, server=plan.server.judged(task, site.runtime.division.layout))
         self.metric = leading(plan.server.early_stopping.named, [*task.ranges(self.training.measures)])

@@ -23,8 +23,8 @@ from nvflare.fuel.utils import fobs
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.text import shown
-from cfl_flare.engine.job_settings import AssignSettings
 from cfl_flare.engine.observers import CrossSite
+from cfl_flare.engine.plan import AssignSettings
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.site import Result, Task
 from cfl_flare.flare.client_api.results import ScriptResults, metric_of, not_measured, usable
@@ -243,7 +243,7 @@ class Scripts:
             missing = [slot for slot in slots if slot not in values[name]]
             if missing:
                 unmeasured = f"no {self._assign.metric!r} of {', '.join(missing)}"
-                self._server.fail([name], unmeasured if self._evaluating.get(name, True) else TRAINED)
+                self._server.round.fail([name], unmeasured if self._evaluating.get(name, True) else TRAINED)
             elif tasks[name].train:
                 self._sent[name] = self._assign.best(values[name])
             else:  # it has already measured the model that it would be served
@@ -297,7 +297,7 @@ class Scripts:
             if (why := not_measured(result)) is not None:
                 self._remark(f"{name}: {why}; its own log has the traceback")
                 if not tasks[name].train:
-                    server.fail([name], why)
+                    server.round.fail([name], why)
                     return False
             metrics = self._results.metrics(result) if tasks[name].evaluate and why is None else {}
             server.accept(self._result(name, update, metrics), name)

@@ -19,8 +19,8 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.params import Params
 from cfl_flare.core.text import plain, shown
-from cfl_flare.engine.checks import MAX_METRICS, MAX_SAMPLES, MIN_WEIGHT, is_metric_name, is_number
 from cfl_flare.engine.server import Server
+from cfl_flare.engine.task import MAX_METRICS, MAX_SAMPLES, MIN_WEIGHT, is_metric_name, is_number
 from cfl_flare.flare.client_api.cfl_launcher import FAILED, NOT_MEASURED
 from cfl_flare.flare.schema import NUMBERS
 from cfl_flare.methods import Update

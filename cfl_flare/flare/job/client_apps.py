@@ -30,8 +30,7 @@ from cfl_flare.core.params import Layout
 from cfl_flare.core.private import matching
 from cfl_flare.core.settings import settings_of
 from cfl_flare.data import DataSource
-from cfl_flare.engine.job_settings import ExecutorSettings, ScriptSettings
-from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.plan import ExecutorSettings, RunPlan, ScriptSettings
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.flare import wire
 from cfl_flare.flare.client_api import cfl_launcher

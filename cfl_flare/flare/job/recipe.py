@@ -27,8 +27,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import changed, settings_of, shows
 from cfl_flare.data import DataSource
 from cfl_flare.data.files import from_here
-from cfl_flare.engine.job_settings import AssignSettings
-from cfl_flare.engine.plan import CONCERNS, RunPlan
+from cfl_flare.engine.plan import CONCERNS, AssignSettings, RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.allowed import CLASSES

@@ -18,10 +18,9 @@ from cfl_flare.core.seeds import derive
 from cfl_flare.core.settings import shows
 from cfl_flare.core.shares import bounded_weights
 from cfl_flare.core.text import shown
-from cfl_flare.engine.checks import MAX_SAMPLES, is_count
 from cfl_flare.engine.drive import Checkpoints, drive
-from cfl_flare.engine.job_settings import ControllerSettings
 from cfl_flare.engine.observers.bootstrap import Bootstrap
+from cfl_flare.engine.plan import ControllerSettings
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.study.candidates import (
@@ -35,7 +34,7 @@ from cfl_flare.engine.study.candidates import (
 )
 from cfl_flare.engine.study.file import as_kept, finished, journal_of, save
 from cfl_flare.engine.study.halving import TEST, VALIDATION, Journal, Study
-from cfl_flare.engine.task import Result
+from cfl_flare.engine.task import MAX_SAMPLES, Result, is_count
 from cfl_flare.flare.aggregator import Start
 from cfl_flare.flare.compat import component_policy, simulated
 from cfl_flare.flare.schema import malformed
@@ -207,7 +206,7 @@ class StudyController(SeveralController):
     def _results_of(server: Server, candidate: Candidate, rounds: int) -> dict[str, Result]:
         if server.state.round != rounds:
             raise RunFailedError(f"study: {candidate.name} has {server.state.round} rounds, not {rounds}")
-        return dict(server.results)
+        return dict(server.round.results)
 
     def _weights(self) -> dict[str, float]:
         """Each participant's training samples; of a site's, no more than its share counts."""

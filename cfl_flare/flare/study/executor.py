@@ -15,7 +15,7 @@ from cfl_flare.core.settings import shows
 from cfl_flare.core.text import plain, shown
 from cfl_flare.data import DataSource
 from cfl_flare.data.samples import ReadOnce
-from cfl_flare.engine.job_settings import ExecutorSettings
+from cfl_flare.engine.plan import ExecutorSettings
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.study.candidates import every_candidate
