@@ -28,7 +28,7 @@ from tests.hostile import forge
 from tests.hostile.bench import BINS, EVERYONE, HOSTILE, PEOPLE, ROUNDS, Run, play
 from tests.hostile.site import FORGED, MODE, Hostile
 
-METHODS = {"wecfl": {"method": "wecfl", "k": 2}, "ifca": {"method": "ifca", "k": 2}}
+METHODS = {"wecfl": {"method": "wecfl", "k": 2, "starts": 1}, "ifca": {"method": "ifca", "k": 2}}
 OWN = frozenset(PEOPLE[HOSTILE])
 
 
