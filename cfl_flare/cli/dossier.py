@@ -57,6 +57,8 @@ def add_dossier_options(command: Parser) -> None:
     command.add_argument("--plan", metavar="TOML", help=plan)
     agreed = "the columns.json that the hospitals agreed on; default: what a simulation's folder has"
     command.add_argument("--columns", metavar="JSON", help=agreed)
+    formats = "other formats of the model beside it: onnx, monai; see cfl-flare convert"
+    command.add_argument("--formats", metavar="F,F", help=formats)
     names = "hospitals' own names and numbers of samples; default: hospital 1, 2, ... and rounded numbers"
     command.add_argument("--names", action="store_true", help=names)
     what = "write nothing; compare the folder's files with the run's lineage, and name what was changed"
@@ -68,7 +70,7 @@ def add_dossier_options(command: Parser) -> None:
 def dossier(arguments: argparse.Namespace) -> None:
     root = Path(arguments.root) if arguments.root else None
     if arguments.verify:
-        unused = [name for name in ("out", "model", "plan", "columns", "names") if getattr(arguments, name)]
+        unused = [name for name in ("out", "model", "plan", "columns", "formats", "names") if getattr(arguments, name)]
         require(not unused, f"--verify writes nothing, so --{', --'.join(unused)} have no use; leave them out")
         return verify(arguments.run, root)
     plan = read_plan(arguments.plan)
@@ -82,10 +84,13 @@ def dossier(arguments: argparse.Namespace) -> None:
     out = Path(arguments.out) if arguments.out else run.folder / FOLDER
     for slot in chosen:
         check_out(out / slot)
+    formats = [name.strip() for name in arguments.formats.split(",")] if arguments.formats else []
     columns = Columns.read(Path(arguments.columns)) if arguments.columns else columns_of(run.folder)
     lines = _lineage(run.folder, root)
     for slot in chosen:
-        say(Console(), write_dossier(run, study, slot, out / slot, Said(plan, columns, lines, arguments.names)))
+        say(
+            Console(), write_dossier(run, study, slot, out / slot, Said(formats, plan, columns, lines, arguments.names))
+        )
 
 
 def _run_of(folder: Path) -> tuple[Run, dict[str, Any] | None]:
@@ -142,12 +147,14 @@ class Said:
     """What a dossier says besides its run.
 
     Attributes:
+        formats: in which the model is written once more.
         plan: of `read_plan`.
         columns: what the columns of tables mean; None where nobody said it.
         lineage: lines on the run's lineage.
         names: hospitals' own names are shown.
     """
 
+    formats: Sequence[str]
     plan: Mapping[str, Any]
     columns: Columns | None
     lineage: Sequence[str]
@@ -173,15 +180,25 @@ def write_dossier(run: Run, study: dict[str, Any] | None, slot: str, out: Path, 
     from cfl_flare.results.sbom import bill_of_materials
 
     make_folder(out)
+    if said.formats:
+        from cfl_flare.cli.convert import portable_of
+        from cfl_flare.training.formats import write_formats
+
+        write_formats(out, slot, portable_of(run.folder / MODELS / f"{slot}.safetensors"), said.formats)
     shutil.copyfile(run.folder / MODELS / f"{slot}.safetensors", out / f"{slot}.safetensors")
     bill = bill_of_materials()
     atomic_write(out / BILL, json.dumps(bill, indent=1))
     software = {part["name"]: part["version"] for part in bill["components"]}
     with TemporaryDirectory() as folder:
         shown = run if said.names else pseudonymised(run, Path(folder))
-        found = study if said.names or study is None else with_pseudonyms(study, pseudonyms(run))
+        found = study
+        if study is not None and not said.names:  # a site may be called as a candidate is
+            names = {name: new for name, new in pseudonyms(run).items() if name not in study["titles"]}
+            found = with_pseudonyms(study, names)
         files = {path.name: (path.stat().st_size, file_sha256(path)) for path in model_files(out)}
-        html = dossier_page(Dossier(shown, slot, found, files, software, **vars(said)))
+        html = dossier_page(
+            Dossier(shown, slot, found, files, software, said.plan, said.columns, said.lineage, said.names)
+        )
     return write(html, out / PAGE)
 
 

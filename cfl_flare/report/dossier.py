@@ -15,7 +15,7 @@ from cfl_flare.report.dossier_texts import ALWAYS, ANNEX_IV, CHANGES, LEAVES, NO
 from cfl_flare.report.facts import participants, settings_table
 from cfl_flare.report.measures import cross_site, discrimination
 from cfl_flare.report.page import Section, Table, View, cluster_label, page, sections
-from cfl_flare.report.text import cut, interval, named, number
+from cfl_flare.report.text import cut, interval, named, number, signed
 from cfl_flare.results.pseudonyms import DIGITS
 from cfl_flare.results.run_dir import Run
 from cfl_flare.results.schema import count as is_count
@@ -208,9 +208,19 @@ def not_chosen(of: Dossier) -> Section:
         [cut(titles.get(name, name), 200), number(tested.get(name)), cut(dropped.get(name, ""), 300)] for name in titles
     ]
     headings = ("candidate", f"{cut(study['verdict']['metric'])} on test samples", "why it was dropped")
-    return Section(
-        title, [cut(s, 500) for s in study["verdict"]["sentences"]], tables=[("Candidates", Table(headings, rows))]
-    )
+    tables = [("Candidates", Table(headings, rows)), ("What was chosen, at each hospital", _at_hospitals(study))]
+    return Section(title, [cut(s, 500) for s in study["verdict"]["sentences"]], tables=tables)
+
+
+def _at_hospitals(study: Mapping[str, Any]) -> Table:
+    """What was chosen at each hospital, and its gains with intervals."""
+    rows = []
+    for hospital in study["verdict"]["hospitals"]:
+        gains = [hospital[key] or {} for key in ("to_one", "to_alone")]
+        ends = [f"{signed(gain.get('gain'))} ({interval((gain.get('low'), gain.get('high')))})" for gain in gains]
+        rows.append([cut(hospital["name"]), number(hospital["tested"]), number(hospital["value"]), *ends])
+    headings = ("hospital", "test samples", cut(study["verdict"]["metric"]), "gain over one model", "gain over alone")
+    return Table(headings, rows)
 
 
 def clusters(of: Dossier) -> Section | None:

@@ -47,6 +47,10 @@ def test_a_provisioned_server_signs_and_a_resumed_job_goes_on(trial, tmp_path, c
     assert f"signed by {SERVER} of hospitals, whose certificate is the project's" in capsys.readouterr().out
     assert (run / "lineage.crt").read_text() == (trial.kits / SERVER / "startup" / "server.crt").read_text()
     each_file_is_guarded(run, tmp_path, root)
+    assert main(["dossier", str(run), "--root", str(root), "--out", str(tmp_path / "dossier")]) == 0
+    html = (tmp_path / "dossier" / "cluster-0" / "dossier.html").read_text()
+    assert "which was checked against the project's root" in html and "hospital-" not in html
+    assert said(run, root) == []
     first = (run / LINEAGE).read_text()
     job = exported(trial, "lineage", "wecfl:k=2", num_rounds=3, resume_from="lineage")
     ended, results = trial.run(job)

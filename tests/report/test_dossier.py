@@ -196,3 +196,46 @@ def test_the_bill_of_materials_has_what_cyclonedx_asks_for():
         assert component["purl"] == f"pkg:pypi/{component['name']}@{component['version']}" == component["bom-ref"]
         assert all(entry.keys() == {"license"} for entry in component.get("licenses", []))
     assert "pytest" not in names  # required by an extra alone
+
+
+def test_a_study_s_dossier_is_of_what_it_chose_and_names_the_others(heart, tmp_path):
+    run = Path(shutil.copytree(heart, tmp_path / "study" / "wecfl-k2"))
+    gain = {"gain": 0.02, "low": -0.01, "high": 0.05, "says": "within chance", "needed": None}
+    hospital = {"name": "hungary", "tested": 74, "value": 0.8, "to_one": gain, "to_alone": None}
+    chosen = {"name": "wecfl-k2", "title": "wecfl (K=2)", "clusters": 2, "private": False}
+    verdict = {
+        "metric": "loss",
+        "cluster": True,
+        "chosen": chosen,
+        "rounds": 3,
+        "tested": {"local": 0.5, "wecfl-k2": 0.4},
+    }
+    verdict |= {"hospitals": [hospital], "sentences": ["Cluster into 2. hungary loses."]}
+    rung = {"rounds": 3, "means": {}, "dropped": {"fedavg": "clearly worse"}, "seconds": 1.0}
+    study = {
+        "version": 1,
+        "settings": {},
+        "rounds": 3,
+        "found": 2,
+        "searched": 1,
+        "search_seconds": 1.0,
+        "rungs": [rung],
+    }
+    study |= {"titles": {"local": "each hospital alone", "fedavg": "one model for all", "wecfl-k2": "wecfl (K=2)"}}
+    study |= {"cost": {"rounds": 3, "everything": 9, "seconds": 1.0}, "verdict": verdict}
+    (tmp_path / "study" / "study.json").write_text(json.dumps(study))
+    name = pseudonyms(load_run(run))["hungary"]
+    html = written(tmp_path / "study", tmp_path / "out")
+    for words in ("each hospital alone", "clearly worse", f"Cluster into 2. {name} loses.", "+0.020 (-0.010 to 0.050)"):
+        assert words in html
+    assert "hungary" not in html and "hungary loses" in written(tmp_path / "study", tmp_path / "names", "--names")
+
+
+def test_another_format_is_beside_the_model_and_a_table_s_is_refused(heart, tmp_path, capfd):
+    pytest.importorskip("onnxruntime")
+    words = "run --loop --method fedavg --participants 3 --rounds 1 --out"
+    assert main([*words.split(), str(tmp_path / "run")]) == 0
+    html = written(tmp_path / "run", tmp_path / "out", "--formats", "onnx", slot="global")
+    assert (tmp_path / "out" / "global" / "global.onnx").is_file() and "global.onnx" in html
+    assert main(["dossier", str(heart), "--out", str(tmp_path / "b"), "--formats", "onnx"]) == 2
+    assert "whose table is it?" in capfd.readouterr().err
