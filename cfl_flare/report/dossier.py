@@ -205,7 +205,8 @@ def not_chosen(of: Dossier) -> Section:
     tested, titles = study["verdict"]["tested"], study["titles"]
     dropped = {name: why for rung in study["rungs"] for name, why in rung["dropped"].items()}
     rows = [
-        [cut(titles.get(name, name), 200), number(tested.get(name)), cut(dropped.get(name, ""), 300)] for name in titles
+        [cut(titles.get(name, name), 200), number(tested.get(name)), cut(dropped.get(name, "it was not"), 300)]
+        for name in titles
     ]
     headings = ("candidate", f"{cut(study['verdict']['metric'])} on test samples", "why it was dropped")
     tables = [("Candidates", Table(headings, rows)), ("What was chosen, at each hospital", _at_hospitals(study))]
